@@ -41,12 +41,8 @@ pub const MAX_EAGER_BYTES: usize = 128 * 1024;
 const PIECES: u8 = 26;
 /// Kind of [`Frame::Eager`].
 const EAGER: u8 = 7;
-/// Bytes of its body before the payload, of a send: transfer, level, and [`Destination::Receive`].
-const EAGER_FIELDS: usize = 26;
-/// Where in its body the destination begins.
-const EAGER_TO: usize = 9;
-/// A message of at least so many bytes that travels eagerly need not be sealed where payload is not encrypted: below,
-/// sealing costs less than a call more.
+/// Payload of at least so many bytes that travels eagerly is not sealed where payload is not encrypted: below, sealing
+/// costs less than a call more.
 pub const LEAST_PLAIN_BYTES: usize = 4096;
 
 /// First two bytes of a frame, as an integer ("XT" on the wire).

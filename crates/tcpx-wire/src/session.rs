@@ -205,11 +205,15 @@ impl Session {
         self.start_send(now, request)
     }
 
-    /// Whether a payload of this length may travel eagerly now.
+    /// Whether a payload of this length may travel eagerly now: beside others one of half the limit at most, for
+    /// longer ones move on lanes at the same time.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
         self.agreed.is_some_and(|agreed| {
             let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
-            let limit = u64::from(agreed.eager_limit);
+            let limit = match self.sends.is_empty() {
+                true => u64::from(agreed.eager_limit),
+                false => u64::from(agreed.eager_limit).div_ceil(2),
+            };
             limit > 0 && bytes <= limit && config::eager_cost(bytes) <= free
         })
     }

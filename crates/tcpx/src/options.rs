@@ -8,6 +8,7 @@ use std::time::Duration;
 use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Congestion, Network};
 use tcpx_wire::Key;
+use tcpx_wire::frame::MAX_EAGER_BYTES;
 use tcpx_wire::session::Deadlines;
 
 use crate::error::Error;
@@ -63,8 +64,8 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Silence of the peer after which it counts as dead; 10 s by default.
     pub dead_after: Duration,
-    /// Largest message that travels with its announcement, over the control connection; 32 KiB by default, 128 KiB at
-    /// most. It is sealed there, which costs more than the window of a longer one.
+    /// Largest message that travels with its announcement, over the control connection, while no other one is under
+    /// way; half of it beside others. 128 KiB by default, which is the most.
     pub eager_limit: u32,
     /// The GPU whose memory this side moves; `None` for host memory only.
     pub gpu: Option<Gpu>,
@@ -100,7 +101,7 @@ impl Options {
             connect_timeout: Duration::from_secs(10),
             heartbeat: Duration::from_secs(1),
             dead_after: Duration::from_secs(10),
-            eager_limit: 32 * 1024,
+            eager_limit: MAX_EAGER_BYTES as u32,
             gpu: None,
             persistent_kernel: true,
             progress: ProgressMode::Background,

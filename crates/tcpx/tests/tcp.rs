@@ -257,7 +257,9 @@ fn only_messages_above_the_eager_limit_take_lanes_while_there_is_credit() {
         for _ in 0..2 {
             assert_eq!(chunks_of(&client, &server, LIMIT, 1), 0);
             // Half of the receiver's credit: the rest may still be on its way back.
-            assert_eq!(chunks_of(&client, &server, LIMIT, 32), 0);
+            assert_eq!(chunks_of(&client, &server, LIMIT / 2, 64), 0);
+            // Beside others a long one takes lanes.
+            assert_eq!(chunks_of(&client, &server, LIMIT, 2), 1);
             assert!(chunks_of(&client, &server, LIMIT + 1, 1) > 0);
         }
     }

@@ -1,9 +1,8 @@
 //! A stream of bytes, in any slicing, to frames.
 
-use super::field;
+use super::field::{self, PayloadBytes};
 use super::{
-    Destination, EAGER, EAGER_FIELDS, EAGER_TO, Frame, FrameError, HEADER_BYTES, LEAST_PLAIN_BYTES,
-    MAGIC, MAX_BODY_BYTES, kind_name,
+    EAGER, Frame, FrameError, HEADER_BYTES, LEAST_PLAIN_BYTES, MAGIC, MAX_BODY_BYTES, kind_name,
 };
 use crate::crc::{Joiner, crc32c, crc32c_of_parts};
 
@@ -32,7 +31,7 @@ const START_BYTES: usize = 64;
 pub struct FrameDecoder {
     /// Beginning of a frame whose end has not arrived.
     partial: Vec<u8>,
-    /// What has come of its payload, where that is a message that may go [unsealed](LEAST_PLAIN_BYTES).
+    /// What has come of its payload, where that may go [unsealed](LEAST_PLAIN_BYTES).
     payload: Vec<u8>,
     sequence: u32,
     failed: Option<FrameError>,
@@ -72,25 +71,15 @@ impl FrameDecoder {
         self.partial.len() + self.payload.len()
     }
 
-    /// Bytes that come next and may be unsealed: what lacks of a message whose own fields have all come.
+    /// Bytes that come next and may be unsealed: what lacks of a payload whose own fields have all come.
     pub fn plain_next(&self) -> usize {
-        match self.long_message() {
-            Some(bytes) if self.partial.len() == HEADER_BYTES + EAGER_FIELDS => {
-                bytes - self.payload.len()
-            }
+        let header = self.partial.first_chunk().map(Header::parse);
+        match header {
+            Some(Ok(header)) if self.partial.len() == HEADER_BYTES + header.fields => header
+                .plain_payload()
+                .map_or(0, |bytes| bytes - self.payload.len()),
             _ => 0,
         }
-    }
-
-    /// The length of the message that comes, if it may be unsealed.
-    fn long_message(&self) -> Option<usize> {
-        let (bytes, body) = self.partial.split_first_chunk()?;
-        let header = Header::parse(bytes).ok()?;
-        if !is_send(header.kind, body) {
-            return None;
-        }
-        let payload = header.body_bytes.saturating_sub(EAGER_FIELDS);
-        (payload >= LEAST_PLAIN_BYTES).then_some(payload)
     }
 
     /// Takes the buffer of a payload back that is used no more: the next payload comes in it, without new
@@ -119,7 +108,7 @@ impl FrameDecoder {
             let header = Header::parse(bytes)?;
             if let Some((body, rest)) = rest.split_at_checked(header.body_bytes) {
                 *input = rest;
-                return self.complete(&header, bytes, body).map(Some);
+                return self.complete_whole(&header, bytes, body).map(Some);
             }
         }
         self.fill(input, HEADER_BYTES);
@@ -128,16 +117,17 @@ impl FrameDecoder {
         };
         let header = Header::parse(bytes)?;
         let whole = HEADER_BYTES + header.body_bytes;
-        self.fill(input, whole.min(HEADER_BYTES + EAGER_FIELDS));
-        let message = self.long_message();
-        match message {
+        match header.plain_payload() {
             // Its bytes come to lie where they are handed on.
             Some(bytes) => {
+                self.fill(input, HEADER_BYTES + header.fields);
                 if self.payload.is_empty() {
                     self.payload = std::mem::take(&mut self.spare);
                     self.payload.clear();
                 }
-                move_up_to(input, &mut self.payload, bytes);
+                if self.partial.len() == HEADER_BYTES + header.fields {
+                    move_up_to(input, &mut self.payload, bytes);
+                }
             }
             None => self.fill(input, whole),
         }
@@ -145,10 +135,15 @@ impl FrameDecoder {
             return Ok(None);
         }
         let partial = std::mem::take(&mut self.partial);
-        let result = match (partial.split_first_chunk(), message) {
-            (Some((bytes, fields)), Some(_)) => self.complete_message(&header, bytes, fields),
-            (Some((bytes, body)), None) => self.complete(&header, bytes, body),
-            (None, _) => return Ok(None),
+        let Some((bytes, body)) = partial.split_first_chunk() else {
+            return Ok(None);
+        };
+        let result = match header.plain_payload() {
+            Some(_) => {
+                let payload = std::mem::take(&mut self.payload);
+                self.complete(&header, bytes, body, PayloadBytes::Apart(payload))
+            }
+            None => self.complete_whole(&header, bytes, body),
         };
         // The allocation serves the next partial frame.
         self.partial = partial;
@@ -161,35 +156,28 @@ impl FrameDecoder {
         move_up_to(input, &mut self.partial, length);
     }
 
-    fn complete(
+    /// A frame that lies in one piece.
+    fn complete_whole(
         &mut self,
         header: &Header,
         bytes: &[u8; HEADER_BYTES],
         body: &[u8],
     ) -> Result<Frame, FrameError> {
-        let (expected, of_payload) = self.checksum(header, bytes, body);
-        self.count(header, expected)?;
-        field::parse(header.kind, body, &mut self.spare, of_payload)
+        let (fields, payload) = match header.kind {
+            EAGER => body.split_at(header.fields.min(body.len())),
+            _ => (body, &body[..0]),
+        };
+        self.complete(header, bytes, fields, PayloadBytes::Here(payload))
     }
 
-    /// A frame whose payload has come into a buffer of its own.
-    fn complete_message(
+    fn complete(
         &mut self,
         header: &Header,
         bytes: &[u8; HEADER_BYTES],
         fields: &[u8],
+        payload: PayloadBytes<'_>,
     ) -> Result<Frame, FrameError> {
-        let mut start = [0; HEADER_BYTES + EAGER_FIELDS];
-        start[..12].copy_from_slice(&bytes[..12]);
-        start[HEADER_BYTES..].copy_from_slice(fields);
-        let (expected, of_payload) = self.joiner.of_both(&start, &self.payload);
-        self.count(header, expected)?;
-        let payload = std::mem::take(&mut self.payload);
-        field::parse_message(header.kind, fields, payload, of_payload)
-    }
-
-    /// Takes a frame with this checksum as the next one.
-    fn count(&mut self, header: &Header, expected: u32) -> Result<(), FrameError> {
+        let (expected, of_payload) = self.checksum(header.kind, bytes, fields, &payload);
         if header.crc != expected {
             return Err(FrameError::Checksum {
                 expected,
@@ -203,39 +191,29 @@ impl FrameDecoder {
             });
         }
         self.sequence = self.sequence.wrapping_add(1);
-        Ok(())
+        field::parse(header.kind, fields, payload, &mut self.spare, of_payload)
     }
 
     /// CRC32C of a frame, and of its payload where that came with it.
     fn checksum(
         &mut self,
-        header: &Header,
+        kind: u8,
         bytes: &[u8; HEADER_BYTES],
-        body: &[u8],
+        fields: &[u8],
+        payload: &[u8],
     ) -> (u32, Option<u32>) {
-        // Elsewhere the fields before a payload have no fixed length.
-        let is_send = is_send(header.kind, body);
-        let near = match is_send {
-            true => EAGER_FIELDS,
-            false => START_BYTES - HEADER_BYTES,
-        };
-        let (near, rest) = body.split_at(near.min(body.len()));
+        let (near, rest) = fields.split_at(fields.len().min(START_BYTES - HEADER_BYTES));
         // In one piece with the header, whose checksum counts as 0.
         let mut start = [0; START_BYTES];
         start[..12].copy_from_slice(&bytes[..12]);
         let start = &mut start[..HEADER_BYTES + near.len()];
         start[HEADER_BYTES..].copy_from_slice(near);
-        match (is_send, rest) {
+        match (kind, rest) {
+            (EAGER, []) => self.joiner.of_both(start, payload),
             (_, []) => (crc32c(start), None),
-            (true, payload) => self.joiner.of_both(start, payload),
-            _ => (crc32c_of_parts(&[start, rest]), None),
+            _ => (crc32c_of_parts(&[start, rest, payload]), None),
         }
     }
-}
-
-/// Whether a frame of this kind and body is a send to a receive, with its bytes.
-fn is_send(kind: u8, body: &[u8]) -> bool {
-    kind == EAGER && body.get(EAGER_TO) == Some(&Destination::RECEIVE)
 }
 
 /// Moves input until `to` holds `length` bytes or the input ends.
@@ -249,6 +227,8 @@ fn move_up_to(input: &mut &[u8], to: &mut Vec<u8>, length: usize) {
 /// A header whose kind is known and whose body fits.
 struct Header {
     kind: u8,
+    /// Bytes of the body before an eager payload; 0 for other kinds.
+    fields: usize,
     body_bytes: usize,
     sequence: u32,
     crc: u32,
@@ -260,7 +240,7 @@ impl Header {
             m0,
             m1,
             kind,
-            flags,
+            fields,
             l0,
             l1,
             l2,
@@ -281,20 +261,30 @@ impl Header {
         if kind_name(kind).is_none() {
             return Err(FrameError::Kind { arrived: kind });
         }
-        if flags != 0 {
-            return Err(FrameError::Flags { arrived: flags });
-        }
         let arrived = u32::from_le_bytes([l0, l1, l2, l3]);
         let body_bytes = arrived as usize;
+        // Of other kinds it is 0.
+        if fields != 0 && (kind != EAGER || usize::from(fields) > body_bytes) {
+            return Err(FrameError::Fields { arrived: fields });
+        }
         if body_bytes > MAX_BODY_BYTES {
             return Err(FrameError::BodyTooLong { arrived });
         }
         Ok(Self {
             kind,
+            fields: fields.into(),
             body_bytes,
             sequence: u32::from_le_bytes([s0, s1, s2, s3]),
             crc: u32::from_le_bytes([c0, c1, c2, c3]),
         })
+    }
+}
+
+impl Header {
+    /// Bytes of a payload that may come unsealed.
+    fn plain_payload(&self) -> Option<usize> {
+        let bytes = self.body_bytes - self.fields;
+        (self.kind == EAGER && bytes >= LEAST_PLAIN_BYTES).then_some(bytes)
     }
 }
 

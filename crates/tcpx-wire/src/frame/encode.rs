@@ -37,16 +37,18 @@ pub(super) fn encode_with(
     header[2] = frame.kind();
     header[4..8].copy_from_slice(&body_bytes.to_le_bytes());
     header[8..12].copy_from_slice(&sequence.to_le_bytes());
-    let payload = match frame {
-        Frame::Eager { payload, .. } => payload.known_crc32c().zip(Some(payload.len())),
-        _ => None,
-    };
-    let crc = match payload {
-        Some((known, length)) => {
-            let (start, payload) = bytes.split_at(bytes.len() - length);
-            joiner.with_known(start, payload, known)
+    let crc = match frame {
+        Frame::Eager { payload, .. } => {
+            let start = HEADER_BYTES + body_bytes as usize - payload.len();
+            // `MOST_FIELDS` bounds it.
+            header[3] = (start - HEADER_BYTES) as u8;
+            let (start, bytes) = bytes.split_at(start);
+            match payload.known_crc32c() {
+                Some(known) => joiner.with_known(start, bytes, known),
+                None => joiner.of_both(start, bytes).0,
+            }
         }
-        None => crc32c(bytes),
+        _ => crc32c(bytes),
     };
     bytes[12..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
     Ok(())

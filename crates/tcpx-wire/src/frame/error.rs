@@ -22,9 +22,11 @@ pub enum FrameError {
         /// What arrived.
         arrived: u8,
     },
-    /// A flag is set; none is defined.
-    #[error("frame: expected flags 0, 0x{arrived:02x} arrived; run the same version on both sides")]
-    Flags {
+    /// Fields before a payload that the body has no room for, or that this kind has not.
+    #[error(
+        "frame: expected fewer bytes before a payload than {arrived}; run the same version on both sides"
+    )]
+    Fields {
         /// What arrived.
         arrived: u8,
     },

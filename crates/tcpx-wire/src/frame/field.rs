@@ -1,5 +1,7 @@
 //! Fields of frames as bytes, both ways.
 
+use std::ops::Deref;
+
 use super::{
     CancelReason, Destination, Detail, Extent, Frame, FrameError, GoodbyeReason, Grant, Level,
     Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name, most_payload,
@@ -7,41 +9,41 @@ use super::{
 use crate::plan::Taper;
 use crate::window::{Place, WindowSecret};
 
-/// Reads the body of a frame of the given kind; a payload takes the buffer `spare`, and `of_payload` is the
-/// CRC32C of that of an eager frame, where it is known.
+/// Bytes of an eager payload.
+pub(super) enum PayloadBytes<'a> {
+    /// Behind the fields.
+    Here(&'a [u8]),
+    /// In a buffer of their own, which the frame gets.
+    Apart(Vec<u8>),
+}
+
+impl Deref for PayloadBytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Apart(bytes) => bytes,
+        }
+    }
+}
+
+/// Reads the body of a frame of the given kind: its fields, and the payload of an eager frame behind them, whose
+/// CRC32C `of_payload` is, where it is known. A payload takes the buffer `spare`.
 pub(super) fn parse(
     kind: u8,
-    bytes: &[u8],
-    spare: &mut Vec<u8>,
-    of_payload: Option<u32>,
-) -> Result<Frame, FrameError> {
-    read(kind, bytes, spare, of_payload, false)
-}
-
-/// The same where the payload at the end has come into a buffer of its own.
-pub(super) fn parse_message(
-    kind: u8,
     fields: &[u8],
-    mut payload: Vec<u8>,
-    of_payload: Option<u32>,
-) -> Result<Frame, FrameError> {
-    read(kind, fields, &mut payload, of_payload, true)
-}
-
-fn read(
-    kind: u8,
-    bytes: &[u8],
+    payload: PayloadBytes<'_>,
     spare: &mut Vec<u8>,
     of_payload: Option<u32>,
-    is_apart: bool,
 ) -> Result<Frame, FrameError> {
     let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
     let mut body = Body {
         frame,
-        rest: bytes,
+        rest: fields,
+        payload,
         spare,
         of_payload,
-        is_apart,
         most_payload: most_payload(kind),
     };
     let parsed = Frame::take(kind, &mut body)?;
@@ -55,10 +57,9 @@ fn read(
 pub(super) struct Body<'a> {
     frame: &'static str,
     rest: &'a [u8],
+    payload: PayloadBytes<'a>,
     spare: &'a mut Vec<u8>,
     of_payload: Option<u32>,
-    /// The payload is in `spare` already.
-    is_apart: bool,
     most_payload: usize,
 }
 
@@ -114,6 +115,26 @@ impl<'a> Body<'a> {
         let number = u8::take(self, field)?;
         let found = all.get(usize::from(number)).copied();
         found.ok_or_else(|| self.value(field, expected, number.into()))
+    }
+
+    /// These bytes as a payload, if they are not too many.
+    fn payload(
+        &mut self,
+        field: &'static str,
+        bytes: PayloadBytes<'_>,
+    ) -> Result<Vec<u8>, FrameError> {
+        if bytes.len() > self.most_payload {
+            return Err(self.too_long(field, self.most_payload, bytes.len()));
+        }
+        Ok(match bytes {
+            PayloadBytes::Apart(payload) => payload,
+            PayloadBytes::Here(bytes) => {
+                let mut payload = std::mem::take(self.spare);
+                payload.clear();
+                payload.extend_from_slice(bytes);
+                payload
+            }
+        })
     }
 
     fn truncated(&self, field: &'static str, needed: usize) -> FrameError {
@@ -219,19 +240,8 @@ impl Field for Vec<u8> {
     }
 
     fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
-        let bytes = match body.is_apart {
-            true => body.spare.len(),
-            false => body.rest.len(),
-        };
-        if bytes > body.most_payload {
-            return Err(body.too_long(field, body.most_payload, bytes));
-        }
-        let mut payload = std::mem::take(body.spare);
-        if !body.is_apart {
-            payload.clear();
-            payload.extend_from_slice(std::mem::take(&mut body.rest));
-        }
-        Ok(payload)
+        let bytes = std::mem::take(&mut body.rest);
+        body.payload(field, PayloadBytes::Here(bytes))
     }
 }
 
@@ -241,7 +251,8 @@ impl Field for Payload {
     }
 
     fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
-        let bytes = Vec::take(body, field)?;
+        let bytes = std::mem::replace(&mut body.payload, PayloadBytes::Here(&[]));
+        let bytes = body.payload(field, bytes)?;
         Ok(Self::with_sum(bytes, body.of_payload))
     }
 }
@@ -436,16 +447,11 @@ impl Field for Extent {
     }
 }
 
-impl Destination {
-    /// Begins the bytes of [`Destination::Receive`].
-    pub(super) const RECEIVE: u8 = 0;
-}
-
 impl Field for Destination {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Receive { tag, number } => {
-                out.push(Self::RECEIVE);
+                out.push(0);
                 tag.put(out);
                 number.put(out);
             }
@@ -468,7 +474,7 @@ impl Field for Destination {
 
     fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
         Ok(match u8::take(body, "destination")? {
-            Self::RECEIVE => Self::Receive {
+            0 => Self::Receive {
                 tag: Tag::take(body, "tag")?,
                 number: u64::take(body, "number")?,
             },

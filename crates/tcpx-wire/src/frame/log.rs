@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use thiserror::Error;
 
 use super::encode::encode_with;
-use super::{Destination, EncodeError, Frame, LEAST_PLAIN_BYTES};
+use super::{EncodeError, Frame, LEAST_PLAIN_BYTES};
 use crate::crc::Joiner;
 
 /// Numbers, encodes and keeps the frames of one direction.
@@ -17,7 +17,7 @@ use crate::crc::Joiner;
 #[derive(Debug)]
 pub struct FrameLog {
     keep: bool,
-    /// Whether long messages go unsealed.
+    /// Whether long payload goes unsealed.
     plain: bool,
     /// Kept frames, oldest first, from `start` on.
     bytes: Vec<u8>,
@@ -90,11 +90,9 @@ impl FrameLog {
         let sequence = self.first.wrapping_add(self.ends.len() as u32);
         encode_with(&mut self.joiner, frame, sequence, &mut self.bytes)?;
         let plain = match frame {
-            Frame::Eager {
-                to: Destination::Receive { .. },
-                payload,
-                ..
-            } if self.plain && payload.len() >= LEAST_PLAIN_BYTES => payload.len(),
+            Frame::Eager { payload, .. } if self.plain && payload.len() >= LEAST_PLAIN_BYTES => {
+                payload.len()
+            }
             _ => 0,
         };
         let at = self.end();

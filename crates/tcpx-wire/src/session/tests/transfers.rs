@@ -122,7 +122,7 @@ fn eager_transfers_reach_every_level() {
         for receiver_level in [Level::Placed, Level::Verified] {
             let mut pair = Pair::new(config(), 9);
             let mut sends = Vec::new();
-            for size in [0, 1, 23, 16 * 1024] {
+            for size in [16 * 1024, 0, 1, 23] {
                 sends.push((pair.send(0, eager(1, size, level)), size));
             }
             pair.run(Duration::from_millis(5));
@@ -151,7 +151,7 @@ fn eager_transfers_reach_every_level() {
 fn a_sender_out_of_eager_credit_asks_and_order_is_kept() {
     let mut pair = Pair::new(config(), 2);
     let sends: Vec<_> = (0..40)
-        .map(|_| pair.send(0, eager(1, 16_000, Level::Placed)))
+        .map(|_| pair.send(0, eager(1, 8_000, Level::Placed)))
         .collect();
     pair.run(Duration::from_millis(5));
     let frames = &pair.sides[1].frames_in;
@@ -163,10 +163,10 @@ fn a_sender_out_of_eager_credit_asks_and_order_is_kept() {
         .iter()
         .filter(|frame| matches!(frame, Frame::Waiting { .. }))
         .count();
-    assert_eq!((eagers, asking), (16, 24));
-    assert!(!pair.sides[0].session.eager_allowed(16_000));
+    assert_eq!((eagers, asking), (32, 8));
+    assert!(!pair.sides[0].session.eager_allowed(8_000));
     let receives: Vec<_> = (0..40)
-        .map(|_| pair.receive(1, receive(1, 16_000, Level::Placed)))
+        .map(|_| pair.receive(1, receive(1, 8_000, Level::Placed)))
         .collect();
     pair.settle(Duration::from_secs(5));
     for (sent, received) in sends.iter().zip(&receives) {
@@ -175,10 +175,32 @@ fn a_sender_out_of_eager_credit_asks_and_order_is_kept() {
     }
     pair.run(Duration::from_millis(5));
     assert!(
-        pair.sides[0].session.eager_allowed(16_000),
+        pair.sides[0].session.eager_allowed(8_000),
         "the credit came back"
     );
     pair.assert_clean();
+}
+
+#[test]
+fn a_message_above_half_the_limit_goes_eagerly_where_it_is_alone() {
+    let mut pair = Pair::new(config(), 2);
+    let sends: Vec<_> = [16 * 1024, 16 * 1024, 8 * 1024, 8 * 1024 + 1]
+        .map(|bytes| pair.send(0, eager(1, bytes, Level::Placed)))
+        .into();
+    pair.run(Duration::from_millis(5));
+    let kinds: Vec<_> = pair.sides[1]
+        .frames_in
+        .iter()
+        .map(Frame::name)
+        .filter(|name| ["eager", "waiting"].contains(name))
+        .collect();
+    assert_eq!(kinds, ["eager", "waiting", "eager", "waiting"]);
+    let receives = [(); 4].map(|()| pair.receive(1, receive(1, 16 * 1024, Level::Placed)));
+    pair.settle(Duration::from_secs(5));
+    for (sent, received) in sends.into_iter().zip(receives) {
+        pair.success(0, sent);
+        pair.success(1, received);
+    }
 }
 
 #[test]

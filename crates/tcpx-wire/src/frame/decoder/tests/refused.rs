@@ -16,9 +16,55 @@ fn each_header_error_names_what_arrived() {
     assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
     assert_eq!(with(2, 0), FrameError::Kind { arrived: 0 });
     assert_eq!(with(2, 28), FrameError::Kind { arrived: 28 });
-    assert_eq!(with(3, 4), FrameError::Flags { arrived: 4 });
+    assert_eq!(with(3, 4), FrameError::Fields { arrived: 4 });
     assert_eq!(with(7, 1), FrameError::BodyTooLong { arrived: 1 << 24 });
     assert!(matches!(with(12, !good[12]), FrameError::Checksum { .. }));
+}
+
+/// Where a payload begins is said twice: by the header, and by the fields before it.
+#[test]
+fn a_payload_begins_where_its_fields_end() {
+    for length in [0, 100, LEAST_PLAIN_BYTES] {
+        let good = bytes_of(&eager_of(length), 0);
+        let with = |fields: u8| {
+            let mut bytes = good.clone();
+            bytes[3] = fields;
+            bytes[12..HEADER_BYTES].fill(0);
+            let sum = crc32c(&bytes);
+            bytes[12..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+            // In one piece, and in two.
+            let whole = decode_one(&bytes);
+            let mut decoder = FrameDecoder::new();
+            let (one, two) = bytes.split_at(bytes.len() / 2);
+            assert_eq!(decoder.next(&mut &one[..]), Ok(None));
+            assert_eq!(decoder.next(&mut &two[..]), whole);
+            whole
+        };
+        assert_eq!(with(good[3]), Ok(Some(eager_of(length))));
+        assert!(matches!(
+            with(good[3] - 1),
+            Err(FrameError::Truncated { .. })
+        ));
+        if length > 0 {
+            assert!(matches!(
+                with(good[3] + 1),
+                Err(FrameError::TrailingBytes { left: 1, .. })
+            ));
+        }
+    }
+    let mut beyond = bytes_of(&eager_of(0), 0);
+    beyond[3] += 1;
+    let arrived = beyond[3];
+    assert_eq!(decode_one(&beyond), Err(FrameError::Fields { arrived }));
+}
+
+fn eager_of(length: usize) -> Frame {
+    Frame::Eager {
+        transfer: TransferId(7),
+        level: Level::Placed,
+        to: Destination::Reply { request: 3 },
+        payload: vec![5; length].into(),
+    }
 }
 
 #[test]
