@@ -208,13 +208,18 @@ impl Session {
     /// Whether a payload of this length may travel eagerly now: beside others one of half the limit at most, for
     /// longer ones move on lanes at the same time.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
+        self.has_credit(bytes, 0)
+    }
+
+    /// The same, of a payload for so many pieces of a list.
+    fn has_credit(&self, bytes: u64, pieces: u32) -> bool {
         self.agreed.is_some_and(|agreed| {
             let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
             let limit = match self.sends.is_empty() {
                 true => u64::from(agreed.eager_limit),
                 false => u64::from(agreed.eager_limit).div_ceil(2),
             };
-            limit > 0 && bytes <= limit && config::eager_cost(bytes) <= free
+            limit > 0 && bytes <= limit && config::eager_cost(bytes, pieces) <= free
         })
     }
 

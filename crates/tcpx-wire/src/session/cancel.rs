@@ -2,7 +2,6 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::config::eager_cost;
 use super::error::{DataFailure, Delivered, EndCause};
 use super::incoming::{Incoming, ReceiveStage};
 use super::matching::Arrival;
@@ -263,7 +262,7 @@ impl Session {
 
     fn drop_arrival(&mut self, arrival: &Arrival) {
         if arrival.eager.is_some() {
-            self.return_credit(eager_cost(arrival.bytes));
+            self.return_credit(arrival.credit());
         }
     }
 

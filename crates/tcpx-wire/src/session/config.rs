@@ -17,9 +17,17 @@ pub(super) const MOST_ASKING: usize = 1024;
 /// Credit that an eager payload takes at least: the receiver remembers more of it than its bytes.
 const LEAST_CREDIT: u64 = 256;
 
+/// What each piece of a list counts for beside its bytes.
+const PIECE_BYTES: u64 = 256;
+
+/// The work of an operation on so many pieces of lists, in bytes.
+fn work(bytes: u64, pieces: u32) -> u64 {
+    bytes.saturating_add(PIECE_BYTES * u64::from(pieces))
+}
+
 /// Credit that an eager payload of so many bytes takes.
-pub(super) fn eager_cost(bytes: u64) -> u64 {
-    bytes.max(LEAST_CREDIT)
+pub(super) fn eager_cost(bytes: u64, pieces: u32) -> u64 {
+    work(bytes, pieces).max(LEAST_CREDIT)
 }
 
 /// Longest notification.
@@ -115,8 +123,20 @@ impl Config {
         MOST_ASKING as u64 + u64::from(self.ours.eager_credit) / LEAST_CREDIT + 1
     }
 
-    /// How a transfer to here is cut while no other one is under way.
-    pub(super) fn cut(&self, bytes: u64, agreed: u32) -> ChunkPlan {
+    /// How a transfer to here is cut, which has so many pieces of lists. Channels take turns by the chunk: one with
+    /// pieces is shorter, and makes no more work.
+    pub(super) fn cut(&self, bytes: u64, pieces: u32, agreed: u32, alone: bool) -> ChunkPlan {
+        let most = u128::from(agreed) * u128::from(bytes) / u128::from(work(bytes, pieces).max(1));
+        // It is at most what was agreed, which is a multiple of the grain.
+        let most = (most.max(1) as u32).next_multiple_of(CHUNK_GRAIN_BYTES);
+        // Beside other transfers the lanes are busy anyway, and large chunks cost less.
+        match alone {
+            true => self.cut_alone(bytes, most),
+            false => ChunkPlan::even(bytes, most),
+        }
+    }
+
+    fn cut_alone(&self, bytes: u64, agreed: u32) -> ChunkPlan {
         let chunk_bytes = self.chunk_bytes(bytes, agreed);
         let taper = self.taper.filter(|taper| {
             let tail = taper.bytes(chunk_bytes);

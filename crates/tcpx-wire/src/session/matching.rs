@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::action::OperationId;
+use super::config::eager_cost;
 use super::stream::Plan;
 use crate::frame::{Destination, Level, Payload, RefuseReason, Tag, TransferId};
 use crate::range_set::RangeSet;
@@ -23,6 +24,8 @@ pub(super) struct Arrival {
     pub(super) number: u64,
     pub(super) bytes: u64,
     pub(super) level: Level,
+    /// Pieces of a list that it covers.
+    pub(super) pieces: u32,
     /// The payload of an eager transfer.
     pub(super) eager: Option<Payload>,
 }
@@ -39,8 +42,14 @@ impl Arrival {
             number,
             bytes,
             level,
+            pieces: 0,
             eager: None,
         }
+    }
+
+    /// Credit that it takes, if it is eager.
+    pub(super) fn credit(&self) -> u64 {
+        eager_cost(self.bytes, self.pieces)
     }
 }
 

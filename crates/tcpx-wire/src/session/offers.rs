@@ -2,14 +2,13 @@
 
 use super::action::{Action, OperationId};
 use super::chunk_set::ChunkSet;
-use super::config::{MAX_TRANSFER_BYTES, eager_cost};
+use super::config::MAX_TRANSFER_BYTES;
 use super::error::{Delivered, EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
 use super::matching::{Arrival, MOST_TAGS};
 use super::stream::Plan;
 use super::{Session, unexpected};
 use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
-use crate::plan::ChunkPlan;
 use crate::time::Time;
 
 impl Session {
@@ -17,10 +16,11 @@ impl Session {
         &mut self,
         now: Time,
         frame: &'static str,
-        arrival: Arrival,
+        mut arrival: Arrival,
         to: Destination,
     ) -> Result<(), SessionError> {
         let transfer = arrival.transfer;
+        arrival.pieces = self.piece_lists.pieces_kept(to);
         self.check_name(frame, transfer, arrival.eager.is_some())?;
         let limit = match &arrival.eager {
             Some(_) => self.config.ours.eager_limit.into(),
@@ -37,7 +37,7 @@ impl Session {
         }
         if arrival.eager.is_some() {
             let credit = self.config.ours.eager_credit.into();
-            let used = self.eager_held + eager_cost(arrival.bytes);
+            let used = self.eager_held + arrival.credit();
             if used > credit {
                 return Err(SessionError::EagerOverCredit {
                     transfer,
@@ -155,7 +155,7 @@ impl Session {
 
     pub(super) fn refuse(&mut self, arrival: Arrival, reason: RefuseReason) {
         if arrival.eager.is_some() {
-            self.return_credit(eager_cost(arrival.bytes));
+            self.return_credit(arrival.credit());
         }
         self.transmit.push_back(Frame::Refuse {
             transfer: arrival.transfer,
@@ -174,6 +174,7 @@ impl Session {
         let (Some(receive), Some(agreed)) = (self.receives.get_mut(&operation), self.agreed) else {
             return;
         };
+        let credit = arrival.credit();
         let Arrival {
             transfer,
             bytes,
@@ -211,7 +212,7 @@ impl Session {
                     stage: ReceiveStage::Eager {
                         verdict_wanted: sender_asked == Level::Verified,
                         copied: false,
-                        credit: eager_cost(bytes),
+                        credit,
                     },
                     digesting: false,
                     digest: None,
@@ -219,12 +220,9 @@ impl Session {
                 });
             }
             None => {
-                // Beside other transfers the lanes are busy anyway, and large chunks cost less.
-                let alone = self.by_transfer.len() == self.posting.open;
-                let cut = match alone {
-                    true => self.config.cut(bytes, agreed.chunk_bytes),
-                    false => ChunkPlan::even(bytes, agreed.chunk_bytes),
-                };
+                let pieces = receive.origin.pieces();
+                let alone = self.is_alone();
+                let cut = self.config.cut(bytes, pieces, agreed.chunk_bytes, alone);
                 let plan = if self.config.addressed {
                     let window = self.posting.name_window();
                     if bytes > 0 {

@@ -44,6 +44,17 @@ pub(super) enum Origin {
     Notification,
 }
 
+impl Origin {
+    /// Pieces of a list that it covers.
+    pub(super) fn pieces(&self) -> u32 {
+        match self {
+            Self::Get { pieces, .. } => *pieces,
+            Self::Put { covered, .. } => covered.pieces(),
+            Self::Posted | Self::Notification => 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Window {
     secret: WindowSecret,

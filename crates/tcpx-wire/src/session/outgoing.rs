@@ -238,7 +238,6 @@ impl Session {
             });
         }
         let transfer = TransferId(self.next_send);
-        let mut eager = eager.filter(|_| self.eager_allowed(bytes));
         let pieces = match to {
             Destination::Put { to, .. } => self.piece_lists.begin(to, bytes)?,
             _ => 0,
@@ -247,6 +246,7 @@ impl Session {
             Destination::Reply { request } => Some(self.begin_reply(request)?),
             _ => None,
         };
+        let mut eager = eager.filter(|_| self.has_credit(bytes, pieces));
         self.next_send += 1;
         let tag = to.tag();
         let mut number = None;
@@ -256,7 +256,7 @@ impl Session {
         }
         let stage = match eager {
             Some(payload) => {
-                self.eager_used += eager_cost(bytes);
+                self.eager_used += eager_cost(bytes, pieces);
                 let payload = Payload::summed(payload);
                 let crc32c = payload.crc32c();
                 self.transmit.push_back(Frame::Eager {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Session;
 use super::error::{RequestError, SessionError};
 use super::unexpected;
-use crate::frame::{Extent, Frame};
+use crate::frame::{Destination, Extent, Frame};
 use crate::pieces::{MAX_PIECES, PieceList};
 
 /// Pieces of operations of the peer that may be under way: what it is told of their ends may be on its way.
@@ -88,6 +88,17 @@ impl PieceLists {
         let dropped = dropped.ok_or_else(|| not_kept("drop-pieces", list))?;
         self.kept_pieces -= cost(&dropped);
         Ok(())
+    }
+
+    /// Pieces of the list that a transfer of the peer goes to.
+    pub(super) fn pieces_kept(&self, to: Destination) -> u32 {
+        match to {
+            Destination::Put {
+                to: Extent::Pieces(list),
+                ..
+            } => self.kept.get(&list).map_or(0, |kept| kept.pieces()),
+            _ => 0,
+        }
     }
 
     /// The peer starts an operation on this list.

@@ -94,12 +94,8 @@ impl Session {
             return;
         }
         let (tag, number, level) = (receive.tag, receive.number, receive.asked);
-        // Beside other transfers the lanes are busy anyway, and large chunks cost less.
-        let alone = self.by_transfer.len() == self.posting.open;
-        let cut = match alone {
-            true => self.config.cut(capacity, agreed.chunk_bytes),
-            false => ChunkPlan::even(capacity, agreed.chunk_bytes),
-        };
+        let alone = self.is_alone();
+        let cut = self.config.cut(capacity, 0, agreed.chunk_bytes, alone);
         let window = self.posting.name_window();
         let plan = Plan::named(cut, window);
         self.posting.open += 1;
@@ -123,6 +119,11 @@ impl Session {
             capacity,
             grant,
         });
+    }
+
+    /// Whether no other transfer to here is under way.
+    pub(super) fn is_alone(&self) -> bool {
+        self.by_transfer.len() == self.posting.open
     }
 
     /// Has the data plane open a window, before the peer can hear of it.

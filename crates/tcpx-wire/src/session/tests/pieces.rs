@@ -8,7 +8,7 @@ use super::one_sided::{
 };
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Extent, Frame, RefuseReason};
+use crate::frame::{Extent, Frame, RefuseReason, TransferId};
 use crate::pieces::{MAX_PIECES, PieceList};
 use crate::window::{Place, Rights};
 
@@ -67,9 +67,8 @@ fn puts_and_gets_of_lists_arrive_and_lists_serve_again() {
     }
 }
 
-/// Rule 13: every start checks again.
 #[test]
-fn a_list_whose_window_was_closed_is_refused_and_the_connection_lives() {
+fn rule_13_every_start_checks_window_and_rights_again() {
     let mut pair = Pair::new(config(), 3);
     let window = expose(&mut pair, Rights::Put);
     let list = add(&mut pair, &strided(window, 10, 100));
@@ -93,9 +92,8 @@ fn a_list_whose_window_was_closed_is_refused_and_the_connection_lives() {
     pair.assert_clean();
 }
 
-/// Rule 14: every piece is checked before the first byte.
 #[test]
-fn one_piece_that_is_not_allowed_refuses_the_whole_operation() {
+fn rule_14_one_bad_piece_refuses_all_before_the_first_byte() {
     let mut pair = Pair::new(config(), 5);
     let good = expose(&mut pair, Rights::GetAndPut);
     let readable = expose(&mut pair, Rights::Get);
@@ -124,7 +122,7 @@ fn one_piece_that_is_not_allowed_refuses_the_whole_operation() {
 }
 
 #[test]
-fn the_side_that_names_pieces_holds_back_at_the_bound() {
+fn rule_13_whoever_names_pieces_holds_back_at_the_bound() {
     let mut pair = Pair::new(config(), 5);
     let window = expose(&mut pair, Rights::Put);
     let half: Vec<_> = (0..2)
@@ -153,6 +151,72 @@ fn the_side_that_names_pieces_holds_back_at_the_bound() {
         .for_each(|one| assert_eq!(pair.success(0, *one).bytes, bytes));
 }
 
+#[test]
+fn rule_14_each_piece_counts_for_256_bytes_of_credit() {
+    let mut pair = Pair::new(config(), 7);
+    let window = expose(&mut pair, Rights::Put);
+    // 16,000 bytes of the limit, and 249,600 and 600 of the credit of 262,144 bytes.
+    let pieces = strided(window, 975, 1);
+    let list = add(&mut pair, &pieces);
+    let small = |to| SendRequest {
+        to,
+        ..eager(0, 975, Level::Placed)
+    };
+    let to = put(975, Level::Placed, list).to;
+    for _ in 0..2 {
+        pair.send(0, small(to));
+    }
+    let mut frames = Vec::new();
+    pair.run(Duration::from_millis(20));
+    for frame in &pair.sides[1].frames_in {
+        if let Frame::Eager { to, .. } | Frame::Waiting { to, .. } = frame {
+            frames.push((frame.name(), *to));
+        }
+    }
+    assert_eq!(frames, [("eager", to), ("waiting", to)]);
+    // A peer that does not hold back is refused.
+    let mut session = session(config());
+    session.expose(secret(7), ROOM, Rights::Put);
+    session
+        .frame(Time(0), part(0, true, &strided(0, 975, 1)))
+        .unwrap();
+    let put = |transfer| Frame::Eager {
+        transfer: TransferId(transfer),
+        level: Level::Placed,
+        to: put(975, Level::Placed, 0).to,
+        payload: vec![1; 975].into(),
+    };
+    session.frame(Time(0), put(0)).unwrap();
+    let used = 2 * (975 + 975 * 256);
+    let refused = session.frame(Time(0), put(1)).unwrap_err();
+    assert!(
+        matches!(refused, SessionError::EagerOverCredit { used: of, .. } if of == used),
+        "{refused}"
+    );
+}
+
+#[test]
+fn rule_14_a_chunk_of_many_pieces_is_shorter() {
+    let granted = |count, length| {
+        let mut pair = Pair::new(config(), 7);
+        let window = expose(&mut pair, Rights::Put);
+        let pieces = strided(window, count, length);
+        let list = add(&mut pair, &pieces);
+        pair.send(0, put(pieces.bytes(), Level::Placed, list));
+        pair.settle(SECOND);
+        let grant = |frame: &Frame| match frame {
+            Frame::Grant { grant, .. } => Some(grant.chunk_bytes),
+            _ => None,
+        };
+        pair.sides[0].frames_in.iter().find_map(grant).unwrap()
+    };
+    // Of 512 KiB in work: the bytes and 256 more for each piece.
+    assert_eq!(granted(1, 1 << 19), 512 << 10);
+    assert_eq!(granted(1 << 11, 256), 256 << 10);
+    assert_eq!(granted(1 << 17, 4), 8 << 10);
+    assert_eq!(granted(1 << 19, 1), 4 << 10);
+}
+
 /// Parts of lists of the peer, and what names them; the last frame is one too many.
 fn hostile(frames: Vec<Frame>) -> SessionError {
     let mut session = session(config());
@@ -175,7 +239,7 @@ fn part(list: u64, last: bool, pieces: &PieceList) -> Frame {
 }
 
 #[test]
-fn lists_that_cannot_be_end_the_connection() {
+fn rule_13_lists_beyond_the_bound_end_the_connection() {
     let one = strided(0, 1, 1);
     let get = |list, bytes| Frame::Get {
         request: 0,
