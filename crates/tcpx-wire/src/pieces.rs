@@ -4,6 +4,8 @@
 //! bytes of the operation. It travels in parts, each of which is read by itself but for the windows that parts
 //! before it named, and costs a few bytes for each run: offsets count from the end of the run before.
 
+use std::collections::HashMap;
+
 use thiserror::Error;
 
 use crate::session::MAX_TRANSFER_BYTES;
@@ -58,13 +60,24 @@ impl PieceRun {
 
 /// Many places in windows, checked so far as that is possible without the windows: no piece is empty or wraps, those of a
 /// run do not overlap, and there are not too many.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct PieceList {
     windows: Vec<(u64, WindowSecret)>,
     runs: Vec<PieceRun>,
     pieces: u32,
     bytes: u64,
+    /// Where each window is that a piece was pushed for.
+    pushed: HashMap<u64, u32>,
 }
+
+/// Made in whichever way.
+impl PartialEq for PieceList {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.windows, &self.runs) == (&other.windows, &other.runs)
+    }
+}
+
+impl Eq for PieceList {}
 
 impl PieceList {
     /// The windows that it names, and what proves that it may.
@@ -101,10 +114,17 @@ impl PieceList {
         let last = self.runs.last();
         let window = match last.map(|run| run.window) {
             Some(last) if self.windows[last as usize] == named => last,
-            _ => match self.windows.iter().position(|known| *known == named) {
-                Some(known) => known as u32,
-                None => self.add_window(named)?,
-            },
+            _ => {
+                let pushed = self.pushed.get(&place.window).copied();
+                match pushed.filter(|at| self.windows[*at as usize] == named) {
+                    Some(at) => at,
+                    None => {
+                        let added = self.add_window(named)?;
+                        self.pushed.insert(place.window, added);
+                        added
+                    }
+                }
+            }
         };
         let piece = PieceRun {
             window,
@@ -394,6 +414,23 @@ mod tests {
         assert!(bytes < 81_920 * 7, "{bytes} bytes");
         assert!(parts.iter().all(|part| part.len() <= MAX_PART_BYTES));
         assert_eq!(read(&parts), Ok(one));
+    }
+
+    #[test]
+    fn a_window_is_named_once_however_pieces_alternate() {
+        let mut list = PieceList::default();
+        for at in 0..3 {
+            for window in 0..20_000 {
+                list.push(&place(window, at * 100), 8).unwrap();
+            }
+        }
+        assert_eq!((list.windows().len(), list.runs().len()), (20_000, 60_000));
+        let other_key = Place {
+            secret: WindowSecret::from_bytes([9; 16]),
+            ..place(3, 0)
+        };
+        list.push(&other_key, 8).unwrap();
+        assert_eq!(list.windows().len(), 20_001);
     }
 
     fn run(flags: u8, numbers: &[u64]) -> Vec<u8> {

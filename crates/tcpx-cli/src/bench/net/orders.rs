@@ -11,9 +11,6 @@ use crate::perf::summary::Spent;
 /// Most messages of one measurement.
 pub(crate) const MOST_MESSAGES: u32 = 1_000_000;
 
-/// Most pieces of a message.
-pub(crate) const MOST_PIECES: u64 = 1 << 20;
-
 /// How messages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

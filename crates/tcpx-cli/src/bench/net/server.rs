@@ -6,12 +6,11 @@ use std::time::Duration;
 use serde::Serialize;
 use tcpx::Connection;
 use tcpx_net::plain;
+use tcpx_wire::pieces::MAX_PIECES;
 
 use super::engine::{Buffers, End, depth};
 use super::iperf3;
-use super::orders::{
-    self, At, Cost, MOST_MESSAGES, MOST_PIECES, Mode, Op, Order, RawRun, Reply, Run,
-};
+use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Op, Order, RawRun, Reply, Run};
 use super::raw;
 use crate::args::bench::NetArgs;
 use crate::args::perf::Place;
@@ -121,7 +120,7 @@ fn check(run: &Run) -> Result<(), Error> {
         || (run.mode == Mode::Back && run.op != Op::Send)
         || (run.mode == Mode::Latency && run.op.is_batch())
         || run.cut().bytes == 0
-        || run.bytes.div_ceil(run.cut().bytes.max(1)) > MOST_PIECES
+        || run.bytes.div_ceil(run.cut().bytes.max(1)) > u64::from(MAX_PIECES)
     {
         return Err(Error::Unexpected {
             expected: "a measurement of 1 to 1,000,000 messages of as many pieces at most, with 1 to 64 in flight",
