@@ -1,6 +1,8 @@
 //! Progress by the program alone: nothing moves unless it asks, everything moves when it does, and the peer notices none
 //! of it.
 
+mod common;
+
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,24 +15,16 @@ use tcpx::{
     Rights, Transfer, wait_any,
 };
 
+use common::{contents, filled, random};
+
 const LONG: Duration = Duration::from_secs(60);
 
 /// Two ends of a connection, with such modes of progress.
 fn pair(modes: [ProgressMode; 2], adjust: impl Fn(&mut Options)) -> (Connection, Connection) {
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let mut options = Options::tcp(Auth::Key(key));
-    adjust(&mut options);
-    let with = |progress| Options {
-        progress,
-        ..options.clone()
-    };
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let server = Endpoint::listen(address, with(modes[0])).expect("a free port");
-    let address = server.local_addr();
-    let theirs = with(modes[1]);
-    let client = thread::spawn(move || Endpoint::connect(address, &theirs).expect("it listens"));
-    let accepted = server.accept(LONG).expect("the client connects");
-    (accepted, client.join().expect("no panic"))
+    common::pair(|side, options| {
+        options.progress = modes[side];
+        adjust(options);
+    })
 }
 
 /// The engine's thread has nothing to see to during a test.
@@ -38,24 +32,6 @@ fn quiet(options: &mut Options) {
     options.heartbeat = Duration::from_secs(300);
     options.dead_after = Duration::from_secs(1000);
     options.deadlines.stall = Duration::from_secs(600);
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut random = vec![0; bytes];
-    getrandom::fill(&mut random).expect("randomness");
-    random
-}
-
-fn filled(bytes: &[u8]) -> Region {
-    let region = Region::host(bytes.len()).expect("memory");
-    region.write_from(0, bytes).expect("free");
-    region
-}
-
-fn contents(region: &Region) -> Vec<u8> {
-    let mut bytes = vec![0; region.len()];
-    region.read_to(0, &mut bytes).expect("free");
-    bytes
 }
 
 /// Makes progress on all until `done`.

@@ -1,5 +1,7 @@
 //! Windows over the embedded network: puts, gets, batches, notifications, and what may go wrong.
 
+mod common;
+
 use std::thread;
 use std::time::Duration;
 
@@ -8,41 +10,13 @@ use tcpx::{
     WindowKey,
 };
 
+use common::{contents, filled, random};
+
 const LONG: Duration = Duration::from_secs(20);
 const WINDOW: usize = 8 << 20;
 
 fn pair() -> (Connection, Connection) {
-    pair_of(|_| ())
-}
-
-fn pair_of(with: impl Fn(&mut Options)) -> (Connection, Connection) {
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let mut options = Options::tcp(Auth::Key(key));
-    with(&mut options);
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let server = Endpoint::listen(address, options.clone()).expect("a free port");
-    let address = server.local_addr();
-    let client = thread::spawn(move || Endpoint::connect(address, &options).expect("it listens"));
-    let accepted = server.accept(LONG).expect("the client connects");
-    (accepted, client.join().expect("no panic"))
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut random = vec![0; bytes];
-    getrandom::fill(&mut random).expect("randomness");
-    random
-}
-
-fn filled(bytes: &[u8]) -> Region {
-    let region = Region::host(bytes.len()).expect("memory");
-    region.write_from(0, bytes).expect("free");
-    region
-}
-
-fn contents(region: &Region) -> Vec<u8> {
-    let mut bytes = vec![0; region.len()];
-    region.read_to(0, &mut bytes).expect("free");
-    bytes
+    common::pair(|_, _| ())
 }
 
 /// A small generator, so that a failure can be repeated.
@@ -498,7 +472,7 @@ fn singly(key: WindowKey) -> WindowKey {
 #[test]
 fn batches_of_pieces_move_these_and_nothing_else() {
     for encrypt in [false, true] {
-        let (owner, user) = pair_of(|options| options.encrypt = encrypt);
+        let (owner, user) = common::pair(|_, options| options.encrypt = encrypt);
         let (memory, local) = (filled(&random(WINDOW)), filled(&random(WINDOW)));
         let (mut model, mut mine) = (contents(&memory), contents(&local));
         // Two windows over one region, whose pieces interleave.
