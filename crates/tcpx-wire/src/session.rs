@@ -196,15 +196,6 @@ impl Session {
         }
     }
 
-    /// Starts a send. An eager payload for which there is no room any more is dropped, and the send
-    /// is announced instead.
-    ///
-    /// # Errors
-    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
-    pub fn send(&mut self, now: Time, request: SendRequest) -> Result<OperationId, RequestError> {
-        self.start_send(now, request)
-    }
-
     /// Whether a payload of this length may travel eagerly now: beside others one of half the limit at most, for
     /// longer ones move on lanes at the same time.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
@@ -223,29 +214,10 @@ impl Session {
         })
     }
 
-    /// Starts a receive.
-    ///
-    /// # Errors
-    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
-    pub fn receive(
-        &mut self,
-        now: Time,
-        request: ReceiveRequest,
-    ) -> Result<OperationId, RequestError> {
-        self.start_receive(now, request)
-    }
-
     /// Ends an operation early. It still ends with one [`Action::Complete`], successfully when the
     /// peer had already placed everything. An ended operation is left alone.
     pub fn cancel(&mut self, now: Time, operation: OperationId) {
         self.cancel_operation(now, operation, EndCause::Cancelled);
-    }
-
-    /// Closes in order: receives that match nothing end, transfers under way are finished and
-    /// acknowledged, then the peer is told. [`Action::Closed`] follows, after
-    /// [`Config::close_timeout`] at the latest.
-    pub fn close(&mut self, now: Time) {
-        self.begin_close(now);
     }
 
     /// The source of a posted chunk may be reused.
@@ -253,50 +225,6 @@ impl Session {
         if let Some(transfer) = operation.sent_transfer() {
             self.send_chunk_sent(now, transfer, index);
         }
-    }
-
-    /// A posted chunk arrived with this many bytes, in place or in the bounce pool.
-    pub fn chunk_arrived(&mut self, now: Time, operation: OperationId, index: u32, bytes: u64) {
-        self.receive_chunk_arrived(now, operation, index, bytes);
-    }
-
-    /// A chunk of a transfer of `total` bytes arrived in place in the window of a receive. The data plane has
-    /// checked that the transfer fits, and that the chunk is one of it, once.
-    pub fn window_chunk_arrived(
-        &mut self,
-        now: Time,
-        operation: OperationId,
-        index: u32,
-        bytes: u64,
-        total: u64,
-    ) {
-        self.receive_in_window(now, operation, index, bytes, total);
-    }
-
-    /// The GPU work is done that a receive was [fenced](ReceiveRequest::fenced) by.
-    pub fn fence_reached(&mut self, now: Time, operation: OperationId) {
-        self.unfence(now, operation);
-    }
-
-    /// An arrived chunk is at its destination, and its place in the bounce pool was given back.
-    pub fn chunk_placed(&mut self, now: Time, operation: OperationId, index: u32) {
-        self.receive_chunk_placed(now, operation, index);
-    }
-
-    /// The data plane cannot finish an operation.
-    pub fn data_failed(
-        &mut self,
-        now: Time,
-        operation: OperationId,
-        index: Option<u32>,
-        failure: DataFailure,
-    ) {
-        self.fail_operation(now, operation, index, failure);
-    }
-
-    /// Answer to [`Action::StopData`] and [`Action::Withdraw`]: nothing points at the operation's memory any more.
-    pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
-        self.quiet(now, operation);
     }
 
     /// Chunks have come to the window of a receive, be it in part. Before [`data_quiet`](Self::data_quiet), so that its
@@ -307,30 +235,12 @@ impl Session {
         }
     }
 
-    /// Answer to [`Action::DeliverEager`].
-    pub fn eager_copied(&mut self, now: Time, operation: OperationId) {
-        self.receive_eager_copied(now, operation);
-    }
-
     /// Answer to [`Action::ComputeDigest`].
     pub fn digest(&mut self, now: Time, operation: OperationId, crc32c: u32) {
         match operation.sent_transfer() {
             Some(transfer) => self.send_digest(now, transfer, crc32c),
             None => self.receive_digest(now, operation, crc32c),
         }
-    }
-
-    /// Takes a frame of the peer.
-    ///
-    /// # Errors
-    /// When the peer broke the protocol; the caller then calls [`Session::fail`].
-    pub fn frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
-        self.take_frame(now, frame)
-    }
-
-    /// The next frame for the peer.
-    pub fn poll_transmit(&mut self, now: Time) -> Option<Frame> {
-        self.next_frame(now)
     }
 
     /// What is to be done before anything else, and before any frame leaves: windows to open.
@@ -387,24 +297,11 @@ impl Session {
         }
         if self.close_due().is_some_and(|until| until <= now) {
             let limit = self.config.close_timeout;
-            return self.fail_with(now, ConnectionFailure::CloseTimedOut { limit });
+            return self.fail(now, ConnectionFailure::CloseTimedOut { limit });
         }
         if self.acks.ready(now) {
             self.flush_acks();
         }
-    }
-
-    /// The connection is lost. Operations whose memory the data plane may still touch get
-    /// [`Action::StopData`] and end with [`Session::data_quiet`] (after [`Config::cancel_timeout`]
-    /// at the latest, then with [`Memory::Held`]); all others end at once. [`Action::Closed`] is
-    /// the last action.
-    pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {
-        self.fail_with(now, failure);
-    }
-
-    /// Every live operation and where it stands.
-    pub fn snapshot(&self, now: Time) -> Vec<OperationState> {
-        self.every_state(now)
     }
 
     /// Whether chunks may go to the data channels.

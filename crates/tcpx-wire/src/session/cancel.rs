@@ -79,7 +79,8 @@ fn quote(cause: &mut EndCause, detail: &Detail) {
 }
 
 impl Session {
-    pub(super) fn fail_operation(
+    /// The data plane cannot finish an operation.
+    pub fn data_failed(
         &mut self,
         now: Time,
         operation: OperationId,
@@ -333,8 +334,8 @@ impl Session {
         }
     }
 
-    /// The data plane let go of an operation's memory.
-    pub(super) fn quiet(&mut self, now: Time, operation: OperationId) {
+    /// Answer to [`Action::StopData`] and [`Action::Withdraw`]: nothing points at the operation's memory any more.
+    pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
         if let Some(transfer) = operation.sent_transfer() {
             let Some(send) = self.sends.get_mut(&transfer) else {
                 return;

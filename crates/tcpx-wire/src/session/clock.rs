@@ -23,7 +23,7 @@ pub(super) enum Expired {
 }
 
 impl OperationClock {
-    pub(super) fn new(deadlines: Deadlines, now: Time) -> Self {
+    fn new(deadlines: Deadlines, now: Time) -> Self {
         Self {
             deadlines,
             created: now,
@@ -67,6 +67,19 @@ impl OperationClock {
 pub(super) struct Timers(BTreeSet<(Time, OperationId)>);
 
 impl Timers {
+    /// The clock of an operation that begins.
+    pub(super) fn begin(
+        &mut self,
+        now: Time,
+        operation: OperationId,
+        deadlines: Deadlines,
+    ) -> OperationClock {
+        let mut clock = OperationClock::new(deadlines, now);
+        let due = clock.due();
+        self.arm(&mut clock, operation, due);
+        clock
+    }
+
     pub(super) fn arm(&mut self, clock: &mut OperationClock, operation: OperationId, at: Time) {
         self.disarm(clock, operation);
         clock.armed = Some(at);

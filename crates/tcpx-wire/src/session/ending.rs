@@ -33,7 +33,10 @@ impl Session {
         matches!(self.ending, Ending::Ended { .. })
     }
 
-    pub(super) fn begin_close(&mut self, now: Time) {
+    /// Closes in order: receives that match nothing end, transfers under way are finished and
+    /// acknowledged, then the peer is told. [`Action::Closed`] follows, after
+    /// [`Config::close_timeout`](super::Config::close_timeout) at the latest.
+    pub fn close(&mut self, now: Time) {
         if self.closing() {
             return;
         }
@@ -88,7 +91,11 @@ impl Session {
         }
     }
 
-    pub(super) fn fail_with(&mut self, now: Time, failure: ConnectionFailure) {
+    /// The connection is lost. Operations whose memory the data plane may still touch get
+    /// [`Action::StopData`] and end with [`Session::data_quiet`] (after [`Config::cancel_timeout`](super::Config::cancel_timeout)
+    /// at the latest, then with [`Memory::Held`](super::Memory::Held)); all others end at once. [`Action::Closed`] is
+    /// the last action.
+    pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {
         if self.ended() {
             return;
         }

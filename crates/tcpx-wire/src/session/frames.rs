@@ -16,7 +16,11 @@ const MAX_BACKLOG: usize = 1 << 16;
 const CREDIT_PARTS: u64 = 8;
 
 impl Session {
-    pub(super) fn take_frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
+    /// Takes a frame of the peer.
+    ///
+    /// # Errors
+    /// When the peer broke the protocol; the caller then calls [`Session::fail`].
+    pub fn frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
         if self.ended() {
             return Ok(());
         }
@@ -239,7 +243,8 @@ impl Session {
         owed > credit / CREDIT_PARTS || owed > credit.saturating_sub(ours.eager_limit.into())
     }
 
-    pub(super) fn next_frame(&mut self, now: Time) -> Option<Frame> {
+    /// The next frame for the peer.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Frame> {
         if !self.ended() {
             if self.acks.ready(now) {
                 self.flush_acks();

@@ -4,6 +4,7 @@ use super::action::{Action, OperationId, ReceiveRequest};
 use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
 use super::clock::OperationClock;
+use super::config::Deadlines;
 use super::error::{DataFailure, EndCause, RequestError, SessionError};
 use super::matching::Arrival;
 use super::one_sided::Origin;
@@ -37,7 +38,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(origin: Origin, capacity: u64, asked: Level, clock: OperationClock) -> Self {
+    fn new(origin: Origin, capacity: u64, asked: Level, clock: OperationClock) -> Self {
         Self {
             origin,
             tag: Tag(0),
@@ -151,8 +152,9 @@ impl GrantedReceive {
 }
 
 impl Session {
-    /// A chunk of a transfer of `total` bytes arrived in a window.
-    pub(super) fn receive_in_window(
+    /// A chunk of a transfer of `total` bytes arrived in place in the window of a receive. The data plane has
+    /// checked that the transfer fits, and that the chunk is one of it, once.
+    pub fn window_chunk_arrived(
         &mut self,
         now: Time,
         operation: OperationId,
@@ -161,10 +163,14 @@ impl Session {
         total: u64,
     ) {
         self.window_begins(now, operation, total);
-        self.receive_chunk_arrived(now, operation, index, bytes);
+        self.chunk_arrived(now, operation, index, bytes);
     }
 
-    pub(super) fn start_receive(
+    /// Starts a receive.
+    ///
+    /// # Errors
+    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
+    pub fn receive(
         &mut self,
         now: Time,
         request: ReceiveRequest,
@@ -177,20 +183,11 @@ impl Session {
             deadlines,
             fenced,
         } = request;
-        let operation = OperationId::receive(self.next_receive);
-        self.next_receive += 1;
-        let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
-        let due = clock.due();
-        self.timers.arm(&mut clock, operation, due);
-        let level = level.max(Level::Placed);
         let number = self.matching.receives_of(tag).count_receive();
-        let receive = Incoming {
-            tag,
-            number,
-            fenced,
-            ..Incoming::new(Origin::Posted, capacity, level, clock)
-        };
-        self.receives.insert(operation, receive);
+        let operation = self.insert_receive(now, Origin::Posted, capacity, level, deadlines);
+        if let Some(receive) = self.receives.get_mut(&operation) {
+            (receive.tag, receive.number, receive.fenced) = (tag, number, fenced);
+        }
         match self.matching.take_arrival(tag, number) {
             Some(arrival) => self.match_up(now, operation, arrival),
             None => {
@@ -202,30 +199,27 @@ impl Session {
         Ok(operation)
     }
 
-    /// An operation for a transfer of the peer that no receive was posted for.
+    /// An operation that takes bytes of the peer.
     pub(super) fn insert_receive(
         &mut self,
         now: Time,
         origin: Origin,
-        arrival: &Arrival,
+        capacity: u64,
+        level: Level,
+        deadlines: Option<Deadlines>,
     ) -> OperationId {
         let operation = OperationId::receive(self.next_receive);
         self.next_receive += 1;
-        let mut clock = OperationClock::new(self.config.deadlines, now);
-        let due = clock.due();
-        self.timers.arm(&mut clock, operation, due);
-        let receive = Incoming::new(origin, arrival.bytes, Level::Placed, clock);
+        let deadlines = deadlines.unwrap_or(self.config.deadlines);
+        let clock = self.timers.begin(now, operation, deadlines);
+        let level = level.max(Level::Placed);
+        let receive = Incoming::new(origin, capacity, level, clock);
         self.receives.insert(operation, receive);
         operation
     }
 
-    pub(super) fn receive_chunk_arrived(
-        &mut self,
-        now: Time,
-        operation: OperationId,
-        index: u32,
-        bytes: u64,
-    ) {
+    /// A posted chunk arrived with this many bytes, in place or in the bounce pool.
+    pub fn chunk_arrived(&mut self, now: Time, operation: OperationId, index: u32, bytes: u64) {
         let Some((receive, granted)) = self.granted_receive(operation) else {
             return;
         };
@@ -242,10 +236,11 @@ impl Session {
                 return;
             }
         };
-        self.fail_operation(now, operation, Some(index), DataFailure::Misreport(problem));
+        self.data_failed(now, operation, Some(index), DataFailure::Misreport(problem));
     }
 
-    pub(super) fn receive_chunk_placed(&mut self, now: Time, operation: OperationId, index: u32) {
+    /// An arrived chunk is at its destination, and its place in the bounce pool was given back.
+    pub fn chunk_placed(&mut self, now: Time, operation: OperationId, index: u32) {
         let Some((clock, granted)) = self.granted_receive(operation) else {
             return;
         };
@@ -266,7 +261,7 @@ impl Session {
             return;
         };
         let failure = DataFailure::Misreport(format!("chunk {index} {problem}"));
-        self.fail_operation(now, operation, Some(index), failure);
+        self.data_failed(now, operation, Some(index), failure);
     }
 
     /// A receive whose chunks the data plane may report on.
@@ -285,7 +280,8 @@ impl Session {
         }
     }
 
-    pub(super) fn receive_eager_copied(&mut self, now: Time, operation: OperationId) {
+    /// Answer to [`Action::DeliverEager`].
+    pub fn eager_copied(&mut self, now: Time, operation: OperationId) {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };

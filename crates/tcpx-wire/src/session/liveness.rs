@@ -85,7 +85,7 @@ impl Session {
         } = self.liveness;
         if heard + limit <= now {
             let silent = now.saturating_since(heard);
-            return self.fail_with(now, ConnectionFailure::PeerDead { silent, limit });
+            return self.fail(now, ConnectionFailure::PeerDead { silent, limit });
         }
         if self.liveness.beat_due <= now {
             self.beat(now);

@@ -10,10 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Session;
 use super::action::{Action, Covered, GetRequest, OperationId};
-use super::clock::OperationClock;
 use super::config::MAX_NOTIFICATION_BYTES;
 use super::error::{Delivered, EndCause, RequestError, SessionError};
-use super::incoming::Incoming;
 use super::matching::Arrival;
 use super::outgoing::Outgoing;
 use super::unexpected;
@@ -113,8 +111,8 @@ pub(super) struct OneSided {
     /// Gets that have not left, and the requests of those that have and are not answered.
     queued_gets: VecDeque<OperationId>,
     gets: BTreeMap<u64, OperationId>,
-    /// Requests whose operations have not ended.
-    gets_under_way: BTreeSet<u64>,
+    /// Gets that have left and not ended.
+    gets_under_way: usize,
     next_get: u64,
     /// Requests of the peer that the caller has yet to answer, and what they ask for.
     peer_gets: BTreeMap<u64, Covered>,
@@ -258,7 +256,7 @@ impl Session {
             To::Memory { covered, notified } => Origin::Put { covered, notified },
             To::Notification { .. } => Origin::Notification,
         };
-        let operation = self.insert_receive(now, origin, &arrival);
+        let operation = self.insert_receive(now, origin, arrival.bytes, Level::Placed, None);
         self.one_sided.peers += 1;
         self.match_up(now, operation, arrival);
         Some(operation)
@@ -587,7 +585,7 @@ impl Session {
                 self.piece_lists.ended(pieces);
                 if let Some(request) = request {
                     self.one_sided.gets.remove(&request);
-                    self.one_sided.gets_under_way.remove(&request);
+                    self.one_sided.gets_under_way -= 1;
                 } else {
                     self.list_asked_for(from);
                 }
@@ -620,19 +618,12 @@ impl Session {
             return Err(RequestError::TooLong { bytes });
         }
         let pieces = self.piece_lists.begin_later(from, bytes)?;
-        let operation = OperationId::receive(self.next_receive);
-        self.next_receive += 1;
-        let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
-        let due = clock.due();
-        self.timers.arm(&mut clock, operation, due);
         let origin = Origin::Get {
             from,
             pieces,
             request: None,
         };
-        let level = level.max(Level::Placed);
-        self.receives
-            .insert(operation, Incoming::new(origin, bytes, level, clock));
+        let operation = self.insert_receive(now, origin, bytes, level, deadlines);
         self.one_sided.queued_gets.push_back(operation);
         self.ask_queued();
         Ok(operation)
@@ -640,7 +631,7 @@ impl Session {
 
     /// Sends requests for queued gets, as many as may be under way.
     fn ask_queued(&mut self) {
-        while self.one_sided.gets_under_way.len() < GETS_UNDER_WAY
+        while self.one_sided.gets_under_way < GETS_UNDER_WAY
             && let Some(operation) = self.one_sided.queued_gets.pop_front()
         {
             let Some(receive) = self.receives.get_mut(&operation) else {
@@ -653,7 +644,7 @@ impl Session {
             self.one_sided.next_get += 1;
             *request = Some(number);
             self.one_sided.gets.insert(number, operation);
-            self.one_sided.gets_under_way.insert(number);
+            self.one_sided.gets_under_way += 1;
             let (from, bytes, level) = (*from, receive.capacity, receive.asked);
             self.transmit.push_back(Frame::Get {
                 request: number,
@@ -743,7 +734,7 @@ impl Session {
             notified.is_empty() && held.is_empty(),
             "{notified:?} {held:?}"
         );
-        assert!(gets.is_empty() && gets_under_way.is_empty(), "{gets:?}");
+        assert!(gets.is_empty() && *gets_under_way == 0, "{gets:?}");
         assert!(peer_gets.is_empty(), "{peer_gets:?}");
         assert!(releasing.is_empty(), "{releasing:?}");
         assert_eq!((*peers, *replies), (0, 0));

@@ -205,11 +205,12 @@ pub(super) fn numbered(to: Destination, number: Option<u64>) -> Destination {
 }
 
 impl Session {
-    pub(super) fn start_send(
-        &mut self,
-        now: Time,
-        request: SendRequest,
-    ) -> Result<OperationId, RequestError> {
+    /// Starts a send. An eager payload for which there is no room any more is dropped, and the send
+    /// is announced instead.
+    ///
+    /// # Errors
+    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
+    pub fn send(&mut self, now: Time, request: SendRequest) -> Result<OperationId, RequestError> {
         match request.to {
             // What earlier operations lead to is bounded by them, and a close finishes it.
             Destination::Reply { .. } | Destination::Notification { .. } => {
@@ -275,9 +276,8 @@ impl Session {
         };
         let queued = matches!(stage, SendStage::Queued);
         let operation = OperationId::send(transfer);
-        let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
-        let due = clock.due();
-        self.timers.arm(&mut clock, operation, due);
+        let deadlines = deadlines.unwrap_or(self.config.deadlines);
+        let clock = self.timers.begin(now, operation, deadlines);
         self.sends.insert(
             transfer,
             Outgoing {
@@ -346,7 +346,7 @@ impl Session {
             _ => "was reported sent, but never posted",
         };
         let failure = DataFailure::Misreport(format!("chunk {index} {problem}"));
-        self.fail_operation(now, OperationId::send(transfer), Some(index), failure);
+        self.data_failed(now, OperationId::send(transfer), Some(index), failure);
     }
 
     pub(super) fn send_digest(&mut self, now: Time, transfer: TransferId, crc32c: u32) {

@@ -336,8 +336,8 @@ impl Session {
         Ok(())
     }
 
-    /// The caller's GPU work that a receive waited for is done.
-    pub(super) fn unfence(&mut self, now: Time, operation: OperationId) {
+    /// The GPU work is done that a receive was [fenced](super::ReceiveRequest::fenced) by.
+    pub fn fence_reached(&mut self, now: Time, operation: OperationId) {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };

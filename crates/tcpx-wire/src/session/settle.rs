@@ -87,7 +87,7 @@ impl Session {
         }
         let whole = matches!(progress, SendProgress::Done { last: true, .. });
         if granted && settled && !whole && !self.config.cancellable {
-            self.fail_with(now, ConnectionFailure::ChannelStateLost { transfer });
+            self.fail(now, ConnectionFailure::ChannelStateLost { transfer });
         }
     }
 
@@ -152,7 +152,7 @@ impl Session {
             self.forget_receive(operation);
         }
         if granted && !whole && !self.config.cancellable {
-            self.fail_with(now, ConnectionFailure::ChannelStateLost { transfer });
+            self.fail(now, ConnectionFailure::ChannelStateLost { transfer });
         }
     }
 
@@ -216,7 +216,7 @@ impl Session {
             self.forget_receive(operation);
         }
         let waited = self.config.cancel_timeout;
-        self.fail_with(now, ConnectionFailure::DataPlaneStuck { waited });
+        self.fail(now, ConnectionFailure::DataPlaneStuck { waited });
     }
 
     pub(super) fn end_send(&mut self, transfer: TransferId, cause: EndCause, delivered: Delivered) {

@@ -245,7 +245,8 @@ impl Session {
         }
     }
 
-    pub(super) fn every_state(&self, now: Time) -> Vec<OperationState> {
+    /// Every live operation and where it stands.
+    pub fn snapshot(&self, now: Time) -> Vec<OperationState> {
         let sends = self.sends.iter().map(|(transfer, send)| {
             let operation = OperationId::send(*transfer);
             (operation, send.completed, send.cancel.is_some())

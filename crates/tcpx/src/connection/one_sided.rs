@@ -778,7 +778,7 @@ fn start_part(
     core: &mut Core,
     part: Ready,
     notified: bool,
-    options: (Level, Option<Deadlines>),
+    (level, deadlines): (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
     deferred: Option<&Arc<Deferred>>,
 ) -> Result<OperationId, Error> {
@@ -791,60 +791,38 @@ fn start_part(
             (Extent::Pieces(list), Some(list))
         }
     };
-    let id = match part.kind {
-        OperationKind::Get => start_get(core, &part, extent, options),
-        _ => start_put(core, &part, extent, notified, options),
+    let started = match part.kind {
+        OperationKind::Get => {
+            core.pace.calls(core.ticked());
+            let request = GetRequest {
+                from: extent,
+                bytes: part.bytes(),
+                level,
+                deadlines,
+            };
+            let now = core.now();
+            let started = core.session.get(now, request);
+            started.map_err(|error| core.request_error(error))
+        }
+        _ => {
+            let to = Destination::Put {
+                to: extent,
+                notified,
+            };
+            let request = SendRequest {
+                to,
+                bytes: part.bytes(),
+                level,
+                deadlines,
+                eager: None,
+            };
+            core.start_send(&part.lease, part.fence.as_ref(), request)
+        }
     };
     if let Some(list) = once {
         core.session.drop_pieces(list);
     }
-    let id = id?;
-    insert(core, id, part, state, deferred.cloned());
-    Ok(id)
-}
-
-fn start_put(
-    core: &mut Core,
-    part: &Ready,
-    to: Extent,
-    notified: bool,
-    (level, deadlines): (Level, Option<Deadlines>),
-) -> Result<OperationId, Error> {
-    let request = SendRequest {
-        to: Destination::Put { to, notified },
-        bytes: part.bytes(),
-        level,
-        deadlines,
-        eager: None,
-    };
-    core.start_send(&part.lease, part.fence.as_ref(), request)
-}
-
-fn start_get(
-    core: &mut Core,
-    part: &Ready,
-    from: Extent,
-    (level, deadlines): (Level, Option<Deadlines>),
-) -> Result<OperationId, Error> {
-    core.pace.calls(core.ticked());
-    let request = GetRequest {
-        from,
-        bytes: part.bytes(),
-        level,
-        deadlines,
-    };
-    let now = core.now();
-    let started = core.session.get(now, request);
-    started.map_err(|error| core.request_error(error))
-}
-
-fn insert(
-    core: &mut Core,
-    id: OperationId,
-    part: Ready,
-    state: &Arc<TransferState>,
-    deferred: Option<Arc<Deferred>>,
-) {
+    let id = started?;
     let role = role(part.kind);
     core.foresee(part.fence.as_ref());
     core.emit(&Event::Started {
@@ -861,6 +839,7 @@ fn insert(
         state: Arc::clone(state),
     };
     let mut operation = Operation::new(operation, core.ticked());
-    operation.deferred = deferred;
+    operation.deferred = deferred.cloned();
     core.operations.insert(id, operation);
+    Ok(id)
 }
