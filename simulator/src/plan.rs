@@ -121,7 +121,7 @@ impl Plan {
         for _ in 0..random.pick(&[0, 1, 2, 4, 8]) {
             let fault = (
                 random.below(6_000),
-                Self::fault(&mut random, strict, encrypt, lanes),
+                Self::fault(&mut random, strict, encrypt),
             );
             if item() {
                 faults.push(fault);
@@ -251,15 +251,13 @@ impl Plan {
         sides
     }
 
-    fn fault(random: &mut Random, strict: bool, encrypt: bool, lanes: u16) -> Fault {
+    fn fault(random: &mut Random, strict: bool, encrypt: bool) -> Fault {
         let which = random.index(64);
         let span = |random: &mut Random, most: Nanos| random.below(most) + MILLI;
         match random.below(if strict { 8 } else { 12 }) {
             0..=2 => Fault::Reset(which),
             3 => Fault::Stall(which, span(random, 2 * SECOND)),
-            // Only the client dials, and of its one lane it may notice nothing.
-            4 if !strict || lanes > 1 => Fault::Swallow(which),
-            4 => Fault::Reset(which),
+            4 => Fault::Swallow(which),
             5 => Fault::Refuse(span(random, SECOND)),
             6 if encrypt => Fault::Flip(which),
             6 | 7 => Fault::StallAll(span(random, SECOND)),

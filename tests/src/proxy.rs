@@ -24,7 +24,7 @@ pub enum Fault {
     Close,
     /// Nothing is taken any more, in either direction, until [`Proxy::wake`].
     Stall,
-    /// Everything is taken and nothing comes out; what was taken is held until [`Proxy::wake`].
+    /// Everything is taken and nothing comes out, ends neither; what was taken is held until [`Proxy::wake`].
     Swallow,
 }
 
@@ -63,6 +63,16 @@ struct Board {
 impl Board {
     fn lock(&self) -> MutexGuard<'_, HashMap<Line, State>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until a stream that is swallowed goes on, or is reset.
+    fn wait_until_woken(&self, name: Line, opened: u32) {
+        let waits = |lines: &mut HashMap<Line, State>| {
+            let line = lines.entry(name).or_default();
+            !line.woken && opened > line.reset
+        };
+        let lines = self.changed.wait_while(self.lock(), waits);
+        drop(lines);
     }
 }
 
@@ -208,12 +218,20 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
             return end_as_told(&from, &to, name, opened, board);
         }
         let count = match from.read(&mut piece[..room.unwrap_or(PIECE)]) {
+            Ok(0) if room.is_none() => {
+                board.wait_until_woken(name, opened);
+                continue;
+            }
             Ok(0) => {
                 let _ = to.shutdown(Shutdown::Write);
                 return;
             }
             Ok(count) => count,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                continue;
+            }
+            Err(_) if room.is_none() => {
+                board.wait_until_woken(name, opened);
                 continue;
             }
             Err(_) => return end_as_told(&from, &to, name, opened, board),

@@ -352,7 +352,15 @@ fn the_only_lane() {
 #[test]
 fn the_only_lane_that_stalls_or_swallows_everything() {
     breaks_of(1, Fault::Stall, &[0], true, true);
+    breaks_of(1, Fault::Swallow, &[0], true, false);
+}
+
+/// The client, which could dial them, has nothing to send and hears of nothing: it is asked to.
+#[test]
+fn lanes_that_stall_or_swallow_everything_while_only_the_server_sends() {
+    breaks_of(1, Fault::Stall, &[0], false, true);
     breaks_of(1, Fault::Swallow, &[0], false, false);
+    breaks_of(2, Fault::Swallow, &[0, 1], false, false);
 }
 
 /// Says so when it is dropped, also by a panic.

@@ -164,6 +164,11 @@ pub enum Completion {
         /// Chunks have come to it, be it in part: its memory may have been written.
         touched: bool,
     },
+    /// A lane is missing that only the peer can dial: it is to be asked. Said again while it is missing.
+    LaneMissing {
+        /// The lane.
+        lane: u16,
+    },
     /// The request will not finish. Nothing points at its memory any more.
     Failed {
         /// The request.
@@ -183,6 +188,7 @@ impl Completion {
             Self::Closed { token, .. } => *token == request,
             Self::Part { .. }
             | Self::PathChanged { .. }
+            | Self::LaneMissing { .. }
             | Self::Placed { .. }
             | Self::NotPlaced { .. } => false,
         }
@@ -423,6 +429,11 @@ pub trait Channel: Send + Debug {
     /// that one at work does not keep. A network may take what does not move meanwhile for broken.
     fn peer_heard(&mut self, rested: bool) {
         let _ = rested;
+    }
+
+    /// The peer lacks this lane and asks for it: one that can be dialled is dialled, unless that was just done.
+    fn redial(&mut self, lane: u16) {
+        let _ = lane;
     }
 
     /// How to wait for completions.

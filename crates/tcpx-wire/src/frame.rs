@@ -314,6 +314,11 @@ frames! {
     },
     /// Answer to [`Frame::Goodbye`]: nothing further follows from this side.
     17 "goodbye-ack" GoodbyeAck,
+    /// This side lacks a lane of the embedded network, and cannot dial it: whoever can does.
+    28 "redial" Redial {
+        /// The lane.
+        lane: u16,
+    },
     /// Every frame of the other direction before `next` has arrived: it need not be kept for another
     /// connection. Between sides that both can resume; it concerns the stream and not the session.
     18 "received" Received {

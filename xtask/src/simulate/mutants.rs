@@ -57,6 +57,13 @@ const MUTANTS: &[Mutant] = &[
         from: "        WindowState::set(&mut state.taken, index, false);\n",
         to: "",
     },
+    // A lane that is dead to the server alone is asked for by nobody.
+    Mutant {
+        name: "nobody-asks-for-a-lane",
+        file: "crates/tcpx-net/src/tcp/repair.rs",
+        from: "    channel.roster.ask_for_lost(Instant::now(), coming);\n",
+        to: "    let _ = coming;\n",
+    },
     // Chunks of a lane that died are sent again by nobody.
     Mutant {
         name: "nothing-is-resent",

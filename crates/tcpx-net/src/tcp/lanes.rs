@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::socket::{canonical, limit_buffers};
@@ -79,6 +80,7 @@ impl Shared {
             descriptor: stream.into(),
             peer,
             lane,
+            since: Instant::now(),
             transmit,
             receive,
             ended_by_peer: AtomicBool::new(false),

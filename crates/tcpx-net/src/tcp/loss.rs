@@ -26,6 +26,8 @@ pub(super) enum Lost {
     Superseded,
     /// The peer opened it anew.
     Replaced,
+    /// The peer gave it up and asks for another one.
+    AskedFor,
 }
 
 impl Lost {
@@ -62,6 +64,10 @@ impl Lost {
             }
             Self::Superseded => {
                 let text = "the peer gave it up and sent its chunk on another lane";
+                ("receiving", None, timed_out(text.to_owned()))
+            }
+            Self::AskedFor => {
+                let text = "the peer gave it up and asked for another one";
                 ("receiving", None, timed_out(text.to_owned()))
             }
             Self::Replaced => {

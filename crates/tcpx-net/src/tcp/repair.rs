@@ -1,4 +1,5 @@
-//! Bringing dead lanes back: the client opens them anew, the server takes what comes.
+//! Bringing dead lanes back: the client opens them anew, the server takes what comes, and asks for what does not: a
+//! lane that is swallowed while only the server sends is dead to the server alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -252,5 +253,7 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
             });
         }
     }
-    !waiting.is_empty()
+    let coming = waiting.iter().fold(0, |lanes, one| lanes | 1 << one.lane);
+    channel.roster.ask_for_lost(Instant::now(), coming);
+    !waiting.is_empty() || !channel.roster.lost().is_empty()
 }

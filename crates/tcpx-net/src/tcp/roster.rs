@@ -1,10 +1,11 @@
 //! Which lanes a channel has, and whom it can wake: each number is a place that one stream fills at a time. It
 //! holds no memory and no slot, so callbacks of the pinned pool may keep it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use tcpx_lanes::health::{PAUSE, STALL_BEHIND};
 use tcpx_lanes::idle::LaneSet;
 use tcpx_lanes::waker::Waker;
 
@@ -21,6 +22,8 @@ struct Place {
     lost: Option<Instant>,
     /// That was not the peer's orderly end of it.
     broke: bool,
+    /// When the peer was last asked for another one.
+    asked: Option<Instant>,
 }
 
 impl Place {
@@ -52,6 +55,8 @@ pub(super) struct Roster {
     halves: AtomicUsize,
     /// Lanes that wait for a pinned slot to receive into.
     pub(super) unplaced: LaneSet,
+    /// Lanes that the owner is to ask the peer for.
+    missing: AtomicU64,
 }
 
 impl Roster {
@@ -62,6 +67,7 @@ impl Roster {
             live: AtomicUsize::new(0),
             halves: AtomicUsize::new(0),
             unplaced: LaneSet::new(),
+            missing: AtomicU64::new(0),
         })
     }
 
@@ -91,7 +97,7 @@ impl Roster {
                 place.socket = Some(Arc::clone(socket));
                 place.halves = 2;
                 self.halves.fetch_add(2, Ordering::AcqRel);
-                place.lost = None;
+                (place.lost, place.asked) = (None, None);
                 self.live.fetch_add(1, Ordering::AcqRel);
             }
             is_vacant
@@ -155,6 +161,40 @@ impl Roster {
             })
         };
         (0u16..).zip(&self.places).filter_map(missing).collect()
+    }
+
+    /// Has the owner ask the peer for the lanes without a stream, but for these, that it had time to dial by itself, or
+    /// since it was asked.
+    pub(super) fn ask_for_lost(&self, now: Instant, coming: u64) {
+        let is_due = |place: &mut Place| {
+            let lost = place.lost.filter(|_| place.socket.is_none());
+            let due = lost.map(|lost| {
+                place
+                    .asked
+                    .map_or(lost + PAUSE, |asked| asked + STALL_BEHIND)
+            });
+            let is_due = due.is_some_and(|due| now >= due);
+            if is_due {
+                place.asked = Some(now);
+            }
+            is_due
+        };
+        let lanes = (0..self.lanes()).filter(|lane| coming & 1 << lane == 0);
+        let due = lanes.filter(|lane| self.place(*lane, is_due).unwrap_or(false));
+        let due = due.fold(0, |due, lane| due | 1 << lane);
+        if due != 0 {
+            self.missing.fetch_or(due, Ordering::AcqRel);
+            self.signal.wake();
+        }
+    }
+
+    /// The lanes that the owner is to ask for, once.
+    pub(super) fn take_missing(&self) -> impl Iterator<Item = u16> {
+        let missing = match self.missing.load(Ordering::Acquire) {
+            0 => 0,
+            _ => self.missing.swap(0, Ordering::AcqRel),
+        };
+        (0..self.lanes()).filter(move |lane| missing & 1 << lane != 0)
     }
 
     /// Does something to the stream of a lane; false when the lane is gone.

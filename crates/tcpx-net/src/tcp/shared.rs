@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
@@ -58,6 +58,8 @@ pub(super) struct LaneSocket {
     pub(super) descriptor: OwnedFd,
     pub(super) peer: SocketAddr,
     pub(super) lane: u16,
+    /// Since when there has been this stream.
+    pub(super) since: Instant,
     /// Its halves, as others reach them.
     pub(super) transmit: Remote,
     pub(super) receive: Remote,

@@ -7,13 +7,15 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 
+use super::loss::Lost;
 use super::receive_table::Closing;
 use super::repair::Repair;
-use super::shared::{Event, Shared, lock};
+use super::shared::{Event, LaneSocket, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, LaneStats, Posted,
@@ -287,6 +289,8 @@ impl Channel for TcpChannel {
         out.append(&mut self.found);
         self.drain_events(out);
         self.drain_windows(out);
+        let missing = self.shared.roster.take_missing();
+        out.extend(missing.map(|lane| Completion::LaneMissing { lane }));
         if self.is_closing() {
             if lanes_gone {
                 self.fail_remaining(out);
@@ -364,6 +368,14 @@ impl Channel for TcpChannel {
 
     fn peer_heard(&mut self, rested: bool) {
         self.shared.presence.note(rested);
+    }
+
+    fn redial(&mut self, lane: u16) {
+        let stood = |socket: &Arc<LaneSocket>| socket.since.elapsed() >= STALL_BEHIND;
+        if let Some(socket) = self.shared.roster.socket(lane).filter(stood) {
+            self.shared
+                .lane_lost_only(lane, Some(&socket), Lost::AskedFor);
+        }
     }
 
     fn readiness(&self) -> Readiness<'_> {

@@ -1,7 +1,7 @@
 //! What the monitor does for a channel: it notices lanes which hang, and sees to it that dead ones come back.
 //!
 //! It looks at a channel ten times a second while that has sent something which the peer has not
-//! placed yet, lacks a lane to dial, or has none at all; otherwise it sleeps.
+//! placed yet, lacks a lane to dial or to ask for, or has none at all; otherwise it sleeps.
 
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;

@@ -299,6 +299,11 @@ pub enum Action {
         /// The operation.
         operation: OperationId,
     },
+    /// The peer lacks a lane: dial it, if this side can.
+    Redial {
+        /// The lane, of the peer's choice.
+        lane: u16,
+    },
     /// The operation ended; exactly one per operation.
     Complete {
         /// The operation.

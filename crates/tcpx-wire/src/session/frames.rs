@@ -144,6 +144,7 @@ impl Session {
                 });
                 self.end_all(now, &EndCause::PeerClosed { reason, detail }, failure);
             }
+            Frame::Redial { lane } => self.actions.push_back(Action::Redial { lane }),
             // The stream's; a caller that does not resume has no use for it.
             Frame::Received { .. } => {}
             Frame::GoodbyeAck => {

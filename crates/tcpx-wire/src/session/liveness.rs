@@ -1,4 +1,4 @@
-//! Heartbeats: proof of life of the control connection, both ways.
+//! Heartbeats: proof of life of the control connection, both ways; and lanes that one side lacks.
 
 use std::time::Duration;
 
@@ -64,6 +64,13 @@ impl Session {
     pub fn probe(&mut self, now: Time) {
         if !self.ended() {
             self.beat(now);
+        }
+    }
+
+    /// Asks the peer to dial a lane that this side lacks and cannot dial.
+    pub fn ask_for_lane(&mut self, lane: u16) {
+        if !self.ended() {
+            self.transmit.push_back(Frame::Redial { lane });
         }
     }
 

@@ -76,6 +76,11 @@ impl Core {
                     state.channel.forget(chunk.sequence);
                 }
             }
+            Action::Redial { lane } => {
+                for state in self.channels.iter_mut() {
+                    state.channel.redial(lane);
+                }
+            }
             Action::ChunkAcknowledged { operation, chunk } => {
                 self.chunk_placed_there(chunk);
                 if let Some(operation) = self.operations.get(&operation) {

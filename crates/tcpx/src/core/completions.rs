@@ -58,6 +58,7 @@ impl Core {
                 ticket,
             } => self.part_received(index, token, pool, &list, ticket),
             Completion::PathChanged { path, why } => self.path_changed(index, path, why),
+            Completion::LaneMissing { lane } => self.session.ask_for_lane(lane),
             Completion::Received { token, payload } => {
                 let Some(Token::Receive(id, flight)) = self.tokens.remove(&token) else {
                     return;

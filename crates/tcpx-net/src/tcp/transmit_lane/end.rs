@@ -191,6 +191,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let loops = crate::tcp::loops::get(1).unwrap();
         let socket = Arc::new(LaneSocket {
+            since: Instant::now(),
             descriptor: stream.into(),
             peer: SocketAddr::from(([0, 0, 0, 0], 0)),
             lane: 0,

@@ -92,6 +92,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             Frame::Pieces { list, last, part }
         }),
         1 => (0u64..3).prop_map(|list| Frame::DropPieces { list }),
+        1 => (0u16..3).prop_map(|lane| Frame::Redial { lane }),
         1 => (0u64..3).prop_map(|request| {
             Frame::RefuseGet { request, reason: RefuseReason::OutOfRange }
         }),

@@ -33,6 +33,21 @@ fn closing_waits_for_what_is_under_way_and_tells_the_peer() {
 }
 
 #[test]
+fn a_lane_that_one_side_lacks_is_asked_for_until_the_end() {
+    let mut pair = Pair::new(config(), 1);
+    pair.with(1, |session, _| session.ask_for_lane(2));
+    pair.run(Duration::from_millis(5));
+    pair.with(1, |session, _| session.ask_for_lane(0));
+    pair.run(Duration::from_millis(5));
+    assert_eq!(pair.sides[0].asked_for, [2, 0]);
+    pair.with(0, |session, now| session.close(now));
+    pair.run(Duration::from_millis(50));
+    pair.with(1, |session, _| session.ask_for_lane(1));
+    let next = pair.with(1, |session, now| session.poll_transmit(now));
+    assert_eq!(next, None);
+}
+
+#[test]
 fn acknowledgements_leave_before_the_goodbye() {
     let mut config = small_chunks(3);
     config.ack_delay = Duration::from_millis(900);

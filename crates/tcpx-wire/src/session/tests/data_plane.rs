@@ -161,6 +161,7 @@ impl Pair {
                 assert!(newest.is_none_or(|(newest, _)| *newest < window));
                 side.windows.insert(window, open);
             }
+            Action::Redial { lane } => side.asked_for.push(lane),
             // It may come after the drop.
             Action::ChunkAcknowledged { chunk, .. } => {
                 side.kept.remove(&chunk.sequence);

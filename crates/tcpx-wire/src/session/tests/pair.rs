@@ -88,6 +88,8 @@ pub(super) struct Side {
     /// Windows of this side.
     pub(super) windows: BTreeMap<u64, OpenWindow>,
     pub(super) closed: Option<Option<ConnectionFailure>>,
+    /// Lanes that the peer lacks.
+    pub(super) asked_for: Vec<u16>,
     /// Puts and notifications of the peer that were accepted.
     pub(super) accepted: BTreeMap<TransferId, OperationId>,
     /// Frames on their way to this side.
@@ -157,6 +159,7 @@ impl Pair {
             sent_to: BTreeMap::new(),
             windows: BTreeMap::new(),
             closed: None,
+            asked_for: Vec::new(),
             accepted: BTreeMap::new(),
             inbox: VecDeque::new(),
             inbox_at: now,

@@ -193,6 +193,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (goodbye, detail()).prop_map(|(reason, detail)| Frame::Goodbye { reason, detail }),
         Just(Frame::GoodbyeAck),
         any::<u32>().prop_map(|next| Frame::Received { next }),
+        any::<u16>().prop_map(|lane| Frame::Redial { lane }),
         (tag(), any::<u64>(), any::<u64>(), grant()).prop_map(|(tag, number, capacity, grant)| {
             Frame::Posted {
                 tag,
@@ -251,7 +252,7 @@ proptest! {
 
     #[test]
     fn any_body_with_a_fitting_checksum_is_a_frame_or_an_error(
-        kind in 0u8..28,
+        kind in 0u8..30,
         body in vec(any::<u8>(), 0..120),
     ) {
         let bytes = tampered(&Frame::Ready, |bytes| {

@@ -15,7 +15,7 @@ fn each_header_error_names_what_arrived() {
     };
     assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
     assert_eq!(with(2, 0), FrameError::Kind { arrived: 0 });
-    assert_eq!(with(2, 28), FrameError::Kind { arrived: 28 });
+    assert_eq!(with(2, 29), FrameError::Kind { arrived: 29 });
     assert_eq!(with(3, 4), FrameError::Fields { arrived: 4 });
     assert_eq!(with(7, 1), FrameError::BodyTooLong { arrived: 1 << 24 });
     assert!(matches!(with(12, !good[12]), FrameError::Checksum { .. }));
