@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
-    ClientHandshake, Established, HandshakeError, LaneClient, LaneJoined, Step,
+    ClientHandshake, Established, HandshakeError, LaneClient, LaneJoined, Message, Step,
 };
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
 
@@ -138,6 +138,26 @@ impl ClientSide for LaneClient {
 
     fn closed(&self) -> HandshakeError {
         Self::closed(self)
+    }
+}
+
+/// A lane's client that keeps its proof back.
+pub(crate) struct Unproved(pub(crate) LaneClient);
+
+impl ClientSide for Unproved {
+    type Outcome = (Message, LaneJoined);
+
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Self::Outcome>, HandshakeError> {
+        Ok(match self.0.receive(input)? {
+            Step::NeedMore => Step::NeedMore,
+            Step::SendLast(proof, joined) => Step::Done((proof, joined)),
+            // A lane's client yields neither.
+            Step::Send(_) | Step::Done(_) => return Err(HandshakeError::Ended),
+        })
+    }
+
+    fn closed(&self) -> HandshakeError {
+        self.0.closed()
     }
 }
 

@@ -6,11 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket;
-use tcpx_wire::handshake::{ClientHandshake, Established, LaneClient, Session};
+use tcpx_wire::handshake::{ClientHandshake, Established, LaneClient, Message, Session};
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
 
-use crate::auth::{self, Auth, Unwelcomed};
+use crate::auth::{self, Auth, Unproved, Unwelcomed};
 use crate::error::NetworkError;
 
 pub use again::{ControlStream, dial_control_again};
@@ -94,6 +94,39 @@ pub struct JoinedLane {
     pub keys: LaneKeys,
 }
 
+/// A lane that the listener has answered, and that has yet to join its session. Dropped, it never was one.
+#[derive(Debug)]
+pub(crate) struct AnsweredLane {
+    peer: SocketAddr,
+    proof: Message,
+    joined: JoinedLane,
+}
+
+impl AnsweredLane {
+    /// Joins the session.
+    ///
+    /// # Errors
+    /// The connection failed meanwhile.
+    pub(crate) fn join(self) -> Result<JoinedLane, NetworkError> {
+        let Self {
+            peer,
+            proof,
+            joined,
+        } = self;
+        let fail = |operation| {
+            move |cause: std::io::Error| NetworkError::Io {
+                operation,
+                address: peer.to_string(),
+                cause: cause.into(),
+                hint: "",
+            }
+        };
+        auth::send_message(&joined.stream, &proof).map_err(fail("handshake"))?;
+        socket::prepare_lane(&joined.stream).map_err(fail("TCP_USER_TIMEOUT"))?;
+        Ok(joined)
+    }
+}
+
 /// Opens lane `lane` of `lanes` of a session.
 ///
 /// # Errors
@@ -106,7 +139,18 @@ pub fn dial_lane(
     lanes: u16,
     options: &DialOptions,
 ) -> Result<JoinedLane, NetworkError> {
-    let dialled = with_redials(options.deadline, || {
+    ask_for_lane(address, session, lane, lanes, options)?.join()
+}
+
+/// As [`dial_lane`], up to the listener's answer.
+pub(crate) fn ask_for_lane(
+    address: SocketAddr,
+    session: &Session,
+    lane: u16,
+    lanes: u16,
+    options: &DialOptions,
+) -> Result<AnsweredLane, NetworkError> {
+    with_redials(options.deadline, || {
         let stream = socket::connect(address, options)?;
         let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
         let (handshake, first) =
@@ -116,17 +160,15 @@ pub fn dial_lane(
                     reason: error.to_string(),
                 }
             })?;
-        let joined = auth::run_client(&stream, address, handshake, first, options.deadline)?;
+        let side = Unproved(handshake);
+        let (proof, joined) = auth::run_client(&stream, address, side, first, options.deadline)?;
         let keys = joined.keys;
-        Ok(JoinedLane { stream, keys })
-    })?;
-    socket::prepare_lane(&dialled.stream).map_err(|cause| NetworkError::Io {
-        operation: "TCP_USER_TIMEOUT",
-        address: address.to_string(),
-        cause: cause.into(),
-        hint: "",
-    })?;
-    Ok(dialled)
+        Ok(AnsweredLane {
+            peer: address,
+            proof,
+            joined: JoinedLane { stream, keys },
+        })
+    })
 }
 
 fn no_random(address: SocketAddr, cause: std::io::Error) -> NetworkError {

@@ -26,7 +26,8 @@ pub struct AcceptedLane {
     pub keys: LaneKeys,
     /// Its number, `0..lanes`.
     pub lane: u16,
-    /// How many lanes the client said it would open.
+    /// How many lanes the client said it would open; one that it opened before both sides agreed says what it
+    /// wished.
     pub lanes: u16,
     /// Where it came from.
     pub peer: SocketAddr,
@@ -79,7 +80,7 @@ impl LaneInbox {
     pub fn deliver(&self, lane: AcceptedLane) -> Option<AcceptedLane> {
         let mut waiting = self.lock();
         if let Some(agreed) = self.0.agreed.get() {
-            if lane.lane >= *agreed || lane.lanes != *agreed {
+            if lane.lane >= *agreed {
                 return Some(lane);
             }
             waiting.retain(|waiting| waiting.lane != lane.lane);
@@ -228,10 +229,9 @@ mod tests {
         let inbox = LaneInbox::new();
         assert!(inbox.deliver(lane(7, 8)).is_none());
         inbox.agree(2);
-        assert!(inbox.deliver(lane(2, 2)).is_some());
-        assert!(inbox.deliver(lane(0, 3)).is_some());
+        assert!(inbox.deliver(lane(2, 3)).is_some());
         for number in [0, 1, 0, 1, 1] {
-            assert!(inbox.deliver(lane(number, 2)).is_none());
+            assert!(inbox.deliver(lane(number, 2 + number)).is_none());
         }
         // One of each number waits at most, and the one from before the agreement is gone.
         assert_eq!(waiting(&inbox), [0, 1]);

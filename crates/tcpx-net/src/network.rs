@@ -64,6 +64,10 @@ pub trait Exchange {
     /// The control connection failed, the peer sent something else, or the set-up deadline passed.
     fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError>;
 
+    /// From here on nothing but the peer's own failure keeps this side from carrying chunks: it may be told, and wait no
+    /// longer, while the rest is done. One that is not told waits for the end of [`Network::establish`].
+    fn ready(&mut self) {}
+
     /// Between rounds: waits until `descriptor` is readable, at most until `deadline`, and hears meanwhile
     /// whether the peer gives the set-up up; one that cannot hear waits all the same. May come back early.
     ///
@@ -88,6 +92,12 @@ pub trait Network: Send + Sync + Debug {
     /// How many channels [`establish`](Self::establish) will make when the user asked for `asked`
     /// (0: automatic). The embedded network makes one, with its lanes inside.
     fn channel_count(&self, asked: u16) -> u16;
+
+    /// Whether [`establish`](Self::establish) may begin before the peer's settings are known, which may still
+    /// name another network.
+    fn begins_early(&self) -> bool {
+        false
+    }
 
     /// Default chunk size in bytes.
     fn chunk_bytes(&self) -> u32;

@@ -13,6 +13,7 @@
 
 mod advert;
 mod agree;
+mod early;
 mod lanes;
 mod lingering;
 mod loops;
@@ -41,7 +42,8 @@ use tcpx_wire::Taper;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
-use crate::network::{Exchange, Network, Setup};
+use crate::network::{Exchange, Network, Setup, Side};
+use early::Early;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -139,6 +141,10 @@ impl Network for TcpNetwork {
         1
     }
 
+    fn begins_early(&self) -> bool {
+        true
+    }
+
     fn chunk_bytes(&self) -> u32 {
         CHUNK_BYTES
     }
@@ -185,9 +191,15 @@ impl Network for TcpNetwork {
             (true, true) => Protection::All,
         };
         let wanted = self.lanes(setup.channels);
-        let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
+        let wish = agree::wish(wanted, self.options.interfaces.as_deref(), setup)?;
+        let early = Early::start(wanted.0, &wish.1, setup);
+        let agreed = agree::agree(wish, setup, exchange)?;
         let lanes = agreed.lanes;
-        let (streams, repair, mut ways) = open::open(agreed, setup, exchange)?;
+        // A filter may still refuse what comes.
+        if setup.side == Side::Server && agreed.cards.filter.is_none() {
+            exchange.ready();
+        }
+        let (streams, repair, mut ways) = open::open(agreed, early, setup, exchange)?;
         if let Some(inbox) = &setup.lanes {
             inbox.agree(lanes);
         }

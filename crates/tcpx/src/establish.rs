@@ -101,10 +101,16 @@ struct Agreed {
 
 /// Settings, the network's part, and both sides ready.
 fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<Agreed, Error> {
-    let settings = set_up.wait_for("the peer's settings", |action| match action {
-        Action::PeerSettings(settings) => Ok(settings),
-        other => Err(other),
-    })?;
+    let peer_settings = |set_up: &mut SetUp| {
+        set_up.wait_for("the peer's settings", |action| match action {
+            Action::PeerSettings(settings) => Ok(settings),
+            other => Err(other),
+        })
+    };
+    let first = match options.network.begins_early() {
+        true => None,
+        false => Some(peer_settings(set_up)?),
+    };
     let worker = match &options.gpu {
         Some(gpu) => CopyWorker::for_gpu(gpu)?,
         None => CopyWorker::host()?,
@@ -125,6 +131,10 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
         listening: network.listening,
     };
     let channels = options.network.establish(&setup, set_up)?;
+    let settings = match first {
+        Some(settings) => settings,
+        None => peer_settings(set_up)?,
+    };
     set_up.session.ready();
     set_up.wait_for("the peer's data channels", |action| match action {
         Action::PeerReady => Ok(()),

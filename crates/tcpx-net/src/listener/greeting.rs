@@ -52,7 +52,8 @@ pub(super) enum Progress {
     Refused(String),
     /// It must go without an answer, for this reason.
     Failed(String),
-    /// It had been refused before and has gone now.
+    /// It has gone: it had been refused before, or is a lane that its client, which knows the session's secret, does not
+    /// want after all.
     Gone,
 }
 
@@ -143,7 +144,7 @@ impl Greeting {
             State::Lane(lane) => {
                 let step = auth::receive_message(stream, |input| lane.receive(input))?;
                 let Some(step) = step else {
-                    return Ok(Progress::Failed(lane.closed().to_string()));
+                    return Ok(Progress::Gone);
                 };
                 match step {
                     Ok(Step::Done(accepted)) => Ok(Progress::Lane(Box::new(accepted))),

@@ -70,13 +70,12 @@ impl Cards {
     }
 }
 
-/// One round with the peer.
-pub(super) fn agree(
+/// What this side wishes.
+pub(super) fn wish(
     (lanes, asked): (u16, bool),
     filter: Option<&str>,
     setup: &Setup<'_>,
-    exchange: &mut dyn Exchange,
-) -> Result<Agreed, NetworkError> {
+) -> Result<(Advert, Cards), NetworkError> {
     let cards = our_cards(filter, setup)?;
     let ours = Advert {
         lanes,
@@ -84,6 +83,15 @@ pub(super) fn agree(
         encrypt: setup.encrypt,
         addresses: told(&cards.nics, setup.listening),
     };
+    Ok((ours, cards))
+}
+
+/// One round with the peer.
+pub(super) fn agree(
+    (ours, cards): (Advert, Cards),
+    setup: &Setup<'_>,
+    exchange: &mut dyn Exchange,
+) -> Result<Agreed, NetworkError> {
     let arrived = exchange.exchange(&ours.encode())?;
     let theirs = Advert::decode(&arrived)
         .map_err(|(expected, arrived)| mismatch(setup, expected, arrived))?;

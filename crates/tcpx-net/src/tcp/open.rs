@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tcpx_lanes::arrival;
 
 use super::agree::{Agreed, Cards, mismatch};
+use super::early::Early;
 use super::repair::{Arrivals, Dialler, Repair};
 use crate::channel::Way;
 use crate::dial::JoinedLane;
@@ -14,11 +15,12 @@ use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
 /// A way that no lane could be opened over for this long is not used.
-const TRY: Duration = Duration::from_millis(1500);
+pub(super) const TRY: Duration = Duration::from_millis(1500);
 
 /// All lanes by number, how they come back when they die, and the ways they take, for a person.
 pub(super) fn open(
     agreed: Agreed,
+    early: Early,
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
 ) -> Result<(Vec<JoinedLane>, Repair, String), NetworkError> {
@@ -29,7 +31,7 @@ pub(super) fn open(
     } = agreed;
     match setup.side {
         Side::Client => {
-            let (streams, dialler) = dial(lanes, &routes, &cards, setup)?;
+            let (streams, dialler) = dial(lanes, early, &routes, &cards, setup)?;
             let ways = describe(&streams, &cards);
             Ok((streams, Repair::Dial(Arc::new(dialler)), ways))
         }
@@ -49,6 +51,7 @@ pub(super) fn open(
 
 fn dial(
     lanes: u16,
+    early: Early,
     routes: &[Way],
     cards: &Cards,
     setup: &Setup<'_>,
@@ -68,10 +71,26 @@ fn dial(
     };
     let all: Vec<u16> = (0..lanes).collect();
     let first = Dialler::new(setup, spread.clone());
-    let opened = at_once(&all, |lane| {
+    let mut opened: Vec<_> = match routes == [plain.clone()] {
+        true => early.join(lanes),
+        false => Vec::new(),
+    };
+    opened.resize_with(all.len(), || None);
+    let rest: Vec<u16> = all
+        .iter()
+        .copied()
+        .filter(|lane| opened[usize::from(*lane)].is_none())
+        .collect();
+    let dialled = at_once(&rest, |lane| {
         let route = &spread[usize::from(lane)];
         first.try_way(lane, cards.share_network(route), deadline)
     });
+    let mut dialled = dialled.into_iter();
+    let opened = opened.into_iter().map_while(|joined| match joined {
+        Some(joined) => Some(Ok((joined, plain.clone()))),
+        None => dialled.next(),
+    });
+    let opened: Vec<_> = opened.collect();
     let mut streams: Vec<Option<JoinedLane>> = Vec::with_capacity(spread.len());
     let mut taken: Vec<Option<Way>> = Vec::with_capacity(spread.len());
     let mut good: Vec<Way> = Vec::new();
@@ -183,11 +202,11 @@ fn collect(
         };
         match streams.get_mut(usize::from(arrived.lane)) {
             // A second stream of one lane: the client gave the first one up.
-            Some(place) if arrived.lanes == lanes => {
+            Some(place) => {
                 let (stream, keys) = (arrived.stream, arrived.keys);
                 *place = Some(JoinedLane { stream, keys });
             }
-            _ => {
+            None => {
                 return Err(mismatch(
                     setup,
                     format!("{lanes} lanes"),

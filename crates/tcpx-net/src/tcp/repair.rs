@@ -16,7 +16,7 @@ use super::roster::Missing;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
-use crate::dial::{DialOptions, JoinedLane, dial_lane};
+use crate::dial::{AnsweredLane, DialOptions, JoinedLane, ask_for_lane};
 use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
@@ -68,6 +68,16 @@ impl Dialler {
             return Err(self.no_route(lane));
         };
         self.dial(lane, lanes, route, deadline)
+    }
+
+    /// Opens one lane up to the peer's answer.
+    pub(super) fn ask(&self, lane: u16, deadline: Instant) -> Result<AnsweredLane, NetworkError> {
+        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
+        let Some(route) = self.routes.get(usize::from(lane)) else {
+            return Err(self.no_route(lane));
+        };
+        let options = self.options(route, deadline);
+        ask_for_lane(route.peer, &self.session, lane, lanes, &options)
     }
 
     /// Opens one lane, and says which way it took: without the card's name where answers come in through
@@ -123,14 +133,18 @@ impl Dialler {
         way: &Way,
         deadline: Instant,
     ) -> Result<JoinedLane, NetworkError> {
-        let options = DialOptions {
+        let options = self.options(way, deadline);
+        ask_for_lane(way.peer, &self.session, lane, lanes, &options)?.join()
+    }
+
+    fn options(&self, way: &Way, deadline: Instant) -> DialOptions {
+        DialOptions {
             deadline,
             interface: way.interface.clone(),
             source: way.local,
             capabilities: 0,
             congestion: self.congestion.clone(),
-        };
-        dial_lane(way.peer, &self.session, lane, lanes, &options)
+        }
     }
 
     fn run(&self, channel: &std::sync::Weak<Shared>) {
@@ -221,7 +235,7 @@ fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
 fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
     let mut waiting = lock(&arrivals.waiting);
     while let Some(arrived) = arrivals.inbox.try_take() {
-        if arrived.lane >= channel.roster.lanes() || arrived.lanes != channel.roster.lanes() {
+        if arrived.lane >= channel.roster.lanes() {
             tracing::warn!(
                 channel = %channel.name, peer = %arrived.peer, lane = arrived.lane, lanes = arrived.lanes,
                 "a lane came that the channel does not have; it is closed"

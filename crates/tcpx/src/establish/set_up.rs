@@ -146,12 +146,19 @@ impl SetUp {
             .next_timeout()
             .map_or(until, |due| self.origin + Duration::from_micros(due.0));
         let sleep = until.min(due).saturating_duration_since(Instant::now());
-        let mut flags = PollFlags::IN;
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, other.is_none() || self.has_room());
         flags.set(PollFlags::OUT, self.control.wants_write());
         let control = self.control.as_fd();
+        let other = other.as_ref().unwrap_or(&control);
+        // Its end would be reported whatever is asked for.
+        let (control, flags) = match flags.is_empty() {
+            true => (other, PollFlags::IN),
+            false => (&control, flags),
+        };
         let mut watched = [
-            PollFd::new(&control, flags),
-            PollFd::new(other.as_ref().unwrap_or(&control), PollFlags::IN),
+            PollFd::new(control, flags),
+            PollFd::new(other, PollFlags::IN),
         ];
         // Interrupted or timed out: the loop looks at everything again.
         let _ = poll(&mut watched, Some(&timespec(sleep)));
@@ -178,9 +185,17 @@ impl SetUp {
         Ok(true)
     }
 
+    /// Whether more may come before its time. A peer that is ready says what it likes while this side still waits for
+    /// lanes; what is too much stays in the socket meanwhile.
+    fn has_room(&self) -> bool {
+        2 * self.pending.len() <= MOST_PENDING
+    }
+
     /// Takes and says what there is, without waiting.
     fn hear(&mut self) -> Result<(), Error> {
-        self.take_frames()?;
+        if self.has_room() {
+            self.take_frames()?;
+        }
         self.keep_actions()?;
         self.keep_time();
         self.transmit()
@@ -280,6 +295,10 @@ impl Exchange for SetUp {
             });
         }
         Ok(payload)
+    }
+
+    fn ready(&mut self) {
+        self.session.ready();
     }
 
     fn wait(&mut self, descriptor: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetworkError> {
