@@ -107,7 +107,14 @@ impl Look {
 
 fn process(out: &mut String, report: &Report, before: Option<&Report>) {
     let Report { pid, program, .. } = report;
-    let _ = writeln!(out, "process {pid}, {}", one_line(program));
+    let rank = report.rank.as_ref();
+    let rank = rank.map(|rank| format!(", rank {}", one_line(rank)));
+    let _ = writeln!(
+        out,
+        "process {pid}, {}{}",
+        one_line(program),
+        rank.unwrap_or_default()
+    );
     for listener in &report.listeners {
         let _ = write!(out, "  listens on {}", one_line(&listener.address));
         if let Some(last) = &listener.last_refusal {

@@ -2,8 +2,10 @@
 
 mod lanes;
 mod stalls;
+mod status;
 
 use std::io;
+use std::net::SocketAddr;
 
 use nccl_net::export::Buffer;
 use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
@@ -132,6 +134,16 @@ impl Inbound {
     }
 
     /// The error that ended the connection, if one did.
+    pub(crate) fn failure(&self) -> Option<&PluginError> {
+        self.failure.as_ref()
+    }
+
+    /// The address of the sender.
+    pub(crate) fn peer(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
+    }
+
+    /// That error, for a call that needs the connection.
     pub(crate) fn alive(&self) -> Result<(), PluginError> {
         self.failure.clone().map_or(Ok(()), Err)
     }

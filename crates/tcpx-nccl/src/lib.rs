@@ -15,20 +15,7 @@
 //! The ABI ends in `nccl-net`; everything here implements its safe traits, whatever the version
 //! of the table.
 //!
-//! | variable | meaning | default |
-//! |---|---|---|
-//! | `TCPX_NET_DEVICE` | `host`, `cuda` or `unpack` | `host` |
-//! | `TCPX_NET_POOL` | pool of device receives: `pinned` or `gpu` | `pinned` |
-//! | `TCPX_NET_POOL_BYTES` | pool of each receive comm, bytes | 16777216 |
-//! | `TCPX_NET_STANDIN` | `host`: host memory stands in for device memory | unset |
-//! | `TCPX_NET_LANES` | connections to each peer process for large messages; 0: none | as `TCPX_NET_THREADS`, at least 2; 0 up to four cores |
-//! | `TCPX_NET_SPLICE` | 1: large chunks are sent without a copy; 0: with one | 1 |
-//! | `TCPX_NET_THREADS` | event loops a direction | half the cores, at most 12 |
-//! | `TCPX_NET_RAILS` | devices that an interface stands for | 8 |
-//! | `TCPX_NET_INLINE_BYTES` | messages above take lanes | 65536 |
-//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 262144 |
-//! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
-//! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
+//! Every variable that it reads is in docs/variables.md; `tcpx status` shows its comms and lanes.
 
 mod admission;
 mod config;
@@ -63,6 +50,7 @@ mod send;
 mod shuffle;
 mod staging;
 mod stall;
+mod status;
 mod tuner;
 
 use std::ffi::{CStr, c_char};

@@ -1,9 +1,10 @@
 //! The receiving side of a connection: the calls of the host program.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use nccl_net::constants::UNPACK_MAX_RECEIVE_BYTES;
 use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, NetRecv, RequestId};
+use tcpx_status::{ConnectionReport, Counters};
 
 use crate::config::Mode;
 use crate::device::Device;
@@ -14,6 +15,7 @@ use crate::landing::Landing;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::scatter::Scatter;
+use crate::status::{Comm, Told};
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -21,7 +23,7 @@ pub struct RecvComm {
     shared: Arc<Shared>,
     /// Receives keep their request until they are consumed: there is a device queue.
     keeps_received: bool,
-    state: Mutex<State>,
+    state: Told<State>,
 }
 
 #[derive(Debug)]
@@ -29,6 +31,8 @@ struct State {
     inbound: Inbound,
     /// Receives consumed so far: the next one to be consumed.
     consumed: u64,
+    /// Receives that the host was told are done, and their bytes.
+    received: (u64, u64),
 }
 
 impl RecvComm {
@@ -56,19 +60,23 @@ impl RecvComm {
         let lanes = shared
             .runtime()?
             .map(|runtime| Landing::new(runtime, number, inline_bytes));
+        let inbound = Inbound::new(stream, name, scatter, lanes);
+        let peer = inbound.peer();
+        let state = State {
+            inbound,
+            consumed: 0,
+            received: (0, 0),
+        };
         let comm = Self {
             shared,
-            keeps_received: scatter.is_some(),
-            state: Mutex::new(State {
-                inbound: Inbound::new(stream, name, scatter, lanes),
-                consumed: 0,
-            }),
+            keeps_received: queue.is_some(),
+            state: Told::new(state, peer),
         };
         Ok((comm, queue))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -129,6 +137,7 @@ impl NetComm for RecvComm {
         // What lanes brought needs no system call.
         if let Some(bytes) = inbound.landed(sequence) {
             inbound.ring.remove(id);
+            state.count(bytes);
             return Ok(Some(bytes));
         }
         if inbound.alive().is_ok()
@@ -150,13 +159,11 @@ impl NetComm for RecvComm {
                 if !self.keeps_received {
                     state.inbound.ring.remove(id);
                 }
+                state.count(size);
                 Ok(Some(size))
             }
             Phase::Done { reported: true } => Err(state.unknown(id, "was reported done before")),
-            _ => {
-                progress?;
-                Ok(None)
-            }
+            _ => self.state.answer(progress.map(|()| None)),
         }
     }
 }
@@ -263,11 +270,35 @@ impl NetRecv for RecvComm {
 }
 
 impl State {
+    fn count(&mut self, bytes: usize) {
+        self.received = (self.received.0 + 1, self.received.1 + bytes as u64);
+    }
+
     fn unknown(&self, id: RequestId, why: &str) -> NetError {
         PluginError::UnknownRequest {
             comm: self.inbound.name.clone(),
             why: format!("request {} {why}", id.0),
         }
         .into()
+    }
+}
+
+impl Comm for State {
+    fn tell(&self, report: &mut ConnectionReport) {
+        self.inbound.tell(report);
+    }
+
+    fn counters(&self) -> Counters {
+        let (operations_completed, bytes_received) = self.received;
+        Counters {
+            bytes_received,
+            operations_completed,
+            operations_failed: u64::from(self.failure().is_some()),
+            ..self.inbound.counters()
+        }
+    }
+
+    fn failure(&self) -> Option<&PluginError> {
+        self.inbound.failure()
     }
 }

@@ -2,9 +2,10 @@
 
 mod lanes;
 mod replies;
+mod status;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
@@ -20,6 +21,7 @@ use crate::plugin::Shared;
 use crate::ring::Ring;
 use crate::staging::Staging;
 use crate::stall::Stall;
+use crate::status::Told;
 
 /// Bytes that one call may put on the wire before it returns to its caller.
 const CALL_BUDGET: usize = 8 << 20;
@@ -72,7 +74,7 @@ impl Request {
 #[derive(Debug)]
 pub struct SendComm {
     shared: Arc<Shared>,
-    state: Mutex<State>,
+    state: Told<State>,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,8 @@ struct State {
     /// Calls of `test` that found their message on its way over lanes.
     polls: u32,
     lane_moves: u64,
+    /// Messages that the host was told are sent, and their bytes.
+    sent: (u64, u64),
 }
 
 impl SendComm {
@@ -125,31 +129,34 @@ impl SendComm {
         }
         shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
+        let peer = stream.peer_addr();
+        let state = State {
+            name,
+            stream: Arc::new(stream),
+            ring: Ring::new(),
+            next: 0,
+            staging: None,
+            record: [0; HEADER_BYTES],
+            record_bytes: 0,
+            failure: None,
+            stall: Stall::new(),
+            carriage,
+            granted: 0,
+            stream_number: 0,
+            granting: false,
+            lanes_above,
+            polls: 0,
+            lane_moves: 0,
+            sent: (0, 0),
+        };
         Ok(Self {
             shared,
-            state: Mutex::new(State {
-                name,
-                stream: Arc::new(stream),
-                ring: Ring::new(),
-                next: 0,
-                staging: None,
-                record: [0; HEADER_BYTES],
-                record_bytes: 0,
-                failure: None,
-                stall: Stall::new(),
-                carriage,
-                granted: 0,
-                stream_number: 0,
-                granting: false,
-                lanes_above,
-                polls: 0,
-                lane_moves: 0,
-            }),
+            state: Told::new(state, peer),
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -205,13 +212,11 @@ impl NetComm for SendComm {
         match state.standing(request) {
             Some(Progress::Done) => {
                 let size = state.ring.remove(request).map_or(0, |request| request.size);
+                state.sent = (state.sent.0 + 1, state.sent.1 + size as u64);
                 self.shared.sends.fetch_sub(1, Ordering::Relaxed);
                 Ok(Some(size))
             }
-            Some(_) => {
-                progress?;
-                Ok(None)
-            }
+            Some(_) => self.state.answer(progress.map(|()| None)),
             None => Err(PluginError::UnknownRequest {
                 comm: state.name.clone(),
                 why: format!("request {} is not in flight", request.0),

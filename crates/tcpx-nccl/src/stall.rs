@@ -26,6 +26,11 @@ impl Stall {
         self.report_after = FIRST_REPORT;
     }
 
+    /// Time since the last byte moved, where something is outstanding.
+    pub(crate) fn waited(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Something is outstanding and nothing moved; gives the duration when it is time to say so.
     pub(crate) fn waiting(&mut self, now: Instant) -> Option<Duration> {
         let stalled = now.saturating_duration_since(*self.since.get_or_insert(now));

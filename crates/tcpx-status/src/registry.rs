@@ -261,6 +261,7 @@ pub(crate) fn collect() -> Option<Report> {
         version: VERSION,
         pid: std::process::id(),
         program: program(),
+        rank: rank(),
         software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
         ..Report::default()
     };
@@ -304,6 +305,18 @@ pub(crate) fn collect() -> Option<Report> {
 fn program() -> String {
     let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     name.trim_end().to_owned()
+}
+
+/// What torchrun, Open MPI, MPICH, Slurm or Kubernetes tells a process of its rank.
+fn rank() -> Option<String> {
+    let told = [
+        "RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+        "JOB_COMPLETION_INDEX",
+    ];
+    told.iter().find_map(|name| std::env::var(name).ok())
 }
 
 #[cfg(test)]

@@ -23,6 +23,9 @@ pub struct Report {
     pub pid: u32,
     /// Its name, as the system shows it.
     pub program: String,
+    /// Its rank, where whoever started it says so.
+    #[serde(default)]
+    pub rank: Option<String>,
     /// Our name and version.
     pub software: String,
     /// When the report was made, in seconds since its first source.

@@ -1,5 +1,7 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
+mod status;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -81,6 +83,7 @@ pub(crate) struct LaneSet {
     /// Lanes that have ended and have not come back.
     missing: AtomicUsize,
     dialling: Mutex<Dialling>,
+    told: status::Told,
 }
 
 /// What those know of a lane who look after it.
@@ -190,6 +193,7 @@ impl LaneSet {
             }),
             peer,
             lanes,
+            told: status::Told::default(),
         })
     }
 

@@ -64,19 +64,24 @@ impl Outlet {
         }
     }
 
-    fn left(&self, sequence: u64) -> &AtomicUsize {
+    /// Bytes of a message of which the host's memory may still be read.
+    pub(crate) fn left(&self, sequence: u64) -> usize {
+        self.slot(sequence).load(Ordering::Acquire)
+    }
+
+    fn slot(&self, sequence: u64) -> &AtomicUsize {
         // Below the limit, which is 32.
         &self.left[(sequence % RequestId::LIMIT as u64) as usize]
     }
 
     /// A message of so many bytes begins.
     pub(crate) fn begin(&self, sequence: u64, bytes: usize) {
-        self.left(sequence).store(bytes, Ordering::Release);
+        self.slot(sequence).store(bytes, Ordering::Release);
     }
 
     /// Whether the host may have the memory of a message back: the peer has read all bytes, or copies keep them.
     pub(crate) fn is_sent(&self, sequence: u64) -> bool {
-        self.left(sequence).load(Ordering::Acquire) == 0
+        self.left(sequence) == 0
     }
 
     /// A part of a message for the queue.
@@ -212,7 +217,7 @@ impl Chunk {
         self.lighten();
         self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
         self.outlet
-            .left(self.header.sequence)
+            .slot(self.header.sequence)
             .fetch_sub(self.header.length as usize, Ordering::AcqRel);
     }
 }

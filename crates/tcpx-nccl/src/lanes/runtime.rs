@@ -185,6 +185,7 @@ impl Runtime {
                 "raise the limits on processes",
             )
         })?;
+        set.tell_status();
         sets.insert(route, set.clone());
         Ok(Some(set))
     }

@@ -1,0 +1,74 @@
+//! What `tcpx status` tells of a receive comm.
+
+use tcpx_lanes::tcp_info::tcp_counters;
+use tcpx_status::{ConnectionReport, Counters};
+
+use super::{Inbound, Phase};
+use crate::landing::Landing;
+use crate::status::Running;
+
+impl Inbound {
+    pub(crate) fn tell(&self, report: &mut ConnectionReport) {
+        let joined = self.lanes.as_ref().is_some_and(Landing::is_joined);
+        report.path = match joined {
+            true => format!(
+                "{}, large messages over the lanes of its process",
+                self.name
+            ),
+            false => format!("{}, all messages over its own connection", self.name),
+        };
+        let waited = self.stall.waited();
+        self.ring.all(|sequence, request| {
+            let on_lanes = self
+                .lanes
+                .as_ref()
+                .and_then(|lanes| lanes.progress(sequence));
+            let (done, total, next) = match (request.phase, on_lanes) {
+                (Phase::Done { .. }, _) => return true,
+                (Phase::Posted, Some((done, total))) if done < total => {
+                    (done, total, "the peer's lanes must bring the rest")
+                }
+                (Phase::Posted, Some(_)) => return true,
+                (Phase::Posted, None) => (0, request.capacity as u64, "the peer must send"),
+                (Phase::Announced, _) => (
+                    0,
+                    request.size as u64,
+                    "the program must consume receives that are done",
+                ),
+                (Phase::Payload, _) => (
+                    request.received as u64,
+                    request.size as u64,
+                    "the peer must send the rest",
+                ),
+                (Phase::Moving, _) => (
+                    request.received as u64,
+                    request.size as u64,
+                    "the GPU must copy it",
+                ),
+            };
+            // A receive that waits for its message is early, not stalled.
+            let is_due = request.phase != Phase::Posted || on_lanes.is_some();
+            Running {
+                kind: "receive",
+                sequence,
+                done,
+                total,
+                waited,
+                next,
+                is_due,
+            }
+            .tell(report);
+            true
+        });
+    }
+
+    /// What the comm's own connection carried.
+    pub(crate) fn counters(&self) -> Counters {
+        let own = tcp_counters(&*self.stream).unwrap_or_default();
+        Counters {
+            control_bytes_sent: own.sent,
+            control_bytes_received: own.received,
+            ..Counters::default()
+        }
+    }
+}

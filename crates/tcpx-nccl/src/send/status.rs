@@ -1,0 +1,77 @@
+//! What `tcpx status` tells of a send comm.
+
+use tcpx_lanes::tcp_info::tcp_counters;
+use tcpx_status::{ConnectionReport, Counters};
+
+use super::State;
+use crate::error::PluginError;
+use crate::status::{Comm, Running};
+
+impl Comm for State {
+    fn tell(&self, report: &mut ConnectionReport) {
+        report.path = match &self.carriage {
+            Some(carriage) => format!(
+                "{}, large messages over the {} lanes to its process",
+                self.name,
+                carriage.set().lanes()
+            ),
+            None => format!("{}, all messages over its own connection", self.name),
+        };
+        let waited = self.stall.waited();
+        self.ring.all(|sequence, request| {
+            let outlet = self.carriage.as_ref().map(|carriage| carriage.outlet());
+            let (done, next) = match outlet {
+                Some(outlet) if request.on_lanes => {
+                    let left = outlet.left(sequence).min(request.size);
+                    (
+                        request.size - left,
+                        "the lanes to the peer's process must carry it",
+                    )
+                }
+                _ if sequence > self.next => (0, "the sends before it must end"),
+                Some(_) if sequence >= self.granted && self.granting => {
+                    (0, "the peer must post its receive")
+                }
+                _ => {
+                    let written = request.total() - request.written;
+                    (
+                        request.size - written.min(request.size),
+                        "the peer must read it",
+                    )
+                }
+            };
+            if done < request.size || request.size == 0 {
+                let (done, total) = (done as u64, request.size as u64);
+                let kind = "send";
+                Running {
+                    kind,
+                    sequence,
+                    done,
+                    total,
+                    waited,
+                    next,
+                    is_due: true,
+                }
+                .tell(report);
+            }
+            true
+        });
+    }
+
+    fn counters(&self) -> Counters {
+        let own = tcp_counters(&*self.stream).unwrap_or_default();
+        let (operations_completed, bytes_sent) = self.sent;
+        Counters {
+            bytes_sent,
+            operations_completed,
+            operations_failed: u64::from(self.failure.is_some()),
+            control_bytes_sent: own.sent,
+            control_bytes_received: own.received,
+            ..Counters::default()
+        }
+    }
+
+    fn failure(&self) -> Option<&PluginError> {
+        self.failure.as_ref()
+    }
+}

@@ -1,0 +1,178 @@
+//! What `tcpx status` tells of a process under NCCL: its comms, and the lanes to each peer process.
+
+use std::fmt::Debug;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use nccl_net::export::NetError;
+use tcpx_status::{
+    ConnectionReport, Counters, Description, Ended, OperationReport, Registration, Source,
+};
+
+use crate::error::PluginError;
+
+/// An operation without progress for this long counts as stalled.
+pub(crate) const STALLED: Duration = Duration::from_secs(1);
+
+/// How long the status waits for a call of NCCL's to come back.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Has the status of this process tell of a comm or of lanes.
+pub(crate) fn register(source: Weak<dyn Source>) -> Registration {
+    // The thread that answers runs code of this file.
+    crate::pin::keep_loaded();
+    tcpx_status::register(source, true)
+}
+
+/// What a comm keeps.
+pub(crate) trait Comm: Debug + Send {
+    /// Says what it is and where its operations stand.
+    fn tell(&self, report: &mut ConnectionReport);
+
+    /// What it has counted.
+    fn counters(&self) -> Counters;
+
+    /// The error that ended it.
+    fn failure(&self) -> Option<&PluginError>;
+}
+
+/// A comm of the host program, of which the status tells until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Told<C: Comm + 'static> {
+    comm: Arc<Kept<C>>,
+    registration: Registration,
+    /// The error that ended it is among the last errors of the process.
+    has_failed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Kept<C> {
+    peer: String,
+    since: Instant,
+    has_ended: AtomicBool,
+    state: Mutex<C>,
+}
+
+impl<C: Comm> Told<C> {
+    /// A comm that is connected to `peer`.
+    pub(crate) fn new(state: C, peer: io::Result<SocketAddr>) -> Self {
+        let comm = Arc::new(Kept {
+            peer: peer.map_or_else(|error| error.to_string(), |peer| peer.to_string()),
+            since: Instant::now(),
+            has_ended: AtomicBool::new(false),
+            state: Mutex::new(state),
+        });
+        let source = Arc::downgrade(&comm);
+        Self {
+            registration: register(source),
+            comm,
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, C> {
+        let state = self.comm.state.lock();
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The answer to a call, whose error the status tells of once.
+    pub(crate) fn answer<T>(&self, result: Result<T, PluginError>) -> Result<T, NetError> {
+        result.map_err(|error| {
+            if !self.has_failed.swap(true, Ordering::Relaxed) {
+                self.registration
+                    .failed(self.comm.peer.clone(), error.to_string());
+            }
+            error.into()
+        })
+    }
+}
+
+impl<C: Comm> Drop for Told<C> {
+    fn drop(&mut self) {
+        let (counters, lost) = {
+            let state = self.lock();
+            (state.counters(), state.failure().is_some())
+        };
+        self.comm.has_ended.store(true, Ordering::Release);
+        self.registration.ended(|| Ended {
+            counters,
+            lost,
+            refused: 0,
+        });
+    }
+}
+
+impl<C: Comm> Source for Kept<C> {
+    fn describe(&self) -> Option<Description> {
+        if self.has_ended.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut report = ConnectionReport {
+            peer: self.peer.clone(),
+            network: "NCCL".to_owned(),
+            up_seconds: self.since.elapsed().as_secs_f64(),
+            ..ConnectionReport::default()
+        };
+        let asked = Instant::now();
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => {
+                    state.tell(&mut report);
+                    report.counters = state.counters();
+                    report.stuck = state.failure().map(ToString::to_string);
+                }
+                Err(TryLockError::WouldBlock) if asked.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                Err(_) => report.stuck = Some("a call of NCCL's does not come back".to_owned()),
+            }
+            return Some(Description::Connection(Box::new(report)));
+        }
+    }
+}
+
+/// An operation that runs.
+pub(crate) struct Running<'a> {
+    pub(crate) kind: &'static str,
+    pub(crate) sequence: u64,
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+    /// Since the comm last moved.
+    pub(crate) waited: Duration,
+    /// Who must act next.
+    pub(crate) next: &'a str,
+    /// It has begun, or the peer is asked for it.
+    pub(crate) is_due: bool,
+}
+
+impl Running<'_> {
+    /// Adds it to what is told of its comm.
+    pub(crate) fn tell(&self, report: &mut ConnectionReport) {
+        report.operations_running += 1;
+        report.operations_stalled += u64::from(self.is_due && self.waited >= STALLED);
+        let Self {
+            kind,
+            sequence,
+            done,
+            total,
+            next,
+            ..
+        } = self;
+        let waited_seconds = self.waited.as_secs_f64();
+        report.operations.push(OperationReport {
+            kind: format!("{kind} {sequence}"),
+            tag: None,
+            bytes_done: *done,
+            bytes_total: *total,
+            waited_seconds,
+            next: (*next).to_owned(),
+            line: format!(
+                "{kind} {sequence}: {done} of {total} bytes, {waited_seconds:.1} s without progress; next: {next}"
+            ),
+        });
+    }
+}
