@@ -1,5 +1,6 @@
 /*
- * Moves scattered fragments from a bounce pool to their destination: one warp a piece.
+ * Moves scattered fragments from a bounce pool to their destination, or packs them the other way: one
+ * warp a piece.
  *
  * The pool may lie in device memory or in mapped host memory, and so may the destination. Lists come
  * with the launch where they are short, else from mapped host memory, so nothing is uploaded first.
@@ -40,7 +41,24 @@ struct tcpx_call {
     tcpx_u32 last;
     /* Of a list that came with the launch: the warps that share a piece, as a power of two. */
     tcpx_u32 split;
+    /* Whether pieces go from the destination to the pool. */
+    tcpx_u32 packs;
 };
+
+/* Where a piece comes from, and where it goes. */
+struct tcpx_way {
+    const tcpx_u8 *from;
+    tcpx_u8 *to;
+};
+
+TCPX_INLINE tcpx_way tcpx_way_of(const tcpx_call &call, tcpx_u32 in_pool, tcpx_u64 in_destination) {
+    const tcpx_u8 *pool = call.pool + in_pool;
+    tcpx_u8 *destination = call.destination + in_destination;
+    tcpx_way way;
+    way.from = call.packs ? destination : pool;
+    way.to = call.packs ? (tcpx_u8 *)pool : destination;
+    return way;
+}
 
 /* Aligned, because an entry is read as one word of 16 bytes. */
 struct __align__(16) tcpx_few {
@@ -74,8 +92,8 @@ TCPX_INLINE void tcpx_carried(const tcpx_call &call, const tcpx_descriptor *entr
     for (at = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; at < call.count << call.split;
          at += warps) {
         ulonglong2 entry = *(const ulonglong2 *)&entries[at >> call.split];
-        tcpx_unpack_part(lane, TCPX_WARP, TCPX_SHORT_BATCH, at, call.split,
-                         call.pool + (tcpx_u32)entry.x, call.destination + entry.y,
+        tcpx_way way = tcpx_way_of(call, (tcpx_u32)entry.x, entry.y);
+        tcpx_unpack_part(lane, TCPX_WARP, TCPX_SHORT_BATCH, at, call.split, way.from, way.to,
                          (tcpx_u32)(entry.x >> 32));
     }
     tcpx_finish(call);
@@ -88,9 +106,8 @@ TCPX_INLINE void tcpx_even_carried(const tcpx_call &call, const tcpx_u32 *source
     for (at = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; at < call.count << call.split;
          at += warps) {
         tcpx_u32 index = at >> call.split;
-        tcpx_unpack_part(lane, TCPX_WARP, TCPX_SHORT_BATCH, at, call.split,
-                         call.pool + sources[index],
-                         call.destination + (tcpx_u64)index * call.unit,
+        tcpx_way way = tcpx_way_of(call, sources[index], (tcpx_u64)index * call.unit);
+        tcpx_unpack_part(lane, TCPX_WARP, TCPX_SHORT_BATCH, at, call.split, way.from, way.to,
                          index + 1u == call.count ? call.last : call.unit);
     }
     tcpx_finish(call);
@@ -135,8 +152,8 @@ tcpx_unpack_mapped(const __grid_constant__ tcpx_call call, const ulonglong2 *ent
         if (at < call.count) {
             next = entries[at];
         }
-        tcpx_unpack_lane(threadIdx.x % TCPX_WARP, TCPX_WARP, TCPX_LONG_BATCH,
-                         call.pool + (tcpx_u32)entry.x, call.destination + entry.y,
+        tcpx_way way = tcpx_way_of(call, (tcpx_u32)entry.x, entry.y);
+        tcpx_unpack_lane(threadIdx.x % TCPX_WARP, TCPX_WARP, TCPX_LONG_BATCH, way.from, way.to,
                          (tcpx_u32)(entry.x >> 32));
     }
     tcpx_finish(call);
@@ -152,8 +169,8 @@ tcpx_even_mapped(const __grid_constant__ tcpx_call call, const tcpx_u32 *sources
         if (at < call.count) {
             next = sources[at];
         }
-        tcpx_unpack_lane(threadIdx.x % TCPX_WARP, TCPX_WARP, TCPX_LONG_BATCH, call.pool + source,
-                         call.destination + (tcpx_u64)index * call.unit,
+        tcpx_way way = tcpx_way_of(call, source, (tcpx_u64)index * call.unit);
+        tcpx_unpack_lane(threadIdx.x % TCPX_WARP, TCPX_WARP, TCPX_LONG_BATCH, way.from, way.to,
                          index + 1u == call.count ? call.last : call.unit);
     }
     tcpx_finish(call);

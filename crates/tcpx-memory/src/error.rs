@@ -103,6 +103,22 @@ pub enum MemoryError {
         /// A method that works.
         instead: UnpackMethod,
     },
+    /// Pieces of one region lie in memory of several kinds.
+    #[error("pieces in {one} and in {other} cannot be one region; make one of each")]
+    Unlike {
+        /// Where the first piece is.
+        one: MemoryKind,
+        /// Where another one is.
+        other: MemoryKind,
+    },
+    /// A region of pieces where memory with one address is needed.
+    #[error(
+        "this region of {kind} is made of pieces of others; copy it to a plain one, or name its pieces"
+    )]
+    InPieces {
+        /// Where the pieces are.
+        kind: MemoryKind,
+    },
     /// A descriptor points outside the pool.
     #[error(
         "descriptor {index} reads bytes {start}..{end} of a bounce pool of {len}; the list or the pool is wrong"

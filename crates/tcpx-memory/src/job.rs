@@ -109,6 +109,13 @@ impl Work {
                 to,
                 with,
             } => {
+                // Descriptors count from one address at either end.
+                if let Some(end) = [pool.slice(), to]
+                    .into_iter()
+                    .find(|end| end.is_in_pieces())
+                {
+                    return Err(MemoryError::InPieces { kind: end.kind() });
+                }
                 if !with.is_possible(pool.kind(), to.kind()) {
                     return Err(MemoryError::MethodNotPossible {
                         method: *with,

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use backing::Backing;
+pub(crate) use gathered::DeviceParts;
 pub use gathered::{Gather, HostParts};
 
 use crate::error::MemoryError;
@@ -149,7 +150,7 @@ impl Region {
         self.0.len == 0
     }
 
-    /// The GPU whose context the memory belongs to; `None` for pageable host memory.
+    /// The GPU whose context the memory belongs to; `None` for pageable host memory and for pieces of host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.0.backing.gpu()
     }
@@ -209,12 +210,28 @@ impl Region {
     /// address.
     pub(crate) fn host_parts(&self, range: Range<usize>) -> Option<HostParts<'_>> {
         match &self.0.backing {
-            Backing::Gathered(gathered) => Some(gathered.parts(range)),
+            Backing::Gathered(gathered) => gathered.host_parts(range),
             backing => {
                 let base = backing.host_base()?;
                 Some(HostParts::one(base.wrapping_add(range.start), range.len()))
             }
         }
+    }
+
+    /// As [`Self::host_parts`], of memory that CUDA devices can address: where it is for them.
+    pub(crate) fn device_parts(&self, range: Range<usize>) -> Option<DeviceParts<'_>> {
+        match &self.0.backing {
+            Backing::Gathered(gathered) => gathered.device_parts(range),
+            backing => {
+                let base = backing.device_base()?;
+                Some(DeviceParts::one(base + range.start as u64, range.len()))
+            }
+        }
+    }
+
+    /// Whether its bytes are those of pieces of other regions, so that it has no address.
+    pub(crate) fn is_in_pieces(&self) -> bool {
+        matches!(self.0.backing, Backing::Gathered(_))
     }
 
     pub(crate) fn host_base(&self) -> Option<*mut u8> {

@@ -5,7 +5,7 @@ use std::ops::{Bound, Range, RangeBounds};
 use crate::error::MemoryError;
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Held, Hold, Lease};
-use crate::region::{HostParts, Region};
+use crate::region::{DeviceParts, HostParts, Region};
 
 /// Turns any range into `start..end` within `len`.
 pub(crate) fn resolve(
@@ -129,7 +129,8 @@ impl RegionSlice {
         })
     }
 
-    /// The first byte's address for the CPU; `None` for memory the CPU cannot address. Whoever reads
+    /// The first byte's address for the CPU; `None` for memory the CPU cannot address, and for a
+    /// [gathered](crate::Gather) region. Whoever reads
     /// or writes through it must hold a lease on the bytes.
     pub fn host_ptr(&self) -> Option<*mut u8> {
         // `wrapping_add` because an empty slice may stand at the end of a region of no bytes.
@@ -150,7 +151,23 @@ impl RegionSlice {
         Ok(self.region.host_parts(start..start + range.len()))
     }
 
-    /// The first byte's address for CUDA devices; `None` for pageable host memory.
+    /// As [`Self::host_parts`] for CUDA devices; `None` for memory that they cannot address.
+    pub(crate) fn device_parts(
+        &self,
+        range: Range<usize>,
+    ) -> Result<Option<DeviceParts<'_>>, MemoryError> {
+        let range = resolve(range, self.len())?;
+        let start = self.range.start + range.start;
+        Ok(self.region.device_parts(start..start + range.len()))
+    }
+
+    /// Whether the bytes are those of a [gathered](crate::Gather) region, which has no address.
+    pub(crate) fn is_in_pieces(&self) -> bool {
+        self.region.is_in_pieces()
+    }
+
+    /// The first byte's address for CUDA devices; `None` for pageable host memory and for a
+    /// [gathered](crate::Gather) region.
     pub fn device_address(&self) -> Option<u64> {
         self.region
             .device_base()

@@ -223,7 +223,7 @@ impl CopyWorker {
         };
         let one_is_near = out_of_reach.next().is_none() && self.gpu.is_some();
         let far_copy = matches!(&job.work, Work::Copy { from, to }
-            if [from, to].iter().all(|end| matches!(end.kind(), MemoryKind::Cuda { .. })));
+            if [from, to].iter().all(|end| matches!(end.kind(), MemoryKind::Cuda { .. }) && !end.is_in_pieces()));
         if far_copy && one_is_near {
             return Ok(());
         }

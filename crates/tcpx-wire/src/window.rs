@@ -77,14 +77,18 @@ pub struct WindowKey {
     pub bytes: u64,
     /// What the peer may do.
     pub rights: Rights,
-    /// Whether lists of pieces may name it: its owner has it in host memory, and the network finds memory by name.
+    /// Whether lists of pieces may name it: the network finds memory by name.
     pub takes_lists: bool,
+    /// Whether its owner has it in memory of a GPU. A list names windows of one sort.
+    pub is_on_gpu: bool,
     /// What proves that the peer was given the key.
     pub secret: WindowSecret,
 }
 
 /// Beside the rights in a key's bytes: lists of pieces may name it.
 const TAKES_LISTS: u8 = 4;
+/// Likewise: it is in memory of a GPU.
+const IS_ON_GPU: u8 = 8;
 
 /// First bytes of a key's bytes: a name and a version.
 const KEY_START: [u8; 4] = *b"TXW\x01";
@@ -103,6 +107,7 @@ impl WindowKey {
             Rights::GetAndPut => 3,
         };
         bytes[4] |= if self.takes_lists { TAKES_LISTS } else { 0 };
+        bytes[4] |= if self.is_on_gpu { IS_ON_GPU } else { 0 };
         bytes[5..13].copy_from_slice(&self.window.to_le_bytes());
         bytes[13..21].copy_from_slice(&self.bytes.to_le_bytes());
         bytes[21..].copy_from_slice(self.secret.as_bytes());
@@ -126,7 +131,7 @@ impl WindowKey {
             return Err(WindowKeyError::Start);
         }
         let [arrived] = *rights;
-        let rights = match arrived & !TAKES_LISTS {
+        let rights = match arrived & !(TAKES_LISTS | IS_ON_GPU) {
             1 => Rights::Get,
             2 => Rights::Put,
             3 => Rights::GetAndPut,
@@ -137,6 +142,7 @@ impl WindowKey {
             bytes: u64::from_le_bytes(*of),
             rights,
             takes_lists: arrived & TAKES_LISTS != 0,
+            is_on_gpu: arrived & IS_ON_GPU != 0,
             secret: WindowSecret::from_bytes(secret),
         })
     }
@@ -169,7 +175,7 @@ pub enum WindowKeyError {
     Start,
     /// Their rights do not exist.
     #[error(
-        "window key: expected rights 1 to 3 or 5 to 7, {arrived} arrived; pass the key as it was made"
+        "window key: expected rights of 1 to 3, with 4 or 8 or both or neither, {arrived} arrived; pass the key as it was made"
     )]
     Rights {
         /// What arrived.
@@ -198,6 +204,7 @@ mod tests {
             bytes: u64::MAX,
             rights,
             takes_lists: rights == Rights::Put,
+            is_on_gpu: rights == Rights::Get,
             secret: WindowSecret([0xa5; 16]),
         }
     }
@@ -235,7 +242,7 @@ mod tests {
         };
         assert_eq!(with(0, b'X'), Err(WindowKeyError::Start));
         assert_eq!(with(3, 2), Err(WindowKeyError::Start));
-        for arrived in [0, 4, 8, 255] {
+        for arrived in [0, 4, 8, 12, 16, 17, 255] {
             assert_eq!(with(4, arrived), Err(WindowKeyError::Rights { arrived }));
         }
     }

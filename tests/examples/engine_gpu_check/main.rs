@@ -21,7 +21,7 @@ use tcpx_memory::CopyWorker;
 
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     ("sizes", transfers::sizes),
     ("kinds_of_memory", transfers::kinds),
     ("both_directions", transfers::both_directions),
@@ -34,6 +34,7 @@ const CHECKS: [Check; 10] = [
     ("spinning_kernel", order::spinning_kernel),
     ("puts_and_gets", windows::puts_and_gets),
     ("batches", windows::batches),
+    ("lists_of_pieces", windows::lists_of_pieces),
     ("large", transfers::large),
 ];
 

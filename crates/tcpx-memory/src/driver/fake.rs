@@ -280,6 +280,13 @@ pub(crate) static API: Api = Api {
             }
             if let Operation::Unpack { pool, to, list, .. } = &operation {
                 let ends = |one: Descriptor| *to as u64 + one.destination_offset;
+                if !world.untraceable.is_empty() {
+                    let mut ends = list.read().into_iter().map(ends);
+                    let fault = ends.find_map(|end| world.untraceable.get(&(end as usize)));
+                    if let Some(fault) = fault {
+                        world.lost.insert(stream.addr(), *fault);
+                    }
+                }
                 if !world.refused.is_empty()
                     && list
                         .read()

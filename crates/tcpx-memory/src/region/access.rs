@@ -2,9 +2,10 @@
 
 use std::ops::{Range, RangeBounds};
 
-use super::Region;
+use super::{DeviceParts, Region};
 use crate::checksum::Crc32c;
 use crate::error::MemoryError;
+use crate::gpu::Gpu;
 use crate::lease::{Access, Lease};
 use crate::slice::resolve;
 
@@ -78,11 +79,9 @@ impl Region {
         let mut crc = Crc32c::new();
         if self.kind().is_cpu_accessible() {
             self.with_bytes(range, |bytes| crc.update(bytes))?;
-        } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
+        } else {
             let _lease = self.lease_as(range.clone(), Access::Read, READER)?;
-            gpu.read_pieces(base + range.start as u64, range.len(), |piece| {
-                crc.update(piece)
-            })?;
+            self.read_device(range, |piece| crc.update(piece))?;
         }
         Ok(crc.finish())
     }
@@ -99,8 +98,13 @@ impl Region {
                     from = from.add(len);
                 }
             }
-        } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
-            gpu.write_bytes(base + offset as u64, bytes)?;
+        } else if let Some((gpu, parts)) = self.on_device(span(offset, bytes.len())) {
+            let mut rest = bytes;
+            for (to, len) in parts {
+                let (now, later) = rest.split_at(len);
+                gpu.write_bytes(to, now)?;
+                rest = later;
+            }
         }
         Ok(())
     }
@@ -144,15 +148,33 @@ impl Region {
                     to = to.add(len);
                 }
             }
-        } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
+        } else {
             let mut rest = bytes;
-            gpu.read_pieces(base + offset as u64, rest.len(), |piece| {
+            self.read_device(span(offset, rest.len()), |piece| {
                 let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.len());
                 now.copy_from_slice(piece);
                 rest = later;
             })?;
         }
         Ok(())
+    }
+
+    /// Calls `each` with the bytes of a checked range of GPU memory, a piece after the other.
+    fn read_device(
+        &self,
+        range: Range<usize>,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), MemoryError> {
+        if let Some((gpu, parts)) = self.on_device(range) {
+            for (from, len) in parts {
+                gpu.read_pieces(from, len, &mut each)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_device(&self, range: Range<usize>) -> Option<(&Gpu, DeviceParts<'_>)> {
+        self.gpu().zip(self.device_parts(range))
     }
 }
 

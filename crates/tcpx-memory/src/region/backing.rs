@@ -115,9 +115,8 @@ impl Backing {
         match self {
             Self::Pinned(memory) => memory.as_ref().map(|memory| &memory.gpu),
             Self::Cuda(memory) => memory.as_ref().map(|memory| &memory.gpu),
-            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } | Self::Gathered(_) => {
-                None
-            }
+            Self::Gathered(gathered) => gathered.gpu(),
+            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
         }
     }
 

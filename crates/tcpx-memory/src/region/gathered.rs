@@ -1,4 +1,4 @@
-//! Many pieces of host memory as one region.
+//! Many pieces of host memory, or of one GPU's, as one region.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Backing, Region, RegionId};
 use crate::error::MemoryError;
+use crate::gpu::Gpu;
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Lease};
 use crate::slice::RegionSlice;
@@ -13,6 +14,8 @@ use crate::slice::RegionSlice;
 /// Pieces of other regions, which are leased while this lives.
 pub(super) struct Gathered {
     pieces: Arc<[Piece]>,
+    /// Whose memory it is; `None` for host memory.
+    gpu: Option<Gpu>,
     _leases: Vec<Lease>,
 }
 
@@ -25,6 +28,7 @@ unsafe impl Sync for Piece {}
 struct Piece {
     /// One behind its last byte among the bytes of all.
     end: usize,
+    /// Of a GPU's memory it is the device address, which means nothing to the CPU.
     start: *mut u8,
 }
 
@@ -69,8 +73,44 @@ impl Iterator for HostParts<'_> {
     }
 }
 
+/// Device addresses and lengths of the memory of a range, in its order.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceParts<'a>(HostParts<'a>);
+
+impl DeviceParts<'_> {
+    pub(super) fn one(start: u64, len: usize) -> Self {
+        Self(HostParts::one(device_place(start), len))
+    }
+}
+
+impl Iterator for DeviceParts<'_> {
+    type Item = (u64, usize);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (start, len) = self.0.next()?;
+        Some((start.addr() as u64, len))
+    }
+}
+
+/// A device address where a piece keeps its address.
+fn device_place(address: u64) -> *mut u8 {
+    std::ptr::without_provenance_mut(address as usize)
+}
+
 impl Gathered {
-    pub(super) fn parts(&self, range: Range<usize>) -> HostParts<'_> {
+    pub(super) fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    pub(super) fn host_parts(&self, range: Range<usize>) -> Option<HostParts<'_>> {
+        self.gpu.is_none().then(|| self.parts(range))
+    }
+
+    pub(super) fn device_parts(&self, range: Range<usize>) -> Option<DeviceParts<'_>> {
+        self.gpu.is_some().then(|| DeviceParts(self.parts(range)))
+    }
+
+    fn parts(&self, range: Range<usize>) -> HostParts<'_> {
         let index = self
             .pieces
             .partition_point(|piece| piece.end <= range.start);
@@ -93,10 +133,11 @@ impl Gathered {
     }
 }
 
-/// Many pieces of host memory, each a range of a slice: what [`Gather::region`] makes one region of.
+/// Many pieces of host memory, or of one GPU's, each a range of a slice: what [`Gather::region`] makes one region of.
 #[derive(Clone, Debug)]
 pub struct Gather {
     pieces: Arc<[Piece]>,
+    gpu: Option<Gpu>,
     leased: Vec<Leased>,
     access: Access,
     len: usize,
@@ -114,7 +155,8 @@ impl Gather {
     /// The pieces in their order: which of `parents` each is a range of, and the range.
     ///
     /// # Errors
-    /// A piece lies outside of its parent, or is of another kind of memory; [`MemoryError::Busy`] where two pieces
+    /// A piece lies outside of its parent; [`MemoryError::Unlike`] where parents are in host memory and on a GPU, or
+    /// on two; [`MemoryError::InPieces`] where one is such a region itself; [`MemoryError::Busy`] where two pieces
     /// overlap that are to be written.
     pub fn new(
         parents: &[RegionSlice],
@@ -124,10 +166,14 @@ impl Gather {
         let mut bases = Vec::with_capacity(parents.len());
         let mut regions: HashMap<RegionId, usize> = HashMap::new();
         let mut ranges: Vec<(&Region, Vec<Range<usize>>)> = Vec::new();
+        let gpu = gpu_of(parents)?;
         for parent in parents {
+            let base = match gpu {
+                Some(_) => parent.device_address().map(device_place),
+                None => parent.host_ptr(),
+            };
             let kind = parent.kind();
-            let base = parent.host_ptr();
-            let base = base.ok_or(MemoryError::NotCpuAccessible { kind })?;
+            let base = base.ok_or(MemoryError::InPieces { kind })?;
             let of = *regions.entry(parent.region().id()).or_insert_with(|| {
                 ranges.push((parent.region(), Vec::new()));
                 ranges.len() - 1
@@ -162,6 +208,7 @@ impl Gather {
         let leased = leased.map(|(region, ranges)| Leased::new(region.clone(), ranges, access));
         Ok(Self {
             pieces: all.into(),
+            gpu: gpu.cloned(),
             leased: leased.collect::<Result<_, _>>()?,
             access,
             len: total,
@@ -183,10 +230,17 @@ impl Gather {
         };
         let gathered = Gathered {
             pieces: Arc::clone(&self.pieces),
+            gpu: self.gpu.clone(),
             _leases: self.leased.iter().map(lease).collect::<Result<_, _>>()?,
         };
+        let kind = self.gpu.as_ref().map_or(MemoryKind::Host, Gpu::kind);
         let backing = Backing::Gathered(gathered);
-        Ok(Region::new(MemoryKind::Host, self.len, backing))
+        Ok(Region::new(kind, self.len, backing))
+    }
+
+    /// Whether they are memory of a GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.gpu.is_some()
     }
 
     /// Bytes of all pieces.
@@ -197,6 +251,30 @@ impl Gather {
     /// Whether they have no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+/// The GPU in whose memory all of these lie; `None` for host memory.
+fn gpu_of(parents: &[RegionSlice]) -> Result<Option<&Gpu>, MemoryError> {
+    fn gpu(one: &RegionSlice) -> Option<&Gpu> {
+        // Pinned memory has a GPU, too.
+        let on_gpu = matches!(one.kind(), MemoryKind::Cuda { .. });
+        one.region().gpu().filter(|_| on_gpu)
+    }
+    let Some(first) = parents.first() else {
+        return Ok(None);
+    };
+    let of = gpu(first);
+    let is_alike = |one: &RegionSlice| match (of, gpu(one)) {
+        (Some(gpu), Some(other)) => gpu.is_same(other),
+        (one, other) => one.is_none() && other.is_none(),
+    };
+    match parents.iter().find(|one| !is_alike(one)) {
+        Some(other) => Err(MemoryError::Unlike {
+            one: first.kind(),
+            other: other.kind(),
+        }),
+        None => Ok(of),
     }
 }
 
@@ -324,8 +402,5 @@ mod tests {
         assert!(matches!(refused, Err(MemoryError::Busy { .. })));
         let outside = gathered(&[region.all()], &[(0, 5..11)], Access::Read);
         assert!(matches!(outside, Err(MemoryError::OutOfBounds { .. })));
-        let device = Region::cuda(&crate::Gpu::fake(), 8).unwrap();
-        let refused = gathered(&[device.all()], &[(0, 0..1)], Access::Read);
-        assert!(matches!(refused, Err(MemoryError::NotCpuAccessible { .. })));
     }
 }

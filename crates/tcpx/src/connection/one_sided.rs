@@ -45,7 +45,7 @@ impl Connection {
         let secret = WindowSecret::generate(&mut |bytes| random = getrandom::fill(bytes));
         random.map_err(|error| Error::system("making a window's key", io::Error::other(error)))?;
         let bytes = slice.len() as u64;
-        let on_gpu = matches!(slice.kind(), MemoryKind::Cuda { .. });
+        let is_on_gpu = is_on_gpu(&slice);
         let opened = shared.with(|core| {
             if let Some(error) = core.refusal() {
                 return Err(error);
@@ -55,7 +55,8 @@ impl Connection {
                 window: session.expose(secret, bytes, rights),
                 bytes,
                 rights,
-                takes_lists: is_addressed && !on_gpu,
+                takes_lists: is_addressed,
+                is_on_gpu,
                 secret,
             };
             Ok(core.expose(key, slice))
@@ -220,6 +221,14 @@ pub struct Batch<'a> {
     notification: Option<Vec<u8>>,
 }
 
+/// Bytes from which a part with memory of a GPU is an operation of its own: its chunks are neighbours then, and neighbours
+/// are copied together.
+const SINGLE_ON_GPU: usize = 1 << 20;
+
+fn is_on_gpu(slice: &RegionSlice) -> bool {
+    matches!(slice.kind(), MemoryKind::Cuda { .. })
+}
+
 #[derive(Debug)]
 struct Part {
     kind: OperationKind,
@@ -323,9 +332,10 @@ impl Batch<'_> {
 
     /// Starts all of it. The transfer ends when every part has: with the first error, if there was one.
     ///
-    /// Puts of host memory into windows that [take lists](WindowKey::takes_lists) are one operation, however many
-    /// they are, and so are gets: they end together, and what is said of each part is said of all of
-    /// them. Every other part is an operation of its own; 256 of them run at a time.
+    /// Puts into windows that [take lists](WindowKey::takes_lists) are one operation, however many they are, and so are
+    /// gets: they end together, and what is said of each part is said of all of them. Memory of a GPU and host memory
+    /// are apart in that, at either end, and parts of 1 MiB and more with memory of a GPU are left out. Every other part is
+    /// an operation of its own; 256 of them run at a time.
     ///
     /// # Errors
     /// A piece does not lie in its window or is not allowed there, memory is in use or cannot be
@@ -375,13 +385,18 @@ impl Batch<'_> {
         let mut listed = Vec::new();
         let mut singles = parts;
         for kind in [OperationKind::Put, OperationKind::Get] {
-            let takes = |part: &Part| part.kind == kind && part.is_listed();
-            if singles.iter().filter(|part| takes(part)).count() < 2 {
-                continue;
+            // Where the memory is: here, and at the peer.
+            for ends in [(false, false), (false, true), (true, false), (true, true)] {
+                let takes = |part: &Part| {
+                    part.kind == kind && part.are_on_gpu() == ends && part.is_listed()
+                };
+                if singles.iter().filter(|part| takes(part)).count() < 2 {
+                    continue;
+                }
+                let (of_list, others) = singles.into_iter().partition(takes);
+                singles = others;
+                listed.push(Listed::new(kind, of_list)?);
             }
-            let (of_list, others) = singles.into_iter().partition(takes);
-            singles = others;
-            listed.push(Listed::new(kind, of_list)?);
         }
         let plan = Plan {
             listed,
@@ -436,8 +451,16 @@ impl Batch<'_> {
 impl Part {
     /// Whether it is a piece of a list where there are several.
     fn is_listed(&self) -> bool {
-        let on_gpu = matches!(self.slice.kind(), MemoryKind::Cuda { .. });
-        self.key.takes_lists && !on_gpu && !self.slice.is_empty()
+        let most = match self.are_on_gpu() {
+            (false, false) => usize::MAX,
+            _ => SINGLE_ON_GPU - 1,
+        };
+        self.key.takes_lists && (1..=most).contains(&self.slice.len())
+    }
+
+    /// Whether memory of a GPU is what it touches here, and at the peer.
+    fn are_on_gpu(&self) -> (bool, bool) {
+        (is_on_gpu(&self.slice), self.key.is_on_gpu)
     }
 }
 
@@ -546,22 +569,22 @@ impl Plan {
         notification: Option<Vec<u8>>,
     ) -> Result<Transfer, Error> {
         let shared = &connection.handle.0;
-        let on_gpu = |part: &Part| matches!(part.slice.kind(), MemoryKind::Cuda { .. });
-        let any_on_gpu = self.singles.iter().any(on_gpu);
+        let any_on_gpu = self.singles.iter().any(|part| is_on_gpu(&part.slice))
+            || self.listed.iter().any(|listed| listed.gather.is_on_gpu());
         let context = match &shared.gpu {
             // A fence and a copy follow each other.
             Some(gpu) if any_on_gpu => Some(InContext::enter(gpu)?),
             _ => None,
         };
-        let request = |slice: RegionSlice, is_on_gpu: bool| Request {
+        let request = |slice: RegionSlice| Request {
             connection,
-            slice,
             tag: 0,
             // Only memory of a GPU waits for its streams.
-            after: match any_on_gpu && !is_on_gpu {
+            after: match any_on_gpu && !is_on_gpu(&slice) {
                 true => After::Nothing,
                 false => self.after,
             },
+            slice,
             level: self.level,
             deadlines: self.deadlines,
         };
@@ -573,7 +596,7 @@ impl Plan {
                 shared.drive_once(|| false);
                 region().map_err(|_| error)
             })?;
-            let request = request(region.all(), false);
+            let request = request(region.all());
             let list = Arc::clone(&listed.list);
             ready.push(Ready {
                 to: listed.told.map_or(To::List(list), To::Told),
@@ -584,7 +607,7 @@ impl Plan {
             });
         }
         for part in &self.singles {
-            let request = request(part.slice.clone(), on_gpu(part));
+            let request = request(part.slice.clone());
             ready.push(Ready {
                 to: To::Place(part.key.at(part.offset)),
                 pieces: 0,

@@ -123,7 +123,7 @@ pub(super) unsafe fn launched(name: &CStr, blocks: u32, parameters: *mut *mut c_
             };
         }
         let longs = parameter(0).cast::<[u64; 4]>().read();
-        let shorts = parameter(0).cast::<u32>().add(8).cast::<[u32; 4]>().read();
+        let shorts = parameter(0).cast::<u32>().add(8).cast::<[u32; 6]>().read();
         let count = shorts[1] as usize;
         let name = name.to_bytes();
         let even = name
@@ -141,6 +141,7 @@ pub(super) unsafe fn launched(name: &CStr, blocks: u32, parameters: *mut *mut c_
         Operation::Unpack {
             pool: longs[0] as usize,
             to: longs[1] as usize,
+            packs: shorts[5] != 0,
             list: List {
                 carried,
                 address,

@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex};
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use super::persistent::{PersistentKernels, Residency};
 use super::{CAPTURE_UNSUPPORTED, CONTEXT, INVALID_CONTEXT, streams};
+use tcpx_wire::Descriptor;
+
 use crate::bounce::UnpackMethod;
 use crate::cpu;
 
@@ -25,6 +27,8 @@ pub(super) enum Operation {
     Unpack {
         pool: usize,
         to: usize,
+        /// From `to` to the pool.
+        packs: bool,
         list: List,
         done: Option<Done>,
     },
@@ -207,12 +211,19 @@ impl World {
             Some(Operation::Unpack {
                 pool,
                 to,
+                packs,
                 list,
                 done,
             }) => {
                 let list = list.read();
                 // SAFETY: as above.
-                unsafe { cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list) };
+                unsafe {
+                    if packs {
+                        pack(pool, to, &list);
+                    } else {
+                        cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list);
+                    }
+                }
                 done.iter().for_each(Done::tell);
             }
             Some(Operation::Checksum {
@@ -255,6 +266,24 @@ impl World {
             None => return false,
         }
         true
+    }
+}
+
+/// Moves each descriptor's bytes from its destination to its source, as the kernel does.
+///
+/// # Safety
+/// As [`cpu::unpack`], with the ends exchanged.
+unsafe fn pack(pool: usize, to: usize, list: &[Descriptor]) {
+    for one in list {
+        let from = pointer(to + one.destination_offset as usize);
+        let into = pointer(pool + one.source_offset as usize);
+        let all = Descriptor {
+            source_offset: 0,
+            destination_offset: 0,
+            ..*one
+        };
+        // SAFETY: the caller's promise.
+        unsafe { cpu::unpack(UnpackMethod::Kernel, from, into, &[all]) };
     }
 }
 

@@ -11,7 +11,7 @@ use tcpx_wire::Descriptors;
 
 use super::cut::Cut;
 use super::feed::Inline;
-use super::kernel::Kernels;
+use super::kernel::{Ends, Kernels};
 use super::launch::{self, Sum};
 use super::slots::Slots;
 use super::unpack::piece_bytes;
@@ -52,8 +52,7 @@ struct Running {
 
 enum Task {
     Unpack {
-        pool: u64,
-        to: u64,
+        ends: Ends,
         cut: Cut,
         descriptors: Arc<Descriptors>,
     },
@@ -174,6 +173,9 @@ impl Unpacker {
     fn task(&self, work: &Work) -> Result<Task, MemoryError> {
         let (from, to) = work.ends();
         for slice in [Some(from), to].into_iter().flatten() {
+            if slice.is_in_pieces() {
+                return Err(MemoryError::InPieces { kind: slice.kind() });
+            }
             let is_reached = match slice.kind() {
                 MemoryKind::Host => false,
                 MemoryKind::Pinned => true,
@@ -199,8 +201,11 @@ impl Unpacker {
             } => {
                 let piece = piece_bytes(descriptors.bytes(), self.gpu.multiprocessors());
                 Ok(Task::Unpack {
-                    pool: address,
-                    to: to.device_address().unwrap_or(0),
+                    ends: Ends {
+                        pool: address,
+                        to: to.device_address().unwrap_or(0),
+                        packs: false,
+                    },
                     cut: Cut::for_kernel(piece),
                     descriptors: Arc::clone(descriptors),
                 })
@@ -262,12 +267,11 @@ impl Unpacker {
             let (api, kernels, slots) = (self.gpu.api(), &self.kernels, &mut self.slots);
             let launched = match &mut running.task {
                 Task::Unpack {
-                    pool,
-                    to,
+                    ends,
                     cut,
                     descriptors,
                 } => {
-                    let (ends, list) = ((*pool, *to), descriptors.as_ref().into());
+                    let (ends, list) = (*ends, descriptors.as_ref().into());
                     let room = (slots, &mut *self.list);
                     // SAFETY: the work and its holds are kept until every slot has landed, and its
                     // descriptors were checked against both ends.

@@ -245,6 +245,12 @@ impl<'queue> Engine<'queue> {
                 ticket.finish(result);
             }
             _ if on_cpu => self.staged.push_back(ticket),
+            Work::Copy { from, to } if on_device && (from.is_in_pieces() || to.is_in_pieces()) => {
+                match &mut self.kernels {
+                    Ok(kernels) if kernels.takes(from, to) => kernels.push(ticket),
+                    _ => self.unpack(ticket),
+                }
+            }
             Work::Copy { from, to } if on_device => {
                 let lane = lane_of(from.kind(), to.kind());
                 if let Some(copies) = self.copies.get_mut(lane as usize) {
@@ -270,15 +276,21 @@ impl<'queue> Engine<'queue> {
             Work::Unpack {
                 with: UnpackMethod::D2d,
                 ..
-            } if on_device => match Unpacking::new(ticket) {
-                Ok(unpacking) => self.unpacking.push_back(unpacking),
-                Err(ticket) => self.staged.push_back(*ticket),
-            },
+            } if on_device => self.unpack(ticket),
+            Work::Checksum { of } if of.is_in_pieces() => self.staged.push_back(ticket),
             Work::Checksum { .. } => match &mut self.kernels {
                 Ok(kernels) => kernels.push(ticket),
                 Err(_) => self.staged.push_back(ticket),
             },
             Work::Copy { .. } | Work::Unpack { .. } => self.staged.push_back(ticket),
+        }
+    }
+
+    /// One copy for each descriptor or piece.
+    fn unpack(&mut self, ticket: Ticket) {
+        match Unpacking::new(ticket) {
+            Ok(unpacking) => self.unpacking.push_back(unpacking),
+            Err(ticket) => self.staged.push_back(*ticket),
         }
     }
 
@@ -354,7 +366,7 @@ impl<'queue> Engine<'queue> {
     }
 }
 
-fn lane_of(from: MemoryKind, to: MemoryKind) -> Lane {
+pub(super) fn lane_of(from: MemoryKind, to: MemoryKind) -> Lane {
     match (from, to) {
         (MemoryKind::Cuda { .. }, MemoryKind::Cuda { .. }) => Lane::Across,
         (MemoryKind::Cuda { .. }, _) => Lane::Out,

@@ -45,6 +45,16 @@ struct Call {
     unit: u32,
     last: u32,
     split: u32,
+    packs: u32,
+}
+
+/// What a launch's pieces count from, for the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ends {
+    pub(super) pool: u64,
+    pub(super) to: u64,
+    /// Pieces go from `to` to the pool, instead of the other way.
+    pub(super) packs: bool,
 }
 
 /// Where a launch finds its list.
@@ -115,7 +125,12 @@ impl Kernels {
         let inline = Box::new(Inline::EMPTY);
         let carried: *const c_void = inline.0.as_ptr().cast();
         let list = std::ptr::from_ref(&scratch).cast();
-        let call = Call::new((scratch, scratch), Shape::default(), Flag::default());
+        let ends = Ends {
+            pool: scratch,
+            to: scratch,
+            packs: false,
+        };
+        let call = Call::new(ends, Shape::default(), Flag::default());
         for (function, list) in [
             (self.few, carried),
             (self.even_few, carried),
@@ -140,20 +155,24 @@ impl Kernels {
     /// Queues one launch.
     ///
     /// # Safety
-    /// Every piece's source, from `pool`, and destination, from `to`, must be device-addressable
-    /// and stay valid and unused by others until the stream has passed the launch; so must the flag.
+    /// Every piece's source, from the pool, and destination must be device-addressable and stay valid
+    /// and unused by others until the stream has passed the launch; so must the flag.
     pub(super) unsafe fn unpack(
         &self,
         api: &Api,
         stream: sys::CUstream,
-        (pool, to): (u64, u64),
+        ends: Ends,
         shape: Shape,
         source: Source<'_>,
         flag: Flag,
     ) -> Result<(), CudaError> {
         let is_even = shape.even.is_some();
         let start = shape.even.map_or(0, |even| even.start);
-        let mut call = Call::new((pool, to + start), shape, flag);
+        let ends = Ends {
+            to: ends.to + start,
+            ..ends
+        };
+        let mut call = Call::new(ends, shape, flag);
         let (function, list): (_, *const c_void) = match &source {
             Source::Inline(list) => {
                 debug_assert!(shape.count <= if is_even { EVEN } else { FEW });
@@ -235,11 +254,11 @@ impl Kernels {
 }
 
 impl Call {
-    fn new((pool, to): (u64, u64), shape: Shape, flag: Flag) -> Self {
+    fn new(ends: Ends, shape: Shape, flag: Flag) -> Self {
         let (unit, last) = shape.even.map_or((0, 0), |even| (even.unit, even.last));
         Self {
-            pool,
-            to,
+            pool: ends.pool,
+            to: ends.to,
             counter: flag.counter,
             flag: flag.flag,
             value: flag.value,
@@ -247,6 +266,7 @@ impl Call {
             unit,
             last,
             split: 0,
+            packs: ends.packs.into(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The worker's jobs for the kernels: unpacks, several in one launch where they wait together, and
-//! checksums. The kernels signal completion through host memory, so that polling costs no driver call.
+//! The worker's jobs for the kernels: unpacks and copies of memory in pieces, several in one launch where they wait
+//! together, and checksums. The kernels signal completion through host memory, so that polling costs no driver call.
 
 use std::collections::VecDeque;
 
@@ -7,19 +7,28 @@ use tcpx_wire::{Descriptor, Descriptors, EvenList};
 
 use super::cut::{Cut, List};
 use super::feed::{EVEN, Inline};
-use super::kernel::Kernels;
+use super::kernel::{Ends, Kernels};
 use super::launch::{self, Sum};
 use super::slots::Slots;
-use super::unpack::piece_bytes;
+use super::unpack::{parts, piece_bytes};
 use crate::bounce::UnpackMethod;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::job::Work;
+use crate::slice::RegionSlice;
 use crate::worker::queue::Ticket;
 
 /// Jobs that may share a launch. Their descriptors are as many as a launch can carry.
 const TOGETHER: usize = 16;
 const TOGETHER_DESCRIPTORS: usize = EVEN;
+
+/// Mean length of pieces from which copies move them: they need no multiprocessor, and are as fast.
+const LONG_PIECES: usize = 256 << 10;
+/// With two launches for pieces and this many bytes of theirs in flight, no further one starts: those that wait
+/// become one then.
+const ENOUGH: usize = 4 << 20;
+/// How many waiting jobs are searched for one that may join a launch.
+const LOOKS: usize = 64;
 
 /// Everything about the kernels that the thread works with; the context is current.
 pub(super) struct KernelJobs {
@@ -28,9 +37,9 @@ pub(super) struct KernelJobs {
     slots: Slots,
     /// Where lists are written that a launch carries.
     list: Box<Inline>,
-    waiting: VecDeque<Ticket>,
-    /// How many of those at the front get launches of their own: they shared one that was refused.
-    alone: usize,
+    waiting: [Waiting; 3],
+    /// Which of these comes next.
+    turn: usize,
     /// What is being launched, and what waits for its end, oldest first.
     current: Option<Group>,
     under_way: VecDeque<Group>,
@@ -40,15 +49,62 @@ pub(super) struct KernelJobs {
     broken: Option<CudaError>,
 }
 
+/// What a launch does; the index of those that wait for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    /// Unpacks, or sums.
+    #[default]
+    Unpack,
+    /// Moves pieces from memory with one address to their places.
+    Scatter,
+    /// Moves pieces to memory with one address.
+    Pack,
+}
+
+/// Jobs that wait for a launch.
+#[derive(Default)]
+struct Waiting {
+    tickets: VecDeque<Ticket>,
+    /// How many of those at the front get launches of their own: they shared one that was refused.
+    alone: usize,
+    /// Launches in flight, and the bytes of pieces that they move.
+    in_flight: usize,
+    bytes: usize,
+}
+
+impl Waiting {
+    fn landed(&mut self, group: &Group) {
+        self.in_flight -= 1;
+        self.bytes -= group.bytes;
+    }
+
+    fn may_start(&self) -> bool {
+        !self.tickets.is_empty() && (self.in_flight < 2 || self.bytes < ENOUGH)
+    }
+
+    /// Takes the next job that may share a launch with these ends, if it has at most so many descriptors.
+    fn mate(&mut self, ends: Ends, most: usize) -> Option<Ticket> {
+        let wanted = Some((ends.pool, ends.packs));
+        let mut looked_at = self.tickets.iter().take(LOOKS);
+        let at = looked_at.position(|ticket| base(ticket) == wanted)?;
+        if self.tickets.get(at).map_or(0, count) > most {
+            return None;
+        }
+        self.tickets.remove(at)
+    }
+}
+
 /// Jobs that share their launches. Its lists keep their room.
 #[derive(Default)]
 struct Group {
+    way: Way,
+    bytes: usize,
     tickets: Vec<Ticket>,
     /// The pieces of several jobs, from the lowest destination: as an even list where that is what they are
-    /// together, else as descriptors. Both are empty where there is one job.
+    /// together, else as descriptors. Both are empty where there is one unpack.
     even: EvenList,
     joined: Vec<Descriptor>,
-    ends: (u64, u64),
+    ends: Ends,
     cut: Cut,
     sum: Option<Sum>,
     /// Something of it was launched, and more is to be.
@@ -68,8 +124,8 @@ impl KernelJobs {
             kernels,
             slots,
             list: Box::new(Inline::EMPTY),
-            waiting: VecDeque::with_capacity(64),
-            alone: 0,
+            waiting: Default::default(),
+            turn: 0,
             current: None,
             under_way: VecDeque::with_capacity(64),
             spare: Vec::with_capacity(64),
@@ -89,12 +145,26 @@ impl KernelJobs {
     pub(super) fn push(&mut self, ticket: Ticket) {
         match &self.broken {
             Some(error) => ticket.finish(Err(error.clone().into())),
-            None => self.waiting.push_back(ticket),
+            None => self.waiting[way(ticket.work()) as usize]
+                .tickets
+                .push_back(ticket),
         }
     }
 
+    /// Whether a copy, with memory in pieces at one end, is the kernel's: it moves many short pieces in one launch.
+    pub(super) fn takes(&self, from: &RegionSlice, to: &RegionSlice) -> bool {
+        // An entry names one end by an address, and its place there in 32 bits.
+        let is_named =
+            from.is_in_pieces() != to.is_in_pieces() && u32::try_from(from.len()).is_ok();
+        is_named && from.len() / parts(from, to, 0).count().max(1) < LONG_PIECES
+    }
+
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.current.is_none() && self.under_way.is_empty()
+        self.waiting
+            .iter()
+            .all(|waiting| waiting.tickets.is_empty())
+            && self.current.is_none()
+            && self.under_way.is_empty()
     }
 
     /// Ends what the kernels have finished and launches what waits; whether there was anything to do.
@@ -138,6 +208,7 @@ impl KernelJobs {
             let Some(mut group) = self.under_way.pop_front() else {
                 break;
             };
+            self.waiting[group.way as usize].landed(&group);
             let sum = group.sum.as_ref().and_then(|sum| sum.finish(&self.slots));
             for ticket in group.tickets.drain(..) {
                 let result = match (&group.error, sum) {
@@ -153,25 +224,41 @@ impl KernelJobs {
         any
     }
 
-    /// The jobs that wait together at the front, as one group.
+    /// Jobs that wait together, as one group.
     fn next_group(&mut self) -> Option<Group> {
-        let first = self.waiting.pop_front()?;
-        let most = if self.alone > 0 { 1 } else { TOGETHER };
-        self.alone = self.alone.saturating_sub(1);
+        let ways = self.waiting.len();
+        let mut turns = (0..ways).map(|further| (self.turn + further) % ways);
+        let turn = turns.find(|&turn| self.waiting[turn].may_start())?;
+        self.turn = turn + 1;
+        let waiting = &mut self.waiting[turn];
+        let first = waiting.tickets.pop_front()?;
+        let most = if waiting.alone > 0 { 1 } else { TOGETHER };
+        waiting.alone = waiting.alone.saturating_sub(1);
         let mut group = self.spare.pop().unwrap_or_default();
         group.begin(&self.gpu, &self.kernels, &first);
+        // The first pieces are wanted soon: launches become longer as others hold them up.
+        let longest = match group.way {
+            Way::Unpack => usize::MAX,
+            Way::Scatter | Way::Pack => (2 * waiting.bytes).min(ENOUGH),
+        };
         let mut descriptors = count(&first);
+        let mut bytes = first.work().bytes() as usize;
         group.tickets.push(first);
         while group.sum.is_none()
             && group.tickets.len() < most
-            && let Some(next) = self.waiting.front()
-            && pool_of(next) == Some(group.ends.0)
-            && descriptors + count(next) <= TOGETHER_DESCRIPTORS
+            && bytes < longest
+            && let Some(next) =
+                waiting.mate(group.ends, TOGETHER_DESCRIPTORS.saturating_sub(descriptors))
         {
-            descriptors += count(next);
-            group.tickets.extend(self.waiting.pop_front());
+            descriptors += count(&next);
+            bytes += next.work().bytes() as usize;
+            group.tickets.push(next);
         }
         group.join(&self.gpu);
+        // Unpacks are not held up: their pool must be given back.
+        group.bytes = if group.way == Way::Unpack { 0 } else { bytes };
+        waiting.in_flight += 1;
+        waiting.bytes += group.bytes;
         Some(group)
     }
 
@@ -181,9 +268,11 @@ impl KernelJobs {
         let Some(mut group) = self.current.take() else {
             return;
         };
-        self.alone += group.tickets.len();
+        let waiting = &mut self.waiting[group.way as usize];
+        waiting.landed(&group);
+        waiting.alone += group.tickets.len();
         for ticket in group.tickets.drain(..).rev() {
-            self.waiting.push_front(ticket);
+            waiting.tickets.push_front(ticket);
         }
         self.spare.push(group);
     }
@@ -194,10 +283,11 @@ impl KernelJobs {
         for ticket in launched.flat_map(|group| group.tickets) {
             ticket.abandon(error.clone().into());
         }
-        for ticket in self.waiting.drain(..) {
-            ticket.finish(Err(error.clone().into()));
+        for waiting in std::mem::take(&mut self.waiting) {
+            for ticket in waiting.tickets {
+                ticket.finish(Err(error.clone().into()));
+            }
         }
-        self.alone = 0;
         self.broken = Some(error.clone());
     }
 }
@@ -215,6 +305,7 @@ impl Group {
     /// Starts from the group's first job.
     fn begin(&mut self, gpu: &Gpu, kernels: &Kernels, first: &Ticket) {
         (self.sum, self.error, self.cut) = (None, None, Cut::default());
+        (self.way, self.ends) = (way(first.work()), Ends::default());
         self.has_begun = false;
         self.joined.clear();
         self.even.clear();
@@ -222,8 +313,9 @@ impl Group {
             let address = of.device_address().unwrap_or_default();
             self.sum = Some(Sum::new(kernels, address, of.len()));
         } else {
-            let ends = (pool_of(first), destination_of(first));
-            self.ends = (ends.0.unwrap_or_default(), ends.1.unwrap_or_default());
+            let (pool, packs) = base(first).unwrap_or_default();
+            let to = destination_of(first).unwrap_or_default();
+            self.ends = Ends { pool, to, packs };
             self.cut = Cut::for_kernel(piece_bytes(first.work().bytes(), gpu.multiprocessors()));
         }
     }
@@ -231,23 +323,27 @@ impl Group {
     /// Puts the lists of several jobs together, in the order of their destinations: chunks of one transfer
     /// are one list then.
     fn join(&mut self, gpu: &Gpu) {
-        if self.tickets.len() < 2 {
+        let is_listed = self.way != Way::Unpack;
+        if self.tickets.len() < 2 && !is_listed {
             return;
         }
-        self.tickets.sort_unstable_by_key(destination_of);
-        let lowest = self.tickets.first().and_then(destination_of);
-        self.ends.1 = lowest.unwrap_or_default();
         let bytes = self
             .tickets
             .iter()
             .map(|ticket| ticket.work().bytes())
             .sum();
         self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
+        if is_listed {
+            return self.list_pieces();
+        }
+        self.tickets.sort_unstable_by_key(destination_of);
+        let lowest = self.tickets.first().and_then(destination_of);
+        self.ends.to = lowest.unwrap_or_default();
         if self.join_even() {
             return;
         }
         self.even.clear();
-        for (descriptors, further) in lists(&self.tickets, self.ends.1) {
+        for (descriptors, further) in lists(&self.tickets, self.ends.to) {
             let all = descriptors.as_slice().iter();
             self.joined.extend(all.map(|one| Descriptor {
                 destination_offset: one.destination_offset + further,
@@ -256,9 +352,42 @@ impl Group {
         }
     }
 
+    /// The pieces of copies: where each lies among the bytes with one address, and where in the other memory, from
+    /// the lowest piece.
+    fn list_pieces(&mut self) {
+        let Ends { pool, packs, .. } = self.ends;
+        for ticket in &self.tickets {
+            let Work::Copy { from, to } = ticket.work() else {
+                continue;
+            };
+            for (source, destination, len) in parts(from, to, 0) {
+                let (near, far) = if packs {
+                    (destination, source)
+                } else {
+                    (source, destination)
+                };
+                self.joined.push(Descriptor {
+                    // All that has one address is within 4 GiB of the pool, see `base` and `KernelJobs::takes`.
+                    source_offset: (near - pool) as u32,
+                    length: len as u32,
+                    destination_offset: far,
+                });
+            }
+        }
+        let lowest = self
+            .joined
+            .iter()
+            .map(|piece| piece.destination_offset)
+            .min();
+        self.ends.to = lowest.unwrap_or_default();
+        for piece in &mut self.joined {
+            piece.destination_offset -= self.ends.to;
+        }
+    }
+
     /// As one even list, if all of them together are one.
     fn join_even(&mut self) -> bool {
-        lists(&self.tickets, self.ends.1).all(|(descriptors, further)| {
+        lists(&self.tickets, self.ends.to).all(|(descriptors, further)| {
             let pieces = descriptors.even_pieces();
             pieces.is_some_and(|pieces| {
                 self.cut.takes(pieces.unit) && self.even.append(pieces, further)
@@ -311,15 +440,33 @@ impl Group {
     }
 }
 
-/// Where the pool of a kernel's unpack begins; `None` of other work.
-fn pool_of(ticket: &Ticket) -> Option<u64> {
+fn way(work: &Work) -> Way {
+    match work {
+        Work::Copy { to, .. } if to.is_in_pieces() => Way::Scatter,
+        Work::Copy { .. } => Way::Pack,
+        Work::Unpack { .. } | Work::Checksum { .. } => Way::Unpack,
+    }
+}
+
+/// What the places at the end with one address count from, and whether bytes go there; jobs with the same may share
+/// a launch. `None` of other work.
+fn base(ticket: &Ticket) -> Option<(u64, bool)> {
     match ticket.work() {
         Work::Unpack {
             pool,
             with: UnpackMethod::Kernel,
             ..
-        } => pool.slice().device_address(),
-        _ => None,
+        } => Some((pool.slice().device_address()?, false)),
+        Work::Copy { from, to } => {
+            let packs = way(ticket.work()) == Way::Pack;
+            let near = if packs { to } else { from };
+            let address = near.device_address()?;
+            // Slots of one pool lie in one region.
+            let is_short = u32::try_from(near.region().len()).is_ok();
+            let before = if is_short { near.offset() } else { 0 };
+            Some((address - before as u64, packs))
+        }
+        Work::Unpack { .. } | Work::Checksum { .. } => None,
     }
 }
 
@@ -343,6 +490,7 @@ fn lists(tickets: &[Ticket], lowest: u64) -> impl Iterator<Item = (&Descriptors,
 fn count(ticket: &Ticket) -> usize {
     match ticket.work() {
         Work::Unpack { descriptors, .. } => descriptors.len(),
-        _ => 0,
+        Work::Copy { from, to } => parts(from, to, 0).count(),
+        Work::Checksum { .. } => 0,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cut::{Cut, List};
 use super::feed::{self, Inline, Room};
-use super::kernel::{Kernels, Source};
+use super::kernel::{Ends, Kernels, Source};
 use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, Slots};
 use crate::checksum::{SumFactors, SumPlan};
 use crate::driver::Api;
@@ -12,13 +12,13 @@ use crate::error::CudaError;
 /// write in.
 ///
 /// # Safety
-/// The context is current. Every descriptor's source, from `pool`, and destination, from `to`, must be
+/// The context is current. Every descriptor's source, from the pool, and destination must be
 /// device-addressable and stay valid and unused by others until all slots have landed.
 pub(super) unsafe fn pieces(
     api: &Api,
     kernels: &Kernels,
     (slots, inline): (&mut Slots, &mut Inline),
-    ends: (u64, u64),
+    ends: Ends,
     cut: &mut Cut,
     list: List<'_>,
 ) -> Result<bool, CudaError> {

@@ -30,7 +30,8 @@ enum Side {
 /// Bytes on their way between pageable memory, or a checksum, and the device.
 pub(super) struct Pipe {
     side: Side,
-    device_address: u64,
+    /// The end that the device can address.
+    device: RegionSlice,
     len: usize,
     issued: usize,
     landed: usize,
@@ -41,47 +42,33 @@ pub(super) struct Pipe {
 impl Pipe {
     /// A copy of which one end is in pageable memory.
     pub(super) fn copy(from: &RegionSlice, to: &RegionSlice) -> Result<Self, MemoryError> {
-        match (
-            from.host_ptr(),
-            to.host_ptr(),
-            from.device_address(),
-            to.device_address(),
-        ) {
-            (Some(source), None, _, Some(address)) => {
-                Ok(Self::new(Side::Source(source), address, to.len()))
-            }
-            (None, Some(destination), Some(address), _) => Ok(Self::new(
-                Side::Destination(destination),
-                address,
-                from.len(),
-            )),
+        match (from.host_ptr(), to.host_ptr()) {
+            (Some(source), None) => Self::new(Side::Source(source), to),
+            (None, Some(destination)) => Self::new(Side::Destination(destination), from),
             _ => Err(MemoryError::NotCpuAccessible { kind: from.kind() }),
         }
     }
 
     /// The checksum of device memory.
     pub(super) fn checksum(of: &RegionSlice) -> Result<Self, MemoryError> {
-        match of.device_address() {
-            Some(address) => Ok(Self::new(
-                Side::Checksum(Box::new(Crc32c::new())),
-                address,
-                of.len(),
-            )),
-            None => Err(MemoryError::NotCpuAccessible { kind: of.kind() }),
-        }
+        Self::new(Side::Checksum(Box::new(Crc32c::new())), of)
     }
 
-    fn new(side: Side, device_address: u64, len: usize) -> Self {
-        let under_way = VecDeque::with_capacity(SLOTS);
-        Self {
+    fn new(side: Side, device: &RegionSlice) -> Result<Self, MemoryError> {
+        if device.device_parts(0..0)?.is_none() {
+            return Err(MemoryError::NotCpuAccessible {
+                kind: device.kind(),
+            });
+        }
+        Ok(Self {
             side,
-            device_address,
-            len,
+            device: device.clone(),
+            len: device.len(),
             issued: 0,
             landed: 0,
-            under_way,
+            under_way: VecDeque::with_capacity(SLOTS),
             error: None,
-        }
+        })
     }
 
     pub(super) fn step(&mut self, device: &mut Device, staging: &Staging) -> Step {
@@ -92,6 +79,8 @@ impl Pipe {
                     self.under_way.pop_front();
                     device.give_back(event);
                     match ready {
+                        // What came after an error is not all.
+                        Ok(_) if self.error.is_some() => {}
                         Ok(_) => self.take_out(staging, len),
                         // Other engines of a broken context may still be at work.
                         Err(error) => return Step::Lost(error.into()),
@@ -111,18 +100,16 @@ impl Pipe {
         {
             return Step::Waiting;
         }
-        match self.issue(device, staging) {
-            Ok(lane) => {
-                let len = PIECE.min(self.len - self.issued);
-                match device.mark(lane) {
-                    Ok(event) => self.under_way.push_back((event, len)),
-                    // The copy is in flight, and nothing will report when it ends.
-                    Err(error) => return Step::Lost(error),
-                }
-                self.issued += len;
-            }
-            Err(error) => self.error = Some(error),
+        let (lane, issued) = self.issue(device, staging);
+        // Of the copies to several pieces some may be in flight, after an error too.
+        self.error = issued.err();
+        let len = PIECE.min(self.len - self.issued);
+        match device.mark(lane) {
+            Ok(event) => self.under_way.push_back((event, len)),
+            // The copy is in flight, and nothing will report when it ends.
+            Err(error) => return Step::Lost(error),
         }
+        self.issued += len;
         Step::Progress
     }
 
@@ -134,26 +121,34 @@ impl Pipe {
         }
     }
 
-    /// Sends the next piece on its way, and says which.
-    fn issue(&self, device: &Device, staging: &Staging) -> Result<Lane, CudaError> {
+    /// Sends the next piece on its way, on the lane.
+    fn issue(&self, device: &Device, staging: &Staging) -> (Lane, Result<(), CudaError>) {
         let len = PIECE.min(self.len - self.issued);
         let slot = slot_of(self.issued);
-        let (host, mapped) = (staging.host(slot), staging.device_address(slot));
-        let address = self.device_address + self.issued as u64;
-        Ok(match &self.side {
+        let lane = match &self.side {
             Side::Source(source) => {
+                let host = staging.host(slot);
                 // SAFETY: the job's hold keeps the source, the slot has room, and no copy uses it.
                 unsafe { host.copy_from_nonoverlapping(source.add(self.issued), len) };
-                // SAFETY: the job keeps the destination until its last event, and so does the slot.
-                unsafe { device.copy(Lane::In, address, mapped, len)? };
                 Lane::In
             }
-            Side::Destination(_) | Side::Checksum(_) => {
-                // SAFETY: as above, with the ends exchanged.
-                unsafe { device.copy(Lane::Out, mapped, address, len)? };
-                Lane::Out
+            Side::Destination(_) | Side::Checksum(_) => Lane::Out,
+        };
+        let mut mapped = staging.device_address(slot);
+        let range = self.issued..self.issued + len;
+        let parts = self.device.device_parts(range).ok().flatten();
+        for (address, len) in parts.into_iter().flatten() {
+            let (to, from) = match lane {
+                Lane::In => (address, mapped),
+                _ => (mapped, address),
+            };
+            // SAFETY: the job keeps the memory until its last event, and so does the slot.
+            if let Err(error) = unsafe { device.copy(lane, to, from, len) } {
+                return (lane, Err(error));
             }
-        })
+            mapped += len as u64;
+        }
+        (lane, Ok(()))
     }
 
     /// Uses a piece that has arrived; pieces arrive in order.

@@ -1,6 +1,7 @@
 //! The GPU worker over a driver in memory that does everything as late as it may.
 
 mod lost;
+mod pieces;
 mod together;
 mod turns;
 

@@ -1,13 +1,13 @@
-//! Unpacking with one copy for each descriptor.
+//! Unpacking with one copy for each descriptor, and copies of memory in pieces with one for each.
 
 use tcpx_wire::Descriptor;
 
 use super::cut::Cut;
 use super::device::Lane;
-use super::engine::{Engine, Step};
+use super::engine::{Engine, Step, lane_of};
 use crate::error::{CudaError, MemoryError};
 use crate::job::Work;
-use crate::kind::MemoryKind;
+use crate::slice::RegionSlice;
 use crate::worker::queue::Ticket;
 
 /// Copies issued in one step.
@@ -23,33 +23,40 @@ const WARPS: u64 = 64;
 pub(super) struct Unpacking {
     ticket: Ticket,
     lane: Lane,
-    pool: u64,
-    to: u64,
-    cut: Cut,
+    rest: Rest,
+}
+
+/// What is left to copy.
+enum Rest {
+    /// Descriptors, from the pool at an address to the destination at another one.
+    Descriptors { pool: u64, to: u64, cut: Cut },
+    /// All from this byte on.
+    From(usize),
 }
 
 impl Unpacking {
-    /// A job whose ends the device can address, else the ticket back.
+    /// An unpack, or a copy of memory in pieces, whose ends the device can address; else the ticket back.
     pub(super) fn new(ticket: Ticket) -> Result<Self, Box<Ticket>> {
-        let ends = match ticket.work() {
+        let started = match ticket.work() {
             Work::Unpack { pool, to, .. } => {
-                let lane = copy_lane(pool.kind(), to.kind());
                 let addresses = pool.slice().device_address().zip(to.device_address());
-                addresses.map(|(pool, to)| (lane, pool, to))
+                addresses.map(|(address, to_address)| {
+                    let rest = Rest::Descriptors {
+                        pool: address,
+                        to: to_address,
+                        // A copy engine takes any length.
+                        cut: Cut::new(u64::MAX),
+                    };
+                    (lane_of(pool.kind(), to.kind()), rest)
+                })
             }
-            _ => None,
+            Work::Copy { from, to } => Some((lane_of(from.kind(), to.kind()), Rest::From(0))),
+            Work::Checksum { .. } => None,
         };
-        let Some((lane, pool, to)) = ends else {
-            return Err(Box::new(ticket));
-        };
-        Ok(Self {
-            lane,
-            pool,
-            to,
-            // A copy engine takes any length.
-            cut: Cut::new(u64::MAX),
-            ticket,
-        })
+        match started {
+            Some((lane, rest)) => Ok(Self { ticket, lane, rest }),
+            None => Err(Box::new(ticket)),
+        }
     }
 
     pub(super) fn into_parts(self) -> (Lane, Ticket) {
@@ -58,17 +65,75 @@ impl Unpacking {
 
     /// Queues the next part. `Done` says that all of it, or all up to an error, is in flight.
     pub(super) fn step(&mut self, engine: &Engine<'_>) -> Step {
-        let Work::Unpack { descriptors, .. } = self.ticket.work() else {
-            return Step::Done(Err(MemoryError::WorkerFailed));
+        let work = self.ticket.work();
+        let copied = match (work, &mut self.rest) {
+            (Work::Unpack { descriptors, .. }, Rest::Descriptors { pool, to, cut }) => {
+                let descriptors = descriptors.as_slice();
+                copy(engine, self.lane, (*pool, *to), cut, descriptors)
+                    .map(|()| cut.peek(descriptors).is_none())
+            }
+            (Work::Copy { from, to }, Rest::From(done)) => {
+                let start = *done;
+                let copied = copy_parts(engine, self.lane, (from, to), done);
+                if copied.is_ok() && *done == start {
+                    // Only memory that the device can address gets here.
+                    return Step::Done(Err(MemoryError::WorkerFailed));
+                }
+                copied.map(|()| *done == from.len())
+            }
+            _ => return Step::Done(Err(MemoryError::WorkerFailed)),
         };
-        let (bytes, descriptors) = (descriptors.bytes(), descriptors.as_slice());
-        let ends = (self.pool, self.to);
-        match copy(engine, self.lane, ends, &mut self.cut, descriptors) {
+        match copied {
             Err(error) => Step::Done(Err(error.into())),
-            Ok(()) if self.cut.peek(descriptors).is_none() => Step::Done(Ok(bytes)),
-            Ok(()) => Step::Progress,
+            Ok(true) => Step::Done(Ok(work.bytes())),
+            Ok(false) => Step::Progress,
         }
     }
+}
+
+/// Addresses and lengths of what one copy can move, from a byte on: the source, the destination, the length. Nothing
+/// of memory that the device cannot address.
+pub(super) fn parts<'a>(
+    from: &'a RegionSlice,
+    to: &'a RegionSlice,
+    start: usize,
+) -> impl Iterator<Item = (u64, u64, usize)> + 'a {
+    let parts = |end: &'a RegionSlice| {
+        let parts = end.device_parts(start..end.len()).ok().flatten();
+        parts.into_iter().flatten()
+    };
+    let (mut sources, mut destinations) = (parts(from), parts(to));
+    let (mut source, mut destination) = ((0, 0), (0, 0));
+    std::iter::from_fn(move || {
+        if source.1 == 0 {
+            source = sources.next()?;
+        }
+        if destination.1 == 0 {
+            destination = destinations.next()?;
+        }
+        let len = source.1.min(destination.1);
+        let part = (source.0, destination.0, len);
+        for end in [&mut source, &mut destination] {
+            *end = (end.0 + len as u64, end.1 - len);
+        }
+        Some(part)
+    })
+}
+
+/// Issues some copies of memory in pieces.
+fn copy_parts(
+    engine: &Engine<'_>,
+    lane: Lane,
+    (from, to): (&RegionSlice, &RegionSlice),
+    done: &mut usize,
+) -> Result<(), CudaError> {
+    let start = *done;
+    for (source, destination, len) in parts(from, to, start).take(COPIES) {
+        // SAFETY: the ticket keeps both ends and their leases until the stream has passed the job.
+        unsafe { engine.device.copy(lane, destination, source, len)? };
+        *done += len;
+    }
+    Ok(())
 }
 
 /// Issues some copies.
@@ -93,14 +158,6 @@ fn copy(
         };
     }
     Ok(())
-}
-
-fn copy_lane(pool: MemoryKind, to: MemoryKind) -> Lane {
-    match (pool, to) {
-        (MemoryKind::Cuda { .. }, MemoryKind::Cuda { .. }) => Lane::Across,
-        (MemoryKind::Cuda { .. }, _) => Lane::Out,
-        _ => Lane::In,
-    }
 }
 
 /// Bytes a warp: enough pieces to fill every multiprocessor first, then as few as possible.

@@ -216,7 +216,7 @@ fn copy_in_parts(from: &Region, to: &Region, part: usize) -> Vec<Work> {
 }
 
 /// Submits works that begin at the same time; how each of them ended.
-fn run_together(bench: &Bench, works: Vec<Work>) -> Vec<Ended> {
+pub(super) fn run_together(bench: &Bench, works: Vec<Work>) -> Vec<Ended> {
     let (stream, gate) = fake::gated_stream();
     let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
     let (sink, ended) = channel();
