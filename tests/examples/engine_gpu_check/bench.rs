@@ -24,6 +24,8 @@ pub(crate) struct Bench {
     /// The receiving end's GPU.
     pub(crate) to: Gpu,
     pub(crate) large: bool,
+    /// The checks to make; none: all.
+    pub(crate) only: Vec<String>,
     network: Arc<dyn Network>,
     plugin: bool,
     user: [OnceLock<User>; 2],
@@ -37,11 +39,12 @@ impl Bench {
     pub(crate) fn from_arguments(
         mut arguments: impl Iterator<Item = String>,
     ) -> Result<Self, String> {
-        let (mut file, mut gpus, mut large) = (None, (0, 0), false);
+        let (mut file, mut gpus, mut large, mut only) = (None, (0, 0), false, Vec::new());
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--plugin" => file = arguments.next().map(PathBuf::from),
                 "--large" => large = true,
+                "--only" => only.extend(arguments.next()),
                 "--gpus" => {
                     let pair = arguments.next().unwrap_or_default();
                     let (from, to) = pair.split_once(',').ok_or("--gpus takes A,B")?;
@@ -72,6 +75,7 @@ impl Bench {
             from,
             to,
             large,
+            only,
             network,
             plugin: file.is_some(),
             user: [OnceLock::new(), OnceLock::new()],

@@ -1,4 +1,4 @@
-//! Checks the engine on real GPUs: `engine_gpu_check [--plugin FILE] [--gpus A,B] [--large]`.
+//! Checks the engine on real GPUs: `engine_gpu_check [--plugin FILE] [--gpus A,B] [--large] [--only CHECK]...`.
 //!
 //! Both ends run in this process. Without `--plugin` the embedded network moves memory of GPU A to
 //! GPU B; with it, the plugin file moves memory of GPU A (its environment must be set before).
@@ -58,9 +58,18 @@ fn check() -> ExitCode {
         }
     };
     println!("{}", bench.describe());
+    if let Some(unknown) = bench
+        .only
+        .iter()
+        .find(|one| CHECKS.iter().all(|(name, _)| name != one))
+    {
+        eprintln!("engine_gpu_check: there is no check {unknown}");
+        return ExitCode::from(2);
+    }
     let mut failed = 0;
     let mut lines = Vec::new();
-    for (name, check) in CHECKS {
+    let is_wanted = |name: &str| bench.only.is_empty() || bench.only.iter().any(|one| one == name);
+    for (name, check) in CHECKS.into_iter().filter(|(name, _)| is_wanted(name)) {
         let start = Instant::now();
         let outcome = check(&bench);
         let seconds = start.elapsed().as_secs_f64();
