@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx::{
-    Auth, CompletionQueue, Connection, Endpoint, Error, Key, Level, Options, ProgressMode, Region,
-    Rights, Transfer, wait_any,
+    CompletionQueue, Connection, Error, Level, Options, ProgressMode, Region, Rights, Transfer,
+    wait_any,
 };
 
 use common::{contents, filled, random};

@@ -5,10 +5,7 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{
-    Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Key, Level, Options, Region, Rights,
-    WindowKey,
-};
+use tcpx::{Connection, Deadlines, Error, ErrorKind, Level, Region, Rights, WindowKey};
 
 use common::{contents, filled, random};
 
