@@ -4,8 +4,8 @@ use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, encode};
 
 /// Input: one byte that says how, then the stream.
 ///
-/// Even: the bytes as they are. Odd: kind, length and body of frame after frame, to which header
-/// and checksum are added, so that the bodies are reached.
+/// Even: the bytes as they are. Odd: kind, bytes before a payload, length and body of frame after frame, to which
+/// header and checksum are added, so that the bodies are reached.
 pub fn run(data: &[u8]) {
     let Some((how, rest)) = data.split_first() else {
         return;
@@ -45,17 +45,18 @@ fn decode(stream: &[u8], cut: usize) -> (Vec<Frame>, Option<FrameError>) {
     (frames, None)
 }
 
-fn framed(mut rest: &[u8]) -> Vec<u8> {
+/// The stream that an odd input stands for.
+pub fn framed(mut rest: &[u8]) -> Vec<u8> {
     let mut stream = Vec::new();
     for sequence in 0u32.. {
-        let Some(([kind, low, high], after)) = rest.split_first_chunk() else {
+        let Some(([kind, fields, low, high], after)) = rest.split_first_chunk() else {
             break;
         };
         let length = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
         let (body, after) = after.split_at(length);
         rest = after;
         let start = stream.len();
-        stream.extend_from_slice(&[0x58, 0x54, *kind, 0]);
+        stream.extend_from_slice(&[0x58, 0x54, *kind, *fields]);
         stream.extend_from_slice(&(length as u32).to_le_bytes());
         stream.extend_from_slice(&sequence.to_le_bytes());
         stream.extend_from_slice(&[0; 4]);

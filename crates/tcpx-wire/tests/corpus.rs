@@ -46,6 +46,40 @@ fn frame_inputs_hold() {
     replay("frames", targets::frames::run);
 }
 
+/// An input that has the name of a kind of frame is one: a change of the wire changes the inputs too.
+#[test]
+fn frame_inputs_are_what_their_names_say() {
+    use tcpx_wire::frame::FrameDecoder;
+    let bad = [
+        "raw-sequence",
+        "raw-too-long",
+        "not-utf8",
+        "placed-past-end",
+        "placed-stray",
+        "trailing",
+        "all",
+        "raw",
+    ];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/frames");
+    for entry in fs::read_dir(folder).expect("the corpus is checked in") {
+        let path = entry.expect("a readable folder").path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .expect("a name");
+        let input = fs::read(&path).expect("a readable input");
+        let stream = targets::frames::framed(&input[1..]);
+        let frame = FrameDecoder::new().next(&mut &stream[..]);
+        match frame {
+            Ok(Some(frame)) => assert!(
+                name.starts_with(frame.name()) || bad.contains(&name),
+                "{name}: {frame:?}"
+            ),
+            other => assert!(bad.contains(&name), "{name}: {other:?}"),
+        }
+    }
+}
+
 #[test]
 fn descriptor_inputs_hold() {
     replay("descriptors", targets::descriptors::run);
