@@ -4,6 +4,7 @@
 //! Users of tcpx see the crate `tcpx`; this one serves its siblings.
 
 pub mod arrival;
+pub mod claims;
 pub mod congestion;
 pub mod draining;
 pub mod error;

@@ -54,8 +54,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "half-a-chunk-counts",
         file: "crates/tcpx-net/src/tcp/receive_table.rs",
-        from: "        WindowState::set(&mut state.taken, index, false);\n",
-        to: "",
+        from: "        state.claims.put_back(index.into());\n",
+        to: "        state.claims.complete(index.into());\n",
     },
     // A lane that is dead to the server alone is asked for by nobody.
     Mutant {

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, RequestId};
+use tcpx_lanes::claims::{self, Claims};
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, MemoryError, PinnedPool};
 use tcpx_wire::ChunkHeader;
-use tcpx_wire::range_set::RangeSet;
 
 use super::group::Group;
 use crate::memory::DeviceSlice;
@@ -22,8 +22,6 @@ use crate::memory::DeviceSlice;
 const UNKNOWN: u64 = u64::MAX;
 /// Largest chunk: what goes to device memory is read to a slot first, and a lane that ends lets go of it whole.
 pub(crate) const MAX_CHUNK_BYTES: usize = PinnedPool::SLOT_BYTES;
-/// Most separate pieces of a message: lanes that lag leave gaps, a few for each chunk in flight.
-const MOST_PIECES: usize = 4096;
 /// Looks at a lock before a lane sleeps for it: 10 to 20 us. Eight lanes that claim at once keep each other waiting for
 /// longer than the standard lock looks, and once one sleeps all do: 512 KiB one at a time took 1.2 times as long.
 const LOOKS: u32 = 400;
@@ -70,19 +68,8 @@ struct Receipt {
     device: Option<DeviceSlice>,
     /// Bytes that lanes have begun or ended.
     claimed: u64,
-    /// Which those are.
-    covered: RangeSet,
-    /// Those that lanes have begun.
-    holders: Vec<Holder>,
-}
-
-/// A lane with a chunk that it has begun.
-#[derive(Debug)]
-struct Holder {
-    lane: u64,
-    start: u64,
-    end: u64,
-    attempt: u8,
+    /// Which those are, by place.
+    claims: Claims<u64>,
 }
 
 /// What becomes of a chunk.
@@ -99,7 +86,6 @@ pub(crate) enum Claimed {
 /// A chunk that a lane has claimed: [completed](Inlet::complete_part) or [put back](Inlet::put_back) by it.
 #[derive(Debug)]
 pub(crate) struct Part {
-    lane: u64,
     pub(super) sequence: u64,
     start: u64,
     end: u64,
@@ -147,8 +133,7 @@ impl Inlet {
                     start: Span::EMPTY,
                     device: None,
                     claimed: 0,
-                    covered: RangeSet::default(),
-                    holders: Vec::new(),
+                    claims: Claims::default(),
                 }),
                 total: AtomicU64::new(UNKNOWN),
                 written: AtomicU64::new(0),
@@ -187,7 +172,7 @@ impl Inlet {
         receipt.start = Span::new(buffer.data, buffer.len);
         receipt.device = device;
         receipt.claimed = 0;
-        receipt.covered.clear();
+        receipt.claims.clear();
         receipt.sequence = Some(sequence);
         self.posted.fetch_max(sequence + 1, Ordering::Release);
     }
@@ -285,22 +270,6 @@ impl Inlet {
                 format!("{known} and {total}"),
             ));
         }
-        if receipt.covered.overlaps(&(start..end)) {
-            let overlapping = |one: &&Holder| one.start < end && start < one.end;
-            let is_later = |one: &&Holder| {
-                // An older attempt that comes late supersedes nobody.
-                one.attempt < header.attempt || header.attempt == u8::MAX
-            };
-            let holder = receipt.holders.iter().find(overlapping);
-            return match holder.filter(is_later) {
-                Some(holder) if holder.lane != lane => Ok(Claimed::Held(holder.lane)),
-                _ if may_come_late() => Ok(Claimed::Drain),
-                _ => Err(protocol(
-                    "each byte of a message once",
-                    format!("bytes {start} to {end} of message {sequence} again"),
-                )),
-            };
-        }
         // Inside the capacity: offset + len <= total <= capacity, and capacity is a usize.
         let (offset, bytes) = (start as usize, len as usize);
         let device = receipt
@@ -310,23 +279,27 @@ impl Inlet {
         let device = device
             .transpose()
             .map_err(|error| Refusal::Copy(error.to_string()))?;
-        receipt.covered.insert(start..end);
-        if receipt.covered.ranges() > MOST_PIECES {
-            return Err(protocol(
-                "a message in few pieces",
-                format!("one more for message {sequence}"),
-            ));
+        match receipt.claims.claim(lane, start..end, header.attempt) {
+            claims::Claimed::Taken => {}
+            claims::Claimed::HeldBy(holder) => return Ok(Claimed::Held(holder)),
+            claims::Claimed::Drain => return Ok(Claimed::Drain),
+            claims::Claimed::Twice if may_come_late() => return Ok(Claimed::Drain),
+            claims::Claimed::Twice => {
+                return Err(protocol(
+                    "each byte of a message once",
+                    format!("bytes {start} to {end} of message {sequence} again"),
+                ));
+            }
+            claims::Claimed::Scattered => {
+                return Err(protocol(
+                    "a message in few pieces",
+                    format!("one more for message {sequence}"),
+                ));
+            }
         }
         receipt.claimed += len;
-        receipt.holders.push(Holder {
-            lane,
-            start,
-            end,
-            attempt: header.attempt,
-        });
         slot.total.store(total, Ordering::Release);
         Ok(Claimed::Write(Part {
-            lane,
             sequence,
             start,
             end,
@@ -341,7 +314,9 @@ impl Inlet {
     /// The lane has read all of its chunk; with `written`, to where it belongs.
     pub(super) fn complete_part(&self, part: &Part, written: bool) {
         let slot = self.slot(part.sequence);
-        slot.lock().let_go(part);
+        if let Some(receipt) = slot.lock().of(part) {
+            receipt.claims.complete(part.start);
+        }
         if written {
             // The last thing: with it the message may be over.
             slot.written
@@ -352,8 +327,9 @@ impl Inlet {
     /// The lane has not read all of its chunk, which may come again.
     pub(super) fn put_back(&self, part: &Part) {
         let mut receipt = self.slot(part.sequence).lock();
-        if receipt.let_go(part) {
-            receipt.covered.remove(part.start..part.end);
+        if let Some(receipt) = receipt.of(part)
+            && receipt.claims.put_back(part.start)
+        {
             receipt.claimed -= part.end - part.start;
         }
     }
@@ -369,7 +345,9 @@ impl Inlet {
         let device = receipt.device.as_ref()?.part(0, len).ok()?;
         receipt.sequence = Some(sequence);
         receipt.claimed = total;
-        receipt.covered.insert(0..total);
+        // By no lane, which need not let go of it.
+        receipt.claims.claim(u64::MAX, 0..total, 0);
+        receipt.claims.complete(0);
         slot.total.store(total, Ordering::Release);
         Some(device)
     }
@@ -449,11 +427,9 @@ impl Slot {
 }
 
 impl Receipt {
-    /// The lane holds the chunk no more; whether it did.
-    fn let_go(&mut self, part: &Part) -> bool {
-        let held = |one: &Holder| one.lane == part.lane && one.start == part.start;
-        let at = self.holders.iter().position(held);
-        at.map(|at| self.holders.swap_remove(at)).is_some()
+    /// Itself, unless it is another message's by now.
+    fn of(&mut self, part: &Part) -> Option<&mut Self> {
+        (self.sequence == Some(part.sequence)).then_some(self)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Windows that are open to chunks of the peer, found by name.
 //!
 //! A chunk names its window, its index and the length of its transfer; with the window's plan that says where it
-//! goes. The first chunk fixes the transfer's length. Each chunk is taken once, by one lane; one that is sent
-//! again is taken from a lane that died only once that lane has let go of it.
+//! goes. The first chunk fixes the transfer's length. Each chunk is [claimed](Claims) once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_queue::SegQueue;
 
+use tcpx_lanes::claims::{Claimed, Claims};
 use tcpx_lanes::idle::LaneSet;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_memory::{Fence, RegionSlice};
@@ -43,12 +43,8 @@ struct WindowState {
     destination: Option<RegionSlice>,
     /// How its transfer is cut, once a chunk of that has come.
     plan: Option<ChunkPlan>,
-    /// Chunks that a lane has, or has had to their last byte.
-    taken: Vec<u64>,
-    /// Those of them that came again; empty while none has. Should the lane that had one first come back to life, its
-    /// copy is dropped.
-    again: Vec<u64>,
-    claims: Vec<Claimed>,
+    /// Chunks by number.
+    claims: Claims<u16>,
     /// Chunks that the copy worker moves to the destination.
     copying: u32,
     /// Chunks that are not at their destination; known with the plan.
@@ -64,14 +60,6 @@ struct WindowState {
     is_told: bool,
     /// The owner will look at it.
     is_ready: bool,
-}
-
-/// A chunk in a lane's hands.
-#[derive(Debug, Clone, Copy)]
-struct Claimed {
-    index: u32,
-    lane: u16,
-    attempt: u8,
 }
 
 /// A chunk's place, in a lane's hands.
@@ -139,22 +127,11 @@ impl Window {
 }
 
 impl WindowState {
-    fn has(bits: &[u64], index: u32) -> bool {
-        let word = bits.get(index as usize / 64);
-        word.is_some_and(|word| word & (1 << (index % 64)) != 0)
-    }
-
-    fn set(bits: &mut [u64], index: u32, value: bool) {
-        if let Some(word) = bits.get_mut(index as usize / 64) {
-            let bit = 1 << (index % 64);
-            *word = if value { *word | bit } else { *word & !bit };
-        }
-    }
-
     /// Nobody has a chunk, and nobody will: lets go of the memory.
     fn ends(&mut self) -> bool {
         let all_placed = self.plan.is_some() && self.left == 0;
-        let is_over = self.claims.is_empty() && self.copying == 0 && (self.closing || all_placed);
+        let is_held = self.copying > 0 || self.claims.lanes().next().is_some();
+        let is_over = !is_held && (self.closing || all_placed);
         self.closing |= is_over;
         is_over && self.destination.take().is_some()
     }
@@ -180,7 +157,6 @@ impl ReceiveTable {
         let chunks = window.cut.count();
         let first = self.chunks.fetch_add(chunks.into(), Ordering::Relaxed);
         let name = window.window;
-        let words = (chunks as usize).div_ceil(64);
         let opened = Arc::new(Window {
             name,
             token: window.token,
@@ -190,9 +166,7 @@ impl ReceiveTable {
             state: Mutex::new(WindowState {
                 destination: Some(window.destination),
                 plan: None,
-                taken: vec![0; words],
-                again: Vec::new(),
-                claims: Vec::with_capacity(4),
+                claims: Claims::default(),
                 copying: 0,
                 left: chunks,
                 news: Vec::with_capacity(chunks as usize),
@@ -252,41 +226,28 @@ impl ReceiveTable {
             return Ok(Arrival::Unwanted);
         }
         let (index, range) = window.place(&mut state, header)?;
-        if WindowState::has(&state.taken, index) {
-            let held = state.claims.iter().find(|held| held.index == index);
-            if let Some(held) = held
-                && held.lane != lane
-                // An older attempt that comes late supersedes nobody.
-                && (header.attempt > held.attempt || header.attempt == u8::MAX)
-            {
-                return Ok(Arrival::HeldBy(held.lane));
-            }
-            if header.attempt > 0 || WindowState::has(&state.again, index) {
-                return Ok(Arrival::Unwanted);
-            }
-            return Err(Violation {
-                expected: "each chunk once".to_owned(),
-                arrived: format!("a second chunk {index} of window {}", header.transfer.0),
-                chunk: Some(*header),
-            });
-        }
         let place = state.destination.as_ref();
         let Some(Ok(destination)) = place.map(|all| all.slice(range)) else {
             return Err(window.misfit(header));
         };
-        WindowState::set(&mut state.taken, index, true);
-        state.is_touched = true;
-        if header.attempt > 0 {
-            if state.again.is_empty() {
-                state.again = vec![0; state.taken.len()];
+        let part = u64::from(index)..u64::from(index) + 1;
+        match state.claims.claim(lane, part, header.attempt) {
+            Claimed::Taken => {}
+            Claimed::HeldBy(holder) => return Ok(Arrival::HeldBy(holder)),
+            Claimed::Drain => return Ok(Arrival::Unwanted),
+            bad @ (Claimed::Twice | Claimed::Scattered) => {
+                let (expected, what) = match bad {
+                    Claimed::Twice => ("each chunk once", "a second"),
+                    _ => ("a transfer in few pieces", "one more piece,"),
+                };
+                return Err(Violation {
+                    expected: expected.to_owned(),
+                    arrived: format!("{what} chunk {index} of window {}", header.transfer.0),
+                    chunk: Some(*header),
+                });
             }
-            WindowState::set(&mut state.again, index, true);
         }
-        state.claims.push(Claimed {
-            index,
-            lane,
-            attempt: header.attempt,
-        });
+        state.is_touched = true;
         drop(state);
         Ok(Arrival::Claimed(Claim {
             window,
@@ -304,7 +265,7 @@ impl ReceiveTable {
         } = claim;
         drop(destination);
         let mut state = lock(&window.state);
-        state.release(index);
+        state.claims.complete(index.into());
         state.placed(index);
         self.look_at(&window, state);
     }
@@ -312,7 +273,7 @@ impl ReceiveTable {
     /// The copy worker moves a chunk to its destination from now on.
     pub(super) fn copies(&self, window: &Window, index: u32) {
         let mut state = lock(&window.state);
-        state.release(index);
+        state.claims.complete(index.into());
         state.copying += 1;
     }
 
@@ -339,8 +300,7 @@ impl ReceiveTable {
         } = claim;
         drop(destination);
         let mut state = lock(&window.state);
-        state.release(index);
-        WindowState::set(&mut state.taken, index, false);
+        state.claims.put_back(index.into());
         self.look_at(&window, state);
     }
 
@@ -357,8 +317,8 @@ impl ReceiveTable {
             state.is_told = true;
             return Closing::Done;
         }
-        let lanes = state.claims.iter();
-        let lanes = lanes.fold(0, |lanes, held| lanes | 1 << held.lane);
+        let lanes = state.claims.lanes();
+        let lanes = lanes.fold(0, |lanes, lane| lanes | 1 << lane);
         // What came until now is reported with the end.
         if ends && !std::mem::replace(&mut state.is_ready, true) {
             drop(state);
@@ -415,10 +375,6 @@ impl ReceiveTable {
 }
 
 impl WindowState {
-    fn release(&mut self, index: u32) {
-        self.claims.retain(|held| held.index != index);
-    }
-
     fn placed(&mut self, index: u32) {
         self.left -= 1;
         self.news.push(index);
