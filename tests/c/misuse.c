@@ -164,6 +164,8 @@ static void handles(void)
     HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_peer(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source,
+                tcpx_connection_client(handle, text, sizeof text, NULL));
+    HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_path(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_status(handle, text, sizeof text, NULL));
@@ -343,9 +345,17 @@ static void settings(void)
     options.device = 4096;
     FAILS(TCPX_ERR_MEMORY, "", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
     options.memory = 0;
-    options.reserved[7] = 1;
+    options.reserved[6] = 1;
     FAILS(TCPX_ERR_ARGUMENT, "zeros", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
-    options.reserved[7] = 0;
+    options.reserved[6] = 0;
+    options.key_file = "/nowhere";
+    FAILS(TCPX_ERR_SETTING, "key_file", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
+    options.key = NULL;
+    FAILS(TCPX_ERR_SETTING, "/nowhere", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
+    options.key_file = bad;
+    FAILS(TCPX_ERR_ARGUMENT, "UTF-8", tcpx_connect("127.0.0.1:1", &options, &connection));
+    options.key_file = NULL;
+    options.key = key;
     options.progress = 2;
     FAILS(TCPX_ERR_ARGUMENT, "progress is 2",
           tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Deref;
+use std::path::Path;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
@@ -14,7 +15,7 @@ use tcpx_wire::handshake::{
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
 
 use crate::error::NetworkError;
-use crate::key_ring::KeyRing;
+use crate::key_ring::{self, KeyRing, KeyRingError};
 
 /// Most bytes of a handshake that are looked at in one call.
 pub(crate) const PEEK_BYTES: usize = 512;
@@ -39,6 +40,20 @@ impl Auth {
     /// When the text is not that of a generated key. Errors never hold a part of the text.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         Ok(match AnyKey::parse(text)? {
+            AnyKey::Server(key) => Self::Key(key),
+            AnyKey::Client(key) => Self::Client(key),
+        })
+    }
+
+    /// Reads a key file, or the folder of a server's key ring as [`KeyRing::of_folder`] does.
+    ///
+    /// # Errors
+    /// A file or the folder cannot be read, or holds no key.
+    pub fn of_file(path: &Path) -> Result<Self, KeyRingError> {
+        if path.is_dir() {
+            return KeyRing::of_folder(path).map(Self::Ring);
+        }
+        Ok(match key_ring::read_key(path)? {
             AnyKey::Server(key) => Self::Key(key),
             AnyKey::Client(key) => Self::Client(key),
         })

@@ -285,7 +285,7 @@ fn is_client_file(file: &Path) -> bool {
         && file.file_stem().is_some_and(|stem| stem != SERVER)
 }
 
-fn read_key(file: &Path) -> Result<AnyKey, KeyRingError> {
+pub(crate) fn read_key(file: &Path) -> Result<AnyKey, KeyRingError> {
     let failed = |source| KeyRingError::File {
         file: file.to_owned(),
         source,

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::connection::Connection;
 use crate::error::{check, raise};
 use crate::opening::{Dialling, LOOK, Listening, NextConnection, is_nobody};
-use crate::options::{Settings, auth, duration};
+use crate::options::{Settings, duration};
 
 /// A listening port that accepts connections until it is closed.
 #[pyclass(frozen, subclass, module = "tcpx._tcpx")]
@@ -24,35 +24,9 @@ pub(crate) struct Endpoint {
 #[pymethods]
 impl Endpoint {
     #[new]
-    #[pyo3(signature = (listen, *, key=None, insecure=false, encrypt=false, gpu=None, progress="background", timeout=None))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "each is a keyword argument in Python"
-    )]
-    fn new(
-        py: Python<'_>,
-        listen: &str,
-        key: Option<&str>,
-        insecure: bool,
-        encrypt: bool,
-        gpu: Option<u32>,
-        progress: &str,
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let generated = match key {
-            None if !insecure => Some(generate_key()?),
-            _ => None,
-        };
-        let key = key.or(generated.as_deref());
-        let auth = auth(key, insecure)?;
-        let key = auth.client_key().map(|key| key.to_text());
-        let settings = Settings {
-            encrypt,
-            progress,
-            gpu,
-            timeout,
-        };
-        let options = settings.options(auth)?;
+    fn new(py: Python<'_>, listen: &str, settings: Settings) -> PyResult<Self> {
+        let options = settings.listening()?;
+        let key = options.auth.client_key().map(|key| key.to_text());
         let (endpoint, address) = py.detach(|| {
             let address = resolve(listen)?;
             let endpoint = check(tcpx::Endpoint::listen(address, options.clone()))?;
@@ -130,51 +104,16 @@ impl Endpoint {
 
 /// Connects to a listening endpoint.
 #[pyfunction]
-#[pyo3(signature = (address, *, key=None, insecure=false, encrypt=false, gpu=None, progress="background", timeout=None))]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "each is a keyword argument in Python"
-)]
-pub(crate) fn connect(
-    py: Python<'_>,
-    address: &str,
-    key: Option<&str>,
-    insecure: bool,
-    encrypt: bool,
-    gpu: Option<u32>,
-    progress: &str,
-    timeout: Option<f64>,
-) -> PyResult<Connection> {
-    let settings = Settings {
-        encrypt,
-        progress,
-        gpu,
-        timeout,
-    };
-    let options = settings.options(auth(key, insecure)?)?;
+pub(crate) fn connect(py: Python<'_>, address: &str, settings: Settings) -> PyResult<Connection> {
+    let options = settings.connecting()?;
     let connection = py.detach(|| tcpx::Endpoint::connect(address, &options));
     Ok(Connection::new(check(connection)?, &options))
 }
 
 /// Starts to connect, for an event loop.
 #[pyfunction]
-#[pyo3(signature = (address, *, key=None, insecure=false, encrypt=false, gpu=None, progress="background", timeout=None))]
-pub(crate) fn dial(
-    address: String,
-    key: Option<&str>,
-    insecure: bool,
-    encrypt: bool,
-    gpu: Option<u32>,
-    progress: &str,
-    timeout: Option<f64>,
-) -> PyResult<Dialling> {
-    let settings = Settings {
-        encrypt,
-        progress,
-        gpu,
-        timeout,
-    };
-    Dialling::start(address, settings.options(auth(key, insecure)?)?)
+pub(crate) fn dial(address: String, settings: Settings) -> PyResult<Dialling> {
+    Dialling::start(address, settings.connecting()?)
 }
 
 /// A fresh key for a listening side.

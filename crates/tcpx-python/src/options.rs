@@ -1,12 +1,13 @@
 //! Arguments of Python as settings of the engine.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
 
-use crate::error::raise;
+use crate::error::{check, raise};
 
 /// Seconds as a duration; infinity is the longest one.
 pub(crate) fn duration(what: &str, seconds: f64) -> PyResult<Duration> {
@@ -111,20 +112,6 @@ fn stream_handle(stream: &Bound<'_, PyAny>) -> PyResult<u64> {
     stream.getattr("cuda_stream")?.extract()
 }
 
-/// How the two sides prove themselves.
-pub(crate) fn auth(key: Option<&str>, insecure: bool) -> PyResult<Auth> {
-    match (key, insecure) {
-        (Some(_), true) => Err(PyValueError::new_err("insecure=True takes no key")),
-        (None, true) => Ok(Auth::Insecure),
-        (Some(text), false) => {
-            Auth::parse(text).map_err(|error| PyValueError::new_err(error.to_string()))
-        }
-        (None, false) => Err(PyValueError::new_err(
-            "key: the key that the listening side printed is needed (TCPX_KEY, or key=...)",
-        )),
-    }
-}
-
 /// Who makes progress, by its name.
 fn progress_mode(name: &str) -> PyResult<ProgressMode> {
     match name {
@@ -136,19 +123,62 @@ fn progress_mode(name: &str) -> PyResult<ProgressMode> {
     }
 }
 
-/// Settings that an endpoint and a connection share, as Python passes them.
-pub(crate) struct Settings<'a> {
-    pub(crate) encrypt: bool,
-    pub(crate) progress: &'a str,
-    pub(crate) gpu: Option<u32>,
-    pub(crate) timeout: Option<f64>,
+/// Settings that an endpoint and a connection share: a dictionary of the package.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Settings {
+    key: Option<String>,
+    key_file: Option<PathBuf>,
+    insecure: bool,
+    encrypt: bool,
+    progress: String,
+    gpu: Option<u32>,
+    timeout: Option<f64>,
 }
 
-impl Settings<'_> {
-    pub(crate) fn options(&self, auth: Auth) -> PyResult<Options> {
+impl Settings {
+    /// Of a side that listens: with a fresh key if it was given none.
+    pub(crate) fn listening(&self) -> PyResult<Options> {
+        let auth = match self.auth()? {
+            Some(auth) => auth,
+            None => Auth::Key(check(tcpx::generate_key())?),
+        };
+        self.options(auth)
+    }
+
+    /// Of a side that connects.
+    pub(crate) fn connecting(&self) -> PyResult<Options> {
+        let missing = || {
+            PyValueError::new_err(
+                "key: the key that the listening side printed is needed (TCPX_KEY, key=... or key_file=...)",
+            )
+        };
+        self.options(self.auth()?.ok_or_else(missing)?)
+    }
+
+    /// How the two sides prove themselves; `None` where no key was given.
+    fn auth(&self) -> PyResult<Option<Auth>> {
+        let wrong = |why: String| PyValueError::new_err(why);
+        Ok(match (&self.key, &self.key_file, self.insecure) {
+            (None, None, false) => None,
+            (None, None, true) => Some(Auth::Insecure),
+            (Some(text), None, false) => {
+                Some(Auth::parse(text).map_err(|error| wrong(error.to_string()))?)
+            }
+            (None, Some(path), false) => {
+                Some(Auth::of_file(path).map_err(|error| wrong(error.to_string()))?)
+            }
+            (_, _, true) => return Err(wrong("insecure=True takes no key".to_owned())),
+            (Some(_), Some(_), false) => {
+                return Err(wrong("key and key_file: give one of the two".to_owned()));
+            }
+        })
+    }
+
+    fn options(&self, auth: Auth) -> PyResult<Options> {
         let mut options = Options::tcp(auth);
         options.encrypt = self.encrypt;
-        options.progress = progress_mode(self.progress)?;
+        options.progress = progress_mode(&self.progress)?;
         if let Some(ordinal) = self.gpu {
             options.gpu = Some(Gpu::open(ordinal).map_err(|error| raise(error.into()))?);
         }

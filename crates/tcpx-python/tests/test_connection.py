@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
 import numpy
@@ -530,3 +531,41 @@ def test_what_was_logged_last_arrives_before_the_program_ends():
         out, err = program.communicate(timeout=PATIENCE)
     assert program.returncode == 0, err
     assert sum(line.startswith("connected") and "path=" in line for line in out.splitlines()) == 2
+
+
+def test_clients_of_a_folder_of_keys_have_names(tmp_path):
+    folder = tmp_path / "keys"
+    for name in ("alice", "bob"):
+        made = subprocess.run(
+            [tcpx.program_path(), "key", folder, name], capture_output=True, text=True
+        )
+        assert made.returncode == 0, made.stderr
+    with tcpx.Endpoint("127.0.0.1:0", key_file=folder, timeout=PATIENCE) as server:
+        line = server.pairing().split()[-1]
+
+        def come(file):
+            with ThreadPoolExecutor(1) as pool:
+                accepted = pool.submit(server.accept, PATIENCE)
+                client = tcpx.connect(line, key_file=folder / file, timeout=PATIENCE).wait()
+                return client, accepted.result()
+
+        for name in ("alice", "bob", "server"):
+            client, accepted = come(f"{name}.key")
+            assert (accepted.client, client.client) == (name, None)
+            client.close()
+        # Who has lost its file is a stranger.
+        key = (folder / "bob.key").read_text().strip()
+        (folder / "bob.key").unlink()
+        with ThreadPoolExecutor(1) as pool:
+            accepted = pool.submit(server.accept, PATIENCE)
+            with pytest.raises(tcpx.ConnectError):
+                tcpx.connect(line, key=key, timeout=PATIENCE).wait()
+            client = tcpx.connect(line, key_file=folder / "alice.key", timeout=PATIENCE).wait()
+            assert accepted.result().client == "alice"
+            client.close()
+    with pytest.raises(ValueError, match="one of the two"):
+        tcpx.Endpoint("127.0.0.1:0", key="key", key_file=folder)
+    with pytest.raises(ValueError, match="bob.key"):
+        tcpx.connect(line, key_file=folder / "bob.key").wait()
+    with pytest.raises(ValueError, match="insecure"):
+        tcpx.Endpoint("127.0.0.1:0", key_file=folder, insecure=True)

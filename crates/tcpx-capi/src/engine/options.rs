@@ -1,5 +1,6 @@
 //! Settings of C as settings of the engine.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
@@ -12,7 +13,7 @@ use crate::error::{Failure, Outcome};
 /// Settings of an endpoint or connection.
 ///
 /// # Safety
-/// `options` is NULL or points to a filled structure whose key is NULL or a string.
+/// `options` is NULL or points to a filled structure whose key and key_file are NULL or strings.
 pub(super) unsafe fn connection_options(
     options: *const tcpx_options,
     auth: impl FnOnce() -> Outcome<Auth>,
@@ -21,19 +22,31 @@ pub(super) unsafe fn connection_options(
     let Some(given) = (unsafe { options.as_ref() }) else {
         return Ok(Options::tcp(auth()?));
     };
-    if given.reserved0 != 0 || given.reserved != [0; 8] {
+    if given.reserved0 != 0 || given.reserved != [0; 7] {
         return Err(not_zero("tcpx_options"));
     }
-    let auth = match (given.key.is_null(), given.insecure != 0) {
-        (false, true) => {
-            return Err(setting("insecure takes no key: set one of the two alone"));
-        }
-        (true, true) => Auth::Insecure,
-        (true, false) => auth()?,
-        (false, false) => {
+    let auth = match (
+        given.key.is_null(),
+        given.key_file.is_null(),
+        given.insecure != 0,
+    ) {
+        (true, true, true) => Auth::Insecure,
+        (true, true, false) => auth()?,
+        (false, true, false) => {
             // SAFETY: the caller's promise.
             let text = unsafe { text("key", given.key) }?;
             Auth::parse(text).map_err(|error| setting(error.to_string()))?
+        }
+        (true, false, false) => {
+            // SAFETY: the caller's promise.
+            let path = unsafe { text("key_file", given.key_file) }?;
+            Auth::of_file(Path::new(path)).map_err(|error| setting(error.to_string()))?
+        }
+        (_, _, true) => {
+            return Err(setting("insecure takes no key: set one of the two alone"));
+        }
+        (false, false, false) => {
+            return Err(setting("key and key_file: set one of the two alone"));
         }
     };
     let mut made = Options::tcp(auth);

@@ -103,8 +103,11 @@ pub struct tcpx_options {
     pub progress: c_int,
     /// Zeros.
     pub reserved0: c_int,
+    /// In place of `key`: a file that holds it. For an endpoint also a folder with a key for each client, as
+    /// `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL: none.
+    pub key_file: *const c_char,
     /// Zeros.
-    pub reserved: [u64; 8],
+    pub reserved: [u64; 7],
 }
 
 /// Settings of one transfer. Fill it with zeros: every zero means the default.

@@ -7,45 +7,44 @@ import os
 import socket
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, TypedDict, overload
+from typing import TYPE_CHECKING, overload
 
 from . import _loop, _tcpx
 from ._tcpx import generate_key
 
 if TYPE_CHECKING:
-    from ._tcpx import Dialling, NextConnection, Progress
+    from ._tcpx import Dialling, NextConnection, Progress, Settings
 
 __all__ = ["Accepting", "Connecting", "Connection", "Endpoint", "connect", "generate_key"]
 
 Connection = _tcpx.Connection
 
 
-class _Settings(TypedDict):
-    key: str | None
-    insecure: bool
-    encrypt: bool
-    gpu: int | None
-    progress: Progress
-
-
-
 _NO = ("", "0", "n", "no", "f", "false", "off")
 
 
 def _settings(
-    key: str | None, insecure: bool, encrypt: bool | None, gpu: int | None, progress: Progress
-) -> _Settings:
+    key: str | None,
+    key_file: str | os.PathLike[str] | None,
+    insecure: bool,
+    encrypt: bool | None,
+    gpu: int | None,
+    progress: Progress,
+    timeout: float | None,
+) -> Settings:
     """What is not given is as the environment says."""
-    if key is None and not insecure:
+    if key is None and key_file is None and not insecure:
         key = os.environ.get("TCPX_KEY")
     if encrypt is None:
         encrypt = os.environ.get("TCPX_ENCRYPT", "").lower() not in _NO
     return {
         "key": key,
+        "key_file": key_file,
         "insecure": insecure,
         "encrypt": encrypt,
         "gpu": gpu,
         "progress": progress,
+        "timeout": timeout,
     }
 
 
@@ -115,6 +114,9 @@ class Endpoint(_tcpx.Endpoint):
         listen: ``host:port``; port 0 takes a free one.
         key: The listening side's own key; by default ``TCPX_KEY``, else a fresh one. ``Endpoint.key`` is what
             connecting sides need.
+        key_file: In place of ``key``: a file that holds it, or a folder with a key for each client, as
+            ``tcpx key FOLDER NAME`` makes it. :attr:`Connection.client` names who came; to remove a client's
+            file shuts it out.
         insecure: Listen without a key: whoever reaches the port can connect.
         encrypt: Encrypt payload too, as the other side must; by default as ``TCPX_ENCRYPT`` says, else not.
         gpu: The GPU whose memory is moved; host memory only by default.
@@ -128,14 +130,15 @@ class Endpoint(_tcpx.Endpoint):
         listen: str,
         *,
         key: str | None = None,
+        key_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         encrypt: bool | None = None,
         gpu: int | None = None,
         progress: Progress = "background",
         timeout: float | None = None,
     ) -> Endpoint:
-        settings = _settings(key, insecure, encrypt, gpu, progress)
-        return super().__new__(cls, listen, **settings, timeout=timeout)
+        settings = _settings(key, key_file, insecure, encrypt, gpu, progress, timeout)
+        return super().__new__(cls, listen, settings)
 
     @overload
     def accept(self) -> Accepting: ...
@@ -174,6 +177,7 @@ def connect(
     address: str,
     *,
     key: str | None = None,
+    key_file: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     encrypt: bool | None = None,
     gpu: int | None = None,
@@ -185,21 +189,23 @@ def connect(
     Args:
         address: ``host:port`` (each address of a name is tried), or the whole line of :meth:`Endpoint.pairing`.
         key: The key of the listening side; by default that of the line, else ``TCPX_KEY``.
+        key_file: In place of ``key``: a file that holds it.
         insecure: Connect without a key, to a side that listens without one.
         encrypt, gpu, progress: As for :class:`Endpoint`.
         timeout: Seconds for the whole set-up; 10 by default.
     """
     words = address.split()
     if len(words) == 2 and words[0].startswith("TCPX_KEY="):
-        key = key or words[0].removeprefix("TCPX_KEY=")
+        if key_file is None:
+            key = key or words[0].removeprefix("TCPX_KEY=")
         address = words[1]
-    settings = _settings(key, insecure, encrypt, gpu, progress)
+    settings = _settings(key, key_file, insecure, encrypt, gpu, progress, timeout)
 
     def open_within(limit: float | None) -> Connection:
-        return _tcpx.connect(address, **settings, timeout=limit)
+        return _tcpx.connect(address, {**settings, "timeout": limit})
 
     def opening() -> Dialling:
-        return _tcpx.dial(address, **settings, timeout=timeout)
+        return _tcpx.dial(address, settings)
 
     return Connecting(open_within, opening, timeout)
 

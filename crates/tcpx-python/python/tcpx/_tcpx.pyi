@@ -1,8 +1,9 @@
 """The native half of the package."""
 
 from collections.abc import Callable, Coroutine, Generator
+from os import PathLike
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias, TypedDict
 
 from typing_extensions import Buffer
 
@@ -23,26 +24,17 @@ Rights: TypeAlias = Literal["get", "put", "get+put"]
 def generate_key() -> str:
     """A fresh key of 128 bits for a listening side, as text. Its ``Endpoint.key`` is for connecting sides."""
 
-def connect(
-    address: str,
-    *,
-    key: str | None = None,
-    insecure: bool = False,
-    encrypt: bool = False,
-    gpu: int | None = None,
-    progress: Progress = "background",
-    timeout: float | None = None,
-) -> Connection: ...
-def dial(
-    address: str,
-    *,
-    key: str | None = None,
-    insecure: bool = False,
-    encrypt: bool = False,
-    gpu: int | None = None,
-    progress: Progress = "background",
-    timeout: float | None = None,
-) -> Dialling: ...
+class Settings(TypedDict):
+    key: str | None
+    key_file: str | PathLike[str] | None
+    insecure: bool
+    encrypt: bool
+    gpu: int | None
+    progress: Progress
+    timeout: float | None
+
+def connect(address: str, settings: Settings) -> Connection: ...
+def dial(address: str, settings: Settings) -> Dialling: ...
 def log_to(emit: Callable[[int, str, str], None], level: int) -> None: ...
 def end_log() -> None: ...
 
@@ -206,6 +198,10 @@ class Connection:
     def peer(self) -> str:
         """``host:port`` of the peer."""
     @property
+    def client(self) -> str | None:
+        """At an endpoint with a folder of keys: the name of the key with which the client proved itself, ``server``
+        for the endpoint's own. ``None`` elsewhere."""
+    @property
     def path(self) -> str:
         """The path that the bytes take, and why, in one line."""
     @property
@@ -277,17 +273,7 @@ class NextNotification:
     def __await__(self) -> Generator[object, None, bytes]: ...
 
 class Endpoint:
-    def __new__(
-        cls,
-        listen: str,
-        *,
-        key: str | None = None,
-        insecure: bool = False,
-        encrypt: bool = False,
-        gpu: int | None = None,
-        progress: Progress = "background",
-        timeout: float | None = None,
-    ) -> Self: ...
+    def __new__(cls, listen: str, settings: Settings) -> Self: ...
     @property
     def address(self) -> tuple[str, int]:
         """``(host, port)`` that it listens on."""

@@ -321,6 +321,13 @@ class Endpoint:
             del self._transfers[transfer_id]
         return not failed, is_done
 
+    def _all(self, operation: str, conn_id: int, *lists: Sequence[Any]) -> tuple[bool, int]:
+        """Starts an operation of a connection for each of some parts of registered memory."""
+        return self._start(lambda: [
+            getattr(self._peers[conn_id].connection, operation)(self._memory[mr].part(ptr, size))
+            for mr, ptr, size in zip(*lists, strict=True)
+        ])
+
     def sendv_async(
         self,
         conn_id: int,
@@ -329,10 +336,7 @@ class Endpoint:
         sizes: Sequence[int],
         num_iovs: int | None = None,
     ) -> tuple[bool, int]:
-        return self._start(lambda: [
-            self._peers[conn_id].connection.send(self._memory[mr].part(ptr, size))
-            for mr, ptr, size in zip(mr_ids, ptrs, sizes, strict=True)
-        ])
+        return self._all("send", conn_id, mr_ids, ptrs, sizes)
 
     def recvv_async(
         self,
@@ -342,10 +346,7 @@ class Endpoint:
         sizes: Sequence[int],
         num_iovs: int | None = None,
     ) -> tuple[bool, int]:
-        return self._start(lambda: [
-            self._peers[conn_id].connection.recv(self._memory[mr].part(ptr, size))
-            for mr, ptr, size in zip(mr_ids, ptrs, sizes, strict=True)
-        ])
+        return self._all("recv", conn_id, mr_ids, ptrs, sizes)
 
     def writev_async(
         self,
