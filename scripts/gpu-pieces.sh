@@ -92,10 +92,10 @@ driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
 fi
 rows=()
 while read -r name pieces bytes; do
-  for op in 'put one put' 'batch puts of the pieces' 'get one get' 'batch-get gets of the pieces'; do
-    found=("$runs/$name.tcpx-${op%% *}".*.json)
+  for op in 'put:one put' 'batch:puts of the pieces' 'get:one get' 'batch of gets:gets of the pieces'; do
+    found=("$runs/$name.tcpx-${op%%:*}".*.json)
     [ -e "${found[0]}" ] &&
-      rows+=(--row "$((pieces / scale)) x $((bytes / 1024)) KiB, ${op#* }" GB/s /gb_per_second "${found[@]}")
+      rows+=(--row "$((pieces / scale)) x $((bytes / 1024)) KiB, ${op#*:}" GB/s /gb_per_second "${found[@]}")
   done
 done <<<"$shapes"
 if [ "${#rows[@]}" -gt 0 ]; then
