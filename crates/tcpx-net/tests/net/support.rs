@@ -530,11 +530,13 @@ pub(crate) fn closed_token(completion: &Completion) -> u64 {
     }
 }
 
-/// Polls until the channel says that it is broken.
+/// Polls until the channel says that it is broken. That a lane is missing ends nothing, and may be said before.
 pub(crate) fn breakage(channel: &mut dyn Channel) -> (ChannelError, Vec<Completion>) {
     let mut out = Vec::new();
     loop {
-        if let Err(error) = channel.poll(&mut out) {
+        let polled = channel.poll(&mut out);
+        out.retain(|one| !matches!(one, Completion::LaneMissing { .. }));
+        if let Err(error) = polled {
             return (error, out);
         }
         wait_any(&[channel]);
