@@ -351,7 +351,11 @@ impl<'queue> Engine<'queue> {
             Staged::Cpu(steps) => steps.step(ticket.work()),
         };
         match step {
-            Step::Done(result) => ticket.finish(result),
+            Step::Done(result) => {
+                // It may hold memory too, which is free once the end is told.
+                drop(task);
+                ticket.finish(result);
+            }
             Step::Lost(error) => {
                 self.staging_lost = Some(error.clone());
                 ticket.abandon(error);
