@@ -196,8 +196,7 @@ impl Session {
         }
     }
 
-    /// Whether a payload of this length may travel eagerly now: beside others one of half the limit at most, for
-    /// longer ones move on lanes at the same time.
+    /// Whether a payload of this length may travel eagerly now: beside other sends one of half the limit at most.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
         self.has_credit(bytes, 0)
     }
@@ -207,10 +206,10 @@ impl Session {
         self.agreed.is_some_and(|agreed| {
             let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
             let limit = match self.sends.is_empty() {
-                true => u64::from(agreed.eager_limit),
-                false => u64::from(agreed.eager_limit).div_ceil(2),
+                true => agreed.eager_limit,
+                false => agreed.eager_beside(),
             };
-            limit > 0 && bytes <= limit && config::eager_cost(bytes, pieces) <= free
+            limit > 0 && bytes <= limit.into() && config::eager_cost(bytes, pieces) <= free
         })
     }
 

@@ -179,6 +179,11 @@ pub struct Agreed {
 }
 
 impl Agreed {
+    /// Longest eager payload beside other sends: longer ones move on lanes at the same time.
+    pub(super) fn eager_beside(&self) -> u32 {
+        self.eager_limit.div_ceil(2)
+    }
+
     /// # Errors
     /// When the peer's settings are out of bounds, or do not fit ours.
     pub(super) fn new(ours: &Settings, theirs: &Settings) -> Result<Self, SessionError> {

@@ -65,7 +65,7 @@ impl Posting {
 impl Session {
     /// A receive waits for its send: it is posted, if that is worth it and there is room.
     pub(super) fn post_receive_soon(&mut self, operation: OperationId) {
-        let eager_limit = self.agreed.map_or(0, |agreed| agreed.eager_limit);
+        let eager_limit = self.agreed.map_or(0, |agreed| agreed.eager_beside());
         let receive = self.receives.get(&operation);
         let is_long = receive.is_some_and(|receive| receive.capacity > eager_limit.into());
         if self.config.addressed && (is_long || self.agreed.is_none()) {
@@ -90,7 +90,7 @@ impl Session {
             return;
         };
         let capacity = receive.capacity;
-        if !receive.waits() || receive.fenced || capacity <= agreed.eager_limit.into() {
+        if !receive.waits() || receive.fenced || capacity <= agreed.eager_beside().into() {
             return;
         }
         let (tag, number, level) = (receive.tag, receive.number, receive.asked);
