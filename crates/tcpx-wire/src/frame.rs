@@ -209,7 +209,7 @@ frames! {
         list: u64,
         /// It is the last one.
         last: bool,
-        /// At most [`MAX_PART_BYTES`](crate::pieces::MAX_PART_BYTES).
+        /// At most [`MAX_PART_BYTES`].
         part: Vec<u8>,
     },
     /// Initiator to owner of windows: no operation names this list any more.

@@ -17,10 +17,7 @@ use crate::connection::{Deferred, Handle};
 use crate::drive::{EngineWatch, MANUAL_PAUSE};
 use crate::error::Error;
 use crate::report::{Progress, Report};
-use crate::wait::deadline;
-
-/// How often a waiting thread makes sure that the engine lives.
-const LIVENESS_CHECK: Duration = Duration::from_secs(1);
+use crate::wait::{LIVENESS_CHECK, deadline};
 
 /// A running send, receive, put, get, or batch.
 ///

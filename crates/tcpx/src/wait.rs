@@ -12,6 +12,9 @@ use crate::driver::timespec;
 /// Longer than any program waits, and short enough to be added to any clock.
 pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// How often a thread that waits for the engine makes sure that it lives.
+pub(crate) const LIVENESS_CHECK: Duration = Duration::from_secs(1);
+
 /// The end of `span` from `start` on; of a span without end, as `Duration::MAX`, one that nobody lives to see.
 pub(crate) fn deadline(start: Instant, span: Duration) -> Instant {
     start + span.min(FOREVER)

@@ -8,10 +8,7 @@ use tcpx_wire::WindowKey;
 
 use crate::connection::Shared;
 use crate::error::Error;
-use crate::wait::deadline;
-
-/// How often a thread that waits for a window's end makes sure that the connection lives.
-const LIVENESS_CHECK: Duration = Duration::from_secs(1);
+use crate::wait::{LIVENESS_CHECK, deadline};
 
 /// Memory that is open to the peer of one connection, see
 /// [`Connection::expose`](crate::Connection::expose). Dropping it revokes it, without waiting.

@@ -21,11 +21,8 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::notifications::Found;
 use crate::transfer::{Operations, Transfer, TransferState};
-use crate::wait::deadline;
+use crate::wait::{LIVENESS_CHECK, deadline};
 use crate::window::Window;
-
-/// How often a thread that waits for a notification makes sure that the engine lives.
-const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 
 impl Connection {
     /// Opens `slice` to the peer: whoever holds the window's key may put into it and get from it,
