@@ -27,6 +27,7 @@ fn main() {
         &["liberal.c"],
         &[],
     );
+    build(&out, "TCPX_CLOCK_SO", "libtcpx_clock.so", &["clock.c"], &[]);
     let bad = ["bad_plugin.c"];
     build(&out, "TCPX_BAD_SO", "libtcpx_bad.so", &bad, &[]);
     build(&out, "TCPX_OLD_SO", "libtcpx_old.so", &bad, &["-DOLD"]);

@@ -1,4 +1,4 @@
-//! How often the tests in `tests/faults.rs` and `tests/resources.rs` do what they do: a few times, or as often as the variable `FAULTS` says.
+//! How often, or for how many seconds, some tests do what they do: a little, or as the variable `FAULTS` says.
 
 /// The variable: `NAME=COUNT` between commas, such as `kills=200,flips=1000000`.
 pub const VARIABLE: &str = "FAULTS";

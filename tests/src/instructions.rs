@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tcpx::{Auth, Deadlines, Key, Network, NetworkError, Options, TcpNetwork};
@@ -191,6 +191,9 @@ pub struct Summary {
     pub defects: Vec<String>,
     /// How the goodbye failed.
     pub close: Option<String>,
+    /// When the first of them ended, in this process.
+    #[serde(skip)]
+    pub failed: Option<Instant>,
 }
 
 impl Summary {

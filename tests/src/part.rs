@@ -1,5 +1,7 @@
 //! One peer's part in a scenario.
 
+use std::time::{Duration, Instant};
+
 use tcpx::{Connection, Error, Level, Report, Transfer};
 
 use crate::buffers::{Destination, Source};
@@ -27,6 +29,9 @@ pub fn play(connection: &Connection, scenario: &Scenario, side: Side) -> Summary
         Messages::Each(ref sizes) => {
             for index in 0..sizes.len() {
                 part.all_at_once(&only(&outgoing, index), &only(&incoming, index));
+                if scenario.gives_up && part.summary.failed.is_some() {
+                    break;
+                }
             }
         }
     }
@@ -163,6 +168,7 @@ impl Part<'_> {
                 }
             }
         };
+        self.summary.failed.get_or_insert_with(Instant::now);
         let debug = format!("{error:?}");
         self.summary.failures.push(Failure {
             send,
@@ -186,4 +192,4 @@ fn place(message: Message, range: u64) -> usize {
 }
 
 /// A transfer ends by its own deadlines; the test has another one for the whole program.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(1);

@@ -44,7 +44,11 @@ pub struct Ended {
 impl Peer {
     /// Starts `program` with instructions; a listening one is listening when this returns.
     pub fn start(program: impl AsRef<Path>, instructions: &Instructions) -> Self {
-        let mut command = Command::new(program.as_ref());
+        Self::start_as(Command::new(program.as_ref()), instructions)
+    }
+
+    /// As [`Self::start`], of a command that leads to the program.
+    pub fn start_as(mut command: Command, instructions: &Instructions) -> Self {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("TCPX_") || text.starts_with("NCCL_") {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -57,6 +58,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Board {
     lines: Mutex<HashMap<Line, State>>,
+    /// Nothing goes through any more.
+    cut: AtomicBool,
     changed: Condvar,
 }
 
@@ -126,6 +129,16 @@ impl Proxy {
         self.board.changed.notify_all();
     }
 
+    /// Resets all streams, and takes no other one.
+    pub fn cut(&self) {
+        let mut lines = self.board.lock();
+        self.board.cut.store(true, Ordering::SeqCst);
+        for line in lines.values_mut() {
+            line.reset = line.opened;
+        }
+        self.board.changed.notify_all();
+    }
+
     /// Stalled and swallowed streams of the line go on.
     pub fn wake(&self, line: Line) {
         let mut lines = self.board.lock();
@@ -162,7 +175,7 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
     let opened = {
         let mut lines = board.lock();
         let held = lines.entry(line).or_default();
-        if held.last {
+        if held.last || board.cut.load(Ordering::SeqCst) {
             return;
         }
         held.opened += 1;

@@ -42,6 +42,8 @@ pub struct Scenario {
     pub to_client: bool,
     /// Every other receive is one byte smaller than its send.
     pub short: bool,
+    /// Behind a transfer that failed nothing more is started.
+    pub gives_up: bool,
 }
 
 /// One message.
@@ -82,6 +84,7 @@ impl Scenario {
             to_server: true,
             to_client: true,
             short: false,
+            gives_up: false,
         }
     }
 

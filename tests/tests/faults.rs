@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Deadlines, Endpoint, Error, Key, Level, Options};
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, Key, Level, NetworkError, Options};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::faults::count;
-use tcpx_tests::instructions::{Carrier, Instructions};
+use tcpx_tests::instructions::{Carrier, Instructions, Summary};
+use tcpx_tests::part;
 use tcpx_tests::process::{Peer, wait};
+use tcpx_tests::proxy::Proxy;
 use tcpx_tests::scenario::{Scenario, Side};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
@@ -60,62 +62,242 @@ fn resources() -> (u64, usize) {
     (pages * 4096, descriptors)
 }
 
-/// Memory of the other end that the transfers of a killed peer need.
-const SIZES: [u64; 8] = [32 << 20; 8];
+/// 2 GiB, a part after the other.
+const SIZES: [u64; 64] = [32 << 20; 64];
 
-/// SIGKILL at a random moment, on either side: the other one ends, has no transfer that counts as good with a wrong byte, and
-/// says that the peer went.
+/// What this process does with a peer, and when that came to nothing.
+enum Outcome {
+    /// The other end never came.
+    NobodyCame,
+    SetUpFailed(Error, Instant),
+    Played(Box<Summary>),
+}
+
+/// This process's part of a transfer that something breaks.
+fn play_until_it_breaks(
+    connected: Result<Connection, Error>,
+    scenario: &Scenario,
+    side: Side,
+) -> Outcome {
+    let connection = match connected {
+        Ok(connection) => connection,
+        Err(Error::Network(NetworkError::AcceptTimedOut { .. })) => return Outcome::NobodyCame,
+        Err(error) => return Outcome::SetUpFailed(error, Instant::now()),
+    };
+    Outcome::Played(Box::new(part::play(&connection, scenario, side)))
+}
+
+/// How long after `broken` it ended, if it was broken by that.
+fn ended_after(outcome: Outcome, broken: Instant) -> Option<Duration> {
+    let (at, error) = match outcome {
+        Outcome::NobodyCame => return None,
+        Outcome::SetUpFailed(error, at) => (at, error.to_string()),
+        Outcome::Played(summary) => {
+            assert_eq!(summary.defects, [""; 0], "{summary:#?}");
+            let whole = summary.succeeded == SIZES.len() as u64;
+            assert!(whole || summary.failed.is_some(), "{summary:#?}");
+            let first = summary.failures.first().map(|failure| &failure.error);
+            (summary.failed?, first?.clone())
+        }
+    };
+    let says_why = [
+        "closed",
+        "lost",
+        "reset by peer",
+        "Broken pipe",
+        "gone",
+        "refused",
+    ];
+    assert!(says_why.iter().any(|word| error.contains(word)), "{error}");
+    Some(at.saturating_duration_since(broken))
+}
+
+fn instructions(number: u64) -> Instructions {
+    let mut scenario = Scenario::to_server(number, &SIZES);
+    scenario.gives_up = true;
+    let mut instructions = Instructions::new(Carrier::Tcp, scenario);
+    instructions.channels = 4;
+    instructions
+}
+
+/// Waits until this process has no more descriptors and threads than before.
+fn wait_for_nothing_left(before: (usize, usize)) {
+    wait(
+        LONG,
+        "what broken connections hold to be given back",
+        || {
+            let now = (resources().1, threads());
+            (now.0 <= before.0 && now.1 <= before.1).then_some(())
+        },
+    );
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+/// SIGKILL of a peer process at a random moment of 2 GiB, whichever side it is: this one ends, has no transfer that counts as good
+/// with a wrong byte, says why, and has nothing left of it.
 #[test]
 fn a_peer_that_is_killed_at_any_moment() {
     let _serial = SERIAL.lock();
-    let mut times = Vec::new();
-    let mut during = 0;
-    for number in 0..count("kills", 6) {
-        let scenario = Scenario::to_server(number, &SIZES);
-        let mut instructions = Instructions::new(Carrier::Tcp, scenario);
-        instructions.channels = 4;
-        let server = Peer::start(PEER, &instructions);
-        instructions.connect = Some(server.address());
-        let client = Peer::start(PEER, &instructions);
-        // Of the set-up and of the transfers.
-        thread::sleep(Duration::from_micros(random() % 400_000));
-        let (side, victim, survivor) = match number % 2 {
-            0 => (Side::Server, server, client),
-            _ => (Side::Client, client, server),
+    let (mut times, mut before) = (Vec::new(), None);
+    let warm_up = 4;
+    for number in 0..warm_up + count("kills", 6) {
+        if number == warm_up {
+            // What the process shares is there.
+            before = Some((resources().1, threads()));
+        }
+        let mut instructions = instructions(number);
+        let scenario = instructions.scenario.clone();
+        let options = instructions.options().expect("they are good");
+        let victim = match number % 2 {
+            0 => {
+                let endpoint =
+                    Endpoint::listen(([127, 0, 0, 1], 0).into(), options).expect("a free port");
+                instructions.connect = Some(endpoint.local_addr());
+                let ours = move || {
+                    let connected = endpoint.accept(Duration::from_secs(2));
+                    play_until_it_breaks(connected, &scenario, Side::Server)
+                };
+                (thread::spawn(ours), Peer::start(PEER, &instructions))
+            }
+            _ => {
+                let server = Peer::start(PEER, &instructions);
+                let address = server.address();
+                let ours = move || {
+                    let connected = Endpoint::connect(address, &options);
+                    play_until_it_breaks(connected, &scenario, Side::Client)
+                };
+                (thread::spawn(ours), server)
+            }
         };
+        let (survivor, victim) = victim;
+        // Of the set-up and of the transfers.
+        thread::sleep(Duration::from_micros(random() % 1_000_000));
         victim.kill();
         let killed = Instant::now();
-        if victim.finish(LONG).was_killed() && side == Side::Client {
-            // A server to which nobody came goes on waiting.
-            let came = wait_for_end_or_stranger(&survivor);
-            if !came {
-                continue;
-            }
-        }
-        let ended = survivor.finish(LONG);
-        times.push(killed.elapsed());
-        let summary = ended.summary();
-        assert_eq!(summary.defects, [""; 0], "{number}: {summary:#?}");
-        let failed =
-            summary.set_up.is_some() || !summary.failures.is_empty() || summary.close.is_some();
-        during += u64::from(failed);
-        let whole = summary.succeeded == SIZES.len() as u64;
-        assert!(failed || whole, "{number}: {summary:#?}");
+        let took = ended_after(survivor.join().expect("no panic"), killed);
+        times.extend(took.filter(|_| number >= warm_up));
+        let _ = victim.finish(LONG);
     }
-    show("ended after a kill of the peer", times);
-    println!("in the middle of something: {during}");
+    wait_for_nothing_left(before.expect("it was warm"));
+    show("this end ended after a kill of its peer", times);
 }
 
-/// Whether a server has had its client; `false` when it goes on listening for one.
-fn wait_for_end_or_stranger(server: &Peer) -> bool {
-    let settled = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < settled {
-        if server.has_ended() {
-            return true;
-        }
-        thread::sleep(Duration::from_millis(2));
+/// All connections are reset at a random moment, and none comes about any more: both ends end and say why.
+#[test]
+fn connections_that_are_all_reset_at_any_moment() {
+    let _serial = SERIAL.lock();
+    let mut times = Vec::new();
+    for number in 0..count("resets", 4) {
+        let instructions = instructions(number);
+        let scenario = &instructions.scenario;
+        let options = &instructions.options().expect("they are good");
+        let endpoint =
+            Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
+        let proxy = Proxy::start(endpoint.local_addr());
+        let address = proxy.address();
+        let (outcomes, cut) = thread::scope(|scope| {
+            let server = scope.spawn(move || {
+                let connected = endpoint.accept(Duration::from_secs(2));
+                play_until_it_breaks(connected, scenario, Side::Server)
+            });
+            let client = scope.spawn(move || {
+                let connected = Endpoint::connect(address, options);
+                play_until_it_breaks(connected, scenario, Side::Client)
+            });
+            thread::sleep(Duration::from_micros(random() % 1_000_000));
+            proxy.cut();
+            let cut = Instant::now();
+            let ends = [server, client].map(|end| end.join().expect("no panic"));
+            (ends, cut)
+        });
+        times.extend(outcomes.into_iter().filter_map(|end| ended_after(end, cut)));
     }
-    server.log().contains("client authenticated")
+    show("an end ended after a reset of all connections", times);
+}
+
+/// Random transfers between two ends, some of which are cancelled, over connections that come and go: every byte is right, and
+/// memory, descriptors and threads do not grow.
+#[test]
+fn random_transfers_leave_nothing_behind() {
+    let _serial = SERIAL.lock();
+    let wanted = Duration::from_secs(count("seconds", 8));
+    let options = Options::tcp(Auth::Key(key()));
+    let endpoint =
+        Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
+    let address = endpoint.local_addr();
+    let (mut transfers, mut cancelled, mut connections) = (0u64, 0u64, 0u64);
+    let (mut early, mut late) = ((0, 0, 0), (0, 0, 0));
+    let started = Instant::now();
+    while started.elapsed() < wanted {
+        let (server, client) = thread::scope(|scope| {
+            let client = scope.spawn(|| Endpoint::connect(address, &options));
+            let server = endpoint.accept(LONG).expect("it comes");
+            (
+                server,
+                client.join().expect("no panic").expect("it listens"),
+            )
+        });
+        connections += 1;
+        for _ in 0..random() % 200 {
+            let (from, to) = match random() % 2 {
+                0 => (&server, &client),
+                _ => (&client, &server),
+            };
+            let several = (0..1 + random() % 8).map(|tag| {
+                transfers += 1;
+                let content = Content::new(random(), transfers);
+                let bytes = random() % (1 << (random() % 23));
+                let (source, destination) =
+                    (Source::new(content, bytes, 0), Destination::new(bytes, 0));
+                let receive = to.receive(destination.slice(), tag).start().expect("room");
+                let send = from.send(source.slice(), tag).start().expect("room");
+                if random().is_multiple_of(16) {
+                    cancelled += 1;
+                    send.cancel();
+                    // A send whose receive alone is cancelled waits for the next one.
+                    receive.cancel();
+                }
+                (content, destination, source, send, receive)
+            });
+            for (content, destination, _source, send, receive) in several.collect::<Vec<_>>() {
+                let ends = [send.wait(), receive.wait()];
+                if ends[1].is_ok() {
+                    assert_eq!(destination.defect(content), None, "{ends:?}");
+                }
+                let is_lost =
+                    |end: &Result<_, Error>| matches!(end, Err(Error::ConnectionLost { .. }));
+                assert!(!ends.iter().any(is_lost), "{ends:?}");
+            }
+            let now = (resources().0, resources().1, threads());
+            let most = |a: (u64, usize, usize)| (a.0.max(now.0), a.1.max(now.1), a.2.max(now.2));
+            match started.elapsed() < wanted / 2 {
+                true => early = most(early),
+                false => late = most(late),
+            }
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| client.close(LONG).expect("an orderly goodbye"));
+            server.close(LONG).expect("an orderly goodbye");
+        });
+    }
+    println!(
+        "{transfers} random transfers, {cancelled} of them cancelled, over {connections} connections; memory, descriptors and threads at most {} MiB, {}, {} in the first half and {} MiB, {}, {} in the second",
+        early.0 >> 20,
+        early.1,
+        early.2,
+        late.0 >> 20,
+        late.1,
+        late.2
+    );
+    assert!(late.0 <= early.0 + (64 << 20), "{early:?} {late:?}");
+    // A goodbye may be under way.
+    assert!(
+        late.1 <= early.1 + 16 && late.2 <= early.2 + 8,
+        "{early:?} {late:?}"
+    );
 }
 
 /// A relay that flips single bits.

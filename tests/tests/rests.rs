@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tcpx_tests::accident::{Accident, How, Point};
+use tcpx_tests::faults::count;
 use tcpx_tests::instructions::{Carrier, Instructions};
 use tcpx_tests::process::{Peer, wait};
 use tcpx_tests::proxy::{Fault, Line, Proxy};
@@ -13,8 +14,9 @@ use tcpx_tests::scenario::{Scenario, Side};
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 /// Longer than a lane may stand still, and than the control connection may be silent before the
 /// client opens another one; less than the silence of a dead peer.
-const REST: Duration = Duration::from_secs(5);
-const DEAD_AFTER: Duration = Duration::from_secs(10);
+fn rest() -> Duration {
+    Duration::from_secs(count("rest", 5))
+}
 /// For everything before the rest, and for what comes behind it.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -44,7 +46,7 @@ impl Peers {
         let mut server = Instructions::new(Carrier::Tcp, scenario);
         server.channels = LANES;
         server.chunk_bytes = Some(CHUNK_BYTES);
-        server.dead_after = DEAD_AFTER;
+        server.dead_after = 2 * rest();
         let mut client = server.clone();
         match accident {
             Some((Side::Server, accident)) => server.accident = Some(accident),
@@ -95,7 +97,7 @@ fn rests(side: Side, at: Point) {
     let peers = Peers::start(at as u64, Some((side, Accident { at, how })), false);
     peers.of(side).wait_stopped(LONG);
     // The rest is what is tested.
-    thread::sleep(REST);
+    thread::sleep(rest());
     peers.of(side).go_on();
     peers.end_with_all_lanes(&format!("{side:?} at {at:?}"));
 }
@@ -117,7 +119,7 @@ fn rests_with_a_lane_behind(side: Side) {
     });
     peers.of(side).stop();
     peers.of(side).wait_stopped(LONG);
-    thread::sleep(REST);
+    thread::sleep(rest());
     peers.of(side).go_on();
     // Nor does the rest count once the process is heard again: the lane has its time anew.
     thread::sleep(HELD_FURTHER);

@@ -5,11 +5,26 @@ use anyhow::{Context, Result, bail};
 use crate::workspace::{cargo, root, run as run_command};
 
 /// What can be counted, how often this task does it, and what it is.
-const COUNTS: [(&str, u64, &str); 4] = [
+const COUNTS: [(&str, u64, &str); 7] = [
     (
         "kills",
         200,
         "SIGKILL of a peer at a random moment of its transfers",
+    ),
+    (
+        "resets",
+        100,
+        "resets of all connections at a random moment of their transfers",
+    ),
+    (
+        "seconds",
+        1800,
+        "seconds of random transfers, in which nothing grows",
+    ),
+    (
+        "rest",
+        20,
+        "seconds for which a process is stopped, which its transfers survive",
     ),
     (
         "flips",
@@ -29,13 +44,17 @@ const COUNTS: [(&str, u64, &str); 4] = [
 ];
 
 /// The tests, and the fault of each.
-const TESTS: [(&str, &str); 9] = [
+const TESTS: [(&str, &str); 10] = [
     ("faults", "kills, flipped bits and crowds at random moments"),
     (
         "accidents",
         "SIGKILL and SIGSTOP at named points, over every network",
     ),
     ("rests", "SIGSTOP for a while, which a transfer survives"),
+    (
+        "shortages",
+        "no descriptors, memory or threads, no /proc or /tmp, a clock that goes back",
+    ),
     (
         "strangers",
         "wrong keys, no keys, other versions, nonsense, silence on the port",
