@@ -134,48 +134,35 @@ impl Config {
                 "0, or no such variable",
             ));
         }
+        let number = |name, range: RangeInclusive<usize>, expected| {
+            value(name)
+                .map(|text| match text.parse::<usize>() {
+                    Ok(number) if range.contains(&number) => Ok(number),
+                    _ => Err(bad(name, text, "not a usable number", expected)),
+                })
+                .transpose()
+        };
         if let Some(text) = value("TCPX_NET_DEVICE") {
-            config.mode = match text.as_str() {
-                "host" => Mode::Host,
-                "cuda" => Mode::Cuda,
-                "unpack" => Mode::Unpack,
-                _ => {
-                    return Err(bad(
-                        "TCPX_NET_DEVICE",
-                        text,
-                        "unknown kind",
-                        "host, cuda or unpack",
-                    ));
-                }
-            };
+            let modes = [
+                ("host", Mode::Host),
+                ("cuda", Mode::Cuda),
+                ("unpack", Mode::Unpack),
+            ];
+            config.mode = kind("TCPX_NET_DEVICE", text, &modes, "host, cuda or unpack")?;
         }
         if let Some(text) = value("TCPX_NET_POOL") {
-            config.pool = match text.as_str() {
-                "pinned" => PoolKind::Pinned,
-                "gpu" => PoolKind::Gpu,
-                _ => return Err(bad("TCPX_NET_POOL", text, "unknown kind", "pinned or gpu")),
-            };
+            let pools = [("pinned", PoolKind::Pinned), ("gpu", PoolKind::Gpu)];
+            config.pool = kind("TCPX_NET_POOL", text, &pools, "pinned or gpu")?;
         }
-        if let Some(text) = value("TCPX_NET_POOL_BYTES") {
-            config.pool_bytes = match text.parse::<usize>() {
-                Ok(bytes) if (PAGE_BYTES..=MAX_POOL_BYTES).contains(&bytes) => {
-                    bytes.next_multiple_of(PAGE_BYTES)
-                }
-                _ => {
-                    return Err(bad(
-                        "TCPX_NET_POOL_BYTES",
-                        text,
-                        "not a usable number",
-                        "bytes, from 4096 to 2147483648",
-                    ));
-                }
-            };
+        if let Some(bytes) = number(
+            "TCPX_NET_POOL_BYTES",
+            PAGE_BYTES..=MAX_POOL_BYTES,
+            "bytes, from 4096 to 2147483648",
+        )? {
+            config.pool_bytes = bytes.next_multiple_of(PAGE_BYTES);
         }
         if let Some(text) = value("TCPX_NET_STANDIN") {
-            if text != "host" {
-                return Err(bad("TCPX_NET_STANDIN", text, "unknown kind", "host"));
-            }
-            config.standin = true;
+            config.standin = kind("TCPX_NET_STANDIN", text, &[("host", true)], "host")?;
         }
         config.interfaces = value("NCCL_SOCKET_IFNAME").unwrap_or_default();
         config.family = match value("NCCL_SOCKET_FAMILY").as_deref() {
@@ -187,14 +174,6 @@ impl Config {
         if let Some(text) = value("TCPX_PORT_RANGE") {
             config.ports = Some(port_range(&text)?);
         }
-        let number = |name, range: RangeInclusive<usize>, expected| {
-            value(name)
-                .map(|text| match text.parse::<usize>() {
-                    Ok(number) if range.contains(&number) => Ok(number),
-                    _ => Err(bad(name, text, "not a usable number", expected)),
-                })
-                .transpose()
-        };
         config.lanes = number("TCPX_NET_LANES", 0..=MAX_LANES, "0 to 64")?;
         if config.mode == Mode::Cuda && config.lanes == Some(0) {
             return Err(bad(
@@ -225,6 +204,18 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// One of the kinds that a variable names.
+fn kind<T: Copy>(
+    name: &'static str,
+    value: String,
+    kinds: &[(&str, T)],
+    expected: &'static str,
+) -> Result<T, PluginError> {
+    let known = kinds.iter().find(|(known, _)| *known == value);
+    let known = known.map(|(_, kind)| *kind);
+    known.ok_or_else(|| bad(name, value, "unknown kind", expected))
 }
 
 fn port_range(text: &str) -> Result<RangeInclusive<u16>, PluginError> {

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nccl_net::export::{Buffer, MemoryRegion};
+use nccl_net::export::{Buffer, MemoryRegion, NetError};
 use tcpx_memory::{Access, Lease, MemoryError, RegionSlice};
 
 use crate::device::Device;
 use crate::error::PluginError;
+use crate::log::Log;
 
 /// One registration: a range of the host program's memory.
 #[derive(Debug)]
@@ -72,6 +73,27 @@ impl Memory {
             len: region.len,
             device: device.map(leased).transpose()?,
         })
+    }
+
+    /// The host takes it back, which its comm has `given_up`, with the failure of what ran there.
+    pub(crate) fn deregister(
+        self,
+        given_up: Result<Option<PluginError>, PluginError>,
+        log: &Log,
+    ) -> Result<(), NetError> {
+        match given_up {
+            Ok(failure) => {
+                if let Some(failure) = failure {
+                    log.warn(&failure.to_string());
+                }
+                Ok(())
+            }
+            Err(error) => {
+                // It stays registered for good: what may still use it must find it in its place.
+                std::mem::forget(self);
+                Err(error.into())
+            }
+        }
     }
 
     /// The registration's number in this process.

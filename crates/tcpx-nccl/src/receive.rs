@@ -114,18 +114,8 @@ impl NetComm for RecvComm {
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
         let mut state = self.lock();
-        match state.inbound.give_up(memory.id()) {
-            Ok(None) => Ok(()),
-            Ok(Some(failure)) => {
-                self.shared.log.warn(&failure.to_string());
-                Ok(())
-            }
-            Err(error) => {
-                // It stays registered for good: what may still use it must find it in its place.
-                std::mem::forget(memory);
-                Err(error.into())
-            }
-        }
+        let given_up = state.inbound.give_up(memory.id());
+        memory.deregister(given_up, &self.shared.log)
     }
 
     fn test(&self, id: RequestId) -> Result<Option<usize>, NetError> {

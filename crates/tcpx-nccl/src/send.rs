@@ -186,18 +186,8 @@ impl NetComm for SendComm {
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
         let mut state = self.lock();
-        match state.give_up(memory.id()) {
-            Ok(None) => Ok(()),
-            Ok(Some(failure)) => {
-                self.shared.log.warn(&failure.to_string());
-                Ok(())
-            }
-            Err(error) => {
-                // It stays registered for good: what may still use it must find it in its place.
-                std::mem::forget(memory);
-                Err(error.into())
-            }
-        }
+        let given_up = state.give_up(memory.id());
+        memory.deregister(given_up, &self.shared.log)
     }
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
