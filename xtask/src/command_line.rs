@@ -1,5 +1,6 @@
 //! `cargo xtask command-line`: `docs/command-line.md` is what the program itself says.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +16,8 @@ const HEAD: &str = "\
 
 <!-- Made by `cargo xtask command-line` from what `tcpx --help-all` prints. Edit the program, not this. -->
 
-The variables beside the flags, and those that have no flag, are explained in [variables.md](variables.md).
+The variables beside the flags, and those that have no flag, are explained in [variables.md](variables.md). Groups of flags
+that several commands have are shown once.
 ";
 
 /// Builds the program and writes its help, or with `--check` fails if the document differs.
@@ -34,20 +36,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .context("cargo metadata names no target directory")?;
     let program = PathBuf::from(target).join("debug/tcpx");
     let mut text = HEAD.to_owned();
-    describe(&program, &mut Vec::new(), &mut text)?;
+    describe(&program, &mut Vec::new(), &mut text, &mut HashMap::new())?;
     publish(DOCUMENT, &text, "command-line", arguments)
 }
 
 /// The help of one command, then of its subcommands.
-fn describe(program: &Path, command: &mut Vec<String>, text: &mut String) -> Result<()> {
+fn describe(
+    program: &Path,
+    command: &mut Vec<String>,
+    text: &mut String,
+    shown: &mut HashMap<String, String>,
+) -> Result<()> {
     let help = help(program, command)?;
     let words = std::iter::once("tcpx").chain(command.iter().map(String::as_str));
     let name = words.collect::<Vec<_>>().join(" ");
     // Writing to a String cannot fail.
-    let _ = write!(text, "\n## {name}\n\n```text\n{}\n```\n", tidy(&help));
+    let _ = write!(
+        text,
+        "\n## {name}\n\n```text\n{}\n```\n",
+        once(&tidy(&help), &name, shown)
+    );
     for subcommand in subcommands(&help) {
         command.push(subcommand);
-        describe(program, command, text)?;
+        describe(program, command, text, shown)?;
         command.pop();
     }
     Ok(())
@@ -79,6 +90,25 @@ fn tidy(help: &str) -> String {
     lines.join("\n")
 }
 
+/// With a line in place of each group of flags that a command before has too; `shown` says which one.
+fn once(help: &str, name: &str, shown: &mut HashMap<String, String>) -> String {
+    let own = ["Usage", "Commands", "Arguments", "Options", "Examples"];
+    let groups = help.split("\n\n").map(|group| {
+        let title = group.split_once(":\n").map(|(title, _)| title);
+        match title.filter(|title| !title.contains('\n') && !own.contains(title)) {
+            None => group.to_owned(),
+            Some(title) => match shown.get(group) {
+                Some(before) => format!("{title}: as for `{before}`"),
+                None => {
+                    shown.insert(group.to_owned(), name.to_owned());
+                    group.to_owned()
+                }
+            },
+        }
+    });
+    groups.collect::<Vec<_>>().join("\n\n")
+}
+
 /// First words under `Commands:`, but for `help`, which only repeats.
 fn subcommands(help: &str) -> Vec<String> {
     help.lines()
@@ -103,6 +133,17 @@ mod tests {
     fn subcommands_are_the_first_words_under_commands() {
         assert_eq!(subcommands(HELP), ["demo", "perf"]);
         assert!(subcommands("Usage: tcpx devices\n\nOptions:\n  -h\n").is_empty());
+    }
+
+    #[test]
+    fn a_group_that_another_command_has_is_shown_once() {
+        let mut shown = HashMap::new();
+        let help = "About\n\nOptions:\n  -h\n\nOutput:\n  --json\n  -q";
+        assert_eq!(once(help, "tcpx", &mut shown), help);
+        assert_eq!(
+            once(help, "tcpx demo", &mut shown),
+            "About\n\nOptions:\n  -h\n\nOutput: as for `tcpx`"
+        );
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! `cargo xtask lines [COMMIT]`: lines of product Rust, crate by crate.
 //!
 //! Product files are the `*.rs` of `crates/*/src` that are not tests: not `tests.rs`, not below a
-//! folder `tests`, `examples` or `benches`. Inline modules and functions behind `#[cfg(test)]` (and
-//! `cfg(loom)` models) do not count; every other line does, blank ones and comments too.
+//! folder `tests`, `examples` or `benches`. Modules and functions behind `#[cfg(test)]` (and
+//! `cfg(loom)` models) do not count, inline or in a file of their own; every other line does, blank ones and
+//! comments too.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Result, bail};
 
@@ -14,21 +16,25 @@ use crate::workspace::{files, read, root};
 /// Prints the table; with a commit, what has changed since.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
-    let mut own = BTreeMap::new();
+    let mut texts = BTreeMap::new();
     for path in files(&root.join("crates"), "rs", true)? {
         let relative = path.strip_prefix(&root)?.to_string_lossy().into_owned();
-        add(&mut own, &relative, || read(&path))?;
+        if product_crate(&relative).is_some() {
+            texts.insert(relative, read(&path)?);
+        }
     }
+    let own = count(&texts);
     let before = match arguments {
         [] => None,
         [commit] => {
-            let mut before = BTreeMap::new();
+            let mut texts = BTreeMap::new();
             for path in git(&root, &["ls-tree", "-r", "--name-only", commit, "crates"])?.lines() {
-                add(&mut before, path, || {
-                    git(&root, &["show", &format!("{commit}:{path}")])
-                })?;
+                if product_crate(path).is_some() {
+                    let text = git(&root, &["show", &format!("{commit}:{path}")])?;
+                    texts.insert(path.to_owned(), text);
+                }
             }
-            Some(before)
+            Some(count(&texts))
         }
         other => bail!("lines takes one commit or nothing, not {other:?}"),
     };
@@ -65,15 +71,40 @@ fn line(name: &str, lines: usize, before: Option<usize>) -> String {
     }
 }
 
-fn add(
-    sums: &mut BTreeMap<String, usize>,
-    path: &str,
-    text: impl FnOnce() -> Result<String>,
-) -> Result<()> {
-    if let Some(name) = product_crate(path) {
-        *sums.entry(name.to_owned()).or_default() += product_lines(&text()?);
+/// Lines by crate, of these files by path.
+fn count(texts: &BTreeMap<String, String>) -> BTreeMap<String, usize> {
+    let of_tests: Vec<String> = texts
+        .iter()
+        .flat_map(|(path, text)| test_modules(path, text))
+        .collect();
+    let mut sums = BTreeMap::new();
+    for (path, text) in texts {
+        // `a/b` stands for `a/b.rs` and for all below `a/b/`.
+        let is_test = of_tests.iter().any(|module| {
+            let rest = path.strip_prefix(module.as_str());
+            rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        });
+        if let (Some(name), false) = (product_crate(path), is_test) {
+            *sums.entry(name.to_owned()).or_default() += product_lines(text);
+        }
     }
-    Ok(())
+    sums
+}
+
+/// Modules of tests that the file at `path` has in files of their own, without the ending.
+fn test_modules(path: &str, text: &str) -> Vec<String> {
+    let file = Path::new(path);
+    let folder = match file.file_stem().and_then(|stem| stem.to_str()) {
+        Some("lib" | "main" | "mod") => file.parent().unwrap_or(file).to_owned(),
+        _ => file.with_extension(""),
+    };
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let named = lines.windows(2).filter(|pair| is_test(pair[0]));
+    let named = named.filter_map(|pair| {
+        let (_, name) = pair[1].strip_suffix(';')?.split_once("mod ")?;
+        Some(folder.join(name).to_string_lossy().into_owned())
+    });
+    named.collect()
 }
 
 /// The crate of a product file.
@@ -163,6 +194,23 @@ mod tests {
             product_lines("#[cfg(test)]\nuse crate::{\n    a,\n    b,\n};\nfn real() {}\n"),
             1
         );
+    }
+
+    #[test]
+    fn a_module_of_tests_in_its_own_file_does_not_count() {
+        let texts = [
+            ("crates/a/src/lib.rs", "mod b;\n#[cfg(test)]\nmod c;\n"),
+            (
+                "crates/a/src/b.rs",
+                "#[cfg(test)]\npub(crate) mod fake;\nfn one() {}\n",
+            ),
+            ("crates/a/src/b/fake.rs", "mod more;\n"),
+            ("crates/a/src/b/fake/more.rs", "fn two() {}\n"),
+            ("crates/a/src/b/faked.rs", "fn three() {}\n"),
+            ("crates/a/src/c.rs", "fn four() {}\n"),
+        ];
+        let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned()));
+        assert_eq!(count(&texts.into()), [("a".to_owned(), 1 + 1 + 1)].into());
     }
 
     #[test]
