@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tcpx_memory::driver::{self, DriverStatus};
 use tcpx_net::interfaces::interfaces;
 
+use crate::host::{HostFacts, RealHost};
 use crate::output::json::Told;
 use crate::output::say::say;
 use crate::output::table::{indented, table};
@@ -14,12 +15,23 @@ use crate::sizes::Size;
 
 /// Lists everything; a missing thing is an answer, not a failure.
 pub(crate) fn run() -> Told {
+    let facts = HostFacts::of(&RealHost::default());
+    say!("host: {}", facts.line());
+    if let Some(processor) = &facts.processor {
+        say!("  processor           {processor}");
+    }
+    if let (Some(usual), Some(allowed)) = (&facts.congestion, &facts.congestion_allowed) {
+        say!("  congestion control  {usual} by default; users may choose {allowed}");
+    }
+    say!("");
     let gpus = gpus();
     say!("");
     let interfaces = networks();
     say!("");
     let plugin_files = plugin();
-    Told::Fields(json!({ "gpus": gpus, "interfaces": interfaces, "plugin_files": plugin_files }))
+    Told::Fields(
+        json!({ "host": facts, "gpus": gpus, "interfaces": interfaces, "plugin_files": plugin_files }),
+    )
 }
 
 fn gpus() -> Value {

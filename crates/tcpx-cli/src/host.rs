@@ -1,5 +1,6 @@
 //! What this program asks of the host it runs on, behind a trait: tests bring a host of their own.
 
+mod facts;
 mod mounts;
 mod real;
 #[cfg(test)]
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use tcpx_net::interfaces::Interface;
 
+pub(crate) use facts::HostFacts;
 pub(crate) use mounts::mount_of;
 pub(crate) use real::RealHost;
 

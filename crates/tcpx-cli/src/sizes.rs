@@ -33,23 +33,25 @@ const UNITS: [(&str, u64); 9] = [
     ("tb", 1_000_000_000_000),
 ];
 
+/// `4` and `KiB` of `4 KiB`.
+fn number_and_unit(text: &str) -> (&str, &str) {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+    (number, unit.trim_start())
+}
+
 impl FromStr for Size {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let trimmed = text.trim();
-        let digits = trimmed.len()
-            - trimmed
-                .trim_start_matches(|c: char| c.is_ascii_digit())
-                .len();
-        let (number, unit) = trimmed.split_at(digits);
+        let (number, unit) = number_and_unit(text);
         if number.is_empty() {
             return Err(SizeError::NoNumber(text.to_owned()));
         }
         let number: u64 = number
             .parse()
             .map_err(|_| SizeError::TooLarge(text.to_owned()))?;
-        let unit = unit.trim_start();
         let factor = if unit.is_empty() {
             1
         } else {
@@ -105,14 +107,9 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, LimitError> {
         let wrong = || LimitError(text.to_owned());
-        let trimmed = text.trim();
-        let digits = trimmed.len()
-            - trimmed
-                .trim_start_matches(|c: char| c.is_ascii_digit())
-                .len();
-        let (number, unit) = trimmed.split_at(digits);
+        let (number, unit) = number_and_unit(text);
         let number: u64 = number.parse().map_err(|_| wrong())?;
-        let milliseconds = match unit.trim_start() {
+        let milliseconds = match unit {
             "ms" => Some(number),
             "" | "s" => number.checked_mul(1_000),
             "m" | "min" => number.checked_mul(60_000),

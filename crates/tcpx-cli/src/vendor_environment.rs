@@ -45,48 +45,41 @@ pub(crate) struct Setting {
 }
 
 /// A variable and the value that this program would give it.
-struct Wanted {
-    name: &'static str,
+pub(crate) struct Wanted {
+    pub(crate) name: &'static str,
     /// `None`: leave it unset; a value of the person's is reported all the same.
-    value: Option<String>,
-    origin: Origin,
-    effect: &'static str,
-    why: String,
+    pub(crate) value: Option<String>,
+    pub(crate) origin: Origin,
+    pub(crate) effect: &'static str,
+    pub(crate) why: String,
 }
 
 /// The variables for Google's plugin on `host`, in the order of their use.
 pub(crate) fn for_google(host: &dyn Host) -> Vec<Setting> {
     let settings = settings::wanted(host).into_iter();
-    settings.filter_map(|wanted| decide(host, wanted)).collect()
+    settings.filter_map(|wanted| wanted.decide(host)).collect()
 }
 
-/// The person's value if there is one, else ours.
-fn decide(host: &dyn Host, wanted: Wanted) -> Option<Setting> {
-    let Wanted {
-        name,
-        value,
-        origin,
-        effect,
-        why,
-    } = wanted;
-    if let Some(yours) = host.variable(name) {
-        return Some(Setting {
+impl Wanted {
+    /// The person's value if there is one, else ours.
+    pub(crate) fn decide(self, host: &dyn Host) -> Option<Setting> {
+        let Self {
             name,
-            trouble: trouble(host, name, &yours),
-            value: yours,
-            origin: Origin::Yours,
+            value,
+            origin,
             effect,
-            why: "you have set it".into(),
-        });
+            why,
+        } = self;
+        let yours = host.variable(name);
+        Some(Setting {
+            name,
+            trouble: yours.as_ref().and_then(|yours| trouble(host, name, yours)),
+            origin: yours.as_ref().map_or(origin, |_| Origin::Yours),
+            effect,
+            why: yours.as_ref().map_or(why, |_| "you have set it".into()),
+            value: yours.or(value)?,
+        })
     }
-    Some(Setting {
-        name,
-        value: value?,
-        origin,
-        effect,
-        why,
-        trouble: None,
-    })
 }
 
 /// The interfaces of `all` that will carry payload: those that the person's filter admits, else those of our choice.

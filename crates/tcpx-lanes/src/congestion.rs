@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Once;
 
 use socket2::Socket;
 
 use crate::error::SocketError;
 
-/// Best first. A host's own default may pace a local link to a quarter of its speed.
-const PREFERRED: [&str; 2] = ["cubic", "reno"];
+/// Instead of a default that paces, best first.
+const INSTEAD: [&str; 2] = ["cubic", "reno"];
 
 /// Where the system lists what it has.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
@@ -22,7 +23,9 @@ const USUAL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The congestion control of every TCP socket of a connection or a listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// `cubic`, else `reno`, else the system's default: whichever the system permits first.
+    /// The system's default, which its administrator chose for its links, but for `bbr`, which paces links inside a
+    /// host to a quarter to a half of their speed: in its place `cubic`, else, with a warning, `reno`, whichever the
+    /// system permits.
     #[default]
     Automatic,
     /// This one, as the system names it, or an error.
@@ -44,13 +47,32 @@ impl Congestion {
     pub fn apply(&self, socket: &Socket) -> Result<(), SocketError> {
         match self {
             Self::Automatic => {
-                let _ = PREFERRED
-                    .iter()
-                    .any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
+                let usual = read(socket).unwrap_or_default();
+                if paces(&usual) {
+                    let set = |name: &&str| socket.set_tcp_congestion(name.as_bytes()).is_ok();
+                    let got = INSTEAD.into_iter().find(set);
+                    warn_once(&usual, got.unwrap_or(&usual));
+                }
                 Ok(())
             }
             Self::Named(name) => set(socket, name),
         }
+    }
+}
+
+/// Whether it goes on pacing what was sent under it.
+pub fn paces(name: &str) -> bool {
+    name.starts_with("bbr")
+}
+
+/// Says which one sockets get where `cubic` is not permitted.
+fn warn_once(usual: &str, got: &str) {
+    static SAID: Once = Once::new();
+    if got != INSTEAD[0] {
+        SAID.call_once(|| tracing::warn!(
+            "sockets get {got} in place of the host's {usual}, as cubic is not permitted: allow it in {ALLOWED}, or \
+             name one (TCPX_CONGESTION={usual} keeps the host's)"
+        ));
     }
 }
 

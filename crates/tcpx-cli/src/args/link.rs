@@ -111,7 +111,7 @@ pub(crate) struct NetworkArgs {
     /// Used if --interfaces is not given.
     #[arg(hide = true, long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
     pub(crate) nccl_interfaces: Option<String>,
-    /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: cubic, else reno].
+    /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's, but for bbr cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
     /// Send host memory to other hosts without a copy (MSG_ZEROCOPY); a lane falls back to copying where that does not help.

@@ -3,7 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tcpx_memory::driver::{DriverStatus, probe};
+
+use crate::host::{HostFacts, RealHost};
 
 /// One subject: what was measured together.
 #[derive(Debug, Serialize)]
@@ -79,16 +80,8 @@ pub(crate) fn digits(value: f64) -> f64 {
 
 /// The host in a line, which begins with its `devices`.
 pub(crate) fn machine(devices: &str) -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let driver = match probe() {
-        DriverStatus::Present { version, .. } => format!("driver for CUDA {version}"),
-        DriverStatus::Missing { .. } => "no driver".to_owned(),
-    };
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!(
-        "{devices}, {cores} cores, {driver}, Linux {}",
-        kernel.trim()
-    )
+    let facts = HostFacts::of(&RealHost::default());
+    format!("{devices}, {}", facts.line())
 }
 
 /// The date in UTC.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::host::Host;
+use crate::host::{Host, HostFacts};
 use crate::plugin_file::contents::{Contents, ContentsError, PluginKind};
 
 /// How bad a finding is.
@@ -124,6 +124,7 @@ pub(crate) struct Check {
 /// What the checks look at.
 pub(crate) struct Context<'host> {
     pub(crate) host: &'host dyn Host,
+    pub(crate) facts: HostFacts,
     /// The plugin file in question.
     pub(crate) plugin: Option<PathBuf>,
     /// What it holds; `None` without a file.
@@ -136,6 +137,7 @@ impl<'host> Context<'host> {
         let contents = plugin.as_deref().map(|path| host.contents(path));
         Self {
             host,
+            facts: HostFacts::of(host),
             plugin,
             contents,
         }

@@ -1,7 +1,6 @@
 //! Checks of the host, whatever network is used.
 
 use std::net::IpAddr;
-use std::path::Path;
 
 use tcpx_net::interfaces::InterfaceKind;
 
@@ -111,9 +110,7 @@ pub(super) fn open_files(context: &Context<'_>) -> Finding {
 
 /// The kernel's version.
 pub(super) fn kernel(context: &Context<'_>) -> Finding {
-    let path = Path::new("/proc/sys/kernel/osrelease");
-    let release = context.host.text(path).unwrap_or_default();
-    let release = release.trim();
+    let release = context.facts.kernel.as_deref().unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut next = || numbers.next()?.parse::<u32>().ok();
     let (Some(major), Some(minor)) = (next(), next()) else {
@@ -221,18 +218,12 @@ fn packets(context: &Context<'_>) -> Option<(String, bool)> {
 
 /// What sockets get whose users may not choose everything.
 pub(super) fn congestion(context: &Context<'_>) -> Finding {
-    let read = |name: &str| {
-        let path = format!("/proc/sys/net/ipv4/{name}");
-        let text = context.host.text(Path::new(&path)).unwrap_or_default();
-        text.split_whitespace().collect::<Vec<_>>().join(" ")
-    };
-    let usual = read("tcp_congestion_control");
-    let allowed = read("tcp_allowed_congestion_control");
-    if usual.is_empty() || allowed.is_empty() {
+    let facts = &context.facts;
+    let (Some(usual), Some(allowed)) = (&facts.congestion, &facts.congestion_allowed) else {
         return Finding::not_needed("it cannot be read in this container");
-    }
+    };
     let measured = format!("default {usual}; users may choose {allowed}");
-    if allowed.split(' ').any(|name| name == "cubic") {
+    if !tcpx_net::congestion::paces(usual) || allowed.split(' ').any(|name| name == "cubic") {
         return Finding::fine(measured);
     }
     Finding::warning(measured).with_fix(format!(

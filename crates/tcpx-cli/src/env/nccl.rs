@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::host::{Host, default_route};
 use crate::plugin_file::contents::{Contents, PluginKind};
 use crate::vendor_environment::{
-    Origin, Setting, choose_interfaces, filter_for, for_google, trouble,
+    Origin, Setting, Wanted, choose_interfaces, filter_for, for_google,
 };
 
 const PLUGIN: &str = "NCCL_NET_PLUGIN";
@@ -46,36 +46,36 @@ fn for_contents(host: &dyn Host, path: &Path, contents: &Contents) -> Vec<Settin
             "the name in the plugin's tables".into(),
         ));
     }
-    all.push(yours_or(
-        host,
-        KEEP,
-        "1".into(),
-        Origin::Fixed,
-        "1: NCCL keeps the plugin loaded when its last communicator ends",
-        "NCCL 2.28 unloads the plugin with its last communicator, and has to load and start it again for the next".into(),
-    ));
+    all.extend(Wanted {
+        name: KEEP,
+        value: Some("1".into()),
+        origin: Origin::Fixed,
+        effect: "1: NCCL keeps the plugin loaded when its last communicator ends",
+        why: "NCCL 2.28 unloads the plugin with its last communicator, and has to load and start it again for the next".into(),
+    }.decide(host));
     if contents.kind == PluginKind::Google {
-        all.push(yours_or(
-            host,
-            PROTOCOL,
-            "Simple".into(),
-            Origin::Fixed,
-            "NCCL's way of moving data inside a collective",
-            "only Simple unpacks what this plugin receives".into(),
-        ));
+        all.extend(
+            Wanted {
+                name: PROTOCOL,
+                value: Some("Simple".into()),
+                origin: Origin::Fixed,
+                effect: "NCCL's way of moving data inside a collective",
+                why: "only Simple unpacks what this plugin receives".into(),
+            }
+            .decide(host),
+        );
         all.extend(for_google(host));
         return all;
     }
     let (value, why) = interfaces(host);
     if !value.is_empty() {
-        all.push(yours_or(
-            host,
-            INTERFACES,
-            value,
-            Origin::Detected,
-            "interfaces for NCCL's own connections and for the plugin, which offers each as a device",
-            why,
-        ));
+        all.extend(Wanted {
+        name: INTERFACES,
+        value: Some(value),
+        origin: Origin::Detected,
+        effect: "interfaces for NCCL's own connections and for the plugin, which offers each as a device",
+        why,
+    }.decide(host));
     }
     all
 }
@@ -183,35 +183,6 @@ fn ours(
         effect,
         why,
         trouble: None,
-    }
-}
-
-/// A variable that stays as the person has set it.
-fn yours_or(
-    host: &dyn Host,
-    name: &'static str,
-    value: String,
-    origin: Origin,
-    effect: &'static str,
-    why: String,
-) -> Setting {
-    match host.variable(name) {
-        Some(yours) => Setting {
-            name,
-            trouble: trouble(host, name, &yours),
-            value: yours,
-            origin: Origin::Yours,
-            effect,
-            why: "you have set it".into(),
-        },
-        None => Setting {
-            name,
-            value,
-            origin,
-            effect,
-            why,
-            trouble: None,
-        },
     }
 }
 

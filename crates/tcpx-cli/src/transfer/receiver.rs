@@ -121,14 +121,7 @@ fn attempt(
     }
     let digests = contents(talk, memory, &entries, plan, sink, posted)?;
     let digest = overall(&manifest_digest, &digests);
-    let theirs = talk.peers_digest(talk.limit)?;
-    if theirs != digest {
-        return Err(Error::Digest {
-            what: "the BLAKE3 digests of the transfer",
-            ours: digest,
-            theirs,
-        });
-    }
+    talk.agree(&digest, talk.limit)?;
     Ok(Summary::new(
         &entries,
         skipped,

@@ -98,14 +98,7 @@ fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<
     let digests = stream(talk, memory, found, kept)?;
     let digest = overall(&manifest_digest, &digests);
     talk.last_word(Ok(&digest))?;
-    let theirs = talk.peers_digest(with_disk_time(talk.limit, talk.done.get()))?;
-    if theirs != digest {
-        return Err(Error::Digest {
-            what: "the BLAKE3 digests of the transfer",
-            ours: digest,
-            theirs,
-        });
-    }
+    talk.agree(&digest, with_disk_time(talk.limit, talk.done.get()))?;
     Ok(Summary::new(
         &entries,
         skipped,

@@ -204,7 +204,7 @@ impl<'a> Talk<'a> {
     }
 
     /// Waits for the peer's digest over everything.
-    pub(super) fn peers_digest(&self, limit: Duration) -> Result<String, Error> {
+    fn peers_digest(&self, limit: Duration) -> Result<String, Error> {
         let expected = self.expected.borrow_mut().take();
         if let Some(expected) = expected {
             let word = self.message(expected, limit, "a last word")?;
@@ -216,6 +216,18 @@ impl<'a> Talk<'a> {
             _ => Err(Error::Unexpected {
                 expected: "a last word",
                 arrived: "none".into(),
+            }),
+        }
+    }
+
+    /// Both ends must have the same digest of the whole transfer; the peer's word may take `limit`.
+    pub(super) fn agree(&self, digest: &str, limit: Duration) -> Result<(), Error> {
+        match self.peers_digest(limit)? {
+            theirs if theirs == digest => Ok(()),
+            theirs => Err(Error::Digest {
+                what: "the BLAKE3 digests of the transfer",
+                ours: digest.to_owned(),
+                theirs,
             }),
         }
     }

@@ -327,7 +327,7 @@ fn controls(here: &str, there: Option<&str>) -> String {
 /// Whether streams that began under `usual` go on being paced after they were given `ours`. Loopback has
 /// no queue that a pace could hold up.
 fn paces_on(usual: &str, ours: &str, at: SocketAddr) -> bool {
-    usual.starts_with("bbr") && usual != ours && !at.ip().is_loopback()
+    congestion::paces(usual) && usual != ours && !at.ip().is_loopback()
 }
 
 /// TCP bytes of this end between two looks, those of small messages on the control stream among them; `None`
