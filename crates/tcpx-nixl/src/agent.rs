@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use crate::conn::{Conn, Work};
 use crate::flight::Flight;
 use crate::info::{AgentId, ConnectionInfo, RegionInfo, own_addresses, this_host};
 use crate::link::Link;
-use crate::memory::{Kind, Registered, copy};
+use crate::memory::{Kind, Registered};
 use crate::message::MOST_NOTICE_BYTES;
 use crate::plan::Plan;
 
@@ -25,8 +24,6 @@ const DEREGISTER: Duration = Duration::from_secs(20);
 const ACCEPT: Duration = Duration::from_millis(200);
 /// Goodbyes of an agent that ends take at most so long.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// Copies within this agent up to so many bytes are made by the poster itself.
-const OWN_COPY_BYTES: u64 = 256 * 1024;
 /// Notifications that wait for the program, and their bytes; peers that send more are not read meanwhile.
 const MOST_NOTICES: usize = 1 << 20;
 const MOST_NOTICES_BYTES: usize = 256 << 20;
@@ -92,7 +89,6 @@ pub(crate) struct Agent {
     room: Condvar,
     stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    copier: Mutex<Option<Sender<Arc<Flight>>>>,
     /// Bytes in a second, of the last transfers: for estimates.
     rate: AtomicU64,
 }
@@ -162,7 +158,6 @@ impl Agent {
             room: Condvar::new(),
             stopping: AtomicBool::new(false),
             threads: Mutex::default(),
-            copier: Mutex::default(),
             rate: AtomicU64::new(1_000_000_000),
         });
         agent
@@ -421,10 +416,6 @@ impl Agent {
             );
             return Status::INVALID_PARAM;
         }
-        if name == self.name {
-            self.push_own(bytes);
-            return Status::SUCCESS;
-        }
         match self.link(name, None, None) {
             Ok(link) => link.submit(Work::Notice(bytes.to_vec())),
             Err(status) => status,
@@ -432,13 +423,6 @@ impl Agent {
     }
 
     // Notifications for the program.
-
-    fn push_own(&self, bytes: &[u8]) {
-        let from = Arc::from(self.name.as_bytes());
-        let mut notices = lock(&self.notices);
-        notices.bytes += bytes.len();
-        notices.waiting.push_back((from, bytes.to_vec()));
-    }
 
     /// Keeps a notification of a peer until the program asks; waits while too many are kept.
     pub(crate) fn push_notice(&self, from: &Arc<[u8]>, bytes: Vec<u8>) {
@@ -487,12 +471,6 @@ impl Agent {
             return Err(Status::INVALID_PARAM);
         }
         let flight = Flight::new(Arc::clone(plan), notice).ok_or(Status::NOT_FOUND)?;
-        let on_host = plan.locals.iter().all(|memory| memory.is_host())
-            && plan.remotes.iter().all(|region| !region.on_gpu);
-        if name == self.name && on_host {
-            self.post_own(&flight);
-            return Ok(flight);
-        }
         let mut gpus = plan.locals.iter().filter_map(|memory| match &memory.kind {
             Kind::Host => None,
             Kind::Cuda(gpu) => Some(gpu),
@@ -530,74 +508,6 @@ impl Agent {
         }
     }
 
-    /// A transfer within this agent.
-    fn post_own(self: &Arc<Self>, flight: &Arc<Flight>) {
-        if flight.plan.bytes <= OWN_COPY_BYTES {
-            self.copy_own(flight);
-            return;
-        }
-        let mut copier = lock(&self.copier);
-        if copier.is_none() {
-            let (sender, flights) = channel::<Arc<Flight>>();
-            let agent = Arc::clone(self);
-            let started = self.spawn("tcpx-nixl-copy", move || {
-                while let Ok(flight) = flights.recv() {
-                    agent.copy_own(&flight);
-                }
-            });
-            if started.is_ok() {
-                *copier = Some(sender);
-            }
-        }
-        let queued = copier
-            .as_ref()
-            .is_some_and(|sender| sender.send(Arc::clone(flight)).is_ok());
-        drop(copier);
-        if !queued {
-            self.copy_own(flight);
-        }
-    }
-
-    fn copy_own(&self, flight: &Flight) {
-        let status = self.copy_pieces(flight);
-        if status == Status::SUCCESS
-            && let Some(notice) = &flight.notice
-        {
-            self.push_own(notice);
-        }
-        flight.end(status);
-    }
-
-    fn copy_pieces(&self, flight: &Flight) -> Status {
-        let plan = &flight.plan;
-        let mut remotes = Vec::with_capacity(plan.remotes.len());
-        for region in &plan.remotes {
-            match self.region(region.id).and_then(|memory| memory.hold()) {
-                Some(hold) => remotes.push(hold),
-                None => return Status::NOT_FOUND,
-            }
-        }
-        for run in &plan.runs {
-            let Some(locals) = flight.holds() else {
-                return Status::CANCELED;
-            };
-            let len = run.len as usize;
-            let local = locals[run.local as usize].host_piece(run.local_offset, len);
-            let remote = remotes[run.remote as usize].host_piece(run.remote_offset, len);
-            let (Some(local), Some(remote)) = (local, remote) else {
-                return Status::INVALID_PARAM;
-            };
-            // SAFETY: both pieces lie in memory that is held until the copy is made.
-            unsafe {
-                match plan.is_write {
-                    true => copy(local, remote, len),
-                    false => copy(remote, local, len),
-                }
-            }
-        }
-        Status::SUCCESS
-    }
-
     /// Notes how fast a transfer was.
     pub(crate) fn note_rate(&self, bytes: u64, took: Duration) {
         let nanoseconds = took.as_nanos().max(1);
@@ -619,7 +529,6 @@ impl Agent {
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.room.notify_all();
-        *lock(&self.copier) = None;
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
         for peer in &peers {
             peer.close();

@@ -1,10 +1,10 @@
 //! Settings: from NIXL's parameters, else from the environment. vLLM passes none, so every setting has
 //! a variable.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
-use tcpx::{Auth, Key, Options, TcpNetwork};
+use tcpx::{Auth, Key, KeyRingError, Options, TcpNetwork};
 use tcpx_net::TcpOptions;
 use tcpx_net::interfaces::InterfaceFilter;
 
@@ -42,16 +42,14 @@ const ENCRYPT: Setting = Setting {
 
 /// Longest time that a transfer may stand still while its peer lives.
 const STALL: Duration = Duration::from_secs(300);
-/// A key file longer than this is not one, in bytes.
-const LONGEST_FILE: u64 = 4096;
 
 /// Why the settings cannot work.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     #[error("{from} holds no key: {why}")]
     Key { from: String, why: String },
-    #[error("the key file {path} cannot be read: {why}")]
-    KeyFile { path: String, why: String },
+    #[error(transparent)]
+    KeyFile(#[from] KeyRingError),
     #[error("{from}: expected {expected}, {arrived:?} was given")]
     Setting {
         from: &'static str,
@@ -208,17 +206,13 @@ fn parse_key(from: &str, text: &str) -> Result<Key, ConfigError> {
 }
 
 fn key_of_file(path: &str) -> Result<Key, ConfigError> {
-    let failed = |why: String| ConfigError::KeyFile {
-        path: path.to_owned(),
-        why,
-    };
-    let file = PathBuf::from(path);
-    let metadata = std::fs::metadata(&file).map_err(|error| failed(error.to_string()))?;
-    if metadata.len() > LONGEST_FILE {
-        return Err(failed(format!("it is longer than {LONGEST_FILE} bytes")));
+    match Auth::of_file(Path::new(path))? {
+        Auth::Key(key) => Ok(key),
+        _ => Err(ConfigError::Key {
+            from: path.to_owned(),
+            why: "every agent needs the whole key, as `tcpx key FILE` makes it".to_owned(),
+        }),
     }
-    let text = std::fs::read_to_string(&file).map_err(|error| failed(error.to_string()))?;
-    parse_key(path, &text)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Memory that NIXL registered, who uses it now, and copies between pieces of it.
+//! Memory that NIXL registered, and who uses it now.
 //!
 //! The memory is the caller's. Whatever points at it holds a [`Hold`], and deregistration waits for
 //! the last of them. The bytes are only touched through raw pointers: the caller, and the transfers
@@ -69,15 +69,6 @@ impl Hold {
             },
         }
     }
-
-    /// The address of the piece at `offset`; `None` if it does not lie in the memory, or not in host memory.
-    pub(crate) fn host_piece(&self, offset: u64, len: usize) -> Option<*mut u8> {
-        let memory = &self.0;
-        let offset = usize::try_from(offset).ok()?;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= memory.len);
-        let is_host = matches!(memory.kind, Kind::Host);
-        (fits && is_host).then(|| (memory.address + offset) as *mut u8)
-    }
 }
 
 impl Registered {
@@ -146,15 +137,6 @@ impl Registered {
     }
 }
 
-/// Copies between two pieces of raw memory, which may overlap.
-///
-/// # Safety
-/// Both are valid for `len` bytes: parts of registered memory that is held.
-pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as the caller says.
-    unsafe { std::ptr::copy(from, to, len) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,17 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn pieces_outside_of_the_memory_have_no_address() {
-        let mut bytes = vec![0u8; 64];
-        let start = bytes.as_mut_ptr() as usize;
-        let memory = Arc::new(Registered::new(1, start, 64, Kind::Host));
-        let hold = memory.hold().unwrap();
-        assert!(hold.host_piece(0, 64).is_some());
-        for (offset, len) in [(0, 65), (64, 1), (u64::MAX, 1), (1, usize::MAX)] {
-            assert!(hold.host_piece(offset, len).is_none(), "{offset} {len}");
-        }
-        assert_eq!(memory.offset_of(start + 8, 56), Some(8));
-        assert_eq!(memory.offset_of(start + 8, 57), None);
-        assert_eq!(memory.offset_of(start.wrapping_sub(1), 1), None);
+    fn pieces_outside_of_the_memory_have_no_place() {
+        let memory = Registered::new(1, 0x1000, 64, Kind::Host);
+        assert_eq!(memory.offset_of(0x1008, 56), Some(8));
+        assert_eq!(memory.offset_of(0x1008, 57), None);
+        assert_eq!(memory.offset_of(0xfff, 1), None);
+        assert_eq!(memory.offset_of(0x1000, usize::MAX), None);
     }
 }

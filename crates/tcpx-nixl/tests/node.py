@@ -101,6 +101,12 @@ class Node:
         if registered is not None:
             self.agent.deregister_memory(registered)
 
+    def register_again(self, number: int) -> None:
+        """The same memory, by another registration."""
+        self.deregister(number)
+        size = len(self.view(number))
+        self.registered[number] = self.agent.register_memory([(self.address(number), size, 0, "")], "DRAM")
+
     def metadata(self) -> bytes:
         return bytes(self.agent.get_agent_metadata())
 

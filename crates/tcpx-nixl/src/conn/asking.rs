@@ -11,7 +11,8 @@ use crate::flight::{Flight, Running};
 use crate::memory::Hold;
 use crate::message::{MOST_BYTES, Message};
 
-/// Windows of the peer over one of its regions.
+/// Windows of the peer over one of its regions. Each is one flight's at a time: the engine refuses a put into bytes of a window
+/// that another one is writing, and NIXL's callers write the same bytes from several threads.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     pub(super) free: Vec<WindowKey>,
