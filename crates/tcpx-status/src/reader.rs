@@ -28,6 +28,14 @@ pub enum ReadError {
         /// The system's error.
         cause: io::Error,
     },
+    /// It is there and says nothing.
+    #[error("process {pid} does not answer within {waited:?}: it is stopped, or its host is busy")]
+    Silent {
+        /// The process.
+        pid: u32,
+        /// For how long it was waited for.
+        waited: Duration,
+    },
     /// Its answer is none of ours.
     #[error("process {pid} answers something else: {why}")]
     Answer {
@@ -59,13 +67,13 @@ pub fn processes() -> Vec<(u32, PathBuf)> {
             if path.extension().is_none_or(|extension| extension != "sock") {
                 continue;
             }
-            match UnixStream::connect(&path) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    if owner == user {
-                        // Nobody listens there any more.
-                        let _ = fs::remove_file(&path);
-                    }
+            match UnixStream::connect(&path).map_err(|error| error.kind()) {
+                Err(io::ErrorKind::ConnectionRefused) if owner == user => {
+                    // Nobody listens there any more.
+                    let _ = fs::remove_file(&path);
                 }
+                // Of another user's, or it has just gone.
+                Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {}
                 _ => found.push((pid, path)),
             }
         }
@@ -80,7 +88,11 @@ pub fn processes() -> Vec<(u32, PathBuf)> {
 /// # Errors
 /// It does not answer within some seconds, or what it answers is no report of this version.
 pub fn ask(pid: u32, socket: &Path) -> Result<Report, ReadError> {
-    let failed = |cause| ReadError::Io { pid, cause };
+    let waited = PATIENCE;
+    let failed = |cause: io::Error| match cause.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ReadError::Silent { pid, waited },
+        _ => ReadError::Io { pid, cause },
+    };
     let wrong = |why: String| ReadError::Answer { pid, why };
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
