@@ -33,20 +33,28 @@ pub(crate) struct Held<S: AsRawFd>(S);
 
 impl<S: AsRawFd> Held<S> {
     pub(crate) fn new(socket: S) -> Self {
-        watch();
-        if let Some((word, bit)) = place(socket.as_raw_fd()) {
-            USED.fetch_max(word + 1, Ordering::SeqCst);
-            OURS[word].fetch_or(bit, Ordering::SeqCst);
-        }
+        follow(socket.as_raw_fd(), true);
         Self(socket)
     }
 }
 
 impl<S: AsRawFd> Drop for Held<S> {
     fn drop(&mut self) {
-        if let Some((word, bit)) = place(self.0.as_raw_fd()) {
-            OURS[word].fetch_and(!bit, Ordering::SeqCst);
-        }
+        follow(self.0.as_raw_fd(), false);
+    }
+}
+
+/// A descriptor of ours is there, or goes.
+pub(crate) fn follow(descriptor: RawFd, is_there: bool) {
+    let Some((word, bit)) = place(descriptor) else {
+        return;
+    };
+    if is_there {
+        watch();
+        USED.fetch_max(word + 1, Ordering::SeqCst);
+        OURS[word].fetch_or(bit, Ordering::SeqCst);
+    } else {
+        OURS[word].fetch_and(!bit, Ordering::SeqCst);
     }
 }
 

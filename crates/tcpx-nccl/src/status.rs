@@ -24,6 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub(crate) fn register(source: Weak<dyn Source>) -> Registration {
     // The thread that answers runs code of this file.
     crate::pin::keep_loaded();
+    tcpx_status::follow_listeners(crate::held::follow);
     tcpx_status::register(source, true)
 }
 

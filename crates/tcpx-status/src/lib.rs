@@ -30,4 +30,4 @@ pub use report::{
     ConnectionReport, FailureReport, LaneReport, ListenerReport, OperationReport, RefusalReport,
     Report, SCHEMA, VERSION,
 };
-pub use server::folders;
+pub use server::{folders, follow_listeners};

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::counters::Counters;
 use crate::report::{ConnectionReport, FailureReport, ListenerReport, Report, SCHEMA, VERSION};
-use crate::server::Server;
+use crate::server::{Followed, Port, Server};
 
 /// Errors that are kept.
 const LAST_ERRORS: usize = 32;
@@ -79,7 +79,7 @@ pub fn serve_metrics(address: &str) -> io::Result<SocketAddr> {
     };
     let listener = bind(address)?;
     let bound = listener.local_addr()?;
-    state.metrics = Some(Arc::new(listener));
+    state.metrics = Some(Arc::new(Followed::new(listener)));
     state.serve();
     Ok(bound)
 }
@@ -158,7 +158,7 @@ pub(crate) struct State {
     has_asked: bool,
     /// The local socket is wanted.
     is_wanted: bool,
-    metrics: Option<Arc<TcpListener>>,
+    metrics: Option<Port>,
     server: Option<Server>,
 }
 
@@ -229,7 +229,7 @@ impl State {
             return;
         }
         match bind(&address) {
-            Ok(listener) => self.metrics = Some(Arc::new(listener)),
+            Ok(listener) => self.metrics = Some(Arc::new(Followed::new(listener))),
             Err(error) => tracing::warn!(
                 %address, %error,
                 "no metrics are served: give {METRICS} an address of this host with a free port"

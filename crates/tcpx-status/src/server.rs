@@ -3,11 +3,12 @@
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -18,6 +19,52 @@ use crate::registry::collect;
 
 /// Longest time that a request may take to arrive, and that its answer may take to leave.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+static FOLLOWER: OnceLock<fn(RawFd, bool)> = OnceLock::new();
+
+/// Has `follow` told of every socket that listens from now on, when it is there and before it goes: a fork's child may
+/// have to let go of it. Whoever asks first is told.
+pub fn follow_listeners(follow: fn(RawFd, bool)) {
+    let _ = FOLLOWER.set(follow);
+}
+
+/// A socket that listens, of which whoever asked is told.
+#[derive(Debug)]
+pub(crate) struct Followed<L: AsRawFd>(L);
+
+impl<L: AsRawFd> Followed<L> {
+    pub(crate) fn new(listener: L) -> Self {
+        if let Some(follow) = FOLLOWER.get() {
+            follow(listener.as_raw_fd(), true);
+        }
+        Self(listener)
+    }
+}
+
+impl<L: AsRawFd> Drop for Followed<L> {
+    fn drop(&mut self) {
+        if let Some(follow) = FOLLOWER.get() {
+            follow(self.0.as_raw_fd(), false);
+        }
+    }
+}
+
+impl<L: AsRawFd> Deref for Followed<L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.0
+    }
+}
+
+impl<L: AsRawFd + AsFd> AsFd for Followed<L> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A port for metrics.
+pub(crate) type Port = Arc<Followed<TcpListener>>;
 
 /// The thread; it ends when this is dropped.
 #[derive(Debug)]
@@ -36,17 +83,17 @@ struct Orders {
 
 #[derive(Clone, Debug, Default)]
 struct Listeners {
-    local: Option<Arc<UnixListener>>,
-    metrics: Option<Arc<TcpListener>>,
+    local: Option<Arc<Followed<UnixListener>>>,
+    metrics: Option<Port>,
 }
 
 impl Server {
     /// Opens the local socket, if it is `wanted`, and starts the thread.
-    pub(crate) fn start(wanted: bool, metrics: Option<Arc<TcpListener>>) -> io::Result<Self> {
+    pub(crate) fn start(wanted: bool, metrics: Option<Port>) -> io::Result<Self> {
         let (mut local, mut path) = (None, None);
         if wanted {
             let (listener, at) = listen()?;
-            (local, path) = (Some(Arc::new(listener)), Some(at));
+            (local, path) = (Some(Arc::new(Followed::new(listener))), Some(at));
         }
         let orders = Arc::new(Orders {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -63,7 +110,7 @@ impl Server {
     }
 
     /// Has the thread serve metrics here.
-    pub(crate) fn renew(&self, metrics: Option<Arc<TcpListener>>) {
+    pub(crate) fn renew(&self, metrics: Option<Port>) {
         if let Some(listeners) = &mut *self.orders.lock() {
             listeners.metrics = metrics;
         }

@@ -138,6 +138,8 @@ fn drain(
                 peer.placed(sequence).unwrap();
             }
             Completion::Closed { token, .. } => receives.ended(token),
+            // It is dialled again.
+            Completion::LaneMissing { .. } => {}
             _ => panic!("{completion:?}"),
         }
     }
