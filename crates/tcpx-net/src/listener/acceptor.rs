@@ -41,6 +41,9 @@ pub(super) struct Acceptor {
     options: ListenOptions,
     key: Option<Identity>,
     greetings: Vec<Greeting>,
+    /// Lanes of sessions that are not known, until what had come before them has been read: their clients' proofs,
+    /// perhaps, behind which they open lanes at once.
+    early: Vec<(Greeting, LaneRequest)>,
     random: Random,
     sessions: HashMap<SessionId, Registered>,
     spent: bool,
@@ -70,6 +73,7 @@ impl Acceptor {
             options,
             key,
             greetings: Vec::new(),
+            early: Vec::new(),
             random: Random::new(),
             sessions: HashMap::new(),
             spent: false,
@@ -84,7 +88,11 @@ impl Acceptor {
                 tracing::error!(%error, "poll failed; the listener ends");
                 break;
             }
+            let early = std::mem::take(&mut self.early);
             self.advance_greetings(&ready);
+            for (greeting, request) in early {
+                self.answer_lane(Instant::now(), greeting, request);
+            }
             let listening = ready.first().is_some_and(|events| !events.is_empty());
             if listening && !self.is_paused(Instant::now()) {
                 self.accept_batch();
@@ -105,6 +113,7 @@ impl Acceptor {
         let deadlines = self.greetings.iter().map(|greeting| greeting.deadline);
         let timeout = deadlines
             .chain(self.paused_until.filter(|_| paused))
+            .chain(self.early.iter().map(|_| now))
             .min()
             .map(|deadline| socket::timespec(deadline.saturating_duration_since(now)));
         let listening = if paused {
@@ -154,12 +163,15 @@ impl Acceptor {
         }
     }
 
-    fn apply(&mut self, now: Instant, mut greeting: Greeting, progress: Progress) {
+    fn apply(&mut self, now: Instant, greeting: Greeting, progress: Progress) {
         let peer = greeting.peer;
         let keep = match progress {
             Progress::Waiting => Keep::Yes,
             Progress::Control(established) => return self.admit(now, greeting, *established),
-            Progress::LaneRequest(request) => self.answer_lane(now, &mut greeting, *request),
+            Progress::LaneRequest(request) if self.session(&request).is_none() => {
+                return self.early.push((greeting, *request));
+            }
+            Progress::LaneRequest(request) => return self.answer_lane(now, greeting, *request),
             Progress::Lane(accepted) => return self.admit_lane(now, greeting, *accepted),
             Progress::Refused(reason) => {
                 self.reports.refused(now, peer, &reason);
@@ -226,9 +238,14 @@ impl Acceptor {
         self.inner.arrived.notify_all();
     }
 
-    fn answer_lane(&mut self, now: Instant, greeting: &mut Greeting, request: LaneRequest) -> Keep {
+    /// The session that a lane asks for.
+    fn session(&self, request: &LaneRequest) -> Option<&Registered> {
         let session = self.sessions.get(&request.session());
-        let answered = match session.filter(|session| !session.lanes.abandoned()) {
+        session.filter(|session| !session.lanes.abandoned())
+    }
+
+    fn answer_lane(&mut self, now: Instant, mut greeting: Greeting, request: LaneRequest) {
+        let answered = match self.session(&request) {
             Some(session) => match request.accept(&session.key) {
                 Ok((server, answer)) => greeting.answer(server, &answer),
                 Err(refusal) => {
@@ -244,11 +261,8 @@ impl Acceptor {
             }
         };
         match answered {
-            Ok(()) => Keep::Yes,
-            Err(error) => {
-                self.reports.refused(now, greeting.peer, &error);
-                Keep::No
-            }
+            Ok(()) => self.greetings.push(greeting),
+            Err(error) => self.reports.refused(now, greeting.peer, &error),
         }
     }
 

@@ -183,7 +183,8 @@ fn a_client_that_another_one_overtakes_hears_that_the_server_is_busy() {
         while let Ok(count @ 1..) = upstream.read(&mut bytes) {
             client.write_all(&bytes[..count]).expect("it reads");
         }
-        assert_eq!(endpoint.refusals().count, 1);
+        let refused = endpoint.refusals();
+        assert_eq!(refused.count, 1, "{refused:?}");
         let faster = overtaking.join().expect("no panic");
         drop((faster.expect("it is set up"), accepted));
     });
