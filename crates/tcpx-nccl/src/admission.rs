@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket_calls::{self as socket, Moved};
-use tcpx_wire::handshake::{ServerHandshake, ServerStep};
+use tcpx_wire::handshake::{ServerHandshake, ServerStep, SessionId};
 use tcpx_wire::{Identity, Key};
 
 use crate::error::PluginError;
@@ -36,6 +36,8 @@ pub(crate) struct Admission {
 pub(crate) struct Admitted {
     pub(crate) stream: Stream,
     pub(crate) peer: SocketAddr,
+    /// Names it at both ends.
+    pub(crate) session: SessionId,
 }
 
 /// A connection in its handshake.
@@ -45,13 +47,17 @@ struct Pending {
     peer: SocketAddr,
     deadline: Instant,
     handshake: ServerHandshake,
+    /// Any byte has arrived.
+    has_spoken: bool,
 }
 
 /// How a handshake stands.
 enum Outcome {
     Waiting,
-    Authenticated,
+    Authenticated(SessionId),
     Refused(String),
+    /// It ended without a word: somebody looked whether this process lives.
+    Silent,
 }
 
 impl Admission {
@@ -93,9 +99,16 @@ impl Admission {
                     self.pending.remove(at);
                     log.warn(&format!("{name}: refused {peer}: {why}"));
                 }
-                Outcome::Authenticated => {
+                Outcome::Silent => {
+                    self.pending.remove(at);
+                }
+                Outcome::Authenticated(session) => {
                     let Pending { stream, peer, .. } = self.pending.remove(at);
-                    return Ok(Some(Admitted { stream, peer }));
+                    return Ok(Some(Admitted {
+                        stream,
+                        peer,
+                        session,
+                    }));
                 }
             }
         }
@@ -135,6 +148,7 @@ impl Admission {
                 peer,
                 deadline: Instant::now() + HANDSHAKE_TIME,
                 handshake: ServerHandshake::new(Some(&self.key), random()?, 0),
+                has_spoken: false,
             });
         }
         Ok(())
@@ -155,9 +169,13 @@ impl Pending {
                         HANDSHAKE_TIME.as_secs()
                     ));
                 }
+                Ok(Moved::End) if !self.has_spoken => {
+                    return Outcome::Silent;
+                }
                 Ok(Moved::End) => return Outcome::Refused(self.handshake.closed().to_string()),
                 Err(error) => return Outcome::Refused(error.to_string()),
             };
+            self.has_spoken = true;
             let mut input = &buffer[..arrived];
             // Each round uses up input or ends the loop.
             loop {
@@ -165,7 +183,8 @@ impl Pending {
                     Ok(ServerStep::NeedMore) => break,
                     Ok(ServerStep::Send(answer)) => (answer, None),
                     Ok(ServerStep::Done(mut established)) if input.is_empty() => {
-                        (established.welcome(), Some(Outcome::Authenticated))
+                        let session = established.session.id;
+                        (established.welcome(), Some(Outcome::Authenticated(session)))
                     }
                     Ok(ServerStep::Done(_)) => {
                         let why = "bytes behind the handshake, before it was answered";

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::{NetConnect, NetError};
 
-use crate::dialer::Dialer;
+use crate::dialer::{Dialer, Dialled};
 use crate::error::PluginError;
 use crate::handle::{Door, Handle};
-use crate::held::Stream;
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
-use crate::lanes::lane_set::Standing;
+use crate::lanes::lane_set::{Peer, Standing};
 use crate::plugin::Shared;
-use crate::send::SendComm;
+use crate::resume::Redial;
+use crate::send::{Comeback, SendComm};
 use crate::stall::Stall;
 
 /// The peer must have accepted by then.
@@ -38,7 +38,7 @@ enum Phase {
     /// The comm's own connection.
     Own(Box<Dialer>),
     /// The lanes, with the comm's connection at hand.
-    Lanes(Stream, Route),
+    Lanes(Dialled, Route),
     /// Over.
     Ended,
 }
@@ -68,7 +68,7 @@ impl Connector {
                         self.phase = Phase::Own(dialer);
                         return Ok(None);
                     }
-                    Some(stream) => {
+                    Some(own) => {
                         if let Some(local) = dialer.in_vain() {
                             self.shared.log.info(&format!(
                                 "{} cannot be reached from {local}: the routes choose from where to connect to it",
@@ -76,14 +76,14 @@ impl Connector {
                             ));
                         }
                         match self.lanes() {
-                            None => return self.comm(stream, None).map(Some),
-                            Some(route) => self.phase = Phase::Lanes(stream, route),
+                            None => return self.comm(own, None).map(Some),
+                            Some(route) => self.phase = Phase::Lanes(own, route),
                         }
                     }
                 },
-                Phase::Lanes(stream, route) => match route.set.connect(now) {
+                Phase::Lanes(own, route) => match route.set.connect(now) {
                     Standing::Connecting => {
-                        self.phase = Phase::Lanes(stream, route);
+                        self.phase = Phase::Lanes(own, route);
                         return Ok(None);
                     }
                     Standing::Ready(first) => {
@@ -96,10 +96,10 @@ impl Connector {
                         }
                         // The last comm may have closed the set since we got it: then another one.
                         match Carriage::new(route, self.shared.config.chunk_bytes) {
-                            Some(carriage) => return self.comm(stream, Some(carriage)).map(Some),
+                            Some(carriage) => return self.comm(own, Some(carriage)).map(Some),
                             None => match self.lanes() {
-                                None => return self.comm(stream, None).map(Some),
-                                Some(route) => self.phase = Phase::Lanes(stream, route),
+                                None => return self.comm(own, None).map(Some),
+                                Some(route) => self.phase = Phase::Lanes(own, route),
                             },
                         }
                     }
@@ -110,7 +110,7 @@ impl Connector {
                              connections to that host's ports (TCPX_PORT_RANGE chooses them)",
                             self.peer
                         ));
-                        return self.comm(stream, None).map(Some);
+                        return self.comm(own, None).map(Some);
                     }
                 },
                 Phase::Ended => return Err("it has failed before".to_owned()),
@@ -131,10 +131,34 @@ impl Connector {
         }
     }
 
-    fn comm(&self, stream: Stream, carriage: Option<Carriage>) -> Result<SendComm, String> {
+    fn comm(&self, own: Dialled, carriage: Option<Carriage>) -> Result<SendComm, String> {
         let name = format!("send comm {} to {}", self.shared.number(), self.peer);
-        SendComm::new(self.shared.clone(), stream, name, carriage)
+        let comeback = self.comeback(&own);
+        SendComm::new(self.shared.clone(), own.stream, name, carriage, comeback)
             .map_err(|error| error.to_string())
+    }
+
+    /// What brings the comm's connection back, unless one side has no door.
+    fn comeback(&self, own: &Dialled) -> Option<Comeback> {
+        let door = self.door?;
+        let runtime = self.shared.runtime();
+        let runtime = runtime
+            .inspect_err(|error| self.shared.log.warn(&error.to_string()))
+            .ok()?;
+        let local = self.local.ip();
+        // The peer finds our door where the connection comes from, if that is the device's address.
+        let is_there = own.stream.local_addr().is_ok_and(|ours| ours.ip() == local);
+        let own_door = is_there.then(|| runtime.door(&self.shared, local));
+        let peer = Peer {
+            local: self.local,
+            address: SocketAddr::new(self.peer.ip(), door.port),
+            secret: door.secret,
+        };
+        Some(Comeback {
+            redial: Redial::new(peer, own.session),
+            door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
+            runtime,
+        })
     }
 
     fn report_stall(&mut self, now: Instant) {

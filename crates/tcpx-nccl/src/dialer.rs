@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
-use tcpx_wire::handshake::{ClientHandshake, Message, Step};
+use tcpx_wire::handshake::{ClientHandshake, Message, SessionId, Step};
 use tcpx_wire::{ClientKey, Key};
 
 use crate::held::Stream;
@@ -33,6 +33,14 @@ const MOST_ROUTED: usize = 4096;
 
 fn routed() -> MutexGuard<'static, BTreeSet<(IpAddr, IpAddr)>> {
     ROUTED.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An authenticated connection.
+#[derive(Debug)]
+pub(crate) struct Dialled {
+    pub(crate) stream: Stream,
+    /// Names it at both ends.
+    pub(crate) session: SessionId,
 }
 
 /// A connection under way; whoever wants it polls.
@@ -121,7 +129,7 @@ impl Dialer {
     }
 
     /// The authenticated connection; `None`: not yet; an error says why there will be none.
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Stream>, String> {
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Dialled>, String> {
         match self.step(now) {
             Ok(found) => Ok(found),
             Err(Failure::HungUp(why)) if self.is_turned_away(now) => Err(why),
@@ -143,7 +151,7 @@ impl Dialer {
             .is_some_and(|patience| now.saturating_duration_since(since) >= patience)
     }
 
-    fn step(&mut self, now: Instant) -> Result<Option<Stream>, Failure> {
+    fn step(&mut self, now: Instant) -> Result<Option<Dialled>, Failure> {
         loop {
             self.phase = match std::mem::replace(&mut self.phase, Phase::Ended) {
                 Phase::Idle(until) if now < until => {
@@ -167,8 +175,8 @@ impl Dialer {
                     Err(error) => return Err(self.undialled(error, now)),
                 },
                 Phase::Handshake(stream, mut handshake) => {
-                    if answer(&stream, &mut handshake)? {
-                        return Ok(Some(stream));
+                    if let Some(session) = answer(&stream, &mut handshake)? {
+                        return Ok(Some(Dialled { stream, session }));
                     }
                     self.phase = Phase::Handshake(stream, handshake);
                     return Ok(None);
@@ -216,7 +224,7 @@ impl Dialer {
     }
 }
 
-fn dial(local: Option<SocketAddr>, peer: SocketAddr) -> io::Result<Stream> {
+pub(crate) fn dial(local: Option<SocketAddr>, peer: SocketAddr) -> io::Result<Stream> {
     let socket = tcp_socket(peer)?;
     // The device is the caller's choice of interface, wherever its address can reach the peer.
     if let Some(local) = local {
@@ -231,7 +239,7 @@ fn dial(local: Option<SocketAddr>, peer: SocketAddr) -> io::Result<Stream> {
 }
 
 /// Whether the connection is up.
-fn dialled(stream: &Stream) -> io::Result<bool> {
+pub(crate) fn dialled(stream: &Stream) -> io::Result<bool> {
     if let Some(error) = stream.take_error()? {
         return Err(error);
     }
@@ -242,13 +250,13 @@ fn dialled(stream: &Stream) -> io::Result<bool> {
     }
 }
 
-/// Reads what has arrived and answers it; `true` at the end of the handshake.
-fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Failure> {
+/// Reads what has arrived and answers it; at the end of the handshake, the session's name.
+fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<Option<SessionId>, Failure> {
     let mut buffer = [0; 512];
     loop {
         let arrived = match socket::receive_bytes(stream, &mut buffer) {
             Ok(Moved::Bytes(bytes)) => bytes,
-            Ok(Moved::WouldBlock) => return Ok(false),
+            Ok(Moved::WouldBlock) => return Ok(None),
             // A crowded listener drops the oldest connection; there is room again soon.
             Ok(Moved::End) => return Err(Failure::HungUp(handshake.closed().to_string())),
             Err(error) => return Err(Failure::HungUp(error.to_string())),
@@ -258,7 +266,9 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Fail
             match handshake.receive(&mut input) {
                 Ok(Step::NeedMore) => break,
                 Ok(Step::Send(message)) => send(stream, &message)?,
-                Ok(Step::Done(_)) if input.is_empty() => return Ok(true),
+                Ok(Step::Done(established)) if input.is_empty() => {
+                    return Ok(Some(established.session.id));
+                }
                 Ok(Step::Done(_) | Step::SendLast(..)) => {
                     let why = "bytes behind the handshake; both sides must run the same plugin";
                     return Err(Failure::Final(why.to_owned()));

@@ -92,6 +92,19 @@ pub enum PluginError {
         /// What broke.
         why: String,
     },
+    /// The connection broke, and what its receiver lacks cannot be sent again.
+    #[error(
+        "{comm}: the connection broke while message {sequence} was on its way, which cannot be sent again: \
+         without lanes host messages up to {limit} bytes can be; set TCPX_NET_LANES=2 on this host"
+    )]
+    Unretained {
+        /// Comm description.
+        comm: String,
+        /// The message.
+        sequence: u64,
+        /// Largest message of which a copy is retained, bytes.
+        limit: usize,
+    },
     /// The host gave memory back that a request still used.
     #[error(
         "{comm}: memory was deregistered while message {sequence} used it, so the connection was given up; \
@@ -226,6 +239,7 @@ impl PluginError {
             | Self::Connect { .. }
             | Self::PeerClosed { .. }
             | Self::LanesEnded { .. }
+            | Self::Unretained { .. }
             | Self::MemoryHeld { .. }
             | Self::NoInterface { .. } => ResultCode::SystemError,
             Self::RefusedByPeer { .. } => ResultCode::RemoteError,

@@ -2,7 +2,7 @@
 //!
 //! Little endian: magic 8, version u16, address family u16 (4 or 6), port u16, reserved u16,
 //! address 16, secret 16, listen id u64, and of the door for lanes: port u16 (0: none), reserved 6,
-//! process u64, secret 16; the rest zero.
+//! process u64, secret 16; the rest zero. Of the reserved bytes behind the port the first is 1 if lanes may come.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,7 +11,7 @@ use nccl_net::export::PeerHandle;
 use crate::error::PluginError;
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const FAMILY_V4: u16 = 4;
 const FAMILY_V6: u16 = 6;
 
@@ -24,19 +24,21 @@ pub struct Handle {
     pub secret: [u8; 16],
     /// Number of the listen comm in its process, for the logs of both sides.
     pub listen_id: u64,
-    /// Where lanes of the connecting process are welcome, if they are.
+    /// Where the process can be reached for lanes, and for connections that take another's place.
     pub door: Option<Door>,
 }
 
-/// Where a process takes lanes. `Debug` leaves the secret out.
+/// Where a process can be reached. `Debug` leaves the secret out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Door {
     /// Port at the handle's address.
     pub port: u16,
     /// Names the process among others at the same address, now or earlier.
     pub process: u64,
-    /// Key of the lanes' handshake.
+    /// Key of the handshake.
     pub secret: [u8; 16],
+    /// Lanes may come.
+    pub lanes: bool,
 }
 
 impl std::fmt::Debug for Door {
@@ -79,6 +81,7 @@ impl Handle {
         bytes[48..56].copy_from_slice(&self.listen_id.to_le_bytes());
         if let Some(door) = &self.door {
             bytes[56..58].copy_from_slice(&door.port.to_le_bytes());
+            bytes[58] = u8::from(door.lanes);
             bytes[64..72].copy_from_slice(&door.process.to_le_bytes());
             bytes[72..88].copy_from_slice(&door.secret);
         }
@@ -120,6 +123,7 @@ impl Handle {
                 port: u16_at(56),
                 process: u64::from_le_bytes(array(&bytes[64..72])),
                 secret: array(&bytes[72..88]),
+                lanes: bytes[58] & 1 == 1,
             }),
         })
     }
@@ -147,6 +151,7 @@ mod tests {
                 port: 4001,
                 process: u64::MAX - 1,
                 secret: *b"fedcba9876543210",
+                lanes: true,
             }),
         }
     }

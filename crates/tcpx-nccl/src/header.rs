@@ -5,10 +5,12 @@
 //! | record | from | words |
 //! |---|---|---|
 //! | message | sender, before its payload | sequence (from 0, rising), bytes |
-//! | join | sender, first of all, when it has lanes | the group of its lanes, 16 bytes |
+//! | door | sender, first of all, when its connection can come back | port at which its process can be reached, 0 |
+//! | join | sender, behind that, when it has lanes | the group of its lanes, 16 bytes |
 //! | end | sender, last of all, when nothing is lost | messages sent in all, 0 |
 //! | refusal | receiver | sequence of the message that it cannot take, bytes it had posted |
 //! | grant | receiver | receives posted in all, stream number for lanes (0: no grants any more) |
+//! | read | receiver, and first of all on a connection that takes another's place | bytes of the sender's that it has read in all, 0 |
 //!
 //! A sequence that a message's header leaves out belongs to a message that came over lanes.
 
@@ -21,6 +23,8 @@ const REFUSAL: u32 = u32::from_le_bytes(*b"TxRf");
 const JOIN: u32 = u32::from_le_bytes(*b"TxJn");
 const END: u32 = u32::from_le_bytes(*b"TxEn");
 const GRANT: u32 = u32::from_le_bytes(*b"TxGr");
+const DOOR: u32 = u32::from_le_bytes(*b"TxDr");
+const READ: u32 = u32::from_le_bytes(*b"TxRd");
 
 /// The words of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +48,17 @@ pub(crate) enum Record {
     End,
     /// Lets messages take lanes.
     Grant,
+    /// Says where the sender's process can be reached.
+    Door,
+    /// Says how far the receiver has read.
+    Read,
 }
 
 /// What a sender may say, in words for an error.
-pub(crate) const FROM_SENDER: [Record; 3] = [Record::Message, Record::Join, Record::End];
+pub(crate) const FROM_SENDER: [Record; 4] =
+    [Record::Message, Record::Door, Record::Join, Record::End];
 /// What a receiver may say.
-pub(crate) const FROM_RECEIVER: [Record; 2] = [Record::Refusal, Record::Grant];
+pub(crate) const FROM_RECEIVER: [Record; 3] = [Record::Refusal, Record::Grant, Record::Read];
 
 impl Record {
     const fn magic(self) -> u32 {
@@ -59,6 +68,8 @@ impl Record {
             Self::Join => JOIN,
             Self::End => END,
             Self::Grant => GRANT,
+            Self::Door => DOOR,
+            Self::Read => READ,
         }
     }
 }
@@ -123,12 +134,14 @@ impl Header {
 mod tests {
     use super::*;
 
-    const ALL: [Record; 5] = [
+    const ALL: [Record; 7] = [
         Record::Message,
         Record::Refusal,
         Record::Join,
         Record::End,
         Record::Grant,
+        Record::Door,
+        Record::Read,
     ];
 
     #[test]

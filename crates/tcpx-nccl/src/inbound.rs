@@ -1,11 +1,13 @@
 //! What arrives on a connection, and where it goes.
 
+mod comeback;
 mod lanes;
 mod stalls;
 mod status;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use nccl_net::export::Buffer;
 use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
@@ -16,6 +18,8 @@ use crate::held::Stream;
 use crate::landing::Landing;
 use crate::lanes::to_gpu::ToGpu;
 use crate::log::Log;
+use crate::resend;
+use crate::resume::{Comeback, Waiting};
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
 use crate::stall::Stall;
@@ -89,7 +93,7 @@ impl Drop for Inbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) name: String,
-    stream: Stream,
+    stream: Arc<Stream>,
     pub(crate) ring: Ring<Request>,
     pub(crate) scatter: Option<Scatter>,
     /// Sequence of the message that is arriving.
@@ -106,14 +110,25 @@ pub(crate) struct Inbound {
     pub(crate) lanes: Option<Landing>,
     /// The message that is arriving, on its way into device memory.
     to_gpu: Option<ToGpu>,
+    /// Bytes of the sender's that were read, and so many of them the sender knows of.
+    bytes_read: u64,
+    bytes_told: u64,
+    /// The sender waits for that.
+    owes_answer: bool,
+    comeback: Option<Comeback>,
+    /// The door of the sender's process (port 0: unknown), whose connection can come back.
+    door: Option<u16>,
+    /// The connection broke.
+    waiting: Option<Waiting>,
 }
 
 impl Inbound {
     pub(crate) fn new(
-        stream: Stream,
+        stream: Arc<Stream>,
         name: String,
         scatter: Option<Scatter>,
         lanes: Option<Landing>,
+        comeback: Option<Comeback>,
     ) -> Self {
         Self {
             name,
@@ -130,6 +145,12 @@ impl Inbound {
             stall: Stall::new(),
             lanes,
             to_gpu: None,
+            bytes_read: 0,
+            bytes_told: 0,
+            owes_answer: false,
+            comeback,
+            door: None,
+            waiting: None,
         }
     }
 
@@ -176,6 +197,7 @@ impl Inbound {
         };
         let failure = self.failure.get_or_insert(failure).clone();
         // The sender must not wait for a receiver that gave up.
+        self.comeback = None;
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         match &self.lanes {
             Some(lanes) if !lanes.close() => Err(held),
@@ -187,9 +209,11 @@ impl Inbound {
     pub(crate) fn progress(&mut self, log: &Log) -> Result<(), PluginError> {
         self.alive()?;
         let result = self
-            .settle()
+            .come_back()
+            .and_then(|()| self.settle())
             .and_then(|()| self.read())
             .and_then(|moved| Ok(self.look_at_lanes()? || moved));
+        self.acknowledge();
         match result {
             Ok(true) => self.stall.moved(),
             Ok(false) if self.settled == self.ring.posted() || self.ring.is_empty() => {
@@ -198,6 +222,7 @@ impl Inbound {
             Ok(false) => self.report_stall(log),
             Err(error) => {
                 // Receives that ended before stay good; the rest gets this answer for ever.
+                self.comeback = None;
                 self.failure = Some(error.clone());
                 return Err(error);
             }
@@ -226,7 +251,7 @@ impl Inbound {
     /// `true` when bytes arrived.
     fn read(&mut self) -> Result<bool, PluginError> {
         let mut budget = CALL_BUDGET;
-        while self.next < self.ring.posted() && budget > 0 {
+        while self.next < self.ring.posted() && budget > 0 && self.waiting.is_none() {
             // A receive that lanes filled may have been reported before another header came.
             let phase = match self.ring.by_sequence(self.next) {
                 Some(request) => request.phase,
@@ -272,6 +297,13 @@ impl Inbound {
                 }
                 self.header_bytes = 0;
                 self.announced(header)?;
+            }
+            Record::Door => {
+                self.header_bytes = 0;
+                self.door = match (u16::try_from(header.sequence), header.size) {
+                    (Ok(port), 0) => Some(port),
+                    _ => return Err(self.protocol("a port", format!("{header:?}"))),
+                };
             }
             Record::Join => {
                 self.header_bytes = 0;
@@ -425,6 +457,7 @@ impl Inbound {
         if matches!(request.target, Target::Gpu) && request.size > 0 {
             // It is done when it is copied, like one that lanes brought.
             request.phase = Phase::Posted;
+            self.owes_answer |= request.size + HEADER_BYTES > resend::COPIED_BYTES;
             self.to_gpu = None;
             self.next += 1;
             return Ok(());
@@ -433,6 +466,9 @@ impl Inbound {
             (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
             _ => Landed::Complete,
         };
+        // Its own memory is what the sender would send again.
+        self.owes_answer |= request.size + HEADER_BYTES > resend::COPIED_BYTES
+            && self.lanes.as_ref().is_some_and(Landing::is_joined);
         request.phase = match landed {
             Landed::Complete => Phase::Done { reported: false },
             Landed::Moving => Phase::Moving,
@@ -462,23 +498,37 @@ impl Inbound {
     /// Bytes that moved; `None` for none now; an error when the connection ended.
     fn moved(&mut self, moved: io::Result<Moved>) -> Result<Option<usize>, PluginError> {
         let why = match moved {
-            Ok(Moved::Bytes(bytes)) => return Ok(Some(bytes)),
+            Ok(Moved::Bytes(bytes)) => {
+                self.bytes_read += bytes as u64;
+                return Ok(Some(bytes));
+            }
             Ok(Moved::WouldBlock) => return Ok(None),
+            Ok(Moved::End) if self.is_broken() && self.leave("it was reset") => return Ok(None),
             Ok(Moved::End) => "end of stream".to_owned(),
-            Err(error) => error.to_string(),
+            Err(error) => {
+                let why = error.to_string();
+                if self.leave(&why) {
+                    return Ok(None);
+                }
+                why
+            }
         };
+        Err(self.closed(why))
+    }
+
+    fn closed(&mut self, why: String) -> PluginError {
         let sequence = self.next;
         let (done, total) = self
             .ring
             .by_sequence(sequence)
             .map_or((0, 0), |r| (r.received as u64, r.size as u64));
-        Err(PluginError::PeerClosed {
+        PluginError::PeerClosed {
             comm: self.name.clone(),
             why,
             sequence,
             done,
             total,
-        })
+        }
     }
 
     fn protocol(&self, expected: impl Into<String>, arrived: impl Into<String>) -> PluginError {

@@ -131,6 +131,14 @@ impl Landing {
         })
     }
 
+    /// What the sender was told last, for one that may not have heard it.
+    pub(crate) fn told(&self) -> Header {
+        Header {
+            sequence: self.granted,
+            size: if self.told { self.inlet.id } else { 0 },
+        }
+    }
+
     /// Bytes of a message that lanes brought whole.
     pub(crate) fn landed(&mut self, sequence: u64) -> Option<usize> {
         let (written, total) = self.inlet.progress(sequence)?;

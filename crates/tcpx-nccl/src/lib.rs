@@ -44,6 +44,8 @@ mod pages;
 mod pin;
 mod plugin;
 mod receive;
+mod resend;
+mod resume;
 mod ring;
 mod scatter;
 mod send;

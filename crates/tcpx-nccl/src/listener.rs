@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tcpx_lanes::Congestion;
 use tcpx_wire::Key;
 
-use crate::admission::{Admission, Admitted};
+use crate::admission::Admission;
 use crate::error::PluginError;
 use crate::handle::Handle;
 use crate::held::Listener;
@@ -28,8 +28,8 @@ pub struct ListenComm {
     shared: Arc<Shared>,
     name: String,
     admission: Mutex<Admission>,
-    /// Keeps the process's lanes open from the first listen on.
-    _runtime: Option<Arc<Runtime>>,
+    /// Keeps the process's door open from the first listen on.
+    _runtime: Arc<Runtime>,
 }
 
 impl ListenComm {
@@ -44,13 +44,11 @@ impl ListenComm {
         let secret = random::<{ Key::BYTES }>()?;
         let listen_id = shared.number();
         let runtime = shared.runtime()?;
-        // Without a door the peer's large messages come over the comm's own connection.
-        let door = runtime.as_ref().and_then(|runtime| {
-            runtime
-                .door(shared, interface.address)
-                .inspect_err(|error| shared.log.warn(&format!("no lanes: {error}")))
-                .ok()
-        });
+        // Without a door the peer's large messages come over the comm's own connection, which does not come back.
+        let door = runtime.door(shared, interface.address);
+        let door = door
+            .inspect_err(|error| shared.log.warn(&format!("no door: {error}")))
+            .ok();
         let handle = Handle {
             address,
             secret,
@@ -75,13 +73,13 @@ impl NetListen for ListenComm {
             .admission
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let Some(Admitted { stream, peer }) = admission.next(&self.shared.log, &self.name)? else {
+        let Some(admitted) = admission.next(&self.shared.log, &self.name)? else {
             return Ok(None);
         };
         let number = self.shared.number();
-        let name = format!("receive comm {number} from {peer}");
+        let name = format!("receive comm {number} from {}", admitted.peer);
         let (comm, device_queue) =
-            RecvComm::new(self.shared.clone(), stream, number, name, device_queue)?;
+            RecvComm::new(self.shared.clone(), admitted, number, name, device_queue)?;
         Ok(Some(Accepted { comm, device_queue }))
     }
 }

@@ -65,20 +65,22 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The lanes' part of the process; `None` where large messages take no lanes.
-    pub(crate) fn runtime(&self) -> Result<Option<Arc<Runtime>>, PluginError> {
-        if self.config.mode == Mode::Unpack || self.lanes == 0 {
-            return Ok(None);
-        }
+    /// Whether large messages take lanes.
+    pub(crate) fn takes_lanes(&self) -> bool {
+        self.config.mode != Mode::Unpack && self.lanes > 0
+    }
+
+    /// What all comms of the process share.
+    pub(crate) fn runtime(&self) -> Result<Arc<Runtime>, PluginError> {
         // A fork's child gets one of its own: the threads of this one are in the other process.
         let runtime = self.runtime.get();
         let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = runtime.upgrade() {
-            return Ok(Some(running));
+            return Ok(running);
         }
         let started = Arc::new(Runtime::start(self)?);
         *runtime = Arc::downgrade(&started);
-        Ok(Some(started))
+        Ok(started)
     }
 
     /// The lanes to the process behind a door; `None` where there are none.
@@ -88,9 +90,10 @@ impl Shared {
         address: SocketAddr,
         door: &Door,
     ) -> Result<Option<Route>, PluginError> {
-        let Some(runtime) = self.runtime()? else {
+        if !self.takes_lanes() || !door.lanes {
             return Ok(None);
-        };
+        }
+        let runtime = self.runtime()?;
         let set = runtime.lanes_to(local, address, door)?;
         Ok(set.map(|set| Route {
             set,

@@ -6,14 +6,16 @@ use nccl_net::constants::UNPACK_MAX_RECEIVE_BYTES;
 use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, NetRecv, RequestId};
 use tcpx_status::{ConnectionReport, Counters};
 
+use crate::admission::Admitted;
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
-use crate::held::Stream;
 use crate::inbound::{Inbound, Phase, Request, Target};
 use crate::landing::Landing;
+use crate::lanes::runtime::Runtime;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
+use crate::resume::Comeback;
 use crate::scatter::Scatter;
 use crate::status::{Comm, Told};
 
@@ -24,6 +26,8 @@ pub struct RecvComm {
     /// Receives keep their request until they are consumed: there is a device queue.
     keeps_received: bool,
     state: Told<State>,
+    /// Keeps the process's door open; let go of last.
+    _runtime: Arc<Runtime>,
 }
 
 #[derive(Debug)]
@@ -40,7 +44,7 @@ impl RecvComm {
     /// device memory.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        stream: Stream,
+        admitted: Admitted,
         number: u64,
         name: String,
         device_queue: bool,
@@ -57,10 +61,19 @@ impl RecvComm {
         };
         let queue = scatter.as_ref().map(Scatter::device_queue);
         let inline_bytes = shared.config.crowded_bytes();
+        let runtime = shared.runtime()?;
         let lanes = shared
-            .runtime()?
-            .map(|runtime| Landing::new(runtime, number, inline_bytes));
-        let inbound = Inbound::new(stream, name, scatter, lanes);
+            .takes_lanes()
+            .then(|| Landing::new(Arc::clone(&runtime), number, inline_bytes));
+        let stream = Arc::new(admitted.stream);
+        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip(), &stream)
+            .inspect_err(|error| {
+                shared
+                    .log
+                    .warn(&format!("{name} does not come back: {error}"))
+            })
+            .ok();
+        let inbound = Inbound::new(stream, name, scatter, lanes, comeback);
         let peer = inbound.peer();
         let state = State {
             inbound,
@@ -71,6 +84,7 @@ impl RecvComm {
             shared,
             keeps_received: queue.is_some(),
             state: Told::new(state, peer),
+            _runtime: runtime,
         };
         Ok((comm, queue))
     }

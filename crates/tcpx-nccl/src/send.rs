@@ -1,5 +1,6 @@
 //! The sending side of a connection: requests, framing, progress.
 
+mod comeback;
 mod lanes;
 mod replies;
 mod status;
@@ -8,16 +9,21 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
+use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
 
+use self::comeback::Tended;
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
 use crate::header::{HEADER_BYTES, Header, Record};
 use crate::held::Stream;
 use crate::lanes::carriage::Carriage;
+use crate::lanes::runtime::Runtime;
 use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
+use crate::resend::{COPIED_BYTES, Next, Resend};
+use crate::resume::Redial;
 use crate::ring::Ring;
 use crate::staging::Staging;
 use crate::stall::Stall;
@@ -58,6 +64,8 @@ pub(crate) struct Request {
     written: usize,
     /// It goes over lanes.
     on_lanes: bool,
+    /// Its own memory is what is sent again, until the receiver has read up to here.
+    held: Option<u64>,
 }
 
 impl Request {
@@ -65,8 +73,9 @@ impl Request {
         HEADER_BYTES + self.size
     }
 
-    const fn done(&self) -> bool {
-        self.written == self.total()
+    /// Whether the host may have its memory back, where the receiver has `read` so much.
+    fn done(&self, read: u64) -> bool {
+        self.written == self.total() && self.held.is_none_or(|end| read >= end)
     }
 }
 
@@ -75,6 +84,17 @@ impl Request {
 pub struct SendComm {
     shared: Arc<Shared>,
     state: Told<State>,
+    /// Keeps the monitor running; let go of last.
+    _runtime: Option<Arc<Runtime>>,
+}
+
+/// What brings a comm's connection back.
+#[derive(Debug)]
+pub(crate) struct Comeback {
+    pub(crate) redial: Redial,
+    /// Port at which this process can be reached where the connection comes from; 0: none.
+    pub(crate) door: u16,
+    pub(crate) runtime: Arc<Runtime>,
 }
 
 #[derive(Debug)]
@@ -101,6 +121,16 @@ struct State {
     lane_moves: u64,
     /// Messages that the host was told are sent, and their bytes.
     sent: (u64, u64),
+    resend: Resend,
+    redial: Option<Redial>,
+    /// A call that sent has heard of a reset, which hides it from those that read: they find an end.
+    is_broken: bool,
+    /// The connection before, until the receiver has let go of it.
+    before: Option<Arc<Stream>>,
+    /// Draws the monitor's.
+    attention: Option<Attention>,
+    /// The comm is closed.
+    has_ended: bool,
 }
 
 impl SendComm {
@@ -110,27 +140,28 @@ impl SendComm {
         stream: Stream,
         name: String,
         carriage: Option<Carriage>,
+        comeback: Option<Comeback>,
     ) -> Result<Self, PluginError> {
+        let mut resend = Resend::new();
+        let (mut redial, mut attention, mut runtime) = (None, None, None);
+        if let Some(comeback) = comeback {
+            let door = Header {
+                sequence: comeback.door.into(),
+                size: 0,
+            };
+            resend.push(&door.encode(Record::Door));
+            attention = Some(comeback.runtime.attention());
+            redial = Some(comeback.redial);
+            runtime = Some(comeback.runtime);
+        }
         if let Some(carriage) = &carriage {
-            let join = Header::of_group(&carriage.set().group()).encode(Record::Join);
-            // 24 bytes on a fresh connection always fit its buffer.
-            match socket::send_bytes(&stream, &join) {
-                Ok(Moved::Bytes(HEADER_BYTES)) => {}
-                moved => {
-                    return Err(PluginError::PeerClosed {
-                        comm: name,
-                        why: format!("a fresh connection takes no bytes: {moved:?}"),
-                        sequence: 0,
-                        done: 0,
-                        total: 0,
-                    });
-                }
-            }
+            let group = Header::of_group(&carriage.set().group());
+            resend.push(&group.encode(Record::Join));
         }
         shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
         let peer = stream.peer_addr();
-        let state = State {
+        let mut state = State {
             name,
             stream: Arc::new(stream),
             ring: Ring::new(),
@@ -148,10 +179,30 @@ impl SendComm {
             polls: 0,
             lane_moves: 0,
             sent: (0, 0),
+            resend,
+            redial,
+            is_broken: false,
+            before: None,
+            attention,
+            has_ended: false,
         };
+        // A few bytes on a fresh connection always fit its buffer.
+        state.write()?;
+        let state = Told::new(state, peer);
+        if let Some(runtime) = &runtime {
+            let tended = Tended(state.glance(), Arc::clone(&shared));
+            runtime.tend(Box::new(tended)).map_err(|error| {
+                PluginError::system(
+                    "starting the monitor",
+                    &error,
+                    "raise the limits on processes",
+                )
+            })?;
+        }
         Ok(Self {
             shared,
-            state: Told::new(state, peer),
+            state,
+            _runtime: runtime,
         })
     }
 
@@ -240,6 +291,7 @@ impl NetSend for SendComm {
             memory: memory.id(),
             written: 0,
             on_lanes: false,
+            held: None,
         });
         let others = self.shared.sends.fetch_add(1, Ordering::Relaxed);
         state.lanes_above = if others > 0 {
@@ -256,7 +308,7 @@ impl NetSend for SendComm {
 impl Drop for SendComm {
     fn drop(&mut self) {
         let mut state = self.lock();
-        state.end();
+        state.end(&self.shared);
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
@@ -266,7 +318,10 @@ impl Drop for SendComm {
 
 impl State {
     /// Takes everything back from the lanes, and tells the receiver whether all was sent.
-    fn end(&mut self) {
+    fn end(&mut self, shared: &Shared) {
+        self.finish_coming_back(shared);
+        self.has_ended = true;
+        self.staging = None;
         // Lanes first: after this they hold nothing of the host's memory.
         let is_clean = self.failure.is_none() && self.next == self.ring.posted();
         let whole = self.carriage.take().is_none_or(|carriage| {
@@ -276,7 +331,7 @@ impl State {
                 });
             sent && is_clean && carriage.drain(|| self.peer_has_closed())
         });
-        if whole && is_clean {
+        if whole && is_clean && self.resend.next() == Next::New && !self.is_away() {
             let end = Header {
                 sequence: self.next,
                 size: 0,
@@ -294,7 +349,8 @@ impl State {
         }
         let before = self.next;
         let result = self
-            .look_at_gpu()
+            .come_back()
+            .and_then(|()| self.look_at_gpu())
             .and_then(|()| self.check_lanes())
             .and_then(|()| self.write());
         let lane_moves = self.carriage.as_ref().map_or(0, |c| c.outlet().moves());
@@ -318,11 +374,11 @@ impl State {
     fn write(&mut self) -> Result<bool, PluginError> {
         let mut budget = CALL_BUDGET;
         let mut looked = false;
-        while self.next < self.ring.posted() && budget > 0 {
+        while budget > 0 && (self.next < self.ring.posted() || self.resend.next() != Next::New) {
             if let Some(staging) = &mut self.staging {
                 staging.fill(&self.name, &mut self.ring)?;
             }
-            let bytes = match self.takes_lanes() {
+            let bytes = match self.resend.next() == Next::New && self.takes_lanes() {
                 true => self.load()?,
                 false => self.write_one()?,
             };
@@ -342,26 +398,45 @@ impl State {
         Ok(budget < CALL_BUDGET)
     }
 
-    /// One call for the request whose turn it is; 0 when nothing can be written now.
+    /// One call for what is to be written next; 0 when nothing can be written now.
     fn write_one(&mut self) -> Result<usize, PluginError> {
-        let sequence = self.next;
+        if self.is_away() {
+            return Ok(0);
+        }
         let Self {
             name,
             stream,
             ring,
             staging,
+            resend,
+            redial,
             ..
         } = self;
+        let (sequence, from, is_new) = match resend.next() {
+            Next::Bytes(bytes) => {
+                let moved = socket::send_bytes(&*stream, bytes);
+                return self.wrote(moved);
+            }
+            Next::Message(sequence, from) => (sequence, from, false),
+            Next::New => (self.next, 0, true),
+        };
         let Some(request) = ring.by_sequence(sequence) else {
             return Ok(0);
         };
+        let total = request.total();
+        let is_device = matches!(request.source, Source::Device(_));
+        let is_short = total <= COPIED_BYTES && !is_device && redial.is_some();
+        // The receiver says before long that it has read enough.
+        if is_new && is_short && !resend.has_room(total) {
+            return Ok(0);
+        }
         let header = Header {
             sequence,
             size: request.size as u64,
         }
         .encode(Record::Message);
-        let header_left = &header[request.written.min(HEADER_BYTES)..];
-        let payload_done = request.written.saturating_sub(HEADER_BYTES);
+        let header_left = &header[from.min(HEADER_BYTES)..];
+        let payload_done = from.saturating_sub(HEADER_BYTES);
         let payload = match &request.source {
             Source::Host(span) => span.from(payload_done),
             Source::Device(_) if request.size == 0 => Span::EMPTY,
@@ -375,22 +450,22 @@ impl State {
         let spans = [Span::of(header_left), payload];
         // SAFETY: the header is ours; the payload lies in memory that the host registered and keeps
         // valid until the request is done, or in our staging memory, whose slot is held.
-        let moved = unsafe { socket::send_spans(stream, &spans) };
-        let bytes = match moved {
-            Ok(Moved::Bytes(bytes)) => bytes,
-            Ok(Moved::WouldBlock) | Ok(Moved::End) => return Ok(0),
-            Err(error) => {
-                // The receiver may have said why before it hung up.
-                self.read_back()?;
-                return Err(self.closed(error.to_string()));
-            }
+        let moved = unsafe { socket::send_spans(&*stream, &spans) };
+        let Ok(Moved::Bytes(bytes)) = moved else {
+            return self.wrote(moved);
         };
-        request.written += bytes;
+        if is_new {
+            resend.begin(sequence, total, is_device || redial.is_none());
+        }
+        request.written = request.written.max(from + bytes);
         if let (Source::Device(_), Some(staging)) = (&request.source, staging) {
             staging.sent(bytes.saturating_sub(header_left.len()));
         }
-        if request.done() {
+        let end = resend.end();
+        self.wrote(moved)?;
+        if from + bytes == total && sequence == self.next {
             self.next += 1;
+            self.retain(sequence, &header, end);
         }
         Ok(bytes)
     }

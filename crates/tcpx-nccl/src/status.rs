@@ -91,6 +91,31 @@ impl<C: Comm> Told<C> {
     }
 }
 
+impl<C: Comm> Told<C> {
+    /// For who looks at it now and then.
+    pub(crate) fn glance(&self) -> Glance<C> {
+        Glance(Arc::downgrade(&self.comm))
+    }
+}
+
+/// A comm that somebody looks at now and then, who does not keep it.
+#[derive(Debug)]
+pub(crate) struct Glance<C>(Weak<Kept<C>>);
+
+impl<C> Glance<C> {
+    /// Looks at it; `busy` where its host is at it, `gone` where it is dropped.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut C) -> T, busy: T, gone: T) -> T {
+        let Some(comm) = self.0.upgrade() else {
+            return gone;
+        };
+        match comm.state.try_lock() {
+            Ok(mut state) => look(&mut state),
+            Err(TryLockError::Poisoned(state)) => look(&mut state.into_inner()),
+            Err(TryLockError::WouldBlock) => busy,
+        }
+    }
+}
+
 impl<C: Comm> Drop for Told<C> {
     fn drop(&mut self) {
         let (counters, lost) = {

@@ -22,8 +22,7 @@ static RUNTIME: LazyLock<Arc<Runtime>> = LazyLock::new(|| {
         ..Config::default()
     };
     let plugin = TcpxPlugin::with_config(config, HostLogger::default()).expect("loopback");
-    let runtime = plugin.shared().runtime().expect("two threads");
-    runtime.expect("one lane was asked for")
+    plugin.shared().runtime().expect("two threads")
 });
 
 /// Input: whether there may be lanes and how the stream is cut, then what the peer sends.
@@ -37,7 +36,7 @@ pub fn comm(data: &[u8]) {
 
     let (near, far) = connection();
     let lanes = with_lanes.then(|| Landing::new(Arc::clone(&RUNTIME), 0, 64 << 10));
-    let mut inbound = Inbound::new(near, String::new(), None, lanes);
+    let mut inbound = Inbound::new(Arc::new(near), String::new(), None, lanes, None);
     for (sequence, capacity) in CAPACITIES.into_iter().enumerate() {
         let buffer = memory.buffer(sequence);
         if let Some(lanes) = &mut inbound.lanes {
@@ -89,6 +88,7 @@ fn plainly(stream: &[u8], with_lanes: bool, memory: &mut Memory) -> Plain {
         rest = after;
         match &head[..4] {
             b"TxEn" => {}
+            b"TxDr" if sequence <= u64::from(u16::MAX) && size == 0 => {}
             b"TxJn" if with_lanes && !joined => joined = true,
             b"TxMs" => {
                 let number = usize::try_from(sequence).unwrap_or(usize::MAX);

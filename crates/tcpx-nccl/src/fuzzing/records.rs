@@ -7,7 +7,7 @@ use tcpx_wire::crc::crc32c;
 use super::number;
 use crate::handle::Handle;
 use crate::header::{FROM_RECEIVER, FROM_SENDER, HEADER_BYTES, Header, Record};
-use crate::lanes::hello::Hello;
+use crate::lanes::hello::{Hello, Resumption};
 
 /// Input: which record, then its bytes; missing ones are 0.
 pub fn records(data: &[u8]) {
@@ -39,10 +39,12 @@ fn padded<const N: usize>(data: &[u8]) -> [u8; N] {
 fn header(bytes: &[u8; HEADER_BYTES]) {
     let all = [
         (Record::Message, b"TxMs", false),
+        (Record::Door, b"TxDr", false),
         (Record::Join, b"TxJn", false),
         (Record::End, b"TxEn", false),
         (Record::Refusal, b"TxRf", true),
         (Record::Grant, b"TxGr", true),
+        (Record::Read, b"TxRd", true),
     ];
     for (expected, back) in [(&FROM_SENDER[..], false), (&FROM_RECEIVER[..], true)] {
         let plain = all
@@ -65,6 +67,14 @@ fn hello(bytes: &[u8; Hello::BYTES]) {
     let (lanes, lane) = (number(&bytes[4..6]), number(&bytes[6..8]));
     let fits = number(&bytes[28..]) == u64::from(crc32c(&bytes[..28]));
     let good = bytes[..4] == *b"TxLn" && fits && lane < lanes && lanes <= MAX_LANES as u64;
+    let goes_on = bytes[..8] == *b"TxCo\0\0\0\0" && fits;
+    match Resumption::decode(bytes) {
+        Some(resumption) => {
+            assert!(goes_on, "{resumption:?}");
+            assert_eq!(resumption.encode(), *bytes);
+        }
+        None => assert!(!goes_on),
+    }
     match Hello::decode(bytes) {
         Ok(hello) => {
             assert!(good, "{hello:?}");

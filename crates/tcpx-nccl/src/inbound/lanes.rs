@@ -29,10 +29,14 @@ impl Inbound {
                 },
             });
         }
-        if let Some(grant) = lanes.grant(self.ring.posted(), self.ring.len()) {
+        if self.waiting.is_none()
+            && let Some(grant) = lanes.grant(self.ring.posted(), self.ring.len())
+        {
             // 24 bytes, and the sender reads whenever it has a message: they fit.
             let bytes = grant.encode(Record::Grant);
-            match socket::send_bytes(&self.stream, &bytes) {
+            let moved = socket::send_bytes(&self.stream, &bytes);
+            self.sent(&moved);
+            match moved {
                 Ok(Moved::Bytes(HEADER_BYTES)) => {}
                 // The sender has closed. What it sent before may wait to be read, and reading tells.
                 Err(_) => {}

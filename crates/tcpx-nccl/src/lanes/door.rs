@@ -1,28 +1,35 @@
-//! Where lanes come in: a listening socket of the process for each of its addresses.
+//! Where lanes come in, and connections that take the place of a comm's own one: a listening socket of the process for
+//! each of its addresses.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, recv};
 use tcpx_lanes::event_loop::Receivers;
+use tcpx_lanes::socket_calls::{self as socket, set_low_water};
 use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
 
 use super::group::Registry;
+use super::hello::{Hello, Resumption};
 use super::receive_lane::receive_lane;
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
-use crate::held::Listener;
+use crate::held::{Listener, Stream};
 use crate::log::Log;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
 /// Lanes that a process has open; a peer that knows the secret must not fill its memory.
 const MAX_LANES: usize = 16_384;
+/// Time to say what a connection is for; its peer says so at once.
+const HELLO_TIME: Duration = Duration::from_secs(10);
 /// Between looks at the deadlines of handshakes, and at a backlog that could not be taken.
 const TICK: Timespec = Timespec {
     tv_sec: 1,
@@ -41,7 +48,8 @@ pub(crate) struct LaneDoor {
 }
 
 impl LaneDoor {
-    /// Accepts lanes from `listener` for the loops, with what `secret` authenticates.
+    /// Accepts what `secret` authenticates from `listener`: lanes for the loops, of which there may be none, and
+    /// connections for comms.
     pub(crate) fn open(
         listener: Listener,
         secret: [u8; Key::BYTES],
@@ -51,6 +59,7 @@ impl LaneDoor {
         log: Arc<Log>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
+        let lanes = loops.place().is_some();
         let wake = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
@@ -60,6 +69,7 @@ impl LaneDoor {
             loops,
             registry,
             log,
+            newcomers: Vec::new(),
         };
         let thread = std::thread::Builder::new()
             .name("tcpx-nccl-door".to_owned())
@@ -70,6 +80,7 @@ impl LaneDoor {
                 port: address.port(),
                 process,
                 secret,
+                lanes,
             },
             wake,
             stop,
@@ -112,6 +123,14 @@ struct Acceptor {
     loops: Receivers,
     registry: Arc<Registry>,
     log: Arc<Log>,
+    /// Authenticated, and silent about what they are for.
+    newcomers: Vec<Newcomer>,
+}
+
+struct Newcomer {
+    stream: Stream,
+    peer: SocketAddr,
+    until: Instant,
 }
 
 impl Acceptor {
@@ -121,7 +140,12 @@ impl Acceptor {
             let watch = PollFlags::IN;
             let mut sockets = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), watch)];
             let pending = self.admission.pending();
-            sockets.extend(pending.map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), watch)));
+            let newcomers = self.newcomers.iter().map(|one| &one.stream);
+            sockets.extend(
+                pending
+                    .chain(newcomers)
+                    .map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), watch)),
+            );
             let choked = self.admission.is_choked();
             let tick = (sockets.len() > 1 || choked).then_some(&TICK);
             if !choked {
@@ -136,26 +160,63 @@ impl Acceptor {
     fn take(&mut self) {
         loop {
             match self.admission.next(&self.log, "lane door") {
-                Ok(Some(Admitted { stream, peer })) => {
-                    let open = self.loops.sources();
-                    if open >= MAX_LANES {
-                        self.log
-                            .warn(&format!("refused a lane from {peer}: {open} are open"));
-                        continue;
+                Ok(Some(Admitted { stream, peer, .. })) => {
+                    // It is readable once all of its hello is there.
+                    if set_low_water(stream.as_fd(), Hello::BYTES).is_ok() {
+                        let until = Instant::now() + HELLO_TIME;
+                        self.newcomers.push(Newcomer {
+                            stream,
+                            peer,
+                            until,
+                        });
                     }
-                    let Some(place) = self.loops.place() else {
-                        return;
-                    };
-                    let (registry, log) = (self.registry.clone(), self.log.clone());
-                    let lane = receive_lane(stream, registry, place.clone(), log);
-                    place.start(Box::new(lane));
                 }
-                Ok(None) => return,
+                Ok(None) => break,
                 Err(error) => {
                     self.log.warn(&format!("lane door: {error}"));
-                    return;
+                    break;
                 }
             }
+        }
+        let now = Instant::now();
+        for newcomer in std::mem::take(&mut self.newcomers) {
+            let mut hello = [0; Hello::BYTES];
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            match recv(&newcomer.stream, &mut hello, flags) {
+                Ok((Hello::BYTES, _)) => self.enter(newcomer, &hello),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) if now < newcomer.until => {
+                    self.newcomers.push(newcomer);
+                }
+                // It has ended, or says nothing.
+                _ => {}
+            }
+        }
+    }
+
+    /// A connection has said what it is for.
+    fn enter(&self, Newcomer { stream, peer, .. }: Newcomer, hello: &[u8; Hello::BYTES]) {
+        if set_low_water(stream.as_fd(), 1).is_err() {
+            return;
+        }
+        if let Some(resumption) = Resumption::decode(hello) {
+            // The end of a connection tells its sender that the comm is gone.
+            if let Some(inbox) = self.registry.comm(resumption.session)
+                && socket::receive_bytes(&stream, &mut [0; Hello::BYTES]).is_ok()
+            {
+                inbox.put(resumption.epoch, stream);
+            }
+            return;
+        }
+        let open = self.loops.sources();
+        if open >= MAX_LANES {
+            self.log
+                .warn(&format!("refused a lane from {peer}: {open} are open"));
+            return;
+        }
+        if let Some(place) = self.loops.place() {
+            let (registry, log) = (self.registry.clone(), self.log.clone());
+            let lane = receive_lane(stream, registry, place.clone(), log);
+            place.start(Box::new(lane));
         }
     }
 }

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::receive_lane::Violation;
+use tcpx_wire::handshake::SessionId;
 
 use super::hello::{GroupId, Hello};
 use super::inlet::Inlet;
+use crate::resume::Inbox;
 
 /// The lanes of one sending process.
 #[derive(Debug, Default)]
@@ -106,6 +108,8 @@ impl Group {
 struct RegistryState {
     groups: HashMap<GroupId, Weak<Group>>,
     inlets: HashMap<u64, Arc<Inlet>>,
+    /// Receive comms, by the session of their first connection.
+    comms: HashMap<SessionId, Arc<Inbox>>,
 }
 
 /// What lanes look things up in, once for a comm and then from their own memory.
@@ -138,6 +142,21 @@ impl Registry {
     pub(crate) fn close(&self, inlet: &Inlet) -> bool {
         self.lock().inlets.remove(&inlet.id);
         inlet.close()
+    }
+
+    /// A receive comm's connection can come back.
+    pub(crate) fn expect(&self, session: SessionId, inbox: &Arc<Inbox>) {
+        self.lock().comms.insert(session, Arc::clone(inbox));
+    }
+
+    /// It cannot any more.
+    pub(crate) fn forget(&self, session: SessionId) {
+        self.lock().comms.remove(&session);
+    }
+
+    /// Where a connection goes that takes the place of a comm's own one; `None`: there is no such comm (any more).
+    pub(crate) fn comm(&self, session: SessionId) -> Option<Arc<Inbox>> {
+        self.lock().comms.get(&session).cloned()
     }
 
     /// The comm with a number.

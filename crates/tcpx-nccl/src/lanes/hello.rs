@@ -1,4 +1,5 @@
-//! The first bytes of a lane after its handshake: whose it is, and which.
+//! The first bytes behind a handshake at a process's door: whose lane it is, and which; or which comm's own connection
+//! it takes the place of.
 //!
 //! Little endian, 32 bytes: magic u32, lanes of the group u16, number of the lane u16, group 16 bytes, epoch
 //! u32 (how often a lane of this number was dialled before), CRC32C of the 28 bytes before. Chunks follow,
@@ -8,12 +9,56 @@
 use tcpx_lanes::idle::MAX_LANES;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_wire::crc::crc32c;
+use tcpx_wire::handshake::SessionId;
 
 /// Names a sending process to a receiving one.
 pub(crate) type GroupId = [u8; 16];
 
 const MAGIC: u32 = u32::from_le_bytes(*b"TxLn");
+const COMM_MAGIC: u32 = u32::from_le_bytes(*b"TxCo");
 const CRC_AT: usize = 28;
+
+/// What a connection says first that takes the place of a comm's own one.
+///
+/// Little endian, 32 bytes: magic u32, 0 u32, the session in which the comm's first connection came about, 16 bytes,
+/// epoch u32 (how often the comm's connection was dialled before), CRC32C of the 28 bytes before. What the receiver
+/// has read follows the other way, then the comm's stream goes on behind that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resumption {
+    pub(crate) session: SessionId,
+    /// From 1; one of a higher epoch takes the place of one of a lower.
+    pub(crate) epoch: u32,
+}
+
+impl Resumption {
+    pub(crate) fn encode(&self) -> [u8; Hello::BYTES] {
+        let mut bytes = [0; Hello::BYTES];
+        bytes[..4].copy_from_slice(&COMM_MAGIC.to_le_bytes());
+        bytes[8..24].copy_from_slice(&self.session.0);
+        bytes[24..CRC_AT].copy_from_slice(&self.epoch.to_le_bytes());
+        let crc = crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it from its bytes; `None` where they are something else, such as a lane's hello.
+    pub(crate) fn decode(bytes: &[u8; Hello::BYTES]) -> Option<Self> {
+        let u32_at = |at: usize| {
+            let word = bytes[at..].first_chunk().copied();
+            u32::from_le_bytes(word.unwrap_or_default())
+        };
+        let whole = u32_at(CRC_AT) == crc32c(&bytes[..CRC_AT]);
+        if u32_at(0) != COMM_MAGIC || u32_at(4) != 0 || !whole {
+            return None;
+        }
+        let mut session = SessionId([0; SessionId::BYTES]);
+        session.0.copy_from_slice(&bytes[8..24]);
+        Some(Self {
+            session,
+            epoch: u32_at(24),
+        })
+    }
+}
 
 /// What a lane says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +126,29 @@ impl Hello {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_resumption_survives_the_round_trip_and_is_no_hello_of_a_lane() {
+        let resumption = Resumption {
+            session: SessionId(*b"0123456789abcdef"),
+            epoch: 0x0102_0304,
+        };
+        let bytes = resumption.encode();
+        assert_eq!(Resumption::decode(&bytes), Some(resumption));
+        assert!(Hello::decode(&bytes).is_err());
+        for at in 0..Hello::BYTES {
+            let mut damaged = bytes;
+            damaged[at] ^= 0x10;
+            assert_eq!(Resumption::decode(&damaged), None, "byte {at}");
+        }
+        let lane = Hello {
+            group: resumption.session.0,
+            lanes: 2,
+            lane: 1,
+            epoch: 0,
+        };
+        assert_eq!(Resumption::decode(&lane.encode()), None);
+    }
 
     #[test]
     fn a_hello_survives_the_round_trip_and_a_damaged_or_impossible_one_is_refused() {

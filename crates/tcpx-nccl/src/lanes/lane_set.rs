@@ -39,11 +39,11 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 /// comms end.
 const HUNG_UP: Duration = Duration::from_secs(3);
 /// And nobody waits longer for a peer that does not answer at all: it rests.
-const DEAD_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(60);
 /// Between two steps of a dialled lane.
 const STEP: Duration = Duration::from_millis(2);
 /// How long a lane may stand still is doubled each time, up to this, for the peer may have no memory to read to.
-const LONGEST_STALL: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// Where the peer process takes lanes, and from where they are dialled.
 #[derive(Clone, Debug)]
@@ -288,7 +288,7 @@ impl LaneSet {
                     at += 1;
                     continue;
                 }
-                Ok(Some(stream)) => dialling.streams.push((*lane, stream)),
+                Ok(Some(dialled)) => dialling.streams.push((*lane, dialled.stream)),
                 Err(why) => failures.push((*lane, why)),
             }
             dialling.dials.swap_remove(at);
@@ -667,7 +667,7 @@ impl Peer {
     }
 
     /// For a lane that was there before.
-    fn redialer(&self, now: Instant) -> Dialer {
+    pub(crate) fn redialer(&self, now: Instant) -> Dialer {
         let until = now + DEAD_AFTER;
         Dialer::new(self.local, self.address, self.secret, until).hung_up_for(HUNG_UP)
     }

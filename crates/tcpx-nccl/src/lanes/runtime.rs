@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::event_loop::EventLoops;
-use tcpx_lanes::monitor::Monitor;
+use tcpx_lanes::monitor::{Attention, Monitor, Watched};
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
@@ -59,8 +59,14 @@ impl Runtime {
     pub(crate) fn start(shared: &Shared) -> Result<Self, PluginError> {
         crate::pin::keep_loaded();
         let cores = cores();
-        let threads = shared.config.threads.unwrap_or_else(|| threads_for(cores));
-        let lanes = shared.lanes;
+        let (lanes, threads) = match shared.takes_lanes() {
+            true => (
+                shared.lanes,
+                shared.config.threads.unwrap_or_else(|| threads_for(cores)),
+            ),
+            // A door and a monitor, for the comms' own connections.
+            false => (0, 0),
+        };
         let loops = EventLoops::start("tcpx-nccl", threads).map_err(|error| {
             PluginError::system(
                 "starting event loops",
@@ -91,16 +97,28 @@ impl Runtime {
             monitor: Monitor::new("tcpx-nccl-watch"),
             watches: Mutex::default(),
         };
-        shared.log.info(&format!(
-            "messages above {} bytes leave NCCL's thread: {lanes} lanes to each peer process, \
+        if lanes > 0 {
+            shared.log.info(&format!(
+                "messages above {} bytes leave NCCL's thread: {lanes} lanes to each peer process, \
              {threads} loops a direction, on {cores} cores",
-            shared.config.inline_bytes
-        ));
+                shared.config.inline_bytes
+            ));
+        }
         Ok(runtime)
     }
 
     fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the monitor look at a comm's own connection.
+    pub(crate) fn tend(&self, comm: Box<dyn Watched>) -> io::Result<()> {
+        self.monitor.watch(comm)
+    }
+
+    /// For a comm whose connection the monitor looks at.
+    pub(crate) fn attention(&self) -> Attention {
+        self.monitor.attention()
     }
 
     /// Prepares for receives into a device's memory.

@@ -10,6 +10,7 @@ use crate::lanes::carriage::{Carriage, Load};
 impl State {
     /// How far a request is; `None` for one that is not in flight.
     pub(super) fn standing(&mut self, id: RequestId) -> Option<Progress> {
+        let read = self.resend.read();
         let (sequence, request) = self.ring.find(id)?;
         let outlet = self.carriage.as_ref().map(Carriage::outlet);
         Some(match (request.on_lanes, outlet) {
@@ -20,7 +21,7 @@ impl State {
                     Progress::OnLanes
                 }
             }
-            (false, _) if request.done() => Progress::Done,
+            (false, _) if request.done(read) => Progress::Done,
             _ => Progress::Waiting,
         })
     }
@@ -29,12 +30,13 @@ impl State {
     /// that had requests there; NCCL frees memory before it closes a comm that it aborts.
     pub(super) fn give_up(&mut self, memory: u64) -> Result<Option<PluginError>, PluginError> {
         let outlet = self.carriage.as_ref().map(Carriage::outlet);
+        let read = self.resend.read();
         let found = self.ring.find_first(|sequence, request| {
             let over = match outlet {
                 Some(outlet) if request.on_lanes => {
                     request.written == request.size && outlet.is_sent(sequence)
                 }
-                _ => request.done(),
+                _ => request.done(read),
             };
             request.memory == memory && !over
         });
@@ -204,7 +206,7 @@ mod tests {
             };
             let plugin = TcpxPlugin::with_config(config, HostLogger::default()).unwrap();
             let shared = plugin.shared();
-            let runtime = shared.runtime().unwrap().unwrap();
+            let runtime = shared.runtime().unwrap();
             let set = LaneSet::without_lanes(true);
             let route = Route {
                 set: Arc::clone(&set),
@@ -215,7 +217,8 @@ mod tests {
             tcpx_lanes::socket::prepare_comm(&stream).unwrap();
             let (mut peer, _) = listener.accept().unwrap();
             let carriage = Carriage::new(route, BYTES);
-            let comm = SendComm::new(shared, Stream::new(stream), String::new(), carriage).unwrap();
+            let stream = Stream::new(stream);
+            let comm = SendComm::new(shared, stream, String::new(), carriage, None).unwrap();
             peer.read_exact(&mut [0; HEADER_BYTES]).unwrap();
             let grant = Header {
                 sequence: 1,

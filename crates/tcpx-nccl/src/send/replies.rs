@@ -8,6 +8,7 @@ use super::State;
 use crate::error::PluginError;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::plugin::Shared;
+use crate::resume::Redial;
 
 impl State {
     /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
@@ -16,6 +17,9 @@ impl State {
             return Err(failure.clone());
         }
         let failure = loop {
+            if self.is_lost() {
+                return Ok(());
+            }
             let moved = socket::receive_bytes(&self.stream, &mut self.record[self.record_bytes..]);
             match moved {
                 Ok(Moved::WouldBlock) => return Ok(()),
@@ -29,6 +33,10 @@ impl State {
                         None => {}
                         Some(failure) => break failure,
                     }
+                }
+                Err(error) if self.lose(error.to_string()) => return Ok(()),
+                Ok(Moved::End) if self.is_broken && self.lose("it was reset".to_owned()) => {
+                    return Ok(());
                 }
                 // A receiver that has everything may close before its lanes' answers are heard.
                 Ok(Moved::End) | Err(_) if self.is_with_lanes() => return Ok(()),
@@ -53,7 +61,15 @@ impl State {
 
     /// A whole record came back; gives the failure that it means, if one.
     pub(super) fn answered(&mut self) -> Option<PluginError> {
-        match Header::decode(&FROM_RECEIVER, &self.record) {
+        let decoded = Header::decode(&FROM_RECEIVER, &self.record);
+        let is_positioning = self.redial.as_ref().is_some_and(Redial::is_positioning);
+        match decoded {
+            Ok((Record::Read, read)) => self.heard(read.sequence).err(),
+            Ok((record, _)) if is_positioning => Some(PluginError::Protocol {
+                comm: self.name.clone(),
+                expected: "how far the receiver has read".to_owned(),
+                arrived: format!("{record:?}"),
+            }),
             Ok((Record::Grant, grant)) => {
                 self.granted = self.granted.max(grant.sequence);
                 self.granting = grant.size != 0;

@@ -1,0 +1,389 @@
+//! A comm's own connection that breaks while both processes live: it comes back, and nothing is lost, twice or late.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tcpx_tests::child::{self, LANES, LOOPBACK};
+use tcpx_tests::nccl_link::{HOST, Link, MIB, content, listening, started, until};
+use tcpx_tests::nccl_part::{Calls, Opaque};
+use tcpx_tests::proxy::{Fault, Line, Proxy};
+
+/// Hosts with few cores have none.
+const NO_LANES: (&str, &str) = ("TCPX_NET_LANES", "0");
+/// The relays take each for a control connection.
+const ANY: Line = Line::Control;
+
+/// Relays in front of a listen comm, for a comm's first connection, and in front of its process's door, for
+/// those that take its place, and for lanes.
+struct Relays {
+    first: Proxy,
+    door: Proxy,
+}
+
+impl Relays {
+    fn new(handle: &mut [u8; 128]) -> Self {
+        let mut relay = |at: usize| {
+            let port = u16::from_le_bytes([handle[at], handle[at + 1]]);
+            let proxy = Proxy::start(([127, 0, 0, 1], port).into());
+            handle[at..at + 2].copy_from_slice(&proxy.address().port().to_le_bytes());
+            proxy
+        };
+        Self {
+            first: relay(12),
+            door: relay(56),
+        }
+    }
+
+    fn reset(&self) {
+        self.first.reset(ANY);
+        self.door.reset(ANY);
+    }
+
+    fn carried(&self) -> u64 {
+        self.first.carried(ANY) + self.door.carried(ANY)
+    }
+}
+
+fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Relays) {
+    let (listen, mut handle) = listening(table, context);
+    let relays = Relays::new(&mut handle);
+    (Link::between(table, context, listen, handle), relays)
+}
+
+const SIZES: [usize; 6] = [8, 0, 4096, 65_536, 1, 30_000];
+
+#[test]
+fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
+    child::run(
+        "a_comm_whose_connection_is_reset_loses_nothing_through_any_table",
+        &[LOOPBACK, NO_LANES],
+        || {
+            for version in 6..=12 {
+                let (table, context) = started(version);
+                // In a record, in a payload, and between two messages.
+                for after in [700, 40_000, 0] {
+                    let (link, relays) = relayed(&*table, context);
+                    link.transfer(8, 8);
+                    match after {
+                        0 => relays.first.reset(ANY),
+                        after => relays.first.break_line(ANY, after, Fault::Reset),
+                    }
+                    for size in SIZES {
+                        link.transfer(size, size.max(1));
+                    }
+                    assert_eq!(relays.door.opened(ANY), 1, "v{version}, {after}");
+                    link.close();
+                }
+                assert_eq!(table.finalize(context), 0);
+            }
+        },
+    );
+}
+
+/// Ends the other thread whatever becomes of this one.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Moves messages one behind the other, eight at a time, each from memory that is overwritten once its send is done.
+fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) {
+    const DEPTH: usize = 8;
+    let table = link.table;
+    let room = (0..messages).map(&size_of).max().unwrap();
+    let wanted = content(room + messages);
+    let mut data = vec![0; room * DEPTH];
+    let mut target = vec![0; room * DEPTH];
+    let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+    let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+    let none: Opaque = ptr::null_mut();
+    let (mut sends, mut receives) = ([none; DEPTH], [none; DEPTH]);
+    let (mut sent, mut posted, mut got) = (0, 0, 0);
+    until("all messages", || {
+        let place = posted % DEPTH;
+        if posted < messages && receives[place].is_null() {
+            let at = target[place * room..].as_mut_ptr();
+            let (rc, request) = table.irecv(link.receive, at, room, to, ptr::null_mut());
+            assert_eq!(rc, 0);
+            receives[place] = request;
+            posted += usize::from(!request.is_null());
+        }
+        let place = sent % DEPTH;
+        if sent < messages && sends[place].is_null() {
+            let size = size_of(sent);
+            let memory = &mut data[place * room..][..size];
+            memory.copy_from_slice(&wanted[sent..sent + size]);
+            let (rc, request) = table.isend(link.send, memory.as_mut_ptr(), size, from);
+            assert_eq!(rc, 0);
+            sends[place] = request;
+            sent += usize::from(!request.is_null());
+        }
+        for (place, request) in sends.iter_mut().enumerate() {
+            if !request.is_null() {
+                let (rc, done, _) = table.test(*request);
+                assert_eq!(rc, 0, "a send, after {got} messages");
+                if done == 1 {
+                    *request = ptr::null_mut();
+                    data[place * room..][..room].fill(0xee);
+                }
+            }
+        }
+        let place = got % DEPTH;
+        if !receives[place].is_null() {
+            let (rc, done, size) = table.test(receives[place]);
+            assert_eq!(rc, 0, "receive {got}");
+            if done == 1 {
+                let size = usize::try_from(size).unwrap();
+                assert_eq!(size, size_of(got), "message {got}");
+                let found = &target[place * room..][..size];
+                assert!(found == &wanted[got..got + size], "message {got}");
+                receives[place] = ptr::null_mut();
+                got += 1;
+            }
+        }
+        got == messages && sends.iter().all(|request| request.is_null())
+    });
+    assert_eq!(table.dereg_mr(link.send, from), 0);
+    assert_eq!(table.dereg_mr(link.receive, to), 0);
+}
+
+/// Streams while every connection is reset after so many bytes.
+fn under_resets(size_of: impl Fn(usize) -> usize) {
+    let (table, context) = started(12);
+    let (link, relays) = relayed(&*table, context);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut carried = 0;
+            while !done.load(Ordering::SeqCst) {
+                if relays.carried() > carried + 700_000 {
+                    carried = relays.carried();
+                    relays.reset();
+                }
+                std::thread::yield_now();
+            }
+        });
+        let _ending = Ending(&done);
+        stream(&link, 400, size_of);
+    });
+    assert!(relays.door.opened(ANY) > 3);
+    link.close();
+}
+
+#[test]
+fn connections_that_are_reset_again_and_again_cost_speed_and_no_message() {
+    child::run(
+        "connections_that_are_reset_again_and_again_cost_speed_and_no_message",
+        &[LOOPBACK, NO_LANES],
+        || under_resets(|number| number * 7919 % 65_537),
+    );
+}
+
+#[test]
+fn own_connections_and_lanes_that_are_reset_together_cost_no_message() {
+    child::run(
+        "own_connections_and_lanes_that_are_reset_together_cost_no_message",
+        &[LOOPBACK, LANES],
+        || under_resets(|number| number * 104_729 % 400_000),
+    );
+}
+
+#[test]
+fn a_connection_that_brings_nothing_any_more_is_replaced() {
+    child::run(
+        "a_connection_that_brings_nothing_any_more_is_replaced",
+        &[LOOPBACK, NO_LANES],
+        || {
+            let (table, context) = started(12);
+            for fault in [Fault::Stall, Fault::Swallow] {
+                let (link, relays) = relayed(&*table, context);
+                relays.first.break_line(ANY, 100_000, fault);
+                for size in SIZES.into_iter().cycle().take(24) {
+                    link.transfer(size, size.max(1));
+                }
+                assert_eq!(relays.door.opened(ANY), 1);
+                // What it had comes late.
+                relays.first.wake(ANY);
+                for size in SIZES {
+                    link.transfer(size, size.max(1));
+                }
+                link.close();
+            }
+        },
+    );
+}
+
+#[test]
+fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
+    child::run(
+        "what_was_reported_sent_comes_although_its_host_calls_nothing_more",
+        &[LOOPBACK, NO_LANES],
+        || {
+            let (table, context) = started(12);
+            let (link, relays) = relayed(&*table, context);
+            link.transfer(8, 8);
+            let stalled = relays.first.carried(ANY) + 1000;
+            relays.first.break_line(ANY, stalled, Fault::Stall);
+            let wanted = content(60_000);
+            let (mut data, mut target) = (wanted.clone(), vec![0; 60_000]);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+            let at = target.as_mut_ptr();
+            let (_, received) = table.irecv(link.receive, at, 60_000, to, ptr::null_mut());
+            let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 60_000, from);
+            assert_eq!(link.finish(sent), 60_000);
+            assert_eq!(table.dereg_mr(link.send, from), 0);
+            data.fill(0xee);
+            let (rc, done, _) = table.test(received);
+            assert_eq!((rc, done), (0, 0), "the relay holds it back");
+            relays.first.reset(ANY);
+            assert_eq!(link.finish(received), 60_000);
+            assert!(target == wanted);
+            link.close();
+        },
+    );
+}
+
+/// A message that is written whole to a relay that holds it back, which then resets the connection; what becomes of
+/// the send and of the receive.
+fn long_message(table: &dyn Calls, context: Opaque, fault: Fault) -> [Result<usize, ()>; 2] {
+    const LEN: usize = 300_000;
+    let (link, relays) = relayed(table, context);
+    let (mut data, mut target) = (content(LEN), vec![0; LEN]);
+    let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+    let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+    let stalled = relays.first.carried(ANY) + 10_000;
+    relays.first.break_line(ANY, stalled, fault);
+    let at = target.as_mut_ptr();
+    let (_, received) = table.irecv(link.receive, at, LEN, to, ptr::null_mut());
+    let (_, sent) = table.isend(link.send, data.as_mut_ptr(), LEN, from);
+    let mut ends = [None, None];
+    let mut is_reset = false;
+    until("an end of both", || {
+        for (request, end) in [sent, received].into_iter().zip(&mut ends) {
+            if end.is_none() {
+                *end = match table.test(request) {
+                    (0, 1, size) => Some(Ok(usize::try_from(size).unwrap())),
+                    (0, ..) => None,
+                    _ => Some(Err(())),
+                };
+            }
+        }
+        // It is all in buffers of the kernel's.
+        if !is_reset && relays.first.carried(ANY) >= stalled {
+            is_reset = true;
+            relays.first.reset(ANY);
+        }
+        ends.iter().all(Option::is_some)
+    });
+    if ends == [Some(Ok(LEN)); 2] {
+        assert!(target == data);
+    }
+    link.close();
+    ends.map(Option::unwrap)
+}
+
+#[test]
+fn a_long_message_waits_for_its_receiver_and_is_sent_again() {
+    child::run(
+        "a_long_message_waits_for_its_receiver_and_is_sent_again",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            // The first one of a comm takes no lanes.
+            let ends = long_message(&*table, context, Fault::Stall);
+            assert_eq!(ends, [Ok(300_000), Ok(300_000)]);
+        },
+    );
+}
+
+#[test]
+fn a_receiver_that_closes_while_its_connection_is_away_is_an_error() {
+    child::run(
+        "a_receiver_that_closes_while_its_connection_is_away_is_an_error",
+        &[LOOPBACK, NO_LANES],
+        || {
+            let (table, context) = started(12);
+            // Another comm, so that the process's door stays.
+            let stays = Link::new(&*table, context);
+            let (link, relays) = relayed(&*table, context);
+            link.transfer(8, 8);
+            relays.first.reset(ANY);
+            assert_eq!(table.close_recv(link.receive), 0);
+            let mut data = content(MIB / 16);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            until("an error", || {
+                let (rc, sent) = table.isend(link.send, data.as_mut_ptr(), data.len(), from);
+                rc != 0 || !sent.is_null() && table.test(sent).0 != 0
+            });
+            assert_eq!(table.close_send(link.send), 0);
+            stays.close();
+        },
+    );
+}
+
+#[test]
+fn a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent() {
+    child::run(
+        "a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent",
+        &[LOOPBACK, NO_LANES],
+        || {
+            let (table, context) = started(12);
+            for comes_back in [true, false] {
+                let (link, relays) = relayed(&*table, context);
+                link.transfer(8, 8);
+                let stalled = relays.first.carried(ANY) + 1000;
+                relays.first.break_line(ANY, stalled, Fault::Stall);
+                let (mut data, mut target) = (content(5000), vec![0; 5000]);
+                let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+                let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+                let at = target.as_mut_ptr();
+                let (_, received) = table.irecv(link.receive, at, 5000, to, ptr::null_mut());
+                let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 5000, from);
+                assert_eq!(link.finish(sent), 5000);
+                if !comes_back {
+                    relays.door.refuse(ANY);
+                    relays.first.reset(ANY);
+                    // Neither waits for the other without an end.
+                    link.close();
+                    continue;
+                }
+                relays.first.reset(ANY);
+                std::thread::scope(|scope| {
+                    let received = Request(&*table, received);
+                    let receiver = scope.spawn(move || received.end());
+                    // The host calls nothing in between, so it may not know that the connection is away.
+                    until("the monitor", || relays.door.opened(ANY) > 0);
+                    assert_eq!(table.close_send(link.send), 0);
+                    assert!(receiver.join().unwrap());
+                });
+                assert!(target == data);
+                assert_eq!(table.close_recv(link.receive), 0);
+            }
+        },
+    );
+}
+
+/// A request that another thread tests.
+struct Request<'a>(&'a dyn Calls, Opaque);
+
+// SAFETY: a table's calls may come from any thread, and only one has this request.
+unsafe impl Send for Request<'_> {}
+
+impl Request<'_> {
+    /// Tests it until it ends; whether that is a success.
+    fn end(self) -> bool {
+        let mut end = false;
+        until("the end of a request", || {
+            let (rc, done, _) = self.0.test(self.1);
+            end = rc == 0;
+            rc != 0 || done == 1
+        });
+        end
+    }
+}
