@@ -113,6 +113,8 @@ pub(crate) struct Inbound {
     /// Bytes of the sender's that were read, and so many of them the sender knows of.
     bytes_read: u64,
     bytes_told: u64,
+    /// Of those that the sender does not know of, in short messages.
+    short_untold: u64,
     /// The sender waits for that.
     owes_answer: bool,
     comeback: Option<Comeback>,
@@ -147,6 +149,7 @@ impl Inbound {
             to_gpu: None,
             bytes_read: 0,
             bytes_told: 0,
+            short_untold: 0,
             owes_answer: false,
             comeback,
             door: None,
@@ -466,9 +469,13 @@ impl Inbound {
             (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
             _ => Landed::Complete,
         };
-        // Its own memory is what the sender would send again.
-        self.owes_answer |= request.size + HEADER_BYTES > resend::COPIED_BYTES
-            && self.lanes.as_ref().is_some_and(Landing::is_joined);
+        let bytes = request.size + HEADER_BYTES;
+        if bytes <= resend::COPIED_BYTES {
+            self.short_untold += bytes as u64;
+        } else {
+            // Its own memory is what the sender would send again.
+            self.owes_answer |= self.lanes.as_ref().is_some_and(Landing::is_joined);
+        }
         request.phase = match landed {
             Landed::Complete => Phase::Done { reported: false },
             Landed::Moving => Phase::Moving,

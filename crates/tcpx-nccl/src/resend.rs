@@ -11,8 +11,10 @@ use std::collections::VecDeque;
 pub(crate) const COPIED_BYTES: usize = (64 << 10) + crate::header::HEADER_BYTES;
 /// Copies of one comm. Pages that were never used cost nothing.
 const ROOM: usize = 1 << 20;
-/// The receiver says so often at least how far it has read: copies have room for more until then.
-pub(crate) const ACKNOWLEDGED_TOGETHER: u64 = 256 << 10;
+/// After so many bytes of short messages the receiver says how far it has read: copies have room for more until then.
+pub(crate) const ACKNOWLEDGED_TOGETHER: u64 = 512 << 10;
+/// After so many bytes of any: nobody waits for those.
+pub(crate) const ACKNOWLEDGED_AT_LAST: u64 = 8 << 20;
 
 /// The numbered stream.
 #[derive(Debug)]
@@ -86,7 +88,7 @@ impl Resend {
             copies: vec![0; room].into_boxed_slice(),
             copied: 0,
             freed: 0,
-            parts: VecDeque::with_capacity(64),
+            parts: VecDeque::with_capacity(256),
             read: 0,
             written: 0,
             most: 0,

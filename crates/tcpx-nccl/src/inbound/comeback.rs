@@ -11,7 +11,7 @@ use tcpx_lanes::socket_calls::{self as socket, Moved};
 use super::Inbound;
 use crate::error::PluginError;
 use crate::header::Record;
-use crate::resend::ACKNOWLEDGED_TOGETHER;
+use crate::resend::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER};
 use crate::resume::{Waiting, tell};
 
 impl Inbound {
@@ -46,7 +46,7 @@ impl Inbound {
         tcpx_lanes::socket::abort(self.stream.as_fd());
         self.stream = Arc::new(stream);
         self.waiting = None;
-        self.bytes_told = self.bytes_read;
+        (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
         if !matches!(tell(&self.stream, self.bytes_read), Ok(Moved::Bytes(_))) {
             self.leave("it took no bytes");
             return Ok(());
@@ -76,12 +76,13 @@ impl Inbound {
             tail.read(self.bytes_read);
         }
         let owes = std::mem::take(&mut self.owes_answer);
-        if !owes && untold < ACKNOWLEDGED_TOGETHER {
+        let is_due = self.short_untold >= ACKNOWLEDGED_TOGETHER || untold >= ACKNOWLEDGED_AT_LAST;
+        if !owes && !is_due {
             return;
         }
         let moved = tell(&self.stream, self.bytes_read);
         if matches!(moved, Ok(Moved::Bytes(_))) {
-            self.bytes_told = self.bytes_read;
+            (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
             if let Some(tail) = tail {
                 tail.told(self.bytes_read);
             }
