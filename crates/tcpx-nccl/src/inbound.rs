@@ -18,7 +18,7 @@ use crate::held::Stream;
 use crate::landing::Landing;
 use crate::lanes::to_gpu::ToGpu;
 use crate::log::Log;
-use crate::resend;
+use crate::resend::copied_bytes;
 use crate::resume::{Comeback, Waiting};
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
@@ -460,7 +460,7 @@ impl Inbound {
         if matches!(request.target, Target::Gpu) && request.size > 0 {
             // It is done when it is copied, like one that lanes brought.
             request.phase = Phase::Posted;
-            self.owes_answer |= request.size + HEADER_BYTES > resend::COPIED_BYTES;
+            self.owes_answer |= request.size > copied_bytes(true);
             self.to_gpu = None;
             self.next += 1;
             return Ok(());
@@ -469,12 +469,12 @@ impl Inbound {
             (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
             _ => Landed::Complete,
         };
-        let bytes = request.size + HEADER_BYTES;
-        if bytes <= resend::COPIED_BYTES {
-            self.short_untold += bytes as u64;
+        let has_lanes = self.lanes.as_ref().is_some_and(Landing::is_joined);
+        if request.size <= copied_bytes(has_lanes) {
+            self.short_untold += (request.size + HEADER_BYTES) as u64;
         } else {
             // Its own memory is what the sender would send again.
-            self.owes_answer |= self.lanes.as_ref().is_some_and(Landing::is_joined);
+            self.owes_answer |= has_lanes;
         }
         request.phase = match landed {
             Landed::Complete => Phase::Done { reported: false },

@@ -7,8 +7,20 @@
 
 use std::collections::VecDeque;
 
-/// Largest message, record included, of which a copy is retained; as of a chunk on a lane.
-pub(crate) const COPIED_BYTES: usize = (64 << 10) + crate::header::HEADER_BYTES;
+/// Largest message of which a copy is retained; as of a chunk on a lane.
+const COPIED_BYTES: usize = 64 << 10;
+/// The same without lanes, where the copy of 64 KiB cost a tenth of the rate.
+const COPIED_WITHOUT_LANES: usize = 16 << 10;
+
+/// Largest message of which a copy is retained.
+pub(crate) const fn copied_bytes(with_lanes: bool) -> usize {
+    if with_lanes {
+        COPIED_BYTES
+    } else {
+        COPIED_WITHOUT_LANES
+    }
+}
+
 /// Copies of one comm. Pages that were never used cost nothing.
 const ROOM: usize = 1 << 20;
 /// After so many bytes of short messages the receiver says how far it has read: copies have room for more until then.

@@ -22,7 +22,7 @@ use crate::lanes::carriage::Carriage;
 use crate::lanes::runtime::Runtime;
 use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
-use crate::resend::{COPIED_BYTES, Next, Resend};
+use crate::resend::{Next, Resend, copied_bytes};
 use crate::resume::Redial;
 use crate::ring::Ring;
 use crate::staging::Staging;
@@ -403,6 +403,7 @@ impl State {
         if self.is_away() {
             return Ok(0);
         }
+        let copied = copied_bytes(self.carriage.is_some());
         let Self {
             name,
             stream,
@@ -425,7 +426,7 @@ impl State {
         };
         let total = request.total();
         let is_device = matches!(request.source, Source::Device(_));
-        let is_short = total <= COPIED_BYTES && !is_device && redial.is_some();
+        let is_short = request.size <= copied && !is_device && redial.is_some();
         // The receiver says before long that it has read enough.
         if is_new && is_short && !resend.has_room(total) {
             return Ok(0);

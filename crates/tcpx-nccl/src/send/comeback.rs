@@ -12,7 +12,7 @@ use super::{Source, State};
 use crate::error::PluginError;
 use crate::header::HEADER_BYTES;
 use crate::plugin::Shared;
-use crate::resend::{COPIED_BYTES, Impossible, Next};
+use crate::resend::{Impossible, Next, copied_bytes};
 use crate::resume::{Redial, STEP, is_reset};
 use crate::status::Glance;
 
@@ -93,7 +93,7 @@ impl State {
             Impossible::Lost { sequence } => PluginError::Unretained {
                 comm: self.name.clone(),
                 sequence,
-                limit: COPIED_BYTES - HEADER_BYTES,
+                limit: copied_bytes(self.carriage.is_some()),
             },
         })
     }
@@ -135,7 +135,7 @@ impl State {
         if self.redial.is_none() {
             return;
         }
-        if request.total() <= COPIED_BYTES {
+        if request.size <= copied_bytes(self.carriage.is_some()) {
             let payload = match span.is_empty() {
                 true => &[][..],
                 // SAFETY: memory that the host registered and leaves alone until the request is done.
