@@ -172,15 +172,30 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
         1 => Line::Lane(u16::from_le_bytes([head[14], head[15]])),
         _ => Line::ControlAgain,
     };
+    let is_cut = |held: &State| held.last || board.cut.load(Ordering::SeqCst);
+    if is_cut(board.lock().entry(line).or_default()) {
+        return;
+    }
+    // A lane that its client opens early, and does not want after all or the server does not know yet, was never one.
+    let proof = match line {
+        Line::Lane(_) => match shake_hands(&mut client, &mut server) {
+            Some(proof) => proof,
+            None => return,
+        },
+        Line::Control | Line::ControlAgain => Vec::new(),
+    };
     let opened = {
         let mut lines = board.lock();
         let held = lines.entry(line).or_default();
-        if held.last || board.cut.load(Ordering::SeqCst) {
+        if is_cut(held) {
             return;
         }
         held.opened += 1;
         held.opened
     };
+    if server.write_all(&proof).is_err() {
+        return;
+    }
     for stream in [&client, &server] {
         // Without these the relay is slower, nothing else.
         let _ = stream.set_nodelay(true);
@@ -196,6 +211,17 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
     pump(server, client, false, line, opened, board);
     // It has ended or ends within one look.
     let _ = up.join();
+}
+
+/// Passes a lane's hello and its answer on; the client's proof, which makes it a lane.
+fn shake_hands(client: &mut TcpStream, server: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut message = vec![0; PIECE];
+    let hello = client.read(&mut message).ok()?;
+    server.write_all(&message[..hello]).ok()?;
+    let answer = server.read(&mut message).ok()?;
+    client.write_all(&message[..answer]).ok()?;
+    let proof = client.read(&mut message).ok()?;
+    (proof > 0).then(|| message[..proof].to_vec())
 }
 
 fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u32, board: &Board) {
