@@ -673,11 +673,17 @@ pub(crate) mod tests {
     }
 
     impl Both {
-        fn new(encrypts: bool) -> Self {
-            let (sender, from, theirs) = connection(1);
-            let (mut receiver, to, _) = connection(1);
+        /// A connection: both ends, and the network's end of each.
+        fn connect(seed: u8) -> (ControlStream, ControlStream, TcpStream, TcpStream) {
+            let (sender, from, theirs) = connection(seed);
+            let (mut receiver, to, _) = connection(seed);
             receiver.records = theirs;
             from.set_nonblocking(true).unwrap();
+            (sender, receiver, from, to)
+        }
+
+        fn new(encrypts: bool) -> Self {
+            let (sender, receiver, from, to) = Self::connect(1);
             Self {
                 sender: Control::new(sender, true, false, encrypts),
                 receiver: Control::new(receiver, true, false, encrypts),
@@ -785,10 +791,7 @@ pub(crate) mod tests {
             both.receiver.leave();
             both.sender.leave();
 
-            let (sender, from, theirs) = connection(2);
-            let (mut receiver, to, _) = connection(2);
-            receiver.records = theirs;
-            from.set_nonblocking(true).unwrap();
+            let (sender, receiver, from, to) = Both::connect(2);
             (both.from, both.to) = (from, to);
             both.sender.replace(sender);
             both.receiver.replace(receiver);

@@ -174,15 +174,7 @@ pub(crate) fn lists_of_pieces(bench: &Bench) -> Outcome {
             }
             // Whoever is notified may use the memory: before the transfer has ended here.
             for (one, model) in memory.iter().zip(&models) {
-                let mut found = vec![0; model.len()];
-                one.read_to(0, &mut found).map_err(text)?;
-                if let Some(at) = found
-                    .iter()
-                    .zip(model)
-                    .position(|(one, other)| one != other)
-                {
-                    return Err(named(format!("byte {at} of a window differs")));
-                }
+                compare(one, model).map_err(|error| named(format!("a window: {error}")))?;
             }
             puts.wait().map_err(text).map_err(named)?;
             // Back to where they came from, over poison.
@@ -200,15 +192,8 @@ pub(crate) fn lists_of_pieces(bench: &Bench) -> Outcome {
                 let run = gets.start().map_err(text).map_err(named)?;
                 run.wait().map_err(text).map_err(named)?;
                 for (one, model) in backs.iter().zip(&models) {
-                    let mut found = vec![0; model.len()];
-                    one.read_to(0, &mut found).map_err(text)?;
-                    if let Some(at) = found
-                        .iter()
-                        .zip(model)
-                        .position(|(one, other)| one != other)
-                    {
-                        return Err(named(format!("round {round}: byte {at} got differs")));
-                    }
+                    compare(one, model)
+                        .map_err(|error| named(format!("round {round}, got: {error}")))?;
                     one.write_from(0, &vec![POISON; model.len()])
                         .map_err(text)?;
                 }

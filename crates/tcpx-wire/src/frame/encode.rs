@@ -40,7 +40,7 @@ pub(super) fn encode_with(
     let crc = match frame {
         Frame::Eager { payload, .. } => {
             let start = HEADER_BYTES + body_bytes as usize - payload.len();
-            // `MOST_FIELDS` bounds it.
+            // At most 44 bytes: transfer, level, and a put's destination.
             header[3] = (start - HEADER_BYTES) as u8;
             let (start, bytes) = bytes.split_at(start);
             match payload.known_crc32c() {
