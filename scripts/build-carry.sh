@@ -30,7 +30,7 @@ for check in gpu_check unpack_bench engine_gpu_check devmem_gpu_check small_copi
   cargo build --release --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
-cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh \
+cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu_run.sh \
   scripts/nccl_check.py scripts/nccl_environment.sh "$out/"
 strip "$out/xtask" "$out/gpu_check" "$out/unpack_bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

@@ -6,63 +6,17 @@
 # from GPU and host memory. Then the figures. OUT_DIR gets 18-gpu-pieces.json (format: benchmarks/README.md), runs/ with
 # one JSON file for each measurement, and log.txt. ROUNDS (default 5) sets how often everything is measured; it ends
 # within 6 minutes and takes fewer rounds where those do not suffice.
-#
-# With several GPUs data moves from the first to the second, with one from it to itself. --rehearse uses host memory and
-# fewer pieces, to try the script itself on a host without a GPU.
+# --rehearse moves fewer pieces.
 set -uo pipefail
 
-rehearse=no
-[ "${1:-}" = --rehearse ] && { rehearse=yes; shift; }
-if [ $# -ne 1 ]; then
-  echo "usage: $0 [--rehearse] OUT_DIR" >&2
-  exit 2
-fi
-bin=$(realpath "${TCPX_BIN:-.carry}")
-mkdir -p "$1" || exit 2
-out=$(realpath "$1")
-for file in tcpx engine_gpu_check xtask; do
-  [ -x "$bin/$file" ] || { echo "$bin/$file is missing: run scripts/build-carry.sh first" >&2; exit 2; }
-done
-runs=$out/runs log=$out/log.txt
+here=$(dirname "$(realpath "$0")")
+# shellcheck source-path=SCRIPTDIR source=gpu_run.sh
+. "$here/gpu_run.sh"
+begin 340 'tcpx engine_gpu_check xtask' "$@"
+runs=$out/runs scale=1
+[ "$rehearse" = yes ] && scale=64
 rm -rf "$runs"
 mkdir "$runs" || exit 2
-: >"$log"
-budget=340 status=0
-left() { echo $((budget - SECONDS)); }
-
-command='scripts/gpu-pieces.sh OUT_DIR' scale=1 gpus=0
-if [ "$rehearse" = yes ]; then
-  command='scripts/gpu-pieces.sh --rehearse OUT_DIR' scale=64
-else
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-fi
-case "$rehearse$gpus" in
-  yes*) from=host to=host what='in host memory standing in for a GPU' ;;
-  no0) echo 'no GPU here: nvidia-smi lists none (--rehearse tries the script with host memory)' >&2; exit 2 ;;
-  no1) from=0 to=0 what='on one GPU' ;;
-  *) from=0 to=1 what='between GPUs' ;;
-esac
-
-# step NAME SECONDS COMMAND...: everything that it prints into the log.
-step() {
-  local name=$1 limit=$2 start=$SECONDS rc
-  shift 2
-  [ "$limit" -gt "$(left)" ] && limit=$(left)
-  if [ "$limit" -le 1 ]; then
-    echo "$name: no time left" | tee -a "$log"
-    return 1
-  fi
-  printf '\n$ %s\n' "$*" >>"$log"
-  timeout --kill-after=5 "$limit" "$@" >>"$log" 2>&1 </dev/null
-  rc=$?
-  printf '%-28s %4d s  %s\n' "$name" $((SECONDS - start)) "$([ "$rc" -eq 0 ] && echo passed || echo "FAILED ($rc)")" |
-    tee -a "$log"
-  if [ "$rc" -ne 0 ]; then
-    tail -n 3 "$log" >&2
-    status=1
-  fi
-  return "$rc"
-}
 
 # -- correctness
 if [ "$rehearse" = no ]; then
@@ -85,11 +39,6 @@ for ((round = 1; round <= ${ROUNDS:-5}; round++)); do
   done <<<"$shapes"
 done
 
-machine="$(nproc) cores, Linux $(uname -r), loopback TCP"
-if [ "$gpus" -gt 0 ]; then
-  machine="$gpus x $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), \
-driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1), $machine"
-fi
 rows=()
 while read -r name pieces bytes; do
   for op in 'put:one put' 'batch:puts of the pieces' 'get:one get' 'batch of gets:gets of the pieces'; do
@@ -103,6 +52,6 @@ if [ "${#rows[@]}" -gt 0 ]; then
     --machine "$machine" --command "$command" --cpu /cpu_seconds_per_gb \
     --note 'One message at a time; its pieces lie in one region at either end, and their list is in an order without neighbours.' \
     --note 'Both programs run on one host and share its cores and memory; the network is the loopback interface.' \
-    "${rows[@]}" || status=1
+    "${rows[@]}" || failed=$((failed + 1))
 fi
-exit "$status"
+finish

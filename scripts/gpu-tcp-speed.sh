@@ -8,72 +8,26 @@
 # in poisoned destinations before it times anything. ROUNDS (default 5) sets how many; it ends within 8
 # minutes and takes fewer rounds where those do not suffice.
 #
-# With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself. With two GPUs and PyTorch
-# (PYTHON, default python3) NCCL's send/recv over its own sockets takes part; with four GPUs, so does
-# the full mesh of four. --rehearse uses host memory and small sizes, to try the script itself on a host without a GPU.
+# With two GPUs and PyTorch (PYTHON, default python3) NCCL's send/recv over its own sockets takes part; with four GPUs,
+# so does the full mesh of four. --rehearse takes small sizes.
 set -uo pipefail
 
-rehearse=no
-[ "${1:-}" = --rehearse ] && { rehearse=yes; shift; }
-if [ $# -ne 1 ]; then
-  echo "usage: $0 [--rehearse] OUT_DIR" >&2
-  exit 2
-fi
 here=$(dirname "$(realpath "$0")")
-bin=$(realpath "${TCPX_BIN:-.carry}")
+# shellcheck source-path=SCRIPTDIR source=gpu_run.sh
+. "$here/gpu_run.sh"
+begin 450 'tcpx xtask' "$@"
 python=${PYTHON:-python3}
-mkdir -p "$1" || exit 2
-out=$(realpath "$1")
-for file in tcpx xtask; do
-  [ -x "$bin/$file" ] || { echo "$bin/$file is missing: run scripts/build-carry.sh first" >&2; exit 2; }
-done
 runs=$out/runs
 rm -rf "$runs"
 mkdir "$runs" || exit 2
-log=$out/log.txt
-: >"$log"
-budget=450 status=0
-left() { echo $((budget - SECONDS)); }
-
-command='scripts/gpu-tcp-speed.sh OUT_DIR' mib=$((1 << 20)) span=300ms
-gpus=0
-if [ "$rehearse" = yes ]; then
-  command='scripts/gpu-tcp-speed.sh --rehearse OUT_DIR' mib=$((1 << 12)) span=30ms
-else
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-fi
-case "$rehearse$gpus" in
-  yes*) from=host to=host what='in host memory standing in for a GPU' ;;
-  no0) echo 'no GPU here: nvidia-smi lists none (--rehearse tries the script with host memory)' >&2; exit 2 ;;
-  no1) from=0 to=0 what='on one GPU' ;;
-  *) from=0 to=1 what='between GPUs' ;;
-esac
-cores=$(nproc) lanes=12
+mib=$((1 << 20)) span=300ms
+[ "$rehearse" = yes ] && mib=$((1 << 12)) span=30ms
+lanes=12
 [ "$cores" -lt 24 ] && lanes=$((cores > 4 ? cores / 2 : 1))
-
-# step NAME SECONDS FILE COMMAND...: standard output into FILE, everything else into the log.
-step() {
-  local name=$1 limit=$2 file=$3 start=$SECONDS rc
-  shift 3
-  [ "$limit" -gt "$(left)" ] && limit=$(left)
-  if [ "$limit" -le 1 ]; then
-    echo "$name: no time left" | tee -a "$log"
-    return 1
-  fi
-  timeout --kill-after=5 "$limit" "$@" >"$file" 2>>"$log" </dev/null
-  rc=$?
-  printf '%-28s %4d s  %s\n' "$name" $((SECONDS - start)) "$([ "$rc" -eq 0 ] && echo passed || echo "FAILED ($rc)")" |
-    tee -a "$log"
-  if [ "$rc" -ne 0 ]; then
-    tail -n 3 "$log" >&2
-    status=1
-  fi
-  return "$rc"
-}
 
 # ours ROUND
 ours() {
-  step "tcpx.$1" 120 "$out/tcpx.$1.txt" "$bin/tcpx" bench net --from "$from" --to "$to" \
+  into=$out/tcpx.$1.txt step "tcpx.$1" 120 "$bin/tcpx" bench net --from "$from" --to "$to" \
     --rounds 1 --span "$span" --peer raw --runs "$runs" \
     --case ping-8=latency:8 \
     --case ping-4k=latency:4096 \
@@ -96,7 +50,7 @@ nccl() {
   port=$((port + 10))
   export MASTER_PORT=$port
   # shellcheck disable=SC2016 # the inner shell's own variables
-  step "$name.$round" 75 "$out/$name.$round.txt" env WORLD_SIZE=2 "$@" bash -c '
+  into=$out/$name.$round.txt step "$name.$round" 75 env WORLD_SIZE=2 "$@" bash -c '
     RANK=1 "$@" >&2 &
     other=$!
     trap "kill $other 2>/dev/null" EXIT
@@ -125,23 +79,17 @@ for ((round = 1; round <= ${ROUNDS:-5}; round++)); do
   fi
 done
 if [ "$gpus" -ge 4 ] || [ "$rehearse" = yes ]; then
-  step mesh 90 "$runs/mesh.json" env CUDA_VISIBLE_DEVICES=0,1,2,3 \
+  into=$runs/mesh.json step mesh 90 env CUDA_VISIBLE_DEVICES=0,1,2,3 \
     "$bin/tcpx" perf --size "$((256 * mib))" --rounds 10 --json || rm -f "$runs/mesh.json"
 else
   echo "no mesh of four: it needs four GPUs, not $gpus" | tee -a "$log"
 fi
 
-machine="$cores cores, Linux $(uname -r), loopback TCP"
-if [ "$gpus" -gt 0 ]; then
-  machine="$gpus x $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), \
-driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1), $machine"
-fi
-
 rows=()
-# row NAME UNIT POINTER CASE: what the kept runs of a case say.
+# row NAME UNIT POINTER CASE: what the kept runs of a case say, if each says it: few times have no p99.
 row() {
   local found=("$runs/$4".*json)
-  [ -e "${found[0]}" ] && rows+=(--row "$1" "$2" "$3" "${found[@]}")
+  [ -e "${found[0]}" ] && ! grep -q "\"${3##*/}\": *null" "${found[@]}" && rows+=(--row "$1" "$2" "$3" "${found[@]}")
 }
 rate=/gb_per_second
 for case in 'ping-8 8 B' 'ping-4k 4 KiB' 'ping-64k 64 KiB'; do
@@ -171,14 +119,20 @@ for name in default tuned; do
   row "NCCL over its own sockets, $how: 256 MiB, streaming" GB/s /rows/3/gb_per_second "nccl-$name"
 done
 if [ -s "$runs/mesh.json" ]; then
-  # The rows of `tcpx perf`: pairs alone, pairs at once, their sum, and what all cores copy.
-  count=$(grep -c '"name"' "$runs/mesh.json")
-  pairs=$(((count - 2) / 2))
-  slowest=$(grep '"median"' "$runs/mesh.json" | tr -dc '0-9.\n' |
-    awk -v pairs="$pairs" 'NR > pairs && NR <= 2 * pairs && (least == "" || $1 < least) { least = $1; at = NR - 1 } END { print at }')
-  row "full mesh, $pairs pairs at once, 256 MiB: sum" GB/s "/rows/$((count - 2))/median" mesh
-  row "full mesh, $pairs pairs at once, 256 MiB: the slowest pair" GB/s "/rows/$slowest/median" mesh
-  row 'all cores copying memory, each byte counted once' GB/s "/rows/$((count - 1))/median" mesh
+  while IFS=$'\t' read -r at name; do
+    row "full mesh, 256 MiB: $name" GB/s "/rows/$at/median" mesh
+  done < <(python3 - "$runs/mesh.json" <<'PY'
+import json, sys
+
+rows = list(enumerate(json.load(open(sys.argv[1]))["rows"]))
+at_once = [one for one in rows if one[1]["name"].endswith(", all at once")]
+at, _ = min(at_once, key=lambda one: one[1]["median"])
+print(at, f"the slowest of {len(at_once)} pairs at once", sep="\t")
+for at, row in rows:
+    if "->" not in row["name"]:
+        print(at, row["name"], sep="\t")
+PY
+  )
 fi
 if [ "${#rows[@]}" -gt 0 ]; then
   "$bin/xtask" bench-collect --out "$out/15-gpu-tcp-speed.json" \
@@ -187,6 +141,6 @@ if [ "${#rows[@]}" -gt 0 ]; then
     --note 'A run is one start of both programs with all cases; plain sockets follow each case.' \
     --note 'All programs run on one host and share its cores and memory; the network is the loopback interface.' \
     --note 'Plain sockets: one thread per lane and side, calls of at most 1 MiB, the same congestion control, host memory.' \
-    "${rows[@]}" || status=1
+    "${rows[@]}" || failed=$((failed + 1))
 fi
-exit "$status"
+finish

@@ -5,53 +5,25 @@
 # Cargo, no compiler, no network. Ends within 8 minutes, goes on after a failed step, and exits with
 # 1 if any failed. OUT_DIR gets one JSON file for each subject (format: benchmarks/README.md), the
 # table of steps (steps.txt) and everything that was printed (log.txt).
-#
-# With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself. --rehearse uses host
-# memory and small sizes, to try the script itself on a host without a GPU.
+# --rehearse takes small sizes.
 set -uo pipefail
 
-rehearse=no
-[ "${1:-}" = --rehearse ] && { rehearse=yes; shift; }
-if [ $# -ne 1 ]; then
-  echo "usage: $0 [--rehearse] OUT_DIR" >&2
-  exit 2
-fi
-bin=$(realpath "${TCPX_BIN:-.carry}")
-mkdir -p "$1" || exit 2
-out=$(realpath "$1")
+here=$(dirname "$(realpath "$0")")
+# shellcheck source-path=SCRIPTDIR source=gpu_run.sh
+. "$here/gpu_run.sh"
+begin 460 'tcpx xtask libnccl-net-tcpx.so' "$@"
 plugin=$bin/libnccl-net-tcpx.so
-for file in tcpx xtask libnccl-net-tcpx.so; do
-  [ -r "$bin/$file" ] || { echo "$bin/$file is missing: run scripts/build-carry.sh first" >&2; exit 2; }
-done
 runs=$(mktemp -d)
 trap 'rm -rf "$runs"' EXIT
-log=$out/log.txt
-steps=$out/steps.txt
-: >"$log"
-: >"$steps"
 
 # Where `tcpx perf --json` has its figures.
 rate=/gb_per_second
 latency=/latency_us/p50
 cpu=/cpu_seconds_per_gb
 
-budget=460 failed=0 port=23450
-left() { echo $((budget - SECONDS)); }
-
-gpus=0
-[ "$rehearse" = no ] && gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-if [ "$gpus" -eq 0 ] && [ "$rehearse" = no ]; then
-  echo 'no GPU here: nvidia-smi lists none (--rehearse tries the script with host memory)' >&2
-  exit 2
-fi
-command='scripts/gpu-transfer.sh OUT_DIR'
-[ "$rehearse" = yes ] && command='scripts/gpu-transfer.sh --rehearse OUT_DIR'
+port=23450
 small=4KiB large=64MiB huge=256MiB odd=67108867 rounds=5
-case $gpus in
-  0) from=host to=host large=1MiB huge=4MiB odd=1048579 rounds=2 ;;
-  1) from=0 to=0 ;;
-  *) from=0 to=1 ;;
-esac
+[ "$rehearse" = yes ] && large=1MiB huge=4MiB odd=1048579 rounds=2
 memory() { if [ "$1" = host ]; then echo '--host'; else echo "--gpu $1"; fi; }
 
 # A server's key, which both sides may use.
@@ -60,29 +32,6 @@ keys=$(mktemp -d)
 TCPX_KEY=$(cat "$keys/key")
 rm -r "$keys"
 export TCPX_KEY
-
-# record NAME SECONDS STATUS
-record() {
-  local word=passed
-  if [ "$3" -ne 0 ]; then
-    word="FAILED ($3)"
-    failed=$((failed + 1))
-  fi
-  printf '%-58s %5d s  %s\n' "$1" "$2" "$word" | tee -a "$steps"
-}
-
-# limit SECONDS: that, or what is left of the whole, whichever is less.
-limit() { if [ "$1" -lt "$(left)" ]; then echo "$1"; elif [ "$(left)" -gt 1 ]; then left; else echo 1; fi; }
-
-# step NAME LIMIT COMMAND...
-step() {
-  local name=$1 seconds=$2 start=$SECONDS rc
-  shift 2
-  printf '\n== %s: %s\n' "$name" "$*" >>"$log"
-  timeout --kill-after=5 "$(limit "$seconds")" "$@" >>"$log" 2>&1 </dev/null
-  rc=$?
-  record "$name" $((SECONDS - start)) "$rc"
-}
 
 # listening PORT PID: waits until a socket listens there, the process ends, or 30 s are over.
 listening() {
@@ -167,12 +116,6 @@ collect() {
     "${arguments[@]}"
 }
 
-cores=$(nproc)
-machine="$cores cores, Linux $(uname -r), loopback TCP"
-if [ "$gpus" -gt 0 ]; then
-  machine="$gpus x $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), \
-driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1), $machine"
-fi
 echo "$machine"
 echo "from $from to $to"
 echo
@@ -225,9 +168,6 @@ rc=0
 record "figures, $((round - 1)) rounds" $((SECONDS - start)) "$rc"
 sort "$runs/failures" | uniq -c | sed 's/^/  failed runs: /' | tee -a "$steps"
 
-what='between GPUs'
-[ "$gpus" -eq 1 ] && what='on one GPU'
-[ "$gpus" -eq 0 ] && what='in host memory standing in for a GPU'
 collect 10-gpu-tcp.json "Embedded network, $what" "$command" -- \
   "$small, one transfer, p50" us "$latency" tcp-small \
   "$large" GB/s "$rate" tcp-large \
@@ -244,5 +184,4 @@ collect 30-host-tcp.json 'Embedded network, host memory to host memory' "$comman
 if [ "$(stat -c %s "$log")" -gt 8000000 ]; then
   tail -c 8000000 "$log" >"$runs/tail" && cp "$runs/tail" "$log"
 fi
-printf '\n%d steps failed; everything that was printed is in %s\n' "$failed" "$log"
-[ "$failed" -eq 0 ]
+finish

@@ -8,33 +8,11 @@
 # log.txt.
 set -uo pipefail
 
-if [ $# -ne 1 ]; then
-  echo "usage: $0 OUT_DIR" >&2
-  exit 2
-fi
-bin=$(realpath "${TCPX_BIN:-.carry}")
-mkdir -p "$1" || exit 2
-out=$(realpath "$1")
-for file in unpack_bench gpu_check; do
-  [ -x "$bin/$file" ] || { echo "$bin/$file is missing: run scripts/build-carry.sh first" >&2; exit 2; }
-done
-log=$out/log.txt steps=$out/steps.txt failed=0
-: >"$log"
-: >"$steps"
-
-# step NAME SECONDS COMMAND...
-step() {
-  local name=$1 seconds=$2 start=$SECONDS word=passed rc
-  shift 2
-  printf '\n== %s: %s\n' "$name" "$*" >>"$log"
-  timeout --kill-after=5 "$seconds" "$@" >>"$log" 2>&1 </dev/null
-  rc=$?
-  if [ "$rc" -ne 0 ]; then
-    word="FAILED ($rc)"
-    failed=$((failed + 1))
-  fi
-  printf '%-58s %5d s  %s\n' "$name" $((SECONDS - start)) "$word" | tee -a "$steps"
-}
+here=$(dirname "$(realpath "$0")")
+# shellcheck source-path=SCRIPTDIR source=gpu_run.sh
+. "$here/gpu_run.sh"
+begin 470 'unpack_bench gpu_check' "$@"
+[ "$rehearse" = no ] || { echo 'kernels need a GPU: there is nothing to rehearse' >&2; exit 2; }
 
 step 'every check' 40 "$bin/gpu_check"
 step 'every length, alignment and count, a million lists' 90 "$bin/gpu_check" sweep
@@ -51,8 +29,5 @@ if command -v compute-sanitizer >/dev/null; then
 else
   echo 'compute-sanitizer is not installed: its checks are left out' | tee -a "$steps"
 fi
-# shellcheck disable=SC2016 # expanded by the shell that runs it
-step 'figures' 120 bash -c '"$0" >"$1/unpack.json"' "$bin/unpack_bench" "$out"
-
-printf '\n%d steps failed; everything that was printed is in %s\n' "$failed" "$log"
-[ "$failed" -eq 0 ]
+into=$out/unpack.json step 'figures' 120 "$bin/unpack_bench"
+finish
