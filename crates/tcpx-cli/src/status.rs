@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -25,16 +27,17 @@ const ERRORS: usize = 5;
 
 /// Shows what the processes tell.
 pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
-    let mut before = look(args.pid)?;
+    let mut before = look(args.pid, &[])?;
     if is_json() && !args.watch {
         return Ok(Told::Fields(before.fields()));
     }
     loop {
-        // Rates need two looks.
+        // Rates need two looks. Who was silent in the first would be waited for twice.
+        let known = if args.watch { &[] } else { &before.silent[..] };
         if args.watch || !before.reports.is_empty() {
-            std::thread::sleep(args.interval.0);
+            thread::sleep(args.interval.0);
         }
-        let now = look(args.pid)?;
+        let now = look(args.pid, known)?;
         if is_json() {
             json::print(&json::success(SCHEMA, now.fields()))?;
         } else {
@@ -59,7 +62,8 @@ struct Look {
     silent: Vec<(u32, String)>,
 }
 
-fn look(pid: Option<u32>) -> Result<Look, Error> {
+/// Asks all at once, but for those that are known to be silent.
+fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
     let mut found = processes();
     if let Some(pid) = pid {
         found.retain(|(other, _)| *other == pid);
@@ -70,13 +74,23 @@ fn look(pid: Option<u32>) -> Result<Look, Error> {
             });
         }
     }
-    let (mut reports, mut silent) = (Vec::new(), Vec::new());
-    for (pid, socket) in found {
-        match ask(pid, &socket) {
-            Ok(report) => reports.push(report),
-            Err(error) => silent.push((pid, error.to_string())),
+    found.retain(|(pid, _)| known.iter().all(|(silent, _)| silent != pid));
+    let (mut reports, mut silent) = (Vec::new(), known.to_vec());
+    thread::scope(|scope| {
+        let asked = |(pid, socket): &(u32, PathBuf)| {
+            let (pid, socket) = (*pid, socket.clone());
+            (pid, scope.spawn(move || ask(pid, &socket)))
+        };
+        let asked: Vec<_> = found.iter().map(asked).collect();
+        for (pid, answer) in asked {
+            match answer.join() {
+                Ok(Ok(report)) => reports.push(report),
+                Ok(Err(error)) => silent.push((pid, error.to_string())),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
         }
-    }
+    });
+    silent.sort();
     Ok(Look { reports, silent })
 }
 

@@ -1,6 +1,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -99,6 +100,34 @@ fn a_running_transfer_tells_its_lanes_and_who_acts_next() {
         processes.iter().all(is_gone).then_some(())
     });
     assert!(!socket.exists());
+}
+
+#[test]
+fn silent_processes_are_each_asked_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sockets = folder.path().join("tcpx");
+    let mut private = std::fs::DirBuilder::new();
+    private.mode(0o700).create(&sockets).expect("a folder");
+    let pids = ["4194305", "4194306"];
+    let listeners = pids.map(|pid| {
+        let listener = UnixListener::bind(sockets.join(format!("{pid}.sock"))).expect("a socket");
+        listener.set_nonblocking(true).expect("a listener");
+        listener
+    });
+
+    let shown = apart(tcpx(&["status", "--interval", "1ms"]), folder.path());
+    let shown = Running::start(shown).end();
+    shown.assert_code(0);
+    for (pid, listener) in pids.iter().zip(listeners) {
+        shown.assert_says(&format!("process {pid} does not answer within 3s"));
+        let mut asked = 0;
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut request = String::new();
+            stream.read_to_string(&mut request).expect("it has closed");
+            asked += usize::from(!request.is_empty());
+        }
+        assert_eq!(asked, 1);
+    }
 }
 
 #[test]
