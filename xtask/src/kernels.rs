@@ -41,7 +41,7 @@ const KERNELS: [Kernel; 5] = [
     Kernel {
         source: "yardstick.cu",
         headers: &[],
-        ptx: "crates/tcpx-memory/src/ptx/yardstick.ptx",
+        ptx: "crates/tcpx-memory/examples/unpack_bench/yardstick.ptx",
     },
     Kernel {
         source: "gpu_check.cu",

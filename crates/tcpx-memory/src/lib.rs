@@ -33,7 +33,6 @@ mod region;
 mod slice;
 mod small_copies;
 mod worker;
-pub mod yardstick;
 
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
 pub use dma_buf::{DmaBuf, DmaBufError};

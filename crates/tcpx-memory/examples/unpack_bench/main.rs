@@ -22,6 +22,7 @@ use self::ways::Way;
 mod cases;
 mod targets;
 mod ways;
+mod yardstick;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::yardstick::Yardstick;
 use tcpx_memory::{
     BouncePool, CompletionSink, CopyWorker, Descriptors, Gpu, Job, MemoryError, RegionSlice,
     UnpackMethod, Unpacker, Work,
 };
 
 use super::Result;
+use super::yardstick::Yardstick;
 
 /// Longest wait for one call.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -126,22 +126,19 @@ impl Movers {
             of: pool.slice().clone(),
         };
         let bytes = list.bytes();
-        let result = match way {
-            Way::Kernel => self.unpacker.run(unpack(UnpackMethod::Kernel), LIMIT),
-            Way::D2d => self.unpacker.run(unpack(UnpackMethod::D2d), LIMIT),
-            Way::Checksum => self.unpacker.run(sum(), LIMIT),
-            Way::WorkerKernel => self.by_worker(unpack(UnpackMethod::Kernel)),
-            Way::WorkerD2d => self.by_worker(unpack(UnpackMethod::D2d)),
-            Way::WorkerChecksum => self.by_worker(sum()),
-            Way::Plain => self.yardstick.gather(pool, list, to).map(|()| bytes),
-            Way::Each => self.yardstick.copy_each(pool, list, to).map(|()| bytes),
-            Way::Batch => self.yardstick.copy_batch(pool, list, to).map(|()| bytes),
-            Way::Copy => pool.slice().slice(..to.len()).and_then(|from| {
-                self.yardstick.copy(&from, to)?;
-                Ok(bytes)
-            }),
-        };
-        Ok(result?)
+        match way {
+            Way::Kernel => return Ok(self.unpacker.run(unpack(UnpackMethod::Kernel), LIMIT)?),
+            Way::D2d => return Ok(self.unpacker.run(unpack(UnpackMethod::D2d), LIMIT)?),
+            Way::Checksum => return Ok(self.unpacker.run(sum(), LIMIT)?),
+            Way::WorkerKernel => return Ok(self.by_worker(unpack(UnpackMethod::Kernel))?),
+            Way::WorkerD2d => return Ok(self.by_worker(unpack(UnpackMethod::D2d))?),
+            Way::WorkerChecksum => return Ok(self.by_worker(sum())?),
+            Way::Plain => self.yardstick.gather(pool, list, to)?,
+            Way::Each => self.yardstick.copy_each(pool, list, to)?,
+            Way::Batch => self.yardstick.copy_batch(pool, list, to)?,
+            Way::Copy => self.yardstick.copy(pool.slice(), to)?,
+        }
+        Ok(bytes)
     }
 
     fn by_worker(&self, work: Work) -> std::result::Result<u64, MemoryError> {
