@@ -1,15 +1,12 @@
 //! The sending half of a lane: takes the next chunk from its [`Owner`] whenever its socket has room.
 //!
-//! Where the peer acknowledges on the lane, a chunk is kept until the peer has read it, and given back to the
-//! owner if the lane ends before.
+//! Where the peer acknowledges on the lane, the owner hears how far it has read.
 
-use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::event::epoll::EventFlags;
-use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::event_loop::{Source, Turn};
 use crate::receive_lane::ACKNOWLEDGEMENT_BYTES;
@@ -36,20 +33,15 @@ pub trait Owner: Send + Debug {
     fn begin(&mut self) -> io::Result<bool>;
 
     /// Bytes not acknowledged after which the next chunks are for other lanes.
-    fn most_unacked(&self) -> usize {
-        usize::MAX
+    fn most_unacked(&self) -> u64 {
+        u64::MAX
     }
 
     /// The next chunk.
     fn next(&mut self) -> Next<Self::Chunk>;
 
-    /// Bytes of a chunk's payload.
-    fn len(chunk: &Self::Chunk) -> usize;
-
     /// Bytes that a chunk takes in the stream, header and all.
-    fn wire_bytes(&self, chunk: &Self::Chunk) -> usize {
-        ChunkHeader::BYTES + Self::len(chunk)
-    }
+    fn wire_bytes(&self, chunk: &Self::Chunk) -> usize;
 
     /// Sends what follows the first `done` bytes of a chunk, counted from its header.
     ///
@@ -57,17 +49,18 @@ pub trait Owner: Send + Debug {
     /// The stream is broken.
     fn send(&mut self, chunk: &mut Self::Chunk, done: usize) -> io::Result<Moved>;
 
-    /// The lane is through with a chunk: the peer has read it, or, on a lane that is not
-    /// [acknowledged](Self::ACKNOWLEDGED), all of it is in the socket.
-    fn sent(&mut self, chunk: Self::Chunk);
+    /// All of a chunk is in the socket, and ends at this place of the stream.
+    fn written(&mut self, chunk: Self::Chunk, end: u64);
+
+    /// The peer has read the stream up to this place.
+    fn read_to(&mut self, _place: u64) {}
 
     /// The lane has found its end, perhaps within a chunk of which so many bytes are in the socket;
     /// [`close`](Self::close) follows.
     fn ended(&mut self, within: Option<(&Self::Chunk, usize)>, cause: io::Error);
 
-    /// The lane is over. The peer may not have read these chunks, the oldest first, of which the last is perhaps
-    /// not all in the socket.
-    fn close(&mut self, unread: Vec<Self::Chunk>);
+    /// The lane is over, perhaps with a chunk that is not all in the socket.
+    fn close(&mut self, unwritten: Option<Self::Chunk>);
 }
 
 /// What a lane does next.
@@ -87,25 +80,20 @@ pub struct SendLane<O: Owner> {
     owner: O,
     /// The chunk that is being written, and how many of its bytes are.
     current: Option<(O::Chunk, usize)>,
-    /// Chunks that the peer has not acknowledged, each with the place of its end among all bytes sent.
-    unacked: VecDeque<(u64, O::Chunk)>,
-    unacked_bytes: usize,
     /// Bytes of chunks that are in the socket to their end.
     sent: u64,
-    /// Bytes that the peer has read.
+    /// Bytes that the peer has acknowledged.
     read: u64,
     record: [u8; ACKNOWLEDGEMENT_BYTES],
     record_bytes: usize,
 }
 
 impl<O: Owner> SendLane<O> {
-    /// A lane whose stream is at its first byte, with room for so many chunks that are not acknowledged.
-    pub fn new(owner: O, unacked: usize) -> Self {
+    /// A lane whose stream is at its first byte.
+    pub fn new(owner: O) -> Self {
         Self {
             owner,
             current: None,
-            unacked: VecDeque::with_capacity(unacked),
-            unacked_bytes: 0,
             sent: 0,
             read: 0,
             record: [0; ACKNOWLEDGEMENT_BYTES],
@@ -123,7 +111,8 @@ impl<O: Owner> SendLane<O> {
         if self.current.is_some() {
             return None;
         }
-        if self.unacked_bytes >= self.owner.most_unacked() {
+        let unacked = self.sent - self.read;
+        if unacked >= self.owner.most_unacked() {
             return Some(Turn::Rest);
         }
         match self.owner.next() {
@@ -131,7 +120,7 @@ impl<O: Owner> SendLane<O> {
                 self.current = Some((chunk, 0));
                 None
             }
-            Next::End if self.unacked.is_empty() => Some(Turn::End),
+            Next::End if !O::ACKNOWLEDGED || unacked == 0 => Some(Turn::End),
             Next::Rest | Next::End => Some(Turn::Rest),
         }
     }
@@ -151,18 +140,13 @@ impl<O: Owner> SendLane<O> {
         if *done == whole
             && let Some((chunk, _)) = self.current.take()
         {
-            if O::ACKNOWLEDGED {
-                self.sent += whole as u64;
-                self.unacked_bytes += O::len(&chunk);
-                self.unacked.push_back((self.sent, chunk));
-            } else {
-                self.owner.sent(chunk);
-            }
+            self.sent += whole as u64;
+            self.owner.written(chunk, self.sent);
         }
         Ok(bytes)
     }
 
-    /// Ends the chunks that the peer has read. Its end is the lane's.
+    /// Tells the owner how far the peer has read. Its end is the lane's.
     fn read_acknowledgements(&mut self) -> io::Result<()> {
         if !O::ACKNOWLEDGED {
             return Ok(());
@@ -186,10 +170,7 @@ impl<O: Owner> SendLane<O> {
                 )));
             }
             self.read = read;
-            while let Some((_, chunk)) = self.unacked.pop_front_if(|(end, _)| *end <= read) {
-                self.unacked_bytes -= O::len(&chunk);
-                self.owner.sent(chunk);
-            }
+            self.owner.read_to(read);
         }
     }
 
@@ -238,9 +219,7 @@ impl<O: Owner> Source for SendLane<O> {
     }
 
     fn finish(&mut self) {
-        let current = self.current.take().map(|(chunk, _)| chunk);
-        let unacked = self.unacked.drain(..).map(|(_, chunk)| chunk);
-        let unread = unacked.chain(current).collect();
-        self.owner.close(unread);
+        let unwritten = self.current.take().map(|(chunk, _)| chunk);
+        self.owner.close(unwritten);
     }
 }

@@ -15,7 +15,6 @@ mod advert;
 mod agree;
 mod early;
 mod lanes;
-mod lingering;
 mod loops;
 mod loss;
 mod open;

@@ -161,7 +161,7 @@ impl LaneSet {
             own: Weak::clone(own),
             at_a_time: retentions.len().min(lanes.len()),
             group,
-            chunks: LaneGroup::new(lanes.len(), QUEUE_CHUNKS),
+            chunks: LaneGroup::new(lanes.len().max(1), QUEUE_CHUNKS),
             load: Arc::default(),
             comms: Users::default(),
             failed: AtomicBool::new(false),
@@ -329,7 +329,6 @@ impl LaneSet {
     /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
     /// it is back.
     pub(super) fn lane_ended(&self, lane: u16, chunks: Vec<Chunk>, why: &str) {
-        self.chunks.gave_back(lane);
         if self.is_closing() || self.failure().is_some() {
             return;
         }

@@ -52,8 +52,9 @@ struct Lane {
     id: u64,
     /// On their way.
     wire: VecDeque<InSocket>,
-    /// What its sender keeps.
-    unacked: VecDeque<Chunk>,
+    /// Chunks that were sent, and read of them.
+    sent: u64,
+    read: u64,
     /// What its receiver reads now.
     reading: Option<(Part, InSocket)>,
     /// What its receiver waits with.
@@ -149,14 +150,15 @@ impl World {
 
     fn send(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
-        if lane.sender_dead || lane.unacked.len() > 3 {
+        if lane.sender_dead || lane.sent - lane.read > 3 {
             return;
         }
         if let Some(mut chunk) = self.queue.take(at as u16) {
             self.queue.took(at as u16);
             lane.wire.push_back(in_socket(&chunk));
             chunk.retain(&self.retention);
-            lane.unacked.push_back(chunk);
+            lane.sent += 1;
+            self.queue.keep(at as u16, lane.sent, chunk);
         }
     }
 
@@ -173,11 +175,10 @@ impl World {
     /// The receiving end has read a chunk to its end, and says so.
     fn acknowledge(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
-        if !lane.sender_dead
-            && let Some(chunk) = lane.unacked.pop_front()
-        {
-            self.queue.acknowledged(at as u16);
-            chunk.acknowledged();
+        if !lane.sender_dead {
+            lane.read += 1;
+            let chunk = self.queue.read_to(at as u16, lane.read);
+            chunk.expect("it is kept").acknowledged();
         }
     }
 
@@ -236,12 +237,12 @@ impl World {
     fn end_sender(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
         lane.sender_dead = true;
-        let again = lane.unacked.drain(..).map(|mut chunk| {
+        lane.sent = lane.read;
+        let again = self.queue.end(at as u16).into_iter().map(|mut chunk| {
             chunk.header.attempt = chunk.header.attempt.saturating_add(1);
             chunk
         });
         self.queue.push_again(again);
-        self.queue.gave_back(at as u16);
     }
 
     /// A lane that both ends gave up is dialled again.
@@ -270,7 +271,7 @@ impl World {
         }
         self.test_sends();
         for (lane, done) in self.lanes.iter().zip(self.queue.done()) {
-            assert_eq!(done.under_way(), lane.unacked.len() as u64);
+            assert_eq!(done.under_way(), lane.sent - lane.read);
         }
         let (inlet, memory) = (&self.inlet, &self.memory);
         self.open.retain(|sequence| {

@@ -28,8 +28,6 @@ const MOST_UNACKED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
 const PIPE_BYTES: usize = 256 << 10;
 /// Chunks up to here are copied: that takes one call.
 const COPIED_BYTES: usize = retention::SLOT_BYTES;
-/// Most chunks are larger.
-const SMALL_CHUNK_BYTES: usize = 16 << 10;
 
 /// The sending half of a lane of a set.
 pub(super) fn transmit_lane(
@@ -47,7 +45,7 @@ pub(super) fn transmit_lane(
         most_unacked,
         why: None,
     };
-    SendLane::new(queue, most_unacked / SMALL_CHUNK_BYTES + 1)
+    SendLane::new(queue)
 }
 
 /// The queue of a set, as one of its lanes finds it.
@@ -93,8 +91,8 @@ impl Owner for Queue {
         Ok(self.set.failure().is_none())
     }
 
-    fn most_unacked(&self) -> usize {
-        self.most_unacked
+    fn most_unacked(&self) -> u64 {
+        self.most_unacked as u64
     }
 
     fn next(&mut self) -> Next<Leaving> {
@@ -117,8 +115,8 @@ impl Owner for Queue {
         }
     }
 
-    fn len(leaving: &Leaving) -> usize {
-        leaving.chunk.payload.len()
+    fn wire_bytes(&self, leaving: &Leaving) -> usize {
+        ChunkHeader::BYTES + leaving.chunk.payload.len()
     }
 
     fn send(&mut self, leaving: &mut Leaving, done: usize) -> io::Result<Moved> {
@@ -146,16 +144,25 @@ impl Owner for Queue {
         Ok(moved)
     }
 
-    fn sent(&mut self, leaving: Leaving) {
-        self.set.chunks().acknowledged(self.number);
-        leaving.chunk.acknowledged();
+    fn written(&mut self, leaving: Leaving, end: u64) {
+        self.set.chunks().keep(self.number, end, leaving.chunk);
+    }
+
+    fn read_to(&mut self, place: u64) {
+        while let Some(chunk) = self.set.chunks().read_to(self.number, place) {
+            chunk.acknowledged();
+        }
     }
 
     fn ended(&mut self, _within: Option<(&Leaving, usize)>, cause: io::Error) {
         self.why = Some(cause.to_string());
     }
 
-    fn close(&mut self, unread: Vec<Leaving>) {
+    fn close(&mut self, unwritten: Option<Leaving>) {
+        let unread = self.set.chunks().end(self.number).into_iter();
+        let unread: Vec<_> = unread
+            .chain(unwritten.map(|leaving| leaving.chunk))
+            .collect();
         if unread.is_empty() {
             let _ = self.stream.shutdown(Shutdown::Write);
         } else {
@@ -165,8 +172,7 @@ impl Owner for Queue {
         }
         let why = self.why.take();
         let why = why.as_deref().unwrap_or("its event loop let go of it");
-        let chunks = unread.into_iter().map(|leaving| leaving.chunk).collect();
-        self.set.lane_ended(self.number, chunks, why);
+        self.set.lane_ended(self.number, unread, why);
     }
 }
 

@@ -26,7 +26,7 @@ use crate::channel::{ChannelStats, LaneStats};
 use crate::error::ChannelError;
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
-const MOST_LINGERING: usize = 16;
+const MOST_LENT: usize = 16;
 
 /// Most lanes of a channel: lane sets are one machine word.
 pub(super) const MAX_LANES: u16 = 64;
@@ -252,9 +252,10 @@ impl Shared {
         self.roster.signal.wake();
     }
 
-    /// As [`report`](Self::report) for a chunk that was sent, which as a rule the owner need not be woken for: it
-    /// waits for the peer to have placed it.
-    pub(super) fn report_sent(&self, slot: u16) {
+    /// A chunk has ended that its lane had in its hands. As a rule the owner need not be woken for that: it waits for
+    /// the peer to have placed the chunk.
+    pub(super) fn send_ended(&self, slot: u16) {
+        self.transmit.free(slot);
         self.publish(Event::Sent { slot });
         self.roster.signal.wake_quietly();
     }
@@ -326,7 +327,7 @@ impl Shared {
 
     /// Whether another slot may be sent so, or too many are kept for the kernel already.
     pub(super) fn may_splice(&self) -> bool {
-        self.transmit.lingering.count() < MOST_LINGERING
+        self.transmit.chunks.unwanted() < MOST_LENT
     }
 
     /// Gives a turn to a lane that can send, for a chunk of so many bytes.

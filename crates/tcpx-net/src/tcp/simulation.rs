@@ -209,8 +209,9 @@ impl World {
         }
         if let Some(chunk) = self.lanes[at].writing.take() {
             self.put_on_wire(at, &chunk, true);
-            if let Some(ended) = self.transmit.written(chunk) {
-                self.ended(ended);
+            let slot = chunk.slot;
+            if self.transmit.written(at as u16, chunk, 0) {
+                self.ended(slot);
             }
             return;
         }
@@ -226,8 +227,7 @@ impl World {
         self.lanes[at].wire.push_back(Sent { header, whole });
     }
 
-    fn ended(&mut self, chunk: Outgoing) {
-        let slot = chunk.slot;
+    fn ended(&mut self, slot: u16) {
         self.transmit.free(slot);
         self.slot_is_free(slot);
     }
@@ -327,14 +327,15 @@ impl World {
             return;
         }
         self.lanes[at].sender_dead = true;
-        if let Some(chunk) = self.lanes[at].writing.take() {
+        let writing = self.lanes[at].writing.take();
+        if let Some(chunk) = &writing {
             // Some of it has left.
-            self.put_on_wire(at, &chunk, false);
-            if let Some(ended) = self.transmit.put_back(chunk) {
-                self.ended(ended);
-            }
+            self.put_on_wire(at, chunk, false);
         }
-        self.transmit.requeue(at as u16);
+        let mut freed = Vec::new();
+        self.transmit
+            .lane_ended(at as u16, writing, |slot| freed.push(slot));
+        freed.into_iter().for_each(|slot| self.ended(slot));
     }
 
     /// The receiver's end of a lane is gone.

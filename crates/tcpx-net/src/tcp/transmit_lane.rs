@@ -29,7 +29,7 @@ pub(super) fn transmit_lane(
     socket: Arc<LaneSocket>,
     seal: SendSeal,
 ) -> SendLane<Queue> {
-    SendLane::new(Queue::new(shared, socket, seal), 0)
+    SendLane::new(Queue::new(shared, socket, seal))
 }
 
 /// The queue of a channel, as one of its lanes finds it. Chunks are kept in the channel's table until the peer
@@ -129,23 +129,16 @@ impl Queue {
     }
 
     /// The chunk was written, and the kernel has its bytes or reads them no more.
-    fn written(&self, chunk: Outgoing) {
+    fn keep(&self, chunk: Outgoing, end: u64) {
         let counters = &self.shared.counters;
         counters.chunks_sent.fetch_add(1, Ordering::Relaxed);
         counters
             .bytes_sent
             .fetch_add(chunk.payload.len() as u64, Ordering::Relaxed);
-        if let Some(chunk) = self.shared.transmit.written(chunk) {
-            self.release(chunk);
-        }
-    }
-
-    /// The chunk needs its lane no more.
-    fn release(&self, chunk: Outgoing) {
         let slot = chunk.slot;
-        drop(chunk);
-        self.shared.transmit.free(slot);
-        self.shared.report_sent(slot);
+        if self.shared.transmit.written(self.socket.lane, chunk, end) {
+            self.shared.send_ended(slot);
+        }
     }
 
     /// Takes the kernel's reports on what it read where it lay.
@@ -230,7 +223,7 @@ impl Owner for Queue {
         if !self.uncopied.is_idle() {
             self.collect()?;
             while let Some(chunk) = self.uncopied.release() {
-                self.written(chunk);
+                self.keep(chunk, 0);
             }
         }
         Ok(true)
@@ -264,10 +257,6 @@ impl Owner for Queue {
         }
     }
 
-    fn len(writing: &Writing) -> usize {
-        writing.chunk.payload.len()
-    }
-
     fn wire_bytes(&self, writing: &Writing) -> usize {
         self.seal.wire_bytes(writing.chunk.payload.len())
     }
@@ -281,13 +270,13 @@ impl Owner for Queue {
         Ok(moved)
     }
 
-    fn sent(&mut self, writing: Writing) {
+    fn written(&mut self, writing: Writing, end: u64) {
         let Writing {
             chunk, uncopied, ..
         } = writing;
         self.sent_short = chunk.payload.len() < LONG;
         if let Some(chunk) = self.uncopied.hold(uncopied, chunk) {
-            self.written(chunk);
+            self.keep(chunk, end);
         }
     }
 
@@ -302,12 +291,12 @@ impl Owner for Queue {
         self.shared.lane_lost(self.socket.lane, lost);
     }
 
-    fn close(&mut self, unread: Vec<Writing>) {
-        let unread = unread.into_iter().map(|writing| writing.chunk).collect();
+    fn close(&mut self, unwritten: Option<Writing>) {
+        let unwritten = unwritten.map(|writing| writing.chunk);
         if self.uncopied.is_idle() {
-            self.part(unread);
+            self.part(unwritten);
         } else {
-            self.part_when_unread(unread);
+            self.part_when_unread(unwritten);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sends in flight: a slot for each. Their group of lanes has the queue of those that any writable lane may take.
 //!
 //! A chunk keeps its slot and its bytes until the peer has placed it: [`forget`](TransmitTable::forget) ends it
-//! then. A lane that dies puts what it had written back into the queue.
+//! then. Its lane keeps it meanwhile; of a lane that dies it goes back into the queue.
 
 mod send;
 #[cfg(test)]
@@ -10,9 +10,8 @@ mod tests;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tcpx_lanes::lane_group::LaneGroup;
+use tcpx_lanes::lane_group::{Fate, LaneGroup, Released};
 
-use super::lingering::Lingering;
 use super::shared::lock;
 pub(super) use send::{Outgoing, SendState, Settled, Unstaged, describe};
 
@@ -23,13 +22,9 @@ pub(super) const LONG: usize = 1 << 20;
 pub(super) struct TransmitTable {
     slots: Box<[Mutex<SendState>]>,
     /// Slots that are `Queued` or `Withdrawn`, each once, with the bytes of their chunks.
-    pub(super) chunks: LaneGroup<(u16, u64)>,
+    pub(super) chunks: LaneGroup<Outgoing, (u16, u64)>,
     /// The bytes of those in the queue, or about to be.
     queued_bytes: AtomicU64,
-    /// Chunks that were written to the last byte.
-    writes: AtomicU64,
-    /// Of chunks that ended before their sockets were done with them.
-    pub(super) lingering: Lingering,
 }
 
 /// What a lane found in the queue.
@@ -71,8 +66,6 @@ impl TransmitTable {
             slots: (0..window).map(|_| Mutex::new(SendState::Free)).collect(),
             chunks: LaneGroup::new(lanes.into(), window.into()),
             queued_bytes: AtomicU64::new(0),
-            writes: AtomicU64::new(0),
-            lingering: Lingering::default(),
         }
     }
 
@@ -91,13 +84,6 @@ impl TransmitTable {
         self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let pushed = self.chunks.push((slot, bytes));
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
-    }
-
-    fn push_again(&self, chunks: impl IntoIterator<Item = (u16, u64)>) {
-        self.chunks
-            .push_again(chunks.into_iter().inspect(|(_, bytes)| {
-                self.queued_bytes.fetch_add(*bytes, Ordering::Relaxed);
-            }));
     }
 
     /// Bytes of the chunks in the queue; those that were taken back count until a lane comes upon them.
@@ -142,96 +128,82 @@ impl TransmitTable {
         }
     }
 
-    /// A lane wrote the chunk to its last byte. Gives it back if it has ended with that: drop it and
-    /// [`free`](Self::free) its slot.
-    pub(super) fn written(&self, mut chunk: Outgoing) -> Option<Outgoing> {
-        let order = self.next_order();
-        let mut read = None;
-        let ended = self.with(chunk.slot, |state| {
-            if let SendState::Taken { lane, settled, .. } = *state {
-                if settled.is_none() {
-                    *state = SendState::Written { lane, order, chunk };
-                    return None;
-                }
-                self.chunks.acknowledged(lane);
-                read = (settled == Some(Settled::Placed) && chunk.attempt == 0).then_some(lane);
-            }
-            if read.is_none() {
-                self.linger(order, &mut chunk);
-            }
-            Some(chunk)
-        });
-        if let Some(lane) = read {
-            self.lingering.read(lane, order);
-        }
-        ended
-    }
-
-    /// The next place among all chunks that were written.
-    pub(super) fn next_order(&self) -> u64 {
-        self.writes.fetch_add(1, Ordering::SeqCst)
-    }
-
-    /// The chunk ends here. What the kernel may still send of it stays as it is: the peer drops it, but
-    /// it must not see another transfer's bytes.
-    fn linger(&self, order: u64, chunk: &mut Outgoing) {
-        if let Some(lane) = chunk.spliced {
-            let permit = chunk.permit.take();
-            self.lingering
-                .keep(lane, order, chunk.payload.clone(), permit);
-        }
-    }
-
-    /// Whether the kernel may refer to pages that this lane sent and that the peer has not read.
-    pub(super) fn has_unread_pages(&self, lane: u16) -> bool {
-        let written = |state: &mut SendState| matches!(state, SendState::Written { chunk, .. } if chunk.spliced == Some(lane));
-        self.lingering.has(lane) || (0..self.window()).any(|slot| self.with(slot, written))
-    }
-
-    /// The chunk in the hands of a lane that dies goes back into the queue, unless it has ended:
-    /// drop it then and [`free`](Self::free) its slot. Wake a lane afterwards.
-    pub(super) fn put_back(&self, mut chunk: Outgoing) -> Option<Outgoing> {
-        let (slot, bytes) = (chunk.slot, chunk.payload.len() as u64);
-        let ended = self.with(slot, |state| match state {
-            SendState::Taken { settled: None, .. } => {
-                chunk.mark_again();
-                *state = SendState::Queued(chunk);
-                None
-            }
-            _ => {
-                self.linger(self.next_order(), &mut chunk);
-                Some(chunk)
+    /// A lane wrote the chunk to its last byte, which ends there in its stream. Whether the chunk has ended with
+    /// that: [`free`](Self::free) its slot.
+    pub(super) fn written(&self, lane: u16, chunk: Outgoing, end: u64) -> bool {
+        let slot = chunk.slot;
+        let released = self.with(slot, |state| {
+            self.chunks.keep(lane, end, chunk);
+            match state {
+                SendState::Taken {
+                    settled: Some(how), ..
+                } => self.release(lane, slot, *how == Settled::Placed),
+                _ => None,
             }
         });
-        if ended.is_none() {
-            self.push_again([(slot, bytes)]);
-        }
-        ended
+        released.is_some()
     }
 
-    /// What a lane that died had written goes back into the queue, oldest first; returns how many
-    /// chunks that were. Wake lanes afterwards.
-    pub(super) fn requeue(&self, dead: u16) -> usize {
-        let mut found = Vec::new();
-        for slot in 0..self.window() {
-            self.with(slot, |state| {
-                match std::mem::replace(state, SendState::Free) {
-                    SendState::Written {
-                        lane, mut chunk, ..
-                    } if lane == dead => {
-                        chunk.mark_again();
-                        let bytes = chunk.payload.len() as u64;
-                        found.push((chunk.position.sequence, (slot, bytes)));
-                        *state = SendState::Queued(chunk);
-                    }
-                    other => *state = other,
+    /// Ends a chunk that the lane keeps, if it does.
+    fn release(&self, lane: u16, slot: u16, placed: bool) -> Option<Released<Outgoing>> {
+        let such = |chunk: &Outgoing| chunk.slot == slot;
+        let mut released = self.chunks.release(lane, such, |chunk| {
+            match placed {
+                true if chunk.attempt == 0 => Fate::Read,
+                // What was sent again may have been read from another lane. Then the peer drops what it reads here,
+                // whatever that is by now.
+                true => Fate::Free,
+                false if chunk.spliced == Some(lane) => Fate::Lent,
+                false => Fate::Free,
+            }
+        })?;
+        let elsewhere = |chunk: &mut Outgoing| chunk.spliced.is_some_and(|one| one != lane);
+        if !placed && let Some(chunk) = released.chunk.take_if(elsewhere) {
+            drop(self.give_up(chunk));
+        }
+        Some(released)
+    }
+
+    /// No lane has the chunk, and nobody waits for it. Gives it back unless a socket refers to its memory.
+    fn give_up(&self, chunk: Outgoing) -> Option<Outgoing> {
+        match chunk.spliced {
+            Some(lane) => self.chunks.keep_lent(lane, chunk),
+            None => return Some(chunk),
+        }
+        None
+    }
+
+    /// What a lane that died had written, or has in its hands, goes back into the queue, the oldest first; says how
+    /// many chunks that were. The slots of those that have ended are to be `freed`. Wake lanes afterwards.
+    pub(super) fn lane_ended(
+        &self,
+        lane: u16,
+        in_hand: impl IntoIterator<Item = Outgoing>,
+        mut freed: impl FnMut(u16),
+    ) -> usize {
+        let mut again = Vec::new();
+        for mut chunk in self.chunks.end(lane).into_iter().chain(in_hand) {
+            let (slot, bytes) = (chunk.slot, chunk.payload.len() as u64);
+            let ended = self.with(slot, |state| match state {
+                SendState::Taken { settled: None, .. } => {
+                    chunk.mark_again();
+                    *state = SendState::Queued(chunk);
+                    None
                 }
+                _ => Some(self.give_up(chunk)),
             });
+            match ended {
+                None => again.push((slot, bytes)),
+                Some(chunk) => {
+                    drop(chunk);
+                    freed(slot);
+                }
+            }
         }
-        found.sort_unstable();
-        let count = found.len();
-        self.push_again(found.into_iter().map(|(_, chunk)| chunk));
-        self.chunks.gave_back(dead);
+        let bytes = again.iter().map(|(_, bytes)| bytes).sum();
+        self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let count = again.len();
+        self.chunks.push_again(again);
         count
     }
 
@@ -250,94 +222,77 @@ impl TransmitTable {
 
     /// The peer has placed the chunk of this sequence in this slot, or nobody wants it any more.
     pub(super) fn forget(&self, slot: u16, sequence: u64, placed: bool) -> Forgotten {
-        let mut read = None;
-        let (answer, chunk) = self.with(slot, |state| match state {
-            SendState::Written { lane, order, chunk } if chunk.position.sequence == sequence => {
-                self.chunks.acknowledged(*lane);
-                if !placed {
-                    self.linger(*order, chunk);
-                } else if chunk.attempt == 0 {
-                    // Else it may have been read from another lane.
-                    read = Some((*lane, *order));
-                }
-                (
-                    Forgotten::Free,
-                    Some(std::mem::replace(state, SendState::Free)),
-                )
-            }
+        let (answer, ..) = self.with(slot, |state| match state {
             SendState::Queued(chunk) if chunk.position.sequence == sequence => {
-                if !placed {
-                    self.linger(self.next_order(), chunk);
-                }
-                (
-                    Forgotten::Settled,
-                    Some(std::mem::replace(state, SendState::Withdrawn)),
-                )
+                let chunk = self.take_back(state, placed);
+                (Forgotten::Settled, None, chunk)
             }
             SendState::Taken {
+                lane,
                 sequence: held,
                 settled,
-                ..
-            } if *held == sequence => {
-                let how = if placed {
-                    Settled::Placed
-                } else {
-                    Settled::Unwanted
-                };
-                settled.get_or_insert(how);
-                (Forgotten::Later, None)
-            }
-            _ => (Forgotten::Unknown, None),
+            } if *held == sequence => match self.release(*lane, slot, placed) {
+                Some(released) => {
+                    *state = SendState::Free;
+                    (Forgotten::Free, Some(released), None)
+                }
+                None => {
+                    let how = if placed {
+                        Settled::Placed
+                    } else {
+                        Settled::Unwanted
+                    };
+                    settled.get_or_insert(how);
+                    (Forgotten::Later, None, None)
+                }
+            },
+            _ => (Forgotten::Unknown, None, None),
         });
-        // Outside of the slot's lock: a permit that comes back wakes others.
-        drop(chunk);
-        if let Some((lane, order)) = read {
-            self.lingering.read(lane, order);
-        }
         answer
+    }
+
+    /// Empties the slot of a send whose place in the queue a lane is to come upon. Drop the chunk outside of the
+    /// slot's lock: a permit that comes back wakes others.
+    fn take_back(&self, state: &mut SendState, placed: bool) -> Option<Outgoing> {
+        match std::mem::replace(state, SendState::Withdrawn) {
+            SendState::Queued(chunk) if placed => Some(chunk),
+            SendState::Queued(chunk) => self.give_up(chunk),
+            _ => None,
+        }
     }
 
     /// Takes a send back, if no lane has it and no copy reads it.
     pub(super) fn withdraw(&self, slot: u16) -> Withdrawn {
-        let (answer, before) = self.with(slot, |state| match state {
-            SendState::Queued(chunk) => {
-                self.linger(self.next_order(), chunk);
-                let before = std::mem::replace(state, SendState::Withdrawn);
-                (Withdrawn::Later, Some(before))
-            }
-            SendState::Waiting(_) => {
-                let before = std::mem::replace(state, SendState::Withdrawn);
-                (Withdrawn::Later, Some(before))
-            }
-            // News of its copy are still under way: they end the request, and must not be taken for
-            // those of the slot's next chunk.
-            SendState::Written { chunk, .. } if chunk.permit.is_some() => (Withdrawn::NotYet, None),
-            SendState::Written { lane, .. } => {
-                self.chunks.acknowledged(*lane);
-                let before = std::mem::replace(state, SendState::Free);
-                (Withdrawn::Now, Some(before))
+        let (answer, ..) = self.with(slot, |state| match state {
+            SendState::Queued(_) | SendState::Waiting(_) => {
+                (Withdrawn::Later, None, self.take_back(state, false))
             }
             SendState::Copying { cancelled, .. } => {
                 *cancelled = true;
-                (Withdrawn::NotYet, None)
+                (Withdrawn::NotYet, None, None)
             }
-            SendState::Taken { settled, .. } => {
+            SendState::Taken { lane, settled, .. } => {
+                // News of a copy are still under way: they end the request, and must not be taken for those of the
+                // slot's next chunk.
+                let copied = |chunk: &Outgoing| chunk.slot == slot && chunk.permit.is_some();
+                if self.chunks.keeps(*lane, copied) {
+                    return (Withdrawn::NotYet, None, None);
+                }
+                let released = self.release(*lane, slot, false);
+                if released.is_some() {
+                    *state = SendState::Free;
+                    return (Withdrawn::Now, released, None);
+                }
                 settled.get_or_insert(Settled::Unwanted);
-                (Withdrawn::NotYet, None)
+                (Withdrawn::NotYet, None, None)
             }
-            SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None),
+            SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None, None),
         });
-        // Outside of the slot's lock: a permit that comes back wakes others.
-        drop(before);
         answer
     }
 
     /// Frees a slot whose end is about to be reported.
     pub(super) fn free(&self, slot: u16) {
         self.with(slot, |state| *state = SendState::Free);
-    }
-
-    fn window(&self) -> u16 {
-        u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 }

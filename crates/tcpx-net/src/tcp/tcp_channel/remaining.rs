@@ -18,7 +18,7 @@ impl TcpChannel {
         let shared = Arc::clone(&self.shared);
         for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
             let ended = shared.transmit.with(slot, |state| match state {
-                SendState::Queued(_) | SendState::Waiting(_) | SendState::Written { .. } => {
+                SendState::Queued(_) | SendState::Waiting(_) => {
                     *state = SendState::Free;
                     true
                 }

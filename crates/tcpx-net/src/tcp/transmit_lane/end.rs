@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(1);
 impl Queue {
     /// Ends the lane once the kernel has let go of the memory that it reads where it lies: nobody may be
     /// told before that it is free.
-    pub(super) fn part_when_unread(&mut self, unread: Vec<Outgoing>) {
+    pub(super) fn part_when_unread(&mut self, unwritten: Option<Outgoing>) {
         let rest = Self {
             shared: Arc::clone(&self.shared),
             socket: Arc::clone(&self.socket),
@@ -35,13 +35,13 @@ impl Queue {
             uncopied: std::mem::take(&mut self.uncopied),
             seal: SendSeal::Plain,
         };
-        let rest = Arc::new(Mutex::new(Some((rest, unread))));
+        let rest = Arc::new(Mutex::new(Some((rest, unwritten))));
         let of_thread = Arc::clone(&rest);
-        let end = |rest: &Mutex<Option<(Self, Vec<Outgoing>)>>| {
+        let end = |rest: &Mutex<Option<(Self, Option<Outgoing>)>>| {
             let taken = lock(rest).take();
-            if let Some((mut rest, unread)) = taken {
+            if let Some((mut rest, unwritten)) = taken {
                 rest.wait_until_unread();
-                rest.part(unread);
+                rest.part(unwritten);
             }
         };
         let started = std::thread::Builder::new()
@@ -77,30 +77,29 @@ impl Queue {
         }
     }
 
-    /// Ends the lane, which had begun to write `unread`, if anything.
-    pub(super) fn part(&mut self, unread: Vec<Outgoing>) {
+    /// Ends the lane, which had begun to write a chunk.
+    pub(super) fn part(&mut self, unwritten: Option<Outgoing>) {
+        let lane = self.socket.lane;
         // What the kernel still has of pages that may be used for something else is not sent.
-        let is_spliced = |chunk: &Outgoing| chunk.spliced == Some(self.socket.lane);
-        if unread.iter().any(is_spliced) || self.shared.transmit.has_unread_pages(self.socket.lane)
+        let is_lent = |chunk: &Outgoing| chunk.spliced == Some(lane);
+        if unwritten.as_ref().is_some_and(is_lent)
+            || self.shared.transmit.chunks.keeps(lane, is_lent)
         {
             abort(self.socket.as_fd());
         }
-        self.hand_over(unread);
-        self.shared.half_gone(self.socket.lane);
+        self.hand_over(unwritten);
+        self.shared.half_gone(lane);
     }
 
     /// The lane is gone: the others send what may not have arrived, or its owner ends it with the channel.
-    fn hand_over(&mut self, unread: Vec<Outgoing>) {
-        let mut count = 0;
+    fn hand_over(&mut self, unwritten: Option<Outgoing>) {
         let held = self.uncopied.abandon().into_iter().map(|(_, chunk)| chunk);
-        for chunk in held.chain(unread) {
-            match self.shared.transmit.put_back(chunk) {
-                Some(chunk) => self.release(chunk),
-                None => count += 1,
-            }
-        }
-        let lane = self.socket.lane;
-        count += self.shared.transmit.requeue(lane);
+        let count =
+            self.shared
+                .transmit
+                .lane_ended(self.socket.lane, held.chain(unwritten), |slot| {
+                    self.shared.send_ended(slot)
+                });
         if self.shared.is_over() {
             return;
         }

@@ -68,19 +68,12 @@ pub(in crate::tcp) enum SendState {
     },
     /// In the queue.
     Queued(Outgoing),
-    /// In a lane's hands, or its end is being reported.
+    /// In a lane's hands, or written and kept by it until the peer has placed it, or its end is being reported.
     Taken {
         lane: u16,
         sequence: u64,
         /// It ends once the lane lets go.
         settled: Option<Settled>,
-    },
-    /// A lane wrote it to the last byte; it is kept until the peer has placed it.
-    Written {
-        lane: u16,
-        /// Its place among all chunks that were written.
-        order: u64,
-        chunk: Outgoing,
     },
     /// Ended while it was in the queue; whoever finds the queue's entry frees the slot.
     Withdrawn,

@@ -1,9 +1,13 @@
-//! The queue's bytes.
+//! The queue's bytes, and pages that the kernel may still send although nobody waits for their chunk any more.
 
-use tcpx_memory::Region;
+use tcpx_memory::{CopyWorker, PinnedPool, Region};
+use tcpx_wire::TransferId;
+use tcpx_wire::chunk_header::ChunkHeader;
 
+use super::super::staging::alone;
 use super::*;
 use crate::channel::SendChunk;
+use crate::error::ChunkPosition;
 
 #[test]
 fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
@@ -43,15 +47,198 @@ fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
     };
     assert!(matches!(table.take(0), Some(Taken::Withdrawn(1))));
     assert_eq!(table.queued_bytes(), 12_000);
-    assert!(table.put_back(first).is_none());
+    assert_eq!(table.lane_ended(0, [first], |_| panic!("it has ended")), 1);
     assert_eq!(table.queued_bytes(), 13_000);
     for bytes in [12_000, 8000, 0] {
         let Some(Taken::Chunk(chunk)) = table.take(0) else {
             panic!("a chunk")
         };
         assert_eq!(table.queued_bytes(), bytes);
-        assert!(table.written(chunk).is_none(), "it is kept");
+        assert!(!table.written(0, chunk, 0), "it is kept");
     }
-    assert_eq!(table.requeue(0), 3);
+    assert_eq!(requeued(&table, 0), 3);
     assert_eq!(table.queued_bytes(), 13_000);
+}
+
+fn written(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16, spliced: bool) {
+    let mut chunk = taken(table, pool, slot, lane);
+    chunk.spliced = spliced.then_some(lane);
+    assert!(!table.written(lane, chunk, 0), "it is kept");
+}
+
+/// A lane dies with nothing in its hands; how many chunks go again.
+fn requeued(table: &TransmitTable, lane: u16) -> usize {
+    table.lane_ended(lane, [], |slot| panic!("slot {slot} has ended"))
+}
+
+fn has_unread_pages(table: &TransmitTable, lane: u16) -> bool {
+    let is_lent = |chunk: &Outgoing| chunk.spliced == Some(lane);
+    table.chunks.keeps(lane, is_lent)
+}
+
+/// A chunk of a pinned slot in a lane's hands.
+fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outgoing {
+    let sequence = u64::from(slot);
+    let header = ChunkHeader {
+        sequence,
+        transfer: TransferId(0),
+        offset: 0,
+        total: 0,
+        length: 8,
+        attempt: 0,
+        behind: 0,
+    };
+    let position = ChunkPosition {
+        sequence,
+        transfer: 0,
+        offset: 0,
+        length: 8,
+        done: 0,
+    };
+    let pinned = pool.try_take().expect("a slot");
+    table.enqueue(Outgoing {
+        slot,
+        header: header.encode(),
+        position,
+        payload: pinned.slice().slice(..8).expect("in the slot"),
+        attempt: 0,
+        permit: None,
+        spliced: None,
+    });
+    drop(pinned);
+    match table.take(lane) {
+        Some(Taken::Chunk(chunk)) => chunk,
+        other => panic!("the chunk is queued: {other:?}"),
+    }
+}
+
+/// A slot whose pages the kernel may still send must not be filled with something else, though
+/// nobody waits for its chunk any more.
+#[test]
+fn pages_that_may_still_be_sent_are_kept_until_the_peer_has_read_past_them() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    written(&table, pool, 0, 0, true);
+    written(&table, pool, 1, 1, true);
+    written(&table, pool, 2, 0, true);
+    assert_eq!(table.forget(0, 0, false), Forgotten::Free);
+    assert_eq!(pool.free_slots(), free - 3, "chunk 0 was not read");
+    assert!(has_unread_pages(&table, 0));
+    assert_eq!(table.forget(1, 1, true), Forgotten::Free);
+    assert_eq!(
+        pool.free_slots(),
+        free - 2,
+        "another lane says nothing of it"
+    );
+    assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+    assert_eq!(pool.free_slots(), free, "chunk 2 came behind it");
+    assert!(!has_unread_pages(&table, 0));
+}
+
+#[test]
+fn copies_are_let_go_of_at_once() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    written(&table, pool, 0, 0, false);
+    assert_eq!(table.forget(0, 0, false), Forgotten::Free);
+    assert_eq!(pool.free_slots(), free);
+}
+
+/// The peer's acknowledgement does not say which lane it read the chunk from.
+#[test]
+fn a_chunk_sent_twice_says_nothing_of_its_lanes() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    // Chunk 1 goes out on lane 0, which dies; the peer has read it, but that is not known yet.
+    written(&table, pool, 1, 0, true);
+    // Chunk 0 is in lane 1's socket and is given up: its pages linger.
+    written(&table, pool, 0, 1, true);
+    assert_eq!(table.forget(0, 0, false), Forgotten::Free);
+    // Chunk 1 is written again, on lane 1.
+    assert_eq!(requeued(&table, 0), 1);
+    let Some(Taken::Chunk(mut chunk)) = table.take(1) else {
+        panic!("it is queued");
+    };
+    chunk.spliced = Some(1);
+    assert!(!table.written(1, chunk, 0));
+    assert_eq!(pool.free_slots(), free - 2);
+    // Now the acknowledgement of what came over lane 0 is heard. Nobody has read lane 1.
+    assert_eq!(table.forget(1, 1, true), Forgotten::Free);
+    assert_eq!(pool.free_slots(), free - 1, "lane 1 was not read");
+    written(&table, pool, 2, 1, true);
+    assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+    assert_eq!(pool.free_slots(), free);
+}
+
+#[test]
+fn no_end_of_a_lane_frees_pages_that_it_sent() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    written(&table, pool, 0, 0, true);
+    written(&table, pool, 1, 0, true);
+    assert_eq!(table.forget(0, 0, false), Forgotten::Free);
+    // The lane dies. Its other chunk is queued again, and nobody wants it any more.
+    assert_eq!(requeued(&table, 0), 1);
+    assert_eq!(table.forget(1, 1, false), Forgotten::Settled);
+    assert_eq!((pool.free_slots(), table.chunks.unwanted()), (free - 2, 2));
+    assert!(matches!(table.take(1), Some(Taken::Withdrawn(1))));
+    // The peer reads the lane that takes its place only after it has closed this one.
+    written(&table, pool, 2, 0, true);
+    assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+    assert_eq!((pool.free_slots(), table.chunks.unwanted()), (free, 0));
+}
+
+/// A chunk in a lane's hands that nobody wants any more: its pages are kept whether the lane writes the rest
+/// or dies with it.
+#[test]
+fn a_chunk_given_up_in_a_lanes_hands_leaves_its_pages() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    for dies in [false, true] {
+        let table = TransmitTable::new(2, 4);
+        let mut chunk = taken(&table, pool, 0, 0);
+        chunk.spliced = Some(0);
+        assert_eq!(table.forget(0, 0, false), Forgotten::Later);
+        let mut freed = Vec::new();
+        match dies {
+            false => assert!(table.written(0, chunk, 0)),
+            true => assert_eq!(table.lane_ended(0, [chunk], |slot| freed.push(slot)), 0),
+        }
+        assert_eq!(freed.len(), usize::from(dies), "it has ended");
+        assert_eq!(table.chunks.unwanted(), 1, "the lane dies: {dies}");
+        assert_eq!(pool.free_slots(), free - 1);
+        drop(table);
+        assert_eq!(pool.free_slots(), free, "no lane is left");
+    }
+}
+
+#[test]
+fn what_the_peer_placed_before_its_lane_lets_go_is_read() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    written(&table, pool, 1, 0, true);
+    assert_eq!(table.forget(1, 1, false), Forgotten::Free);
+    assert_eq!(table.chunks.unwanted(), 1);
+    let mut chunk = taken(&table, pool, 0, 0);
+    chunk.spliced = Some(0);
+    assert_eq!(table.forget(0, 0, true), Forgotten::Later);
+    assert!(table.written(0, chunk, 0), "it has ended");
+    assert_eq!((table.chunks.unwanted(), pool.free_slots()), (0, free));
 }
