@@ -196,15 +196,13 @@ enum State<C> {
     Header,
     /// The chunk's place is not known yet.
     Parked(ChunkHeader),
-    /// Reads payload; `waits`: there is no memory for it now.
+    /// Reads payload, which without a claim nobody wants; `waits`: there is no memory for it now.
     Payload {
         header: ChunkHeader,
-        claim: C,
+        claim: Option<C>,
         done: usize,
         waits: bool,
     },
-    /// Reads payload that nobody wants.
-    Unwanted { header: ChunkHeader, left: usize },
 }
 
 /// What one step of the lane came to.
@@ -248,17 +246,13 @@ impl<T: Target> ReceiveLane<T> {
                 claim,
                 done,
                 ..
-            } if self.seal.seals_payload() => self.open_payload(header, claim, done),
+            } if self.seal.seals_payload() => Ok(self.open_payload(header, claim, done)),
             State::Payload {
                 header,
                 claim,
                 done,
                 ..
-            } => self.read_payload(header, claim, done),
-            State::Unwanted { header, left } if self.seal.seals_payload() => {
-                self.drop_sealed(header, left)
-            }
-            State::Unwanted { header, left } => self.drop_payload(header, left),
+            } => Ok(self.read_payload(header, claim, done)),
         }
     }
 
@@ -318,109 +312,134 @@ impl<T: Target> ReceiveLane<T> {
 
     /// A header is complete: finds where its payload goes.
     fn arrive(&mut self, header: ChunkHeader, again: bool) -> Result<Step, Violation> {
-        Ok(match self.target.claim(&header, again)? {
-            Answer::Write(claim) => {
-                self.state = State::Payload {
-                    header,
-                    claim,
-                    done: 0,
-                    waits: false,
-                };
-                Step::Moved(0)
-            }
-            Answer::Drain => {
-                let left = header.length as usize;
-                self.state = State::Unwanted { header, left };
-                Step::Moved(0)
-            }
+        let claim = match self.target.claim(&header, again)? {
+            Answer::Write(claim) => Some(claim),
+            Answer::Drain => None,
             Answer::Park => {
                 self.state = State::Parked(header);
-                Step::Rest
+                return Ok(Step::Rest);
             }
-        })
+        };
+        Ok(self.go_on(header, claim, 0, false))
+    }
+
+    /// The lane is at this place of a payload.
+    fn go_on(
+        &mut self,
+        header: ChunkHeader,
+        claim: Option<T::Claim>,
+        done: usize,
+        waits: bool,
+    ) -> Step {
+        self.state = State::Payload {
+            header,
+            claim,
+            done,
+            waits,
+        };
+        Step::Moved(0)
+    }
+
+    /// The claim was withdrawn: the rest of the payload is dropped.
+    fn release(&mut self, header: ChunkHeader, claim: Option<T::Claim>, done: usize) -> Step {
+        if let Some(claim) = claim {
+            self.target.release(claim);
+        }
+        self.go_on(header, None, done, false)
     }
 
     fn read_payload(
         &mut self,
         header: ChunkHeader,
-        mut claim: T::Claim,
+        mut claim: Option<T::Claim>,
         done: usize,
-    ) -> Result<Step, Violation> {
+    ) -> Step {
         let left = header.length as usize - done;
-        let behind = &mut self.header[..self.seal.header_bytes()];
-        let read = self.target.read(&mut claim, done, behind);
-        let waits = matches!(read, Ok(Progress::NoRoom));
-        let bytes = match read {
-            Ok(Progress::Moved(Moved::Bytes(bytes))) if bytes >= left => {
-                self.have = bytes - left;
-                return Ok(self.complete(header, claim, bytes));
+        let read = match &mut claim {
+            Some(claim) => {
+                let behind = &mut self.header[..self.seal.header_bytes()];
+                self.target.read(claim, done, behind)
             }
-            Ok(Progress::Withdrawn) => {
-                self.target.release(claim);
-                self.state = State::Unwanted { header, left };
-                return Ok(Step::Moved(0));
-            }
-            Ok(Progress::Moved(Moved::Bytes(bytes))) => bytes,
-            _ => 0,
+            None => calls::discard(self.target.socket(), left).map(Progress::Moved),
         };
-        self.state = State::Payload {
-            header,
-            claim,
-            done: done + bytes,
-            waits,
+        let (bytes, waits) = match read {
+            Ok(Progress::Moved(Moved::Bytes(bytes))) => (bytes, false),
+            Ok(Progress::Withdrawn) => return self.release(header, claim, done),
+            Ok(Progress::NoRoom) => (0, true),
+            _ => (0, false),
         };
-        Ok(match read {
+        if claim.is_none() {
+            self.target.dropped(bytes);
+        }
+        if bytes >= left {
+            self.have = bytes - left;
+            return self.complete(header, claim, bytes);
+        }
+        self.go_on(header, claim, done + bytes, waits);
+        match read {
             Ok(Progress::Moved(Moved::End)) => broken(Some((header, done)), ended_early()),
             Err(error) => broken(Some((header, done)), error),
             _ if bytes > 0 => Step::Moved(bytes),
             _ => Step::Rest,
-        })
+        }
     }
 
-    /// A chunk's payload is all at its place, after `bytes` more were read.
-    fn complete(&mut self, header: ChunkHeader, claim: T::Claim, bytes: usize) -> Step {
-        if let Err(error) = self.acknowledge(&header) {
-            self.target.put_back(claim);
-            return broken(Some((header, header.length as usize)), error);
-        }
+    /// A chunk's payload was all read, after `bytes` more were, and is at its place if somebody wants it.
+    fn complete(&mut self, header: ChunkHeader, claim: Option<T::Claim>, bytes: usize) -> Step {
         let length = header.length as usize;
+        if let Err(error) = self.acknowledge(&header) {
+            claim
+                .into_iter()
+                .for_each(|claim| self.target.put_back(claim));
+            return broken(Some((header, length)), error);
+        }
         let coalescer = &mut self.coalescer;
         let later = || coalescer.holds(length, Instant::now);
-        if self.target.complete(claim, later) {
+        if claim.is_some_and(|claim| self.target.complete(claim, later)) {
             self.coalescer.told();
         }
         Step::Moved(bytes)
     }
 
-    /// As [`read_payload`](Self::read_payload), of sealed payload.
+    /// As [`read_payload`](Self::read_payload), of sealed payload: what nobody wants is opened all the same, so that
+    /// what follows is.
     fn open_payload(
         &mut self,
         header: ChunkHeader,
-        mut claim: T::Claim,
+        mut claim: Option<T::Claim>,
         done: usize,
-    ) -> Result<Step, Violation> {
+    ) -> Step {
         let left = header.length as usize - done;
-        if self.target.is_withdrawn(&claim) {
-            self.target.release(claim);
-            self.state = State::Unwanted { header, left };
-            return Ok(Step::Moved(0));
+        if claim
+            .as_ref()
+            .is_some_and(|claim| self.target.is_withdrawn(claim))
+        {
+            return self.release(header, claim, done);
         }
         let socket = self.target.socket();
-        let next = self.seal.next(socket, left, &mut self.header);
         let (mut now_done, mut waits) = (done, false);
-        let step = match next {
-            Ok(NextRecord::Opened(opened)) => match self.target.place(&mut claim, done, opened) {
-                Ok(Placing::Done) => {
-                    now_done += opened.len();
-                    self.seal.take();
-                    Step::Moved(0)
+        let step = match self.seal.next(socket, left, &mut self.header) {
+            Ok(NextRecord::Opened(opened)) => {
+                let placing = match &mut claim {
+                    Some(claim) => self.target.place(claim, done, opened),
+                    None => {
+                        self.target.dropped(opened.len());
+                        Ok(Placing::Done)
+                    }
+                };
+                match placing {
+                    Ok(Placing::Done) => {
+                        now_done += opened.len();
+                        self.seal.take();
+                        Step::Moved(0)
+                    }
+                    Ok(Placing::NoRoom) => {
+                        waits = true;
+                        Step::Rest
+                    }
+                    Err(error) => broken(Some((header, done)), error),
                 }
-                Ok(Placing::NoRoom) => {
-                    waits = true;
-                    Step::Rest
-                }
-                Err(error) => broken(Some((header, done)), error),
-            },
+            }
             Ok(NextRecord::Came { bytes, behind }) => {
                 self.have = behind;
                 Step::Moved(bytes)
@@ -430,64 +449,10 @@ impl<T: Target> ReceiveLane<T> {
             Err(error) => broken(Some((header, done)), error),
         };
         if now_done == header.length as usize {
-            return Ok(self.complete(header, claim, 0));
+            return self.complete(header, claim, 0);
         }
-        self.state = State::Payload {
-            header,
-            claim,
-            done: now_done,
-            waits,
-        };
-        Ok(step)
-    }
-
-    /// As [`drop_payload`](Self::drop_payload), of sealed payload: it is opened all the same, so that what follows is.
-    fn drop_sealed(&mut self, header: ChunkHeader, mut left: usize) -> Result<Step, Violation> {
-        let within = Some((header, header.length as usize - left));
-        let socket = self.target.socket();
-        let step = match self.seal.next(socket, left, &mut self.header) {
-            Ok(NextRecord::Opened(opened)) => {
-                let bytes = opened.len();
-                self.seal.take();
-                self.target.dropped(bytes);
-                left -= bytes;
-                Step::Moved(0)
-            }
-            Ok(NextRecord::Came { bytes, behind }) => {
-                self.have = behind;
-                Step::Moved(bytes)
-            }
-            Ok(NextRecord::WouldBlock) => Step::Rest,
-            Ok(NextRecord::End) => return Ok(broken(within, ended_early())),
-            Err(error) => return Ok(broken(within, error)),
-        };
-        if left > 0 {
-            self.state = State::Unwanted { header, left };
-        } else if let Err(error) = self.acknowledge(&header) {
-            return Ok(broken(None, error));
-        }
-        Ok(step)
-    }
-
-    fn drop_payload(&mut self, header: ChunkHeader, left: usize) -> Result<Step, Violation> {
-        let done = header.length as usize - left;
-        let bytes = match calls::discard(self.target.socket(), left) {
-            Ok(Moved::Bytes(bytes)) => bytes,
-            Ok(Moved::WouldBlock) => {
-                self.state = State::Unwanted { header, left };
-                return Ok(Step::Rest);
-            }
-            Ok(Moved::End) => return Ok(broken(Some((header, done)), ended_early())),
-            Err(error) => return Ok(broken(Some((header, done)), error)),
-        };
-        self.target.dropped(bytes);
-        if bytes < left {
-            let left = left - bytes;
-            self.state = State::Unwanted { header, left };
-        } else if let Err(error) = self.acknowledge(&header) {
-            return Ok(broken(None, error));
-        }
-        Ok(Step::Moved(bytes))
+        self.go_on(header, claim, now_done, waits);
+        step
     }
 
     /// A chunk was read to its end, of which the sender hears now if it was told of little lately, else before the
@@ -628,7 +593,11 @@ impl<T: Target> Source for ReceiveLane<T> {
     fn finish(&mut self) {
         // Whose comm has everything may close right after, and its process end.
         let _ = self.tell_sender();
-        if let State::Payload { claim, .. } = std::mem::replace(&mut self.state, State::Header) {
+        let state = std::mem::replace(&mut self.state, State::Header);
+        if let State::Payload {
+            claim: Some(claim), ..
+        } = state
+        {
             self.target.put_back(claim);
         }
         self.target.close();
