@@ -74,7 +74,7 @@ impl Shared {
         stream: TcpStream,
         peer: SocketAddr,
     ) -> Arc<LaneSocket> {
-        limit_buffers(&stream, self.socket_buffer);
+        limit_buffers(&stream, self.parts.socket_buffer);
         let peer = stream.peer_addr().map_or(peer, canonical);
         Arc::new(LaneSocket {
             descriptor: stream.into(),
@@ -89,7 +89,7 @@ impl Shared {
 
     /// Gives the halves of a lane that has joined to loops.
     fn run_lane(shared: &Arc<Self>, socket: &Arc<LaneSocket>, keys: LaneKeys) {
-        let (seal, open) = shared.protection.start(keys);
+        let (seal, open) = shared.parts.protection.start(keys);
         let sending = transmit_lane(Arc::clone(shared), Arc::clone(socket), seal);
         let receiving = receive_lane(Arc::clone(shared), Arc::clone(socket), open);
         socket.transmit.start(Box::new(sending));
@@ -119,7 +119,7 @@ impl Shared {
                 .counters
                 .lanes_restored
                 .fetch_add(1, Ordering::Relaxed);
-            tracing::info!(channel = %shared.name, lane, peer = %socket.peer, "a lane is back");
+            tracing::info!(channel = %shared.parts.name, lane, peer = %socket.peer, "a lane is back");
             Self::run_lane(shared, &socket, keys);
         }
         None
@@ -130,15 +130,10 @@ impl Shared {
 mod tests {
     use std::io::Read;
     use std::net::TcpListener;
-    use std::time::Duration;
 
     use tcpx_memory::{Access, Region};
     use tcpx_wire::ChunkPlan;
 
-    use tcpx_lanes::sealing::Protection;
-
-    use super::super::repair::Repair;
-    use super::super::staging::Staging;
     use super::*;
     use crate::channel::{Cancel, Channel, Posted, ReceiveWindow, SendChunk};
     use crate::error::ChannelError;
@@ -150,18 +145,8 @@ mod tests {
         let usual = socket2::SockRef::from(&connect()).recv_buffer_size();
         for bytes in [0, 96 << 10] {
             let parts = Parts {
-                name: String::new(),
-                ways: String::new(),
-                lanes: 2,
-                window: 4,
-                splice: false,
-                zero_copy: false,
-                protection: Protection::None,
-                tells_behind: false,
                 socket_buffer: bytes,
-                dead_after: Duration::from_secs(10),
-                staging: Staging::new(&[], false, 4).unwrap(),
-                repair: Repair::Never,
+                ..Parts::of_two_lanes(false, 4)
             };
             let shared = Shared::new(parts).unwrap();
             let joined = JoinedLane {
@@ -202,18 +187,8 @@ mod tests {
         };
         let (near, far) = [0, 1].map(connect).into_iter().unzip();
         let parts = Parts {
-            name: String::new(),
-            ways: String::new(),
-            lanes: 2,
-            window: 64,
             splice: true,
-            zero_copy: false,
-            protection: Protection::None,
-            tells_behind: false,
-            socket_buffer: 0,
-            dead_after: Duration::from_secs(10),
-            staging: Staging::new(&[], true, 64).unwrap(),
-            repair: Repair::Never,
+            ..Parts::of_two_lanes(true, 64)
         };
         (start(near, address, parts, 1).unwrap(), far)
     }

@@ -100,7 +100,7 @@ impl Shared {
         };
         // Nobody leaves work to it any more.
         self.paces.forget(lane);
-        let error = how.into_error(&self.name, &socket);
+        let error = how.into_error(&self.parts.name, &socket);
         let closing = self.closing.load(Ordering::Acquire);
         if by_peer {
             socket.ended_by_peer.store(true, Ordering::Release);

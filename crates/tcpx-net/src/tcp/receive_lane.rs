@@ -85,7 +85,7 @@ impl OpenWindows {
     ) -> io::Result<Moved> {
         let socket = self.socket.as_fd();
         let left = into.len() - done;
-        let staging = &self.shared.staging;
+        let staging = &self.shared.parts.staging;
         if !staging.takes_past_caches(&claim.destination, into.len()) {
             let part = Part {
                 slice: into,
@@ -120,7 +120,7 @@ impl Target for OpenWindows {
     }
 
     fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Reading>, Violation> {
-        if header.behind > 0 && !self.shared.tells_behind {
+        if header.behind > 0 && !self.shared.parts.tells_behind {
             return Err(Violation {
                 expected: "a chunk that says nothing of those behind it".to_owned(),
                 arrived: format!(
@@ -167,7 +167,7 @@ impl Target for OpenWindows {
         let Some(into) = self.landing(claim, into) else {
             return Ok(Placing::NoRoom);
         };
-        let staging = &self.shared.staging;
+        let staging = &self.shared.parts.staging;
         let placed = match staging.takes_past_caches(&claim.destination, into.len()) {
             true => into.write_past_caches(done, opened),
             false => into

@@ -160,7 +160,7 @@ impl Dialler {
             match opened {
                 Ok(stream) => all &= Shared::restore(&channel, lane, stream).is_none(),
                 Err(error) => {
-                    tracing::debug!(channel = %channel.name, lane, %error, "a lane is still dead");
+                    tracing::debug!(channel = %channel.parts.name, lane, %error, "a lane is still dead");
                     all = false;
                 }
             }
@@ -237,7 +237,7 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
     while let Some(arrived) = arrivals.inbox.try_take() {
         if arrived.lane >= channel.roster.lanes() {
             tracing::warn!(
-                channel = %channel.name, peer = %arrived.peer, lane = arrived.lane, lanes = arrived.lanes,
+                channel = %channel.parts.name, peer = %arrived.peer, lane = arrived.lane, lanes = arrived.lanes,
                 "a lane came that the channel does not have; it is closed"
             );
             continue;

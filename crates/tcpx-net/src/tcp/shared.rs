@@ -115,21 +115,36 @@ impl Counters {
 pub(super) struct Shared {
     /// Itself.
     pub(super) own: Weak<Self>,
+    pub(super) parts: Parts,
+    pub(super) transmit: TransmitTable,
+    pub(super) receive: ReceiveTable,
+    pub(super) counters: Counters,
+    pub(super) closing: AtomicBool,
+    pub(super) roster: Arc<Roster>,
+    pub(super) attention: Attention,
+    pub(super) presence: Presence,
+    pub(super) paces: Paces,
+    /// How the last lane was lost, while there is none.
+    pub(super) last_loss: Mutex<Option<ChannelError>>,
+    /// Held while lanes are added, and while closing begins.
+    pub(super) membership: Mutex<()>,
+    events: ArrayQueue<Event>,
+    has_ended: AtomicBool,
+    ended: Mutex<Option<ChannelError>>,
+}
+
+/// What a channel is made of, and how.
+#[derive(Debug)]
+pub(super) struct Parts {
     /// `tcp, 4 lanes to 10.0.0.2:12345`.
     pub(super) name: String,
     /// What was chosen, for a person: ` over eth0 10.0.0.1 to 10.0.0.2, 1 event loop each way, cubic`.
     pub(super) ways: String,
-    pub(super) transmit: TransmitTable,
-    pub(super) receive: ReceiveTable,
-    pub(super) staging: Staging,
-    pub(super) counters: Counters,
-    pub(super) closing: AtomicBool,
-    pub(super) roster: Arc<Roster>,
-    pub(super) repair: Repair,
-    pub(super) attention: Attention,
-    pub(super) presence: Presence,
-    pub(super) paces: Paces,
-    splice: bool,
+    pub(super) lanes: u16,
+    /// Chunks that may be on their way.
+    pub(super) window: u16,
+    /// Slots are sent by references to their pages.
+    pub(super) splice: bool,
     /// Host memory may be sent from where it lies, to other hosts.
     pub(super) zero_copy: bool,
     /// Of every lane.
@@ -140,72 +155,50 @@ pub(super) struct Shared {
     pub(super) socket_buffer: u32,
     /// Without any lane for this long the channel has ended.
     pub(super) dead_after: Duration,
-    /// How the last lane was lost, while there is none.
-    pub(super) last_loss: Mutex<Option<ChannelError>>,
-    /// Held while lanes are added, and while closing begins.
-    pub(super) membership: Mutex<()>,
-    events: ArrayQueue<Event>,
-    has_ended: AtomicBool,
-    ended: Mutex<Option<ChannelError>>,
-}
-
-/// What [`Shared::new`] needs.
-#[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) name: String,
-    pub(super) ways: String,
-    pub(super) lanes: u16,
-    pub(super) window: u16,
-    pub(super) splice: bool,
-    pub(super) zero_copy: bool,
-    pub(super) protection: Protection,
-    /// See [`Shared::tells_behind`].
-    pub(super) tells_behind: bool,
-    /// Bytes that a lane's socket buffers hold each way; 0: automatic.
-    pub(super) socket_buffer: u32,
-    pub(super) dead_after: Duration,
     pub(super) staging: Staging,
     pub(super) repair: Repair,
 }
 
-impl Shared {
-    pub(super) fn new(parts: Parts) -> Result<Arc<Self>, rustix::io::Errno> {
-        let Parts {
-            name,
-            ways,
-            lanes,
+#[cfg(test)]
+impl Parts {
+    /// Of two lanes that do not come back.
+    pub(super) fn of_two_lanes(stage_host: bool, window: u16) -> Self {
+        Self {
+            name: String::new(),
+            ways: String::new(),
+            lanes: 2,
             window,
-            splice,
-            zero_copy,
-            protection,
-            tells_behind,
-            socket_buffer,
-            dead_after,
-            staging,
-            repair,
-        } = parts;
+            splice: false,
+            zero_copy: false,
+            protection: Protection::None,
+            tells_behind: false,
+            socket_buffer: 0,
+            dead_after: Duration::from_secs(10),
+            staging: Staging::new(&[], stage_host, window).unwrap(),
+            repair: Repair::Never,
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(mut parts: Parts) -> Result<Arc<Self>, rustix::io::Errno> {
+        // What is sealed leaves from memory of the lane.
+        let as_it_lies = parts.protection != Protection::All;
+        parts.splice &= as_it_lies;
+        parts.zero_copy &= as_it_lies;
+        let (lanes, window) = (parts.lanes, parts.window);
         let roster = Arc::new(Roster::new(lanes)?);
         Ok(Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
-            name,
-            ways,
+            parts,
             transmit: TransmitTable::new(lanes, window),
             receive: ReceiveTable::new(),
-            staging,
             counters: Counters::default(),
             closing: AtomicBool::new(false),
             roster,
-            repair,
             attention: watch::attention(),
             presence: Presence::new(),
             paces: Paces::new(lanes),
-            // What is sealed leaves from memory of the lane.
-            splice: splice && protection != Protection::All,
-            zero_copy: zero_copy && protection != Protection::All,
-            protection,
-            tells_behind,
-            socket_buffer,
-            dead_after,
             last_loss: Mutex::default(),
             membership: Mutex::new(()),
             events: ArrayQueue::new(2 * usize::from(window)),
@@ -295,7 +288,7 @@ impl Shared {
     /// The error for requests that end because the channel does.
     pub(super) fn failure(&self) -> ChannelError {
         self.ended().unwrap_or_else(|| ChannelError::Closed {
-            channel: self.name.clone(),
+            channel: self.parts.name.clone(),
         })
     }
 
@@ -312,17 +305,12 @@ impl Shared {
             chunk,
         } = violation;
         self.end(ChannelError::Protocol {
-            channel: self.name.clone(),
+            channel: self.parts.name.clone(),
             lane,
             expected,
             arrived,
             position: chunk.map(|chunk| Box::new(position(&chunk))),
         });
-    }
-
-    /// Whether slots are sent by references to their pages.
-    pub(super) fn splices(&self) -> bool {
-        self.splice
     }
 
     /// Whether another slot may be sent so, or too many are kept for the kernel already.

@@ -222,7 +222,7 @@ impl Shared {
     /// The memory that a lane reads a receive's payload into.
     pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Landing {
         let destination = &claim.destination;
-        let Some(Worker { pool, .. }) = self.staging.worker(destination.kind()) else {
+        let Some(Worker { pool, .. }) = self.parts.staging.worker(destination.kind()) else {
             return Landing::At(destination.clone());
         };
         let take = || {
@@ -255,7 +255,7 @@ impl Shared {
     ) -> bool {
         let Some(Worker {
             worker, permits, ..
-        }) = shared.staging.worker(claim.destination.kind())
+        }) = shared.parts.staging.worker(claim.destination.kind())
         else {
             drop(into);
             return shared.report_placed(claim, later);
@@ -267,7 +267,7 @@ impl Shared {
             ..
         } = claim;
         shared.receive.copies(&window, index);
-        let number = lock(&shared.staging.receiving).add(window, index);
+        let number = lock(&shared.parts.staging.receiving).add(window, index);
         if is_copy_bound(into.len(), permits.are_taken()) {
             into.leave_core();
         }
@@ -287,7 +287,7 @@ impl Shared {
     }
 
     fn receive_copied(&self, number: u32, result: Result<u64, MemoryError>) {
-        let copied = lock(&self.staging.receiving).take(number);
+        let copied = lock(&self.parts.staging.receiving).take(number);
         let Some((window, index)) = copied else {
             return;
         };
@@ -300,7 +300,7 @@ impl Shared {
 
     fn copy_failed(&self, operation: &'static str, error: &MemoryError) -> ChannelError {
         ChannelError::Memory {
-            channel: self.name.clone(),
+            channel: self.parts.name.clone(),
             operation,
             cause: error.to_string(),
         }
@@ -328,20 +328,7 @@ pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
 /// For tests without lanes: a channel whose host memory is copied to slots first.
 #[cfg(test)]
 fn staged_channel() -> Arc<Shared> {
-    let parts = super::shared::Parts {
-        name: String::new(),
-        ways: String::new(),
-        lanes: 2,
-        window: 64,
-        splice: false,
-        zero_copy: false,
-        protection: tcpx_lanes::sealing::Protection::None,
-        tells_behind: false,
-        socket_buffer: 0,
-        dead_after: std::time::Duration::from_secs(10),
-        staging: Staging::new(&[], true, 64).unwrap(),
-        repair: super::repair::Repair::Never,
-    };
+    let parts = super::shared::Parts::of_two_lanes(true, 64);
     Shared::new(parts).unwrap()
 }
 
@@ -384,7 +371,7 @@ mod tests {
         };
         let window = claim.window;
         shared.receive.copies(&window, 1);
-        let number = lock(&shared.staging.receiving).add(window, 1);
+        let number = lock(&shared.parts.staging.receiving).add(window, 1);
         shared.receive_copied(number, Err(MemoryError::WorkerStopped));
         let mut out = Vec::new();
         channel.poll(&mut out).unwrap();

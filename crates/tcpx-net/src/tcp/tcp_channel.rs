@@ -63,14 +63,14 @@ struct SendSlot {
 
 impl TcpChannel {
     pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
-        let watches = shared.staging.watch(&shared.roster);
+        let watches = shared.parts.staging.watch(&shared.roster);
         shared.roster.signal.set_wanted(true);
         let capabilities = Capabilities {
             max_in_flight: window,
             ordered: false,
             can_cancel: true,
-            largest_request: shared.staging.largest_request(),
-            kinds: shared.staging.kinds(),
+            largest_request: shared.parts.staging.largest_request(),
+            kinds: shared.parts.staging.kinds(),
         };
         Self {
             shared,
@@ -100,6 +100,7 @@ impl TcpChannel {
             )));
         }
         self.shared
+            .parts
             .staging
             .admit(memory)
             .map_err(|reason| self.bad_request(reason))
@@ -107,7 +108,7 @@ impl TcpChannel {
 
     fn bad_request(&self, reason: String) -> ChannelError {
         ChannelError::BadRequest {
-            channel: self.shared.name.clone(),
+            channel: self.shared.parts.name.clone(),
             reason,
         }
     }
@@ -218,7 +219,7 @@ impl Channel for TcpChannel {
         let (header, position) = describe(&chunk);
         let SendChunk { source, fence, .. } = chunk;
         let bytes = source.len();
-        if self.shared.staging.is_needed(&source) {
+        if self.shared.parts.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
                 position,
@@ -351,7 +352,7 @@ impl Channel for TcpChannel {
             && self.shared.transmit.is_unsent(slot, sequence)
         {
             return Err(ChannelError::Protocol {
-                channel: self.shared.name.clone(),
+                channel: self.shared.parts.name.clone(),
                 lane: 0,
                 expected: "acknowledgements of chunks that were sent".to_owned(),
                 arrived: format!("one of chunk {sequence}, which was not"),
@@ -396,7 +397,7 @@ impl Channel for TcpChannel {
             return;
         }
         let chunks = bytes.div_ceil(LEAST_CHUNK_BYTES);
-        self.shared.staging.rouse();
+        self.shared.parts.staging.rouse();
         self.shared
             .roster
             .prewake(usize::try_from(chunks).unwrap_or(usize::MAX), direction);
@@ -427,7 +428,7 @@ impl Channel for TcpChannel {
     }
 
     fn describe(&self) -> String {
-        self.shared.name.clone()
+        self.shared.parts.name.clone()
     }
 
     fn is_alive(&self) -> bool {
@@ -435,7 +436,7 @@ impl Channel for TcpChannel {
     }
 
     fn ways(&self) -> Vec<Way> {
-        let Repair::Dial(dialler) = &self.shared.repair else {
+        let Repair::Dial(dialler) = &self.shared.parts.repair else {
             return Vec::new();
         };
         let mut ways: Vec<Way> = Vec::new();
@@ -452,7 +453,7 @@ impl Channel for TcpChannel {
     }
 
     fn path(&self) -> String {
-        format!("{}{}", self.shared.name, self.shared.ways)
+        format!("{}{}", self.shared.parts.name, self.shared.parts.ways)
     }
 
     fn congestion_control(&self) -> Option<String> {

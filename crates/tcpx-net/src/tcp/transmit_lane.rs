@@ -63,12 +63,12 @@ pub(super) struct Writing {
 
 impl Queue {
     fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>, seal: SendSeal) -> Self {
-        let lender = match shared.splices() {
+        let lender = match shared.parts.splice {
             true => Lender::Untried(WIRE_CALL),
             false => Lender::Refused(None),
         };
         // A receiver on this host gets a copy in any case.
-        let uncopied = shared.zero_copy
+        let uncopied = shared.parts.zero_copy
             && !is_near(&*socket)
             && zero_copy::enable(socket.as_fd())
                 .inspect_err(|error| tracing::info!(%error, "host memory is sent with a copy"))
@@ -217,7 +217,7 @@ impl Owner for Queue {
     }
 
     fn begin(&mut self) -> io::Result<bool> {
-        if self.shared.staging.has_waiting() {
+        if self.shared.parts.staging.has_waiting() {
             Shared::stage_waiting(&self.shared);
         }
         if !self.uncopied.is_idle() {
@@ -240,7 +240,7 @@ impl Owner for Queue {
             }
             match self.shared.transmit.take(self.socket.lane) {
                 Some(Taken::Chunk(mut chunk)) => {
-                    if self.shared.tells_behind {
+                    if self.shared.parts.tells_behind {
                         chunk.tell_behind(self.shared.transmit.queued_bytes());
                     }
                     self.chunk = chunk.payload.len() as u64;

@@ -94,7 +94,7 @@ impl ChannelWatch {
         if channel.is_over() {
             return false;
         }
-        let repairing = channel.repair.advance(channel);
+        let repairing = channel.parts.repair.advance(channel);
         let now = Instant::now();
         let looked = std::mem::replace(&mut self.looked, now);
         let rested = now.saturating_duration_since(looked) > REST;
@@ -104,7 +104,7 @@ impl ChannelWatch {
             self.bare = Some(now);
         } else if self
             .bare
-            .is_some_and(|since| now >= since + channel.dead_after)
+            .is_some_and(|since| now >= since + channel.parts.dead_after)
         {
             channel.end_without_lanes();
             return false;

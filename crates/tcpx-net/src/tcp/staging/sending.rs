@@ -37,13 +37,13 @@ impl Shared {
         shared
             .transmit
             .with(slot, |state| *state = SendState::Waiting(unstaged));
-        lock(&shared.staging.waiting).push_back(slot);
+        lock(&shared.parts.staging.waiting).push_back(slot);
         Self::stage_waiting(shared);
     }
 
     /// Starts the copies of waiting sends, in order, while slots are free.
     pub(in super::super) fn stage_waiting(shared: &Arc<Self>) {
-        let staging = &shared.staging;
+        let staging = &shared.parts.staging;
         // Set before looking, so that a slot that comes back meanwhile leads to another look.
         staging.has_waiting.store(true, Ordering::SeqCst);
         loop {
@@ -191,9 +191,12 @@ impl Shared {
     }
 
     pub(super) fn short_copy_ended(&self) {
-        self.staging.short_copies.fetch_sub(1, Ordering::SeqCst);
+        self.parts
+            .staging
+            .short_copies
+            .fetch_sub(1, Ordering::SeqCst);
         if let Some(shared) = self.own.upgrade()
-            && self.staging.has_waiting()
+            && self.parts.staging.has_waiting()
         {
             Self::stage_waiting(&shared);
         }

@@ -71,7 +71,7 @@ impl Queue {
         if !self.uncopied.is_idle() || waited.is_err() {
             // Nobody listens at the other end of this socket any more.
             tracing::warn!(
-                channel = %self.shared.name, error = waited.err().map(tracing::field::display),
+                channel = %self.shared.parts.name, error = waited.err().map(tracing::field::display),
                 "the kernel did not say that it is done with memory of a lane that is gone"
             );
         }
@@ -118,7 +118,7 @@ impl Queue {
         for _ in 0..=count {
             self.shared.wake_sender(0);
         }
-        if self.shared.staging.has_waiting() {
+        if self.shared.parts.staging.has_waiting() {
             self.shared.roster.wake_any_sender();
         }
     }
@@ -135,13 +135,10 @@ mod tests {
     use super::super::transmit_lane;
     use super::*;
     use crate::error::ChunkPosition;
-    use crate::tcp::repair::Repair;
     use crate::tcp::shared::{LaneSocket, Parts, Shared};
-    use crate::tcp::staging::Staging;
     use crate::tcp::transmit_table::Taken;
     use crate::tcp::uncopied::Uncopied;
     use tcpx_lanes::event_loop::Source;
-    use tcpx_lanes::sealing::Protection;
     use tcpx_lanes::send_lane::SendLane;
     use tcpx_lanes::zero_copy;
 
@@ -149,18 +146,8 @@ mod tests {
 
     fn shared() -> Arc<Shared> {
         let parts = Parts {
-            name: String::new(),
-            ways: String::new(),
-            lanes: 2,
-            window: 4,
-            splice: false,
             zero_copy: true,
-            protection: Protection::None,
-            tells_behind: false,
-            socket_buffer: 0,
-            dead_after: Duration::from_secs(10),
-            staging: Staging::new(&[], false, 4).unwrap(),
-            repair: Repair::Never,
+            ..Parts::of_two_lanes(false, 4)
         };
         Shared::new(parts).unwrap()
     }

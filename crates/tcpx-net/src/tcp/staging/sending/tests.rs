@@ -46,7 +46,7 @@ fn unstaged(source: &Lease, transfer: u64, sequence: u64, index: usize) -> Unsta
 
 /// Has sends wait as if as many copies were under way as may be, and then start.
 fn start_together(shared: &Arc<Shared>, sends: Vec<Unstaged>) {
-    let copies = &shared.staging.short_copies;
+    let copies = &shared.parts.staging.short_copies;
     copies.store(SHORT_COPIES, Ordering::SeqCst);
     for (slot, unstaged) in (0u16..).zip(sends) {
         Shared::stage(shared, slot, unstaged);
@@ -135,7 +135,7 @@ fn sends_held_back_start_when_copies_end() {
         assert_bytes(chunk, index);
     }
     let start = Instant::now();
-    while shared.staging.short_copies.load(Ordering::SeqCst) > 0 {
+    while shared.parts.staging.short_copies.load(Ordering::SeqCst) > 0 {
         assert!(start.elapsed() < LIMIT, "copies are still counted");
         std::thread::yield_now();
     }
@@ -145,7 +145,7 @@ fn sends_held_back_start_when_copies_end() {
 fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
     let _alone = alone();
     let (shared, source) = (staged_channel(), source(3));
-    let copies = &shared.staging.short_copies;
+    let copies = &shared.parts.staging.short_copies;
     copies.store(SHORT_COPIES, Ordering::SeqCst);
     for index in 0..3 {
         let unstaged = unstaged(&source, 1, index as u64, index);
@@ -180,14 +180,14 @@ fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
 fn an_error_of_a_copy_is_told_for_every_send_in_it() {
     let _alone = alone();
     let (shared, source) = (staged_channel(), source(2));
-    let pool = &shared.staging.host.as_ref().unwrap().pool;
+    let pool = &shared.parts.staging.host.as_ref().unwrap().pool;
     let pinned = pool.try_take().unwrap();
     for slot in 0..2 {
         let unstaged = unstaged(&source, 1, slot.into(), slot.into());
         let waiting = SendState::Waiting(unstaged);
         shared.transmit.with(slot, |state| *state = waiting);
     }
-    let host = shared.staging.host.as_ref().unwrap();
+    let host = shared.parts.staging.host.as_ref().unwrap();
     let payload = pinned.slice().slice(..CHUNK).unwrap();
     let permit = || shared.permit(host).unwrap();
     let mut batch = shared.begin_copy(0, payload, permit()).unwrap();
