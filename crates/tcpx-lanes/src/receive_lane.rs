@@ -29,8 +29,6 @@ pub trait Target: Send + Debug {
     /// The right to write the payload of one chunk.
     type Claim: Send + Debug;
 
-    /// Bytes in front of the first chunk, for [`enter`](Self::enter); at most those of a header.
-    const PREAMBLE_BYTES: usize = 0;
     /// The lane tells the sender how far it has read, on the same socket: its chunks are kept until then.
     const ACKNOWLEDGES: bool = false;
 
@@ -39,14 +37,6 @@ pub trait Target: Send + Debug {
 
     /// The lane's stream.
     fn socket(&self) -> BorrowedFd<'_>;
-
-    /// The preamble has arrived.
-    ///
-    /// # Errors
-    /// What is wrong with it; the lane ends.
-    fn enter(&mut self, _preamble: &[u8]) -> Result<(), Violation> {
-        Ok(())
-    }
 
     /// Whose chunk this is. `again`: it was [parked](Answer::Park) before.
     ///
@@ -190,8 +180,6 @@ pub struct ReceiveLane<T: Target> {
 
 #[derive(Debug)]
 enum State<C> {
-    /// Reads the preamble.
-    Preamble,
     /// Reads a header.
     Header,
     /// The chunk's place is not known yet.
@@ -225,10 +213,7 @@ impl<T: Target> ReceiveLane<T> {
             seal,
             header: [0; HEADER_BYTES],
             have: 0,
-            state: match T::PREAMBLE_BYTES {
-                0 => State::Header,
-                _ => State::Preamble,
-            },
+            state: State::Header,
             low_water: 1,
             coalescer: ReceiveCoalescer::default(),
             read: 0,
@@ -238,7 +223,6 @@ impl<T: Target> ReceiveLane<T> {
 
     fn step(&mut self) -> Result<Step, Violation> {
         match std::mem::replace(&mut self.state, State::Header) {
-            State::Preamble => self.read_preamble(),
             State::Header => self.read_header(),
             State::Parked(header) => self.arrive(header, true),
             State::Payload {
@@ -273,15 +257,6 @@ impl<T: Target> ReceiveLane<T> {
         }
         self.have = 0;
         None
-    }
-
-    fn read_preamble(&mut self) -> Result<Step, Violation> {
-        if let Some(step) = self.fill(T::PREAMBLE_BYTES) {
-            self.state = State::Preamble;
-            return Ok(step);
-        }
-        self.target.enter(&self.header[..T::PREAMBLE_BYTES])?;
-        Ok(Step::Moved(0))
     }
 
     fn read_header(&mut self) -> Result<Step, Violation> {

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::HostLogger;
 use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
-use tcpx_lanes::idle::MAX_LANES;
 use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
 use tcpx_wire::ChunkHeader;
 use tcpx_wire::crc::crc32c;
@@ -38,6 +37,12 @@ pub fn lane(data: &[u8]) {
         return;
     };
     let stream = &sealed(stream);
+    let Some((hello, chunks)) = stream.split_first_chunk() else {
+        return;
+    };
+    let Ok(hello) = Hello::decode(hello) else {
+        return;
+    };
     let mut memory = Memory::new();
     let plain = plainly(stream, &mut memory);
 
@@ -50,7 +55,8 @@ pub fn lane(data: &[u8]) {
     }
     let (near, mut far) = connection();
     let log = Arc::new(Log::new(HostLogger::default()));
-    let mut lane = receive_lane(near, registry, LOOPS.receive(), log);
+    let lane = receive_lane(near, &hello, registry, LOOPS.receive(), log);
+    let mut lane = lane.expect("the first one of its group");
     let mut has_ended = false;
     let mut read = || {
         while !has_ended {
@@ -62,7 +68,7 @@ pub fn lane(data: &[u8]) {
         }
         has_ended
     };
-    for piece in stream.chunks(usize::from(*cut) + 1) {
+    for piece in chunks.chunks(usize::from(*cut) + 1) {
         // It may have ended already; what arrived before counts.
         if read() || far.write_all(piece).is_err() {
             break;
@@ -146,10 +152,6 @@ fn plainly(stream: &[u8], memory: &mut Memory) -> Plain {
     let Some((first, mut rest)) = stream.split_at_checked(Hello::BYTES) else {
         return plain;
     };
-    let (lanes, lane) = (number(&first[4..6]), number(&first[6..8]));
-    if first[..4] != *b"TxLn" || lane >= lanes || lanes > MAX_LANES as u64 {
-        return plain;
-    }
     let ours = first[8..24] == GROUP;
     let mut covered: HashMap<usize, Vec<(u64, u64)>> = HashMap::new();
     // Messages before this one may have chunks of which a later attempt was taken.

@@ -18,7 +18,7 @@ use tcpx_wire::Key;
 
 use super::group::Registry;
 use super::hello::{Hello, Resumption};
-use super::receive_lane::receive_lane;
+use super::receive_lane::{receive_lane, refuse};
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
 use crate::held::{Listener, Stream};
@@ -195,14 +195,13 @@ impl Acceptor {
 
     /// A connection has said what it is for.
     fn enter(&self, Newcomer { stream, peer, .. }: Newcomer, hello: &[u8; Hello::BYTES]) {
-        if set_low_water(stream.as_fd(), 1).is_err() {
+        let taken = socket::receive_bytes(&stream, &mut [0; Hello::BYTES]);
+        if taken.is_err() || set_low_water(stream.as_fd(), 1).is_err() {
             return;
         }
         if let Some(resumption) = Resumption::decode(hello) {
             // The end of a connection tells its sender that the comm is gone.
-            if let Some(inbox) = self.registry.comm(resumption.session)
-                && socket::receive_bytes(&stream, &mut [0; Hello::BYTES]).is_ok()
-            {
+            if let Some(inbox) = self.registry.comm(resumption.session) {
                 inbox.put(resumption.epoch, stream);
             }
             return;
@@ -213,10 +212,15 @@ impl Acceptor {
                 .warn(&format!("refused a lane from {peer}: {open} are open"));
             return;
         }
-        if let Some(place) = self.loops.place() {
-            let (registry, log) = (self.registry.clone(), self.log.clone());
-            let lane = receive_lane(stream, registry, place.clone(), log);
-            place.start(Box::new(lane));
+        let Some(place) = self.loops.place() else {
+            return;
+        };
+        let (registry, log) = (self.registry.clone(), self.log.clone());
+        let lane = Hello::decode(hello)
+            .and_then(|hello| receive_lane(stream, &hello, registry, place.clone(), log));
+        match lane {
+            Ok(lane) => place.start(Box::new(lane)),
+            Err(violation) => refuse(&self.log, &peer.to_string(), &violation),
         }
     }
 }

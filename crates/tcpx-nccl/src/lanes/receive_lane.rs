@@ -18,23 +18,35 @@ use super::to_gpu::ToGpu;
 use crate::held::Stream;
 use crate::log::Log;
 
-/// A lane from the end of its handshake on, which `place` reaches.
+/// A lane behind its hello, which `place` reaches.
 pub(crate) fn receive_lane(
     stream: Stream,
+    hello: &Hello,
     registry: Arc<Registry>,
     place: Remote,
     log: Arc<Log>,
-) -> ReceiveLane<Comms> {
+) -> Result<ReceiveLane<Comms>, Violation> {
     static LANES: AtomicU64 = AtomicU64::new(0);
-    ReceiveLane::new(Comms {
+    let id = LANES.fetch_add(1, Ordering::Relaxed);
+    let group = registry.group(hello.group);
+    group.entered(hello, id, &place)?;
+    Ok(ReceiveLane::new(Comms {
         stream,
         registry,
         place,
         log,
-        id: LANES.fetch_add(1, Ordering::Relaxed),
-        group: None,
+        id,
+        group,
         known: HashMap::new(),
-    })
+    }))
+}
+
+/// The peer broke the protocol: its lane ends.
+pub(super) fn refuse(log: &Log, peer: &str, violation: &Violation) {
+    let (expected, arrived) = (&violation.expected, &violation.arrived);
+    log.warn(&format!(
+        "lane from {peer} is closed: expected {expected}, got {arrived}; both sides must run the same plugin version"
+    ));
 }
 
 /// The comms of the process, as one lane finds them.
@@ -46,7 +58,7 @@ pub(crate) struct Comms {
     log: Arc<Log>,
     /// The lane's number in this process.
     id: u64,
-    group: Option<Arc<Group>>,
+    group: Arc<Group>,
     /// Comms seen on this lane.
     known: HashMap<u64, Arc<Inlet>>,
 }
@@ -74,7 +86,6 @@ impl Comms {
 
 impl Target for Comms {
     type Claim = Arriving;
-    const PREAMBLE_BYTES: usize = Hello::BYTES;
     const ACKNOWLEDGES: bool = true;
     // What was measured here was measured without a mark; the engine's figure is of its own chunks.
     const LOW_WATER: usize = 1;
@@ -83,19 +94,12 @@ impl Target for Comms {
         self.stream.as_fd()
     }
 
-    fn enter(&mut self, preamble: &[u8]) -> Result<(), Violation> {
-        let hello = Hello::decode(preamble)?;
-        let group = self.registry.group(hello.group);
-        group.entered(&hello, self.id, &self.place)?;
-        self.group = Some(group);
-        Ok(())
-    }
-
     fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Arriving>, Violation> {
-        let (Some(group), Some(inlet)) = (self.group.clone(), self.inlet(header.transfer.0)) else {
+        let Some(inlet) = self.inlet(header.transfer.0) else {
             return Ok(Answer::Drain);
         };
-        let claim = || inlet.claim(&group, self.id, header);
+        let group = &self.group;
+        let claim = || inlet.claim(group, self.id, header);
         let mut claimed = claim();
         if let Ok(Claimed::Held(_)) = claimed {
             // The holder may have let go before it could see this lane in the list.
@@ -186,19 +190,12 @@ impl Target for Comms {
             End::Broken { cause, .. } => {
                 self.log.info(&format!("lane from {peer} ended: {cause}"));
             }
-            End::Violation(Violation {
-                expected, arrived, ..
-            }) => self.log.warn(&format!(
-                "lane from {peer} is closed: expected {expected}, got {arrived}; both sides must run the same \
-                 plugin version"
-            )),
+            End::Violation(violation) => refuse(&self.log, &peer, &violation),
         }
     }
 
     fn close(&mut self) {
-        if let Some(group) = self.group.take() {
-            group.left(self.id);
-        }
+        self.group.left(self.id);
     }
 }
 
@@ -248,7 +245,7 @@ mod tests {
         /// A lane that the test drives, and its peer's end.
         fn lane(&self, lane: u16, epoch: u32) -> (ReceiveLane<Comms>, TcpStream) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             peer.set_read_timeout(Some(Duration::from_secs(20)))
                 .unwrap();
             let (stream, _) = listener.accept().unwrap();
@@ -259,11 +256,11 @@ mod tests {
                 lane,
                 epoch,
             };
-            peer.write_all(&hello.encode()).unwrap();
             let log = Arc::new(Log::new(HostLogger::default()));
             let place = self.loops.receive();
-            let lane = receive_lane(Stream::new(stream), Arc::clone(&self.registry), place, log);
-            (lane, peer)
+            let registry = Arc::clone(&self.registry);
+            let lane = receive_lane(Stream::new(stream), &hello, registry, place, log);
+            (lane.unwrap(), peer)
         }
 
         fn is_whole(&self, sequence: u64) -> bool {
