@@ -131,13 +131,10 @@ impl Carriage {
         Ok(queued)
     }
 
-    /// Queues what found no room before; an error when a part was lost on its way out of GPU memory.
+    /// An error when a part was lost on its way out of GPU memory.
     pub(crate) fn look_at_gpu(&self) -> Result<(), MemoryError> {
-        let Some(from_gpu) = self.from_gpu.get() else {
-            return Ok(());
-        };
-        from_gpu.push_late();
-        from_gpu.failure().cloned().map_or(Ok(()), Err)
+        let failure = self.from_gpu.get().and_then(|one| one.failure());
+        failure.cloned().map_or(Ok(()), Err)
     }
 }
 
@@ -145,9 +142,6 @@ impl Carriage {
     /// Takes the comm's memory back from the lanes; `false` when chunks were lost.
     pub(crate) fn close(&self) -> bool {
         self.outlet.close();
-        if let Some(from_gpu) = self.from_gpu.get() {
-            from_gpu.close();
-        }
         let set = &self.route.set;
         set.drop_stale();
         if !self

@@ -16,20 +16,12 @@ use crate::memory::DeviceSlice;
 /// Parts of one comm that are copied at a time.
 const PARTS: usize = 64;
 
-enum Part {
-    Free,
-    /// The copy worker writes its slot.
-    Copying(Chunk),
-    /// Copied, when the lanes' queue had no room.
-    Late(Chunk),
-}
-
 /// One comm's parts; the copy worker tells it of each that is copied.
 pub(crate) struct FromGpu {
     set: Arc<LaneSet>,
-    parts: [Mutex<Part>; PARTS],
+    /// Those whose slots the copy worker writes.
+    parts: [Mutex<Option<Chunk>>; PARTS],
     started: AtomicUsize,
-    late: AtomicUsize,
     failure: OnceLock<MemoryError>,
 }
 
@@ -37,14 +29,13 @@ impl FromGpu {
     pub(super) fn new(set: Arc<LaneSet>) -> Self {
         Self {
             set,
-            parts: std::array::from_fn(|_| Mutex::new(Part::Free)),
+            parts: std::array::from_fn(|_| Mutex::new(None)),
             started: AtomicUsize::new(0),
-            late: AtomicUsize::new(0),
             failure: OnceLock::new(),
         }
     }
 
-    fn part(&self, number: usize) -> MutexGuard<'_, Part> {
+    fn part(&self, number: usize) -> MutexGuard<'_, Option<Chunk>> {
         self.parts[number % PARTS]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -62,7 +53,7 @@ impl FromGpu {
     ) -> Result<bool, MemoryError> {
         let number = self.started.load(Ordering::Relaxed);
         let pool = from.device.worker().pinned();
-        let is_busy = !matches!(*self.part(number), Part::Free);
+        let is_busy = self.part(number).is_some();
         if is_busy || pool.free_slots() * 2 <= pool.slots() {
             return Ok(false);
         }
@@ -72,7 +63,7 @@ impl FromGpu {
         let to = slot.slice().slice(..from.slice.len())?;
         let start = to.host_ptr().unwrap_or(std::ptr::null_mut());
         let payload = Span::new(start, to.len());
-        *self.part(number) = Part::Copying(outlet.staged_chunk(header, payload, to.clone()));
+        *self.part(number) = Some(outlet.staged_chunk(header, payload, to.clone()));
         let job = Job {
             work: Work::Copy {
                 from: from.slice,
@@ -86,7 +77,7 @@ impl FromGpu {
             token: (number % PARTS) as u64,
         };
         if let Err(refused) = from.device.worker().submit(job) {
-            *self.part(number) = Part::Free;
+            *self.part(number) = None;
             return match refused.error {
                 MemoryError::QueueFull { .. } => Ok(false),
                 error => Err(error),
@@ -97,56 +88,20 @@ impl FromGpu {
         Ok(true)
     }
 
-    /// Queues what found no room when it was copied.
-    pub(super) fn push_late(&self) {
-        if self.late.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        for number in 0..PARTS {
-            let mut part = self.part(number);
-            match std::mem::replace(&mut *part, Part::Free) {
-                Part::Late(chunk) => {
-                    self.late.fetch_sub(1, Ordering::AcqRel);
-                    self.queue(&mut part, chunk);
-                }
-                other => *part = other,
-            }
-        }
-    }
-
-    fn queue(&self, part: &mut Part, chunk: Chunk) {
-        if let Err(chunk) = self.set.push(chunk) {
-            *part = Part::Late(chunk);
-            self.late.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
     /// Why a part was lost, if one was.
     pub(super) fn failure(&self) -> Option<&MemoryError> {
         self.failure.get()
-    }
-
-    /// Drops what waits for room: its comm closes.
-    pub(super) fn close(&self) {
-        for number in 0..PARTS {
-            let mut part = self.part(number);
-            if matches!(*part, Part::Late(_)) {
-                *part = Part::Free;
-                self.late.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
     }
 }
 
 impl CompletionSink for FromGpu {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
         // Below 64.
-        let mut part = self.part(token as usize);
-        let Part::Copying(chunk) = std::mem::replace(&mut *part, Part::Free) else {
+        let Some(chunk) = self.part(token as usize).take() else {
             return;
         };
         match result {
-            Ok(_) => self.queue(&mut part, chunk),
+            Ok(_) => self.set.push_in_any_case(chunk),
             Err(error) => {
                 if error.may_go_on() {
                     // The slot may still be written; nobody else may have it.
@@ -178,7 +133,7 @@ mod tests {
             Arc::new(Outlet::new(set.load())),
             FromGpu::new(Arc::clone(&set)),
         );
-        *from_gpu.part(0) = Part::Copying(chunk(&outlet));
+        *from_gpu.part(0) = Some(chunk(&outlet));
         (outlet, set, from_gpu)
     }
 
@@ -187,27 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_copied_while_the_lanes_have_no_room_is_queued_later() {
+    fn a_part_that_is_copied_while_the_lanes_have_no_room_is_queued_even_so() {
         let (outlet, set, from_gpu) = copying();
-        while set.push(chunk(&outlet)).is_ok() {}
+        let mut queued = 0;
+        while set.push(chunk(&outlet)).is_ok() {
+            queued += 1;
+        }
         from_gpu.complete(0, Ok(10));
-        from_gpu.push_late();
-        let queued = std::iter::from_fn(|| set.chunks().pop()).count();
-        assert!(outlet.is_busy(), "the part is still there");
-        from_gpu.push_late();
-        assert!(set.chunks().pop().is_some() && set.chunks().pop().is_none() && queued > 0);
-        assert!(!outlet.is_busy() && from_gpu.failure().is_none());
-    }
-
-    #[test]
-    fn a_closing_comm_drops_what_waits_for_room() {
-        let (outlet, set, from_gpu) = copying();
-        while set.push(chunk(&outlet)).is_ok() {}
-        from_gpu.complete(0, Ok(10));
-        from_gpu.close();
+        assert_eq!(set.chunks().queued(), queued + 1);
         while set.chunks().pop().is_some() {}
-        from_gpu.push_late();
-        assert!(set.chunks().pop().is_none() && !outlet.is_busy());
+        assert!(!outlet.is_busy() && from_gpu.failure().is_none());
     }
 
     #[test]

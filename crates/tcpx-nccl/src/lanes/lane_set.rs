@@ -565,6 +565,19 @@ impl LaneSet {
     /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
         self.chunks.push(chunk)?;
+        self.has_pushed();
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), beyond the room too; of such chunks there is a bounded number.
+    pub(super) fn push_in_any_case(&self, chunk: Chunk) {
+        if let Err(chunk) = self.chunks.push(chunk) {
+            self.chunks.push_again([chunk]);
+        }
+        self.has_pushed();
+    }
+
+    fn has_pushed(&self) {
         self.attention.draw();
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
@@ -575,7 +588,6 @@ impl LaneSet {
         {
             lane.resume();
         }
-        Ok(())
     }
 
     /// Drops what comms that closed have left behind, where no lane does.
