@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tcpx
-from tcpx.bench import _net, _targets
+from tcpx.bench import _net, _nixl, _targets
 
 
 def test_every_contender_of_ours_is_measured_beside_the_program(tmp_path):
@@ -74,6 +74,40 @@ def test_a_target_is_reached_missed_or_not_measured():
 
     assert [verdict(True, found) for found in (2.5, 1.5, 1.4, None)] == ["aim", "must", "MISSED", "not measured"]
     assert [verdict(False, found) for found in (2.0, 5.0, 5.1, None)] == ["aim", "must", "MISSED", "not measured"]
+
+
+def test_a_case_of_nixl_that_takes_too_long_is_told_and_the_rest_is_measured(tmp_path, monkeypatch):
+    # In place of the bench's own process: its second case never ends.
+    process = tmp_path / "process.py"
+    process.write_text("""
+import json, sys, time
+without = json.loads(sys.argv[sys.argv.index("--without") + 1])
+open(__file__ + ".begun", "a").write("begun ")
+for case in ("one", "two", "three"):
+    if case not in without:
+        print("CASE", case, flush=True)
+        if case == "two":
+            time.sleep(600)
+        print("RESULT", json.dumps([case, 0.5, 10**9]), flush=True)
+print("ENDED", flush=True)
+""")
+    monkeypatch.setattr(_nixl, "__file__", str(process))
+    found, failed = _nixl.in_turns(["tcpx", "ucx-tcp"], 2, limit=1.0)
+    assert not failed
+    expected = {"one": (0.5, 10**9), "two": (1.0, _nixl.SLOW), "three": (0.5, 10**9)}
+    assert found == {"tcpx": [expected] * 2, "ucx-tcp": [expected] * 2}
+    # Once for each peer a process was ended, and no second round began that case.
+    assert (tmp_path / "process.py.begun").read_text().split() == ["begun"] * 6
+    assert _nixl.cell([expected["two"]] * 2) == "more than 1 s"
+    assert _nixl.ratio([expected["one"]], [expected["two"]]) == "-"
+
+
+def test_a_process_of_nixls_bench_that_dies_is_a_failure(tmp_path, monkeypatch, capsys):
+    process = tmp_path / "process.py"
+    process.write_text("print('CASE one', flush=True); raise SystemExit('it broke')")
+    monkeypatch.setattr(_nixl, "__file__", str(process))
+    assert _nixl.in_turns(["tcpx"], 1) == ({"tcpx": [{}]}, True)
+    assert "tcpx failed at one" in capsys.readouterr().err
 
 
 @pytest.mark.slow

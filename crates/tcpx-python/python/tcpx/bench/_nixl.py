@@ -14,12 +14,16 @@ cache that has been used for a while. What arrives is compared.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
+import queue
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -48,6 +52,12 @@ REGIONS, BLOCKS, BLOCK_BYTES, REQUEST_BLOCKS, REQUESTS = 64, 256, 32 * KIB, 32, 
 PAGES, PAGE_BYTES = 8, 32 * MIB
 THREADS = 4
 LIMIT = 300.0
+# No case is repeated for longer, in seconds.
+SPAN = 4.0
+# A case that did not end within as many seconds is ended, and the run goes on without it.
+CASE_LIMIT = 60.0
+# Instead of bytes: the case took longer than its seconds.
+SLOW = -1
 # A quick run moves so many times less.
 QUICK = 32
 
@@ -173,7 +183,8 @@ def target(pipe: Any, backend: str, size: int, kind: str) -> None:
 class Pair:
     """This process as initiator, and the target in another one."""
 
-    def __init__(self, backend: str, size: int, kind: str) -> None:
+    def __init__(self, backend: str, size: int, kind: str, without: list[str]) -> None:
+        self.without = without
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=target, args=(theirs, backend, size, kind))
@@ -183,6 +194,13 @@ class Pair:
         metadata, self.address, self.device = self.pipe.recv()
         self.us.nixl.add_remote_agent(metadata)
         self.order(self.us.nixl.get_agent_metadata())
+
+    def begins(self, case: str) -> bool:
+        """Tells the process that waits for this one; whether it wants the case."""
+        if case in self.without:
+            return False
+        print(f"CASE {case}", flush=True)
+        return True
 
     def order(self, what: Any) -> Any:
         self.pipe.send(what)
@@ -209,9 +227,9 @@ class Pair:
 
 
 def timed(work: Callable[[], object], repeats: int) -> float:
-    """The median of so many runs, without the first."""
-    took = []
-    for _ in range(repeats + 1):
+    """The median of so many runs, without the first. Long ones are repeated less often."""
+    took: list[float] = []
+    while len(took) < 2 or len(took) <= repeats and sum(took) < SPAN:
         started = time.perf_counter()
         work()
         took.append(time.perf_counter() - started)
@@ -221,28 +239,35 @@ def timed(work: Callable[[], object], repeats: int) -> float:
 def small(pair: Pair) -> Iterator[tuple[str, float, int]]:
     """One piece of 4 KiB: with a notification back and forth, and alone."""
     us, rounds = pair.us, 300
-    handle = pair.request("WRITE", 4096)
-    pair.order(("pong", (rounds + 1, us.address, us.device)))
-
-    def ping() -> None:
-        us.run(handle, b"ping")
-        us.collect(1)
-
-    yield "notification behind 4 KiB, half a round trip", timed(ping, rounds) / 2, 0
-    us.nixl.release_xfer_handle(handle)
-    for op in ("WRITE", "READ"):
-        handle = pair.request(op, 4096)
-        yield f"4 KiB {op}, post to DONE", timed(lambda: us.run(handle), 1000), 0
+    name = "notification behind 4 KiB, half a round trip"
+    if pair.begins(name):
+        handle = pair.request("WRITE", 4096)
+        pair.order(("pong", (rounds + 1, us.address, us.device)))
+        took = []
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            us.run(handle, b"ping")
+            us.collect(1)
+            took.append(time.perf_counter() - started)
+        yield name, statistics.median(took[1:]) / 2, 0
         us.nixl.release_xfer_handle(handle)
+    for op in ("WRITE", "READ"):
+        name = f"4 KiB {op}, post to DONE"
+        if pair.begins(name):
+            handle = pair.request(op, 4096)
+            yield name, timed(lambda: us.run(handle), 1000), 0
+            us.nixl.release_xfer_handle(handle)
 
 
 def sizes(pair: Pair, scale: int) -> Iterator[tuple[str, float, int]]:
     for name, size, repeats in SIZES:
         for op in ("WRITE", "READ"):
+            if not pair.begins(f"{name} {op}"):
+                continue
             handle = pair.request(op, size // scale)
             yield f"{name} {op}", timed(lambda: pair.us.run(handle), repeats), size // scale
             pair.us.nixl.release_xfer_handle(handle)
-        pair.compare([(0, size // scale)], [(0, size // scale)])
+            pair.compare([(0, size // scale)], [(0, size // scale)])
 
 
 def prepared(pair: Pair, regions: int, blocks: int, size: int) -> tuple[Any, Any]:
@@ -280,6 +305,8 @@ def lists(pair: Pair, scale: int) -> Iterator[tuple[str, float, int]]:
         ours, theirs = prepared(pair, 1, count, size)
         order = [random.permutation(count).astype(np.int32) for _ in range(2)]
         for op in ("WRITE", "READ"):
+            if not pair.begins(f"{name} {op}"):
+                continue
             handle = us.nixl.make_prepped_xfer(op, ours, order[0], theirs, order[1])
             posts: list[float] = []
 
@@ -293,8 +320,8 @@ def lists(pair: Pair, scale: int) -> Iterator[tuple[str, float, int]]:
             if all_pieces == 32_768:
                 yield f"posting 32,768 pieces {op}", statistics.median(posts[1:]), 0
             us.nixl.release_xfer_handle(handle)
-        some = random.choice(count, min(count, 64), replace=False)
-        pair.compare(*([(int(at[one]) * size, size) for one in some] for at in order))
+            some = random.choice(count, min(count, 64), replace=False)
+            pair.compare(*([(int(at[one]) * size, size) for one in some] for at in order))
         us.nixl.release_dlist_handle(ours)
         us.nixl.release_dlist_handle(theirs)
 
@@ -361,9 +388,11 @@ def vllm(pair: Pair, cache: Cache) -> Iterator[tuple[str, float, int]]:
             running = left
         us.collect(1)
 
-    for op, name in (("READ", "pull"), ("WRITE", "push")):
-        yield f"vLLM {name}, {REQUESTS} requests", timed(lambda: move(op), 3), cache.bytes
-        cache.compare()
+    for op, way in (("READ", "pull"), ("WRITE", "push")):
+        name = f"vLLM {way}, {REQUESTS} requests"
+        if pair.begins(name):
+            yield name, timed(lambda: move(op), 3), cache.bytes
+            cache.compare()
 
 
 def sglang(pair: Pair, cache: Cache) -> Iterator[tuple[str, float, int]]:
@@ -391,27 +420,31 @@ def sglang(pair: Pair, cache: Cache) -> Iterator[tuple[str, float, int]]:
         if failed:
             raise failed[0]
 
-    yield f"SGLang, {REQUESTS} requests, {THREADS} threads", timed(move, 3), cache.bytes
+    name = f"SGLang, {REQUESTS} requests, {THREADS} threads"
+    if pair.begins(name):
+        yield name, timed(move, 3), cache.bytes
 
 
 def lmcache(pair: Pair, scale: int) -> Iterator[tuple[str, float, int]]:
     us, size = pair.us, PAGE_BYTES // scale
     pages = [(page * size, size) for page in range(PAGES)]
     for op in ("WRITE", "READ"):
+        name = f"LMCache, {PAGES} pages {op}"
+        if not pair.begins(name):
+            continue
         # Pages in another order there, so that they are not one run.
         local, remote = pair.places(pages, pages[::-1])
         handle = us.nixl.initialize_xfer(op, local, remote, "target")
-        yield f"LMCache, {PAGES} pages {op}", timed(lambda: us.run(handle, pause=0.001), 3), PAGES * size
+        yield name, timed(lambda: us.run(handle, pause=0.001), 3), PAGES * size
         us.nixl.release_xfer_handle(handle)
-    pair.compare(pages, pages[::-1])
+        pair.compare(pages, pages[::-1])
 
 
-def measure(backend: str, only: str, scale: int, kind: str) -> Figures:
-    """Every case with one backend, but those whose names lack `only`."""
+def measure(backend: str, only: str, scale: int, kind: str, without: list[str]) -> None:
+    """Prints every case with one backend, or those of the group `only`, each as it begins and as it has ended."""
     longest = [size for _, size, _ in SIZES] + [count * size for _, count, size in LISTS]
     longest += [REGIONS * BLOCKS * BLOCK_BYTES, PAGES * PAGE_BYTES]
-    pair = Pair(backend, max(MIB, max(longest) // scale), kind)
-    figures: Figures = {}
+    pair = Pair(backend, max(MIB, max(longest) // scale), kind, without)
 
     def cached(cases: Callable[[Pair, Cache], Iterator[tuple[str, float, int]]]) -> Any:
         cache = Cache(pair, scale)
@@ -428,16 +461,17 @@ def measure(backend: str, only: str, scale: int, kind: str) -> Figures:
     }
     for name, cases in groups.items():
         if only in ("", name):
-            for case, seconds, moved in cases():
-                figures[case] = (seconds, moved)
+            for figure in cases():
+                print("RESULT " + json.dumps(figure), flush=True)
     pair.close()
-    return figures
 
 
 def cell(found: list[tuple[float, int]]) -> str:
     if not found:
         return "-"
     moved = found[0][1]
+    if moved == SLOW:
+        return f"more than {found[0][0]:g} s"
     values = sorted(moved / seconds / 1e9 if moved else seconds * 1e6 for seconds, _ in found)
     digits = 2 if moved else 1
     text = f"{statistics.median(values):.{digits}f} {'GB/s' if moved else 'us'}"
@@ -448,7 +482,7 @@ def cell(found: list[tuple[float, int]]) -> str:
 
 def ratio(ours: list[tuple[float, int]], theirs: list[tuple[float, int]]) -> str:
     """How many times as fast the first is."""
-    if not ours or not theirs:
+    if not ours or not theirs or SLOW in (ours[0][1], theirs[0][1]):
         return "-"
     median = [statistics.median(seconds for seconds, _ in found) for found in (ours, theirs)]
     return f"{median[1] / median[0]:.2f}"
@@ -467,27 +501,84 @@ def show(found: dict[str, list[Figures]]) -> None:
         print(f"| {case} | " + " | ".join(cells) + " |")
 
 
+def _lines(command: list[str], variables: dict[str, str], limit: float, errors: Path) -> Iterator[str]:
+    """What a process of the bench prints. It is ended, with its own child, `limit` seconds after a case has begun."""
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+        )
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    left = LIMIT
+    try:
+        while (line := lines.get(timeout=left)) is not None:
+            yield line
+            if line.startswith("ENDED"):
+                return
+            left = limit if line.startswith("CASE") else LIMIT
+    except queue.Empty:
+        yield "SLOW"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def in_turns(
-    peers: list[str], rounds: int, memory: str = "DRAM", only: str = "", quick: bool = False
+    peers: list[str],
+    rounds: int,
+    memory: str = "DRAM",
+    only: str = "",
+    quick: bool = False,
+    limit: float = CASE_LIMIT,
 ) -> tuple[dict[str, list[Figures]], bool]:
     """The figures of every round of every peer, and whether a round of `tcpx` failed."""
     found: dict[str, list[Figures]] = {peer: [] for peer in peers}
+    slow: dict[str, list[str]] = {peer: [] for peer in peers}
     failed = False
-    for number in range(rounds):
+    for _ in range(rounds):
         for peer in peers:
-            command = [sys.executable, __file__, "--one", peer, "--memory", memory]
-            command += ["--only", only] if only else []
-            command += ["--quick"] if quick else []
-            chosen = IN_VRAM.get(peer, {}) if memory == "VRAM" else {}
-            variables = {**os.environ, **PEERS[peer][1], **chosen}
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-            results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-            if results:
-                found[peer].append(json.loads(results[-1].removeprefix("RESULT ")))
-                continue
-            failed |= peer == "tcpx"
-            print(f"round {number}: {peer} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+            figures: Figures = {case: (limit, SLOW) for case in slow[peer]}
+            found[peer].append(figures)
+            failed |= not _round(peer, figures, slow[peer], memory, only, quick, limit) and peer == "tcpx"
     return found, failed
+
+
+def _round(
+    peer: str, figures: Figures, slow: list[str], memory: str, only: str, quick: bool, limit: float
+) -> bool:
+    """Fills `figures`, by processes of which each goes on behind the case that was too slow for the one before."""
+    chosen = IN_VRAM.get(peer, {}) if memory == "VRAM" else {}
+    variables = {**os.environ, **PEERS[peer][1], **chosen}
+    command = [sys.executable, __file__, "--one", peer, "--memory", memory]
+    command += ["--only", only] if only else []
+    command += ["--quick"] if quick else []
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "errors"
+        while True:
+            case, outcome = "", ""
+            without = ["--without", json.dumps(list(figures))]
+            for line in _lines(command + without, variables, limit, errors):
+                outcome, _, rest = line.strip().partition(" ")
+                if outcome == "CASE":
+                    case = rest
+                elif outcome == "RESULT":
+                    name, seconds, moved = json.loads(rest)
+                    figures[name], case = (seconds, moved), ""
+            if outcome != "SLOW" or not case:
+                break
+            slow.append(case)
+            figures[case] = (limit, SLOW)
+        if outcome != "ENDED":
+            print(f"{peer} failed{f' at {case}' if case else ''}:\n{errors.read_text()[-2000:]}", file=sys.stderr)
+        return outcome == "ENDED"
 
 
 def main(arguments: list[str]) -> None:
@@ -504,17 +595,23 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--memory", default="DRAM", choices=["DRAM", "VRAM"], help=memory)
     parser.add_argument("--quick", action="store_true", help=f"move {QUICK} times less, to see that it works")
     parser.add_argument("--json", type=Path, help="write every round's seconds and bytes")
+    seconds = f"a case that takes longer is left out, and the table says so; {CASE_LIMIT:g} by default"
+    parser.add_argument("--limit", type=float, default=CASE_LIMIT, metavar="SECONDS", help=seconds)
     parser.add_argument("--one", choices=list(PEERS), help=argparse.SUPPRESS)
+    parser.add_argument("--without", type=json.loads, default=[], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     scale = QUICK if options.quick else 1
     if options.one:
-        print("RESULT " + json.dumps(measure(PEERS[options.one][0], options.only, scale, options.memory)))
+        measure(PEERS[options.one][0], options.only, scale, options.memory, options.without)
+        print("ENDED", flush=True)
         return
     peers = options.peers.split(",")
     unknown = [peer for peer in peers if peer not in PEERS]
     if unknown:
         parser.error(f"there is no peer {unknown[0]}; {', '.join(PEERS)} are")
-    found, failed = in_turns(peers, options.rounds, options.memory, options.only, options.quick)
+    found, failed = in_turns(
+        peers, options.rounds, options.memory, options.only, options.quick, options.limit
+    )
     if options.quick:
         print(f"Quick: all but the cases of 4 KiB move {QUICK} times less than they say.\n")
     show(found)

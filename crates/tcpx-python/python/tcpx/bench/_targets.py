@@ -83,17 +83,17 @@ def of_package(figures: list[_net.Figure]) -> list[Row]:
 
 def of_nixl(found: dict[str, list[_nixl.Figures]]) -> list[Row]:
     def seconds(peer: str, name: str) -> float | None:
-        values = [figures[name][0] for figures in found.get(peer, []) if name in figures]
-        return statistics.median(values) if values else None
+        values = [figures[name] for figures in found.get(peer, []) if name in figures]
+        times = [took for took, moved in values if moved != _nixl.SLOW]
+        return statistics.median(times) if times else None
 
     rows: list[Row] = []
     names = dict.fromkeys(name for figures in found.get("tcpx", []) for name in figures)
     for name in names:
         ours, theirs = seconds("tcpx", name), seconds("ucx-tcp", name)
         moved = next(figures[name][1] for figures in found["tcpx"] if name in figures)
-        if name.startswith("posting"):
-            milliseconds = ours * 1e3 if ours else None
-            rows.append(Row(f"NIXL: {name}", 5.0, 1.0, " ms", False, milliseconds, ""))
+        if ours and name.startswith("posting"):
+            rows.append(Row(f"NIXL: {name}", 5.0, 1.0, " ms", False, ours * 1e3, ""))
             continue
         if not moved:
             ratio = ours / theirs if ours and theirs else None
@@ -101,7 +101,8 @@ def of_nixl(found: dict[str, list[_nixl.Figures]]) -> list[Row]:
             rows.append(Row(f"NIXL: {name}, of UCX's time", 1.0, 0.5, "", False, ratio, how))
             continue
         ratio = theirs / ours if ours and theirs else None
-        how = f"{moved / ours / 1e9:.2f} and {moved / theirs / 1e9:.2f} GB/s" if ours and theirs else ""
+        rates = [f"{moved / took / 1e9:.2f} GB/s" if took else "nothing in the time given" for took in (ours, theirs)]
+        how = " and ".join(rates)
         is_list = any(name.startswith(listed) for listed, _, _ in _nixl.LISTS)
         must, aim = (2.0, 4.0) if is_list else (1.5, 2.5)
         rows.append(Row(f"NIXL: {name}, beside UCX over TCP", must, aim, "", True, ratio, how))
@@ -116,20 +117,28 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--span", type=float, default=0.25, help="seconds of a measurement")
+    only = "the rows of the package, or of NIXL's backend, alone"
+    parser.add_argument("--only", default="", choices=["package", "nixl"], help=only)
+    parser.add_argument("--limit", type=float, default=_nixl.CASE_LIMIT, help="seconds of a case of NIXL at most")
     parser.add_argument("--quick", action="store_true", help="one short round of a few cases, to see that it works")
     parser.add_argument("--json", type=Path, help="write the rows, and every figure behind them")
     options = parser.parse_args(arguments)
     rounds, span = (1, 0.02) if options.quick else (options.rounds, options.span)
     sizes = SIZES[:2] if options.quick else SIZES
-    cases = _net.chosen_cases(list(sizes), [4096], [1, 8])
-    names = [*OURS, _net.PROGRAM, *PEERS]
-    figures, notes = _net.measure(cases, names, rounds, span)
-    rows = of_package(figures)
+    figures: list[_net.Figure] = []
+    notes: list[str] = []
+    rows: list[Row] = []
+    if options.only != "nixl":
+        cases = _net.chosen_cases(list(sizes), [4096], [1, 8])
+        figures, notes = _net.measure(cases, [*OURS, _net.PROGRAM, *PEERS], rounds, span)
+        rows = of_package(figures)
     found: dict[str, list[_nixl.Figures]] = {"tcpx": [], "ucx-tcp": []}
     failed = any(note.startswith("tcpx") for note in notes)
-    if not any(note.startswith("nixl ") for note in notes):
-        for only in ("small",) if options.quick else ("small", "sizes", "lists"):
-            of, without = _nixl.in_turns(list(found), rounds, only=only, quick=options.quick)
+    if options.only != "package" and not any(note.startswith("nixl ") for note in notes):
+        for group in ("small",) if options.quick else ("small", "sizes", "lists"):
+            of, without = _nixl.in_turns(
+                list(found), rounds, only=group, quick=options.quick, limit=options.limit
+            )
             failed |= without
             for peer, one in of.items():
                 found[peer] += one
@@ -138,8 +147,9 @@ def main(arguments: list[str]) -> None:
     print("|---" * 6 + "|")
     for row in rows:
         print(row.line())
-    print()
-    print(_net.table(figures))
+    if figures:
+        print()
+        print(_net.table(figures))
     if options.json:
         told = [{**vars(row), "verdict": row.verdict} for row in rows]
         keep: Callable[[_net.Figure], object] = lambda one: {**vars(one), "case": one.case.name}  # noqa: E731
