@@ -11,7 +11,7 @@ use crate::lanes::inlet::MAX_CHUNK_BYTES;
 
 /// Bytes of one page of the receive pool.
 pub const PAGE_BYTES: usize = 4096;
-/// Of one message at a time, up to here one thread is quicker than waking others.
+/// Of one message of one comm at a time, up to here one thread is quicker than waking others.
 const DEFAULT_INLINE_BYTES: usize = 128 << 10;
 /// Of several messages at a time, from here on each is better off with a thread of its own.
 const CROWDED_BYTES: usize = 16 << 10;
@@ -85,6 +85,12 @@ impl Config {
     /// Messages above take lanes while others are under way.
     pub(crate) fn crowded_bytes(&self) -> usize {
         self.inline_bytes.min(CROWDED_BYTES)
+    }
+
+    /// The same of a message that is alone, where another comm sent the last one: their messages take turns in the
+    /// host's one thread. Half, as of the engine's eager limit.
+    pub(crate) const fn beside_bytes(&self) -> usize {
+        self.inline_bytes.div_ceil(2)
     }
 }
 

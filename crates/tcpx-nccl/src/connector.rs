@@ -132,9 +132,11 @@ impl Connector {
     }
 
     fn comm(&self, own: Dialled, carriage: Option<Carriage>) -> Result<SendComm, String> {
-        let name = format!("send comm {} to {}", self.shared.number(), self.peer);
+        let number = self.shared.number();
+        let name = format!("send comm {number} to {}", self.peer);
         let comeback = self.comeback(&own);
-        SendComm::new(self.shared.clone(), own.stream, name, carriage, comeback)
+        let shared = self.shared.clone();
+        SendComm::new(shared, own.stream, number, name, carriage, comeback)
             .map_err(|error| error.to_string())
     }
 

@@ -58,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) lanes: usize,
     /// Sends of all comms that are under way.
     pub(crate) sends: AtomicUsize,
+    /// The comm that sent last.
+    pub(crate) last_sender: AtomicU64,
     numbers: AtomicU64,
     pub(crate) draining: PerProcess<DrainingSockets<Stream>>,
     /// Lives as long as a comm uses it.
@@ -187,6 +189,7 @@ impl TcpxPlugin {
                 interfaces,
                 rails,
                 sends: AtomicUsize::new(0),
+                last_sender: AtomicU64::new(u64::MAX),
                 numbers: AtomicU64::new(0),
                 draining: PerProcess::new(),
                 runtime: PerProcess::new(),

@@ -99,6 +99,8 @@ pub(crate) struct Comeback {
 
 #[derive(Debug)]
 struct State {
+    /// Names the comm in this process.
+    number: u64,
     name: String,
     stream: Arc<Stream>,
     ring: Ring<Request>,
@@ -138,6 +140,7 @@ impl SendComm {
     pub(crate) fn new(
         shared: Arc<Shared>,
         stream: Stream,
+        number: u64,
         name: String,
         carriage: Option<Carriage>,
         comeback: Option<Comeback>,
@@ -162,6 +165,7 @@ impl SendComm {
         let lanes_above = shared.config.inline_bytes;
         let peer = stream.peer_addr();
         let mut state = State {
+            number,
             name,
             stream: Arc::new(stream),
             ring: Ring::new(),
@@ -294,10 +298,15 @@ impl NetSend for SendComm {
             held: None,
         });
         let others = self.shared.sends.fetch_add(1, Ordering::Relaxed);
-        state.lanes_above = if others > 0 {
-            self.shared.config.crowded_bytes()
-        } else {
-            self.shared.config.inline_bytes
+        let last = self
+            .shared
+            .last_sender
+            .swap(state.number, Ordering::Relaxed);
+        let config = &self.shared.config;
+        state.lanes_above = match (others, last == state.number) {
+            (0, true) => config.inline_bytes,
+            (0, false) => config.beside_bytes(),
+            _ => config.crowded_bytes(),
         };
         // What fails now is told again by test, which is where the host looks for it.
         let _ = state.progress(&self.shared);

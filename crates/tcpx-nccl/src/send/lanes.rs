@@ -182,10 +182,20 @@ mod tests {
     use crate::lanes::lane_set::LaneSet;
     use crate::lanes::outlet::Chunk;
     use crate::memory::Memory;
-    use crate::plugin::TcpxPlugin;
+    use crate::plugin::{Shared, TcpxPlugin};
     use crate::send::SendComm;
 
     const BYTES: usize = 300_000;
+
+    fn plugin() -> TcpxPlugin {
+        let config = Config {
+            interfaces: "lo".to_owned(),
+            lanes: Some(1),
+            threads: Some(1),
+            ..Config::default()
+        };
+        TcpxPlugin::with_config(config, HostLogger::default()).unwrap()
+    }
 
     struct Fixture {
         comm: SendComm,
@@ -198,14 +208,10 @@ mod tests {
     impl Fixture {
         /// A comm whose receiver has granted a message, with lanes that nobody drives.
         fn new() -> Self {
-            let config = Config {
-                interfaces: "lo".to_owned(),
-                lanes: Some(1),
-                threads: Some(1),
-                ..Config::default()
-            };
-            let plugin = TcpxPlugin::with_config(config, HostLogger::default()).unwrap();
-            let shared = plugin.shared();
+            Self::of(plugin().shared())
+        }
+
+        fn of(shared: Arc<Shared>) -> Self {
             let runtime = shared.runtime().unwrap();
             let set = LaneSet::without_lanes(true);
             let route = Route {
@@ -218,7 +224,9 @@ mod tests {
             let (mut peer, _) = listener.accept().unwrap();
             let carriage = Carriage::new(route, BYTES);
             let stream = Stream::new(stream);
-            let comm = SendComm::new(shared, stream, String::new(), carriage, None).unwrap();
+            let number = shared.number();
+            let name = number.to_string();
+            let comm = SendComm::new(shared, stream, number, name, carriage, None).unwrap();
             peer.read_exact(&mut [0; HEADER_BYTES]).unwrap();
             let grant = Header {
                 sequence: 1,
@@ -242,11 +250,39 @@ mod tests {
         }
 
         fn send(&mut self) -> RequestId {
-            let buffer = Buffer {
-                data: self.bytes.as_mut_ptr(),
-                len: BYTES,
-            };
+            self.send_bytes(BYTES)
+        }
+
+        fn send_bytes(&mut self, len: usize) -> RequestId {
+            let data = self.bytes.as_mut_ptr();
+            let buffer = Buffer { data, len };
             self.comm.isend(buffer, 0, &self.memory).unwrap().unwrap()
+        }
+
+        /// Whether a message of so many bytes, which is over before the next one, takes lanes.
+        fn takes_lanes(&mut self, len: usize) -> bool {
+            let peer = self.peer.as_mut().unwrap();
+            let granted = self.comm.lock().next + 1;
+            let grant = Header {
+                sequence: granted,
+                size: 5,
+            };
+            peer.write_all(&grant.encode(Record::Grant)).unwrap();
+            while self.comm.lock().granted < granted {
+                self.comm.lock().read_back().unwrap();
+            }
+            let request = self.send_bytes(len);
+            let mut was_queued = false;
+            while self.comm.test(request).unwrap().is_none() {
+                while let Some(chunk) = self.set.chunks().pop() {
+                    chunk.acknowledged();
+                    was_queued = true;
+                }
+            }
+            let peer = self.peer.as_mut().unwrap();
+            let inline = if was_queued { 0 } else { HEADER_BYTES + len };
+            peer.read_exact(&mut vec![0; inline]).unwrap();
+            was_queued
         }
 
         /// The message in the hands of a lane, and its receiver gone.
@@ -263,6 +299,20 @@ mod tests {
             }
             (request, chunks)
         }
+    }
+
+    #[test]
+    fn comms_that_take_turns_leave_the_host_s_thread_at_half_the_length() {
+        let shared = plugin().shared();
+        let (mut one, mut other) = (Fixture::of(Arc::clone(&shared)), Fixture::of(shared));
+        let limit = Config::default().inline_bytes;
+        assert!(!one.takes_lanes(limit / 2));
+        assert!(!one.takes_lanes(limit) && one.takes_lanes(limit + 1));
+        for _ in 0..2 {
+            assert!(other.takes_lanes(limit) && one.takes_lanes(limit / 2 + 1));
+        }
+        assert!(!other.takes_lanes(limit / 2) && !one.takes_lanes(limit / 2));
+        assert!(!one.takes_lanes(limit), "the other one has stopped");
     }
 
     #[test]
