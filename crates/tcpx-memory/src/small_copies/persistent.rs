@@ -34,11 +34,9 @@ const IDLE_POLLS: u32 = 96;
 /// The kernel leaves after this many polls and requests; every 4 KiB of a request count as one.
 const MAX_POLLS: u32 = 512;
 
-/// Copies that follow each other within this time are likely to continue.
-const SOON: Duration = Duration::from_micros(250);
-/// Most copies that must follow each other closely before a launch: one after a residency that served
-/// a request, twice as many after each that did not.
-const MOST_WANTED: u32 = 64;
+/// A copy that follows another within this time launches the kernel: it polls for longer than that, so
+/// copies that go on like this find it, and copies further apart never launch it in vain.
+const SOON: Duration = Duration::from_micros(64);
 /// A request that takes longer than this is slow: the driver might have been faster.
 const SLOW: Duration = Duration::from_micros(100);
 /// This many slow requests in a row mean that something keeps the kernel from running: another process
@@ -87,11 +85,6 @@ pub(super) struct PersistentCopyKernel {
     next: u32,
     /// When the last small copy began.
     last_copy: Option<Instant>,
-    /// Driver copies in close succession, and how many of them cause a launch.
-    in_a_row: u32,
-    wanted: u32,
-    /// The first request of the last residency, until we know whether it served any.
-    unjudged: Option<u32>,
     slow_in_a_row: u32,
     paused_until: Option<Instant>,
     copies: u64,
@@ -123,9 +116,6 @@ impl PersistentCopyKernel {
             residency: 0,
             next: 1,
             last_copy: None,
-            in_a_row: 0,
-            wanted: 1,
-            unjudged: None,
             slow_in_a_row: 0,
             paused_until: None,
             copies: 0,
@@ -198,27 +188,13 @@ impl PersistentCopyKernel {
     pub(super) fn note(&mut self, now: Instant) {
         let soon = self.last_copy.is_some_and(|before| now - before < SOON);
         self.last_copy = Some(now);
-        self.in_a_row = if soon {
-            self.in_a_row.saturating_add(1)
-        } else {
-            0
-        };
-        if !self.has_left() || self.paused_until.is_some_and(|until| now < until) {
-            return;
-        }
-        if let Some(first) = self.unjudged.take() {
-            // Copies that are further apart than the kernel polls would launch it in vain each time.
-            let twice = (self.wanted * 2).min(MOST_WANTED);
-            self.wanted = if self.next == first { twice } else { 1 };
-        }
-        if self.in_a_row < self.wanted {
+        if !soon || !self.has_left() || self.paused_until.is_some_and(|until| now < until) {
             return;
         }
         self.paused_until = None;
         if !self.gpu.may_launch_persistent(self.caller, now) {
             return;
         }
-        self.unjudged = Some(self.next);
         if let Err(error) = self.launch() {
             tracing::debug!(%error, "small copies go on without the persistent kernel");
             self.pause(now);
