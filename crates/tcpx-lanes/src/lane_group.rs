@@ -204,10 +204,14 @@ impl<C, Q> LaneGroup<C, Q> {
     }
 
     /// Takes a lane that rests, to wake it for a chunk: the first one, so that as few lanes as keep up are awake, or
-    /// the next one in turn.
+    /// the next one in turn. Turns begin with the first lane while none has anything under way: what comes one at a
+    /// time finds both ends of its lane still awake.
     pub fn take_idle(&self, in_turn: bool) -> Option<u16> {
         if !in_turn {
             return self.idle.take(0);
+        }
+        if self.done().all(|done| done.under_way() == 0) {
+            self.turn.store(0, Ordering::Relaxed);
         }
         let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
         self.turn.store(lane + 1, Ordering::Relaxed);
@@ -376,6 +380,7 @@ mod tests {
     #[test]
     fn lanes_at_rest_are_woken_in_turn_or_as_few_as_can() {
         let group = group();
+        group.took(7);
         let woken = |in_turn: bool| {
             group.rest_all(1 << 1 | 1 << 4 | 1 << 63);
             group.take_idle(in_turn)
@@ -394,6 +399,7 @@ mod tests {
     fn behind_a_short_chunk_lanes_that_rest_go_first() {
         for again in [false, true] {
             let group = group();
+            group.took(3);
             assert_eq!(group.next_after_short(3), Next::Rest);
             assert_eq!(group.take_idle(false), Some(3), "it rests");
             match again {
@@ -407,6 +413,20 @@ mod tests {
             assert_eq!(turns, [Next::Wake(5), Next::Wake(1), Next::Wake(3)]);
             assert_eq!(group.take_idle(false), Some(1), "the last of them rests");
         }
+    }
+
+    #[test]
+    fn turns_begin_again_while_nothing_is_under_way() {
+        let group = group();
+        let next = || {
+            group.rest_all(0b111);
+            group.take_idle(true)
+        };
+        assert_eq!([next(), next()], [Some(0), Some(0)]);
+        group.took(0);
+        assert_eq!([next(), next(), next()], [Some(1), Some(2), Some(0)]);
+        group.acknowledged(0);
+        assert_eq!(next(), Some(0));
     }
 
     #[test]
