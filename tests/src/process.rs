@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +18,21 @@ use crate::instructions::{Answer, Instructions, Summary};
 const START: Duration = Duration::from_secs(60);
 /// Pause between looks at something that has no event.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// A program of this package, given where Cargo made it: beside the test where both were carried elsewhere.
+///
+/// # Panics
+/// When the system does not say where the test is.
+pub fn program(made: &str) -> PathBuf {
+    let made = Path::new(made);
+    let test = std::env::current_exe().expect("the system tells");
+    let beside = test.with_file_name(made.file_name().unwrap_or_default());
+    if beside.exists() {
+        beside
+    } else {
+        made.to_owned()
+    }
+}
 
 /// A running peer program; dropping it kills it.
 #[derive(Debug)]

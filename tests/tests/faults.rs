@@ -1,28 +1,35 @@
 //! Faults at random moments, as often as wanted ([`tcpx_tests::faults`]). Nothing here depends on speed: what took how
 //! long is printed, and `cargo xtask faults` shows it.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, Key, Level, NetworkError, Options};
+use serde_json::json;
+use tcpx::{
+    Auth, Connection, Deadlines, Endpoint, Error, Event, Key, Level, NetworkError, Observer,
+    Options,
+};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::faults::count;
 use tcpx_tests::instructions::{Carrier, Instructions, Summary};
 use tcpx_tests::part;
-use tcpx_tests::process::{Peer, wait};
+use tcpx_tests::process::{Peer, program, wait};
 use tcpx_tests::proxy::Proxy;
 use tcpx_tests::scenario::{Scenario, Side};
 
-const PEER: &str = env!("CARGO_BIN_EXE_peer");
 /// Ten times what anything here may take.
 const LONG: Duration = Duration::from_secs(60);
+
+/// What takes longer is shown.
+const PROMPT: Duration = Duration::from_millis(200);
 
 /// One at a time: each has the machine to itself.
 static SERIAL: Mutex<()> = Mutex::new(());
@@ -37,15 +44,23 @@ fn key() -> Key {
     tcpx::generate_key().expect("there is randomness")
 }
 
-/// Shows how long something took, the middle and the worst of a hundred.
+/// Shows how long something took, as one line of JSON.
 fn show(what: &str, mut times: Vec<Duration>) {
     times.sort();
-    let at = |of_hundred: usize| times[(times.len() * of_hundred).div_ceil(100).max(1) - 1];
-    let (median, p99) = (at(50).as_millis(), at(99).as_millis());
-    println!(
-        "{what}: {} times, median {median} ms, p99 {p99} ms",
-        times.len()
-    );
+    let at = |of_hundred: usize| {
+        let index = (times.len() * of_hundred).div_ceil(100).max(1) - 1;
+        times.get(index).map(Duration::as_millis)
+    };
+    let [median, p90, p99, most] = [50, 90, 99, 100].map(at);
+    let times = times.len();
+    tell(json!({
+        "what": what, "times": times,
+        "median_ms": median, "p90_ms": p90, "p99_ms": p99, "most_ms": most,
+    }));
+}
+
+fn tell(figures: serde_json::Value) {
+    println!("{figures}");
 }
 
 /// Bytes of the process's memory that are in RAM, and its open descriptors.
@@ -65,17 +80,39 @@ fn resources() -> (u64, usize) {
 /// 2 GiB, a part after the other.
 const SIZES: [u64; 64] = [32 << 20; 64];
 
+/// When a connection ended, by its own account: a program may learn it later, because it has other things to do.
+#[derive(Default)]
+struct End(OnceLock<Instant>);
+
+impl End {
+    /// Of the next connection with these options.
+    fn of(options: &mut Options) -> Arc<Self> {
+        let end = Arc::new(Self::default());
+        options.observer = Some(Arc::clone(&end) as Arc<dyn Observer>);
+        end
+    }
+}
+
+impl Observer for End {
+    fn event(&self, event: &Event) {
+        if matches!(event, Event::Closed { error: Some(_) }) {
+            self.0.get_or_init(Instant::now);
+        }
+    }
+}
+
 /// What this process does with a peer, and when that came to nothing.
 enum Outcome {
     /// The other end never came.
     NobodyCame,
     SetUpFailed(Error, Instant),
-    Played(Box<Summary>),
+    Played(Box<Summary>, Option<Instant>),
 }
 
 /// This process's part of a transfer that something breaks.
 fn play_until_it_breaks(
     connected: Result<Connection, Error>,
+    end: &End,
     scenario: &Scenario,
     side: Side,
 ) -> Outcome {
@@ -84,20 +121,21 @@ fn play_until_it_breaks(
         Err(Error::Network(NetworkError::AcceptTimedOut { .. })) => return Outcome::NobodyCame,
         Err(error) => return Outcome::SetUpFailed(error, Instant::now()),
     };
-    Outcome::Played(Box::new(part::play(&connection, scenario, side)))
+    let summary = part::play(&connection, scenario, side);
+    Outcome::Played(Box::new(summary), end.0.get().copied())
 }
 
 /// How long after `broken` it ended, if it was broken by that.
 fn ended_after(outcome: Outcome, broken: Instant) -> Option<Duration> {
-    let (at, error) = match outcome {
+    let (amid, at, error) = match outcome {
         Outcome::NobodyCame => return None,
-        Outcome::SetUpFailed(error, at) => (at, error.to_string()),
-        Outcome::Played(summary) => {
+        Outcome::SetUpFailed(error, at) => ("the set-up", at, error.to_string()),
+        Outcome::Played(summary, ended) => {
             assert_eq!(summary.defects, [""; 0], "{summary:#?}");
             let whole = summary.succeeded == SIZES.len() as u64;
             assert!(whole || summary.failed.is_some(), "{summary:#?}");
             let first = summary.failures.first().map(|failure| &failure.error);
-            (summary.failed?, first?.clone())
+            ("transfers", ended?, first?.clone())
         }
     };
     let says_why = [
@@ -109,7 +147,11 @@ fn ended_after(outcome: Outcome, broken: Instant) -> Option<Duration> {
         "refused",
     ];
     assert!(says_why.iter().any(|word| error.contains(word)), "{error}");
-    Some(at.saturating_duration_since(broken))
+    let took = at.saturating_duration_since(broken);
+    if took > PROMPT {
+        println!("{} ms amid {amid}: {error}", took.as_millis());
+    }
+    Some(took)
 }
 
 fn instructions(number: u64) -> Instructions {
@@ -142,7 +184,7 @@ fn threads() -> usize {
 fn a_peer_that_is_killed_at_any_moment() {
     let _serial = SERIAL.lock();
     let (mut times, mut before) = (Vec::new(), None);
-    let warm_up = 4;
+    let (peer, warm_up) = (&program(env!("CARGO_BIN_EXE_peer")), 4);
     for number in 0..warm_up + count("kills", 6) {
         if number == warm_up {
             // What the process shares is there.
@@ -150,29 +192,29 @@ fn a_peer_that_is_killed_at_any_moment() {
         }
         let mut instructions = instructions(number);
         let scenario = instructions.scenario.clone();
-        let options = instructions.options().expect("they are good");
-        let victim = match number % 2 {
+        let mut options = instructions.options().expect("they are good");
+        let end = End::of(&mut options);
+        let (survivor, victim) = match number % 2 {
             0 => {
                 let endpoint =
                     Endpoint::listen(([127, 0, 0, 1], 0).into(), options).expect("a free port");
                 instructions.connect = Some(endpoint.local_addr());
                 let ours = move || {
                     let connected = endpoint.accept(Duration::from_secs(2));
-                    play_until_it_breaks(connected, &scenario, Side::Server)
+                    play_until_it_breaks(connected, &end, &scenario, Side::Server)
                 };
-                (thread::spawn(ours), Peer::start(PEER, &instructions))
+                (thread::spawn(ours), Peer::start(peer, &instructions))
             }
             _ => {
-                let server = Peer::start(PEER, &instructions);
+                let server = Peer::start(peer, &instructions);
                 let address = server.address();
                 let ours = move || {
                     let connected = Endpoint::connect(address, &options);
-                    play_until_it_breaks(connected, &scenario, Side::Client)
+                    play_until_it_breaks(connected, &end, &scenario, Side::Client)
                 };
                 (thread::spawn(ours), server)
             }
         };
-        let (survivor, victim) = victim;
         // Of the set-up and of the transfers.
         thread::sleep(Duration::from_micros(random() % 1_000_000));
         victim.kill();
@@ -193,19 +235,21 @@ fn connections_that_are_all_reset_at_any_moment() {
     for number in 0..count("resets", 4) {
         let instructions = instructions(number);
         let scenario = &instructions.scenario;
-        let options = &instructions.options().expect("they are good");
-        let endpoint =
-            Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
+        let mut options = [(); 2].map(|()| instructions.options().expect("they are good"));
+        let ends = options.each_mut().map(End::of);
+        let [ours, theirs] = options;
+        let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), ours).expect("a free port");
         let proxy = Proxy::start(endpoint.local_addr());
         let address = proxy.address();
         let (outcomes, cut) = thread::scope(|scope| {
+            let [server_end, client_end] = &ends;
             let server = scope.spawn(move || {
                 let connected = endpoint.accept(Duration::from_secs(2));
-                play_until_it_breaks(connected, scenario, Side::Server)
+                play_until_it_breaks(connected, server_end, scenario, Side::Server)
             });
             let client = scope.spawn(move || {
-                let connected = Endpoint::connect(address, options);
-                play_until_it_breaks(connected, scenario, Side::Client)
+                let connected = Endpoint::connect(address, &theirs);
+                play_until_it_breaks(connected, client_end, scenario, Side::Client)
             });
             thread::sleep(Duration::from_micros(random() % 1_000_000));
             proxy.cut();
@@ -283,15 +327,12 @@ fn random_transfers_leave_nothing_behind() {
             server.close(LONG).expect("an orderly goodbye");
         });
     }
-    println!(
-        "{transfers} random transfers, {cancelled} of them cancelled, over {connections} connections; memory, descriptors and threads at most {} MiB, {}, {} in the first half and {} MiB, {}, {} in the second",
-        early.0 >> 20,
-        early.1,
-        early.2,
-        late.0 >> 20,
-        late.1,
-        late.2
-    );
+    let held = |(bytes, descriptors, threads): (u64, usize, usize)| json!({ "mib": bytes >> 20, "descriptors": descriptors, "threads": threads });
+    tell(json!({
+        "what": "random transfers", "seconds": wanted.as_secs(), "transfers": transfers,
+        "cancelled": cancelled, "connections": connections,
+        "most_in_first_half": held(early), "most_in_second_half": held(late),
+    }));
     assert!(late.0 <= early.0 + (64 << 20), "{early:?} {late:?}");
     // A goodbye may be under way.
     assert!(
@@ -300,42 +341,50 @@ fn random_transfers_leave_nothing_behind() {
     );
 }
 
+/// Bits that a relay has flipped.
+#[derive(Default)]
+struct Flips {
+    control: AtomicU64,
+    lanes: AtomicU64,
+}
+
+impl Flips {
+    fn sum(&self) -> u64 {
+        self.control.load(Ordering::Relaxed) + self.lanes.load(Ordering::Relaxed)
+    }
+}
+
 /// A relay that flips single bits.
 struct Flipper {
     address: SocketAddr,
-    flips: Arc<AtomicU64>,
     /// Bytes from one flip to the next in a control connection and in a lane, at most; 0: none there.
     gaps: Arc<[AtomicU64; 2]>,
 }
 
 impl Flipper {
-    fn start(target: SocketAddr) -> Self {
+    /// In a lane it goes on flipping behind a flip if `payload` is plain: what is sealed ends with the first one, and
+    /// others behind it would change what nobody reads.
+    fn start(target: SocketAddr, flips: &Arc<Flips>, plain: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let (flips, gaps) = (
-            Arc::new(AtomicU64::new(0)),
-            Arc::new([AtomicU64::new(0), AtomicU64::new(0)]),
-        );
-        let (counted, wanted) = (Arc::clone(&flips), Arc::clone(&gaps));
+        let gaps = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let (flips, wanted) = (Arc::clone(flips), Arc::clone(&gaps));
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let (counted, wanted) = (Arc::clone(&counted), Arc::clone(&wanted));
-                thread::spawn(move || relay(client, target, &counted, &wanted));
+                let (flips, wanted) = (Arc::clone(&flips), Arc::clone(&wanted));
+                thread::spawn(move || relay(client, target, &flips, &wanted, plain));
             }
         });
-        Self {
-            address,
-            flips,
-            gaps,
-        }
+        Self { address, gaps }
     }
 }
 
 fn relay(
     mut client: TcpStream,
     target: SocketAddr,
-    flips: &Arc<AtomicU64>,
-    gaps: &Arc<[AtomicU64; 2]>,
+    flips: &Arc<Flips>,
+    gaps: &[AtomicU64; 2],
+    plain: bool,
 ) {
     let mut head = [0; 16];
     let Ok(mut server) = TcpStream::connect(target) else {
@@ -344,31 +393,45 @@ fn relay(
     if client.read_exact(&mut head).is_err() || server.write_all(&head).is_err() {
         return;
     }
-    let gap = gaps[usize::from(head[12] == 1)].load(Ordering::Relaxed);
+    for stream in [&client, &server] {
+        // Without it the relay is slower, nothing else.
+        let _ = stream.set_nodelay(true);
+    }
+    let is_lane = head[12] == 1;
+    let gap = gaps[usize::from(is_lane)].load(Ordering::Relaxed);
     let (Ok(from), Ok(to)) = (client.try_clone(), server.try_clone()) else {
         return;
     };
     let counted = Arc::clone(flips);
-    let up = thread::spawn(move || pump(from, to, gap, &counted));
-    pump(server, client, gap, flips);
+    let goes_on = is_lane && plain;
+    let up = thread::spawn(move || pump(from, to, gap, goes_on, is_lane, &counted));
+    pump(server, client, gap, goes_on, is_lane, flips);
     let _ = up.join();
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, gap: u64, flips: &AtomicU64) {
+fn pump(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    gap: u64,
+    goes_on: bool,
+    is_lane: bool,
+    flips: &Flips,
+) {
     let mut piece = vec![0; 64 << 10];
-    let next = || match gap {
-        0 => u64::MAX,
-        gap => random() % gap,
-    };
-    let mut left = next();
+    let mut left = random().checked_rem(gap).unwrap_or(u64::MAX);
     while let Ok(count @ 1..) = from.read(&mut piece) {
         let mut passed = 0;
         while left < (count - passed) as u64 {
             passed += left as usize;
             piece[passed] ^= 1 << (random() % 8);
-            flips.fetch_add(1, Ordering::Relaxed);
+            let counted = if is_lane {
+                &flips.lanes
+            } else {
+                &flips.control
+            };
+            counted.fetch_add(1, Ordering::Relaxed);
             passed += 1;
-            left = next();
+            left = if goes_on { random() % gap } else { u64::MAX };
         }
         left -= (count - passed) as u64;
         if to.write_all(&piece[..count]).is_err() {
@@ -381,79 +444,144 @@ fn pump(mut from: TcpStream, mut to: TcpStream, gap: u64, flips: &AtomicU64) {
     }
 }
 
-/// Flips until there were enough. Where both ends compare digests, or payload is sealed, no flip may pass for good bytes;
-/// without them that is promised of headers and control alone.
-fn flips(encrypt: bool) {
-    let _serial = SERIAL.lock();
-    let wanted = count("flips", 150);
-    let mut options = Options::tcp(Auth::Key(key()));
-    options.encrypt = encrypt;
-    options.channels = 4;
-    options.chunk_bytes = Some(64 << 10);
-    options.connect_timeout = Duration::from_secs(2);
-    options.heartbeat = Duration::from_millis(200);
-    options.dead_after = Duration::from_secs(2);
-    options.deadlines = Deadlines {
-        stall: Duration::from_secs(2),
-        total: Some(Duration::from_secs(5)),
-    };
+/// What came of transfers through a relay that flips bits.
+#[derive(Default)]
+struct Tally {
+    good: u64,
+    failed: u64,
+    unconnected: u64,
+    /// How transfers failed, by the name of the error.
+    errors: BTreeMap<String, u64>,
+}
+
+/// What is longer goes in chunks: a control connection that a flip ends lives long enough for a frame.
+const LONGEST_FRAME: u32 = 32 << 10;
+/// Lengths of the transfers at a time: in a frame, sealed and not; in chunks.
+const LENGTHS: [u64; 4] = [300, 20_000, 100_000, 300_000];
+/// Times that each connection does them, if it lives.
+const TIMES: u64 = 8;
+
+/// One connection after the other through a relay, until `flips` are as many as `wanted`, or it is late. Where both ends compare digests,
+/// or payload is sealed, no flip may pass for good bytes; without them that is promised of headers and control alone.
+fn transfer_until_flipped(
+    options: &Options,
+    flips: &Arc<Flips>,
+    (wanted, until): (u64, Instant),
+) -> Tally {
     let endpoint =
         Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
-    let flipper = Flipper::start(endpoint.local_addr());
-    let (mut good, mut bad, mut unconnected) = (0u64, 0u64, 0u64);
-    let bytes = 4 << 20;
-    for round in 0.. {
-        if flipper.flips.load(Ordering::Relaxed) >= wanted {
+    let flipper = Flipper::start(endpoint.local_addr(), flips, !options.encrypt);
+    let mut tally = Tally::default();
+    let level = match options.encrypt {
+        true => Level::Placed,
+        false => Level::Verified,
+    };
+    // Plain payload goes on behind a flip; what is sealed must get through now and then.
+    let lanes = if options.encrypt { 512 << 10 } else { 64 << 10 };
+    // In lanes, in control, in both; now and then in the handshake.
+    let gaps = [[0, lanes], [64 << 10, 0], [128 << 10, 2 * lanes], [300, 0]];
+    for gaps in gaps.into_iter().cycle() {
+        if flips.sum() >= wanted || Instant::now() >= until {
             break;
         }
-        // In lanes, in control, in both; now and then in the handshake.
-        let gaps = [[0, 1 << 20], [8 << 10, 0], [16 << 10, 4 << 20], [300, 0]][round as usize % 4];
         for (held, gap) in flipper.gaps.iter().zip(gaps) {
             held.store(gap, Ordering::Relaxed);
         }
         let (server, client) = thread::scope(|scope| {
-            let client = scope.spawn(|| Endpoint::connect(flipper.address, &options));
+            let client = scope.spawn(|| Endpoint::connect(flipper.address, options));
             // Whether the client comes is not sure.
             let server = endpoint.accept(Duration::from_millis(500));
             (server, client.join().expect("no panic"))
         });
         let (Ok(server), Ok(client)) = (server, client) else {
-            unconnected += 1;
+            tally.unconnected += 1;
             continue;
         };
-        let level = if encrypt {
-            Level::Placed
-        } else {
-            Level::Verified
-        };
-        for number in 0..4 {
-            let content = Content::new(8, round * 4 + number);
-            let (source, destination) =
-                (Source::new(content, bytes, 0), Destination::new(bytes, 0));
-            let receive = server
-                .receive(destination.slice(), number)
-                .level(level)
-                .start();
-            let send = client.send(source.slice(), number).level(level).start();
-            let (Ok(receive), Ok(send)) = (receive, send) else {
-                bad += 1;
+        for time in 0..TIMES {
+            let several = LENGTHS.map(|bytes| {
+                let content = Content::new(bytes, time);
+                let (source, destination) =
+                    (Source::new(content, bytes, 0), Destination::new(bytes, 0));
+                let receive = server.receive(destination.slice(), bytes).level(level);
+                let receive = receive.start();
+                let send = client.send(source.slice(), bytes).level(level).start();
+                (content, source, destination, send, receive)
+            });
+            let mut is_over = false;
+            for (content, _source, destination, send, receive) in several {
+                let ends = [send, receive].map(|start| start.and_then(|transfer| transfer.wait()));
+                let is_good = ends.iter().any(Result::is_ok);
+                let defect = is_good.then(|| destination.defect(content)).flatten();
+                assert_eq!(defect, None, "{ends:?}");
+                *(if is_good {
+                    &mut tally.good
+                } else {
+                    &mut tally.failed
+                }) += 1;
+                let mut errors = ends.iter().filter_map(|end| end.as_ref().err());
+                is_over |= errors.any(|error| {
+                    assert!(!matches!(error, Error::Defect { .. }), "{error}");
+                    let debug = format!("{error:?}");
+                    let name = debug.chars().take_while(|c| c.is_alphanumeric()).collect();
+                    *tally.errors.entry(name).or_default() += 1;
+                    // Only where payload alone was changed is everything as before.
+                    !matches!(error, Error::Corrupt { .. })
+                });
+            }
+            if is_over || Instant::now() >= until {
                 break;
-            };
-            let ends = [send.wait(), receive.wait()];
-            let is_good = ends.iter().any(Result::is_ok);
-            let defect = is_good.then(|| destination.defect(content)).flatten();
-            assert_eq!(defect, None, "round {round}, transfer {number}: {ends:?}");
-            *(if is_good { &mut good } else { &mut bad }) += 1;
-            if let Some(error) = ends.iter().find_map(|end| end.as_ref().err()) {
-                assert!(!matches!(error, Error::Defect { .. }), "{error}");
             }
         }
     }
-    let flipped = flipper.flips.load(Ordering::Relaxed);
-    let how = if encrypt { "sealed" } else { "plain, verified" };
-    println!(
-        "{how}: {flipped} flips; {good} transfers good, {bad} failed, {unconnected} connections not set up"
+    tally
+}
+
+/// Flips until there were enough, over several connections at once: most of the time each of them waits for a lane, or a
+/// control connection, that takes the place of one that a flip has ended.
+fn flips(encrypt: bool) {
+    let _serial = SERIAL.lock();
+    let (wanted, at_once) = (count("flips", 300), count("relays", 16));
+    let mut options = Options::tcp(Auth::Key(key()));
+    options.encrypt = encrypt;
+    options.channels = 2;
+    options.eager_limit = LONGEST_FRAME;
+    options.chunk_bytes = Some(64 << 10);
+    options.connect_timeout = Duration::from_secs(2);
+    options.heartbeat = Duration::from_millis(200);
+    options.dead_after = Duration::from_secs(2);
+    options.deadlines = Deadlines {
+        stall: Duration::from_millis(500),
+        total: Some(Duration::from_secs(1)),
+    };
+    let flips = Arc::new(Flips::default());
+    let started = Instant::now();
+    let enough = (
+        wanted,
+        started + Duration::from_secs(count("flips_for", 3600)),
     );
+    let tallies: Vec<Tally> = thread::scope(|scope| {
+        let start = |_| scope.spawn(|| transfer_until_flipped(&options, &flips, enough));
+        let running: Vec<_> = (0..at_once).map(start).collect();
+        let ended = running.into_iter().map(|one| one.join().expect("no panic"));
+        ended.collect()
+    });
+    let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
+    let mut errors = BTreeMap::<&str, u64>::new();
+    for (name, count) in tallies.iter().flat_map(|tally| &tally.errors) {
+        *errors.entry(name).or_default() += count;
+    }
+    let good = sum(|tally| tally.good);
+    tell(json!({
+        "what": if encrypt { "flipped bits, sealed" } else { "flipped bits, plain, verified" },
+        "seconds": started.elapsed().as_secs_f64().round(),
+        "flips": flips.sum(),
+        "in_control": flips.control.load(Ordering::Relaxed),
+        "in_lanes": flips.lanes.load(Ordering::Relaxed),
+        "transfers_good": good,
+        "transfers_failed": sum(|tally| tally.failed),
+        "errors": errors,
+        "connections_not_set_up": sum(|tally| tally.unconnected),
+    }));
     assert!(good > 0, "nothing came through at all");
 }
 
@@ -467,6 +595,10 @@ fn flipped_bits_of_sealed_payload_never_pass() {
     flips(true);
 }
 
+/// One of sixteen from the client's own address.
+const STRANGERS_A_SECOND: u32 = 16_000;
+/// Strangers that are there at a time.
+const PRESENT: usize = 1200;
 /// Half a round trip to the listener of the next test.
 const TRIP: Duration = Duration::from_millis(25);
 
@@ -534,27 +666,30 @@ fn strangers_from_a_thousand_addresses_keep_no_client_out() {
     let done = AtomicBool::new(false);
     let came = AtomicU64::new(0);
     let before = resources();
+    let started = Instant::now();
     let (times, most) = thread::scope(|scope| {
         scope.spawn(|| {
-            // Each stays a while: as many as a listener holds are there at any time.
+            // Each stays a while: more than a listener holds are there at any time.
             let mut present = std::collections::VecDeque::new();
             for number in 0u32.. {
                 if done.load(Ordering::Relaxed) {
                     break;
                 }
+                let due = started + Duration::from_secs(1) * number / STRANGERS_A_SECOND;
+                thread::sleep(due.saturating_duration_since(Instant::now()));
                 let own = match number % 16 {
                     0 => Ipv4Addr::LOCALHOST,
                     _ => Ipv4Addr::from(0x7f01_0000 + number % 1000),
                 };
                 present.extend(from_address(own, address));
                 came.fetch_add(1, Ordering::Relaxed);
-                if present.len() > 400 {
+                if present.len() > PRESENT {
                     present.pop_front();
                 }
             }
         });
         wait(LONG, "a crowd", || {
-            (came.load(Ordering::Relaxed) > 1000).then_some(())
+            (came.load(Ordering::Relaxed) > PRESENT as u64).then_some(())
         });
         let mut times = Vec::new();
         let mut most = (0, 0);
@@ -595,14 +730,15 @@ fn strangers_from_a_thousand_addresses_keep_no_client_out() {
     );
     let grown = most.0.saturating_sub(before.0) >> 20;
     let (strangers, refused) = (came.load(Ordering::Relaxed), endpoint.refusals().count);
-    println!(
-        "{strangers} strangers came, {refused} connections were refused; {grown} MiB more memory, {} descriptors",
-        most.1
-    );
+    tell(json!({
+        "what": "strangers", "came": strangers, "refused": refused,
+        "a_second": strangers / started.elapsed().as_secs().max(1),
+        "mib_more": grown, "descriptors": most.1,
+    }));
     assert!(refused > 0);
     // What the listener may hold, the strangers' own ends, and what the clients have.
     assert!(
-        most.1 < before.1 + 1024 + 401 + 200,
+        most.1 < before.1 + 1024 + PRESENT + 200,
         "{} descriptors",
         most.1
     );

@@ -15,6 +15,9 @@ use tcpx_tests::process::wait;
 /// Connections after which what the process shares is there.
 const WARM_UP: u64 = 5;
 
+/// What the allocator may keep of them, however many they were.
+const MOST_GROWTH_MIB: u64 = 32;
+
 /// Open descriptors and threads.
 fn resources() -> (usize, usize) {
     let count = |folder| {
@@ -22,6 +25,13 @@ fn resources() -> (usize, usize) {
         entries.count()
     };
     (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+/// Mebibytes of the process's memory that are in RAM.
+fn memory() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("the system tells");
+    let pages = pages.split(' ').nth(1).and_then(|field| field.parse().ok());
+    pages.map_or(0, |pages: u64| (pages * 4096) >> 20)
 }
 
 fn use_and_close(listening: &Listening, number: u64) {
@@ -66,7 +76,7 @@ fn return_to_the_baseline(listening: &Listening, connections: u64) {
             same.then_some(now)
         })
     };
-    let before = settled();
+    let (before, memory_before) = (settled(), memory());
     for number in 0..connections {
         use_and_close(listening, number);
     }
@@ -80,6 +90,19 @@ fn return_to_the_baseline(listening: &Listening, connections: u64) {
         std::thread::sleep(std::time::Duration::from_millis(5));
         last = resources();
     }
+    let memory_after = memory();
+    println!(
+        "{}",
+        serde_json::json!({
+            "what": "connects and closes", "times": connections,
+            "before": { "descriptors": before.0, "threads": before.1, "mib": memory_before },
+            "after": { "descriptors": last.0, "threads": last.1, "mib": memory_after },
+        })
+    );
+    assert!(
+        memory_after <= memory_before + MOST_GROWTH_MIB,
+        "{memory_before} MiB before, {memory_after} after {connections} connections"
+    );
 }
 
 #[test]

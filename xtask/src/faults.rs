@@ -1,11 +1,14 @@
 //! `cargo xtask faults`: every test of faults between real processes, those at random moments as often as asked.
 
+use std::path::Path;
+use std::process::Command;
+
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{cargo, root, run as run_command};
 
 /// What can be counted, how often this task does it, and what it is.
-const COUNTS: [(&str, u64, &str); 7] = [
+const COUNTS: [(&str, u64, &str); 9] = [
     (
         "kills",
         200,
@@ -29,7 +32,13 @@ const COUNTS: [(&str, u64, &str); 7] = [
     (
         "flips",
         10_000,
-        "flipped bits through a relay, plain and as many sealed; some 30 a second on two busy cores",
+        "flipped bits through relays, plain and as many sealed",
+    ),
+    ("relays", 64, "relays at once that flip bits"),
+    (
+        "flips_for",
+        3600,
+        "seconds of flipped bits at most, plain and as many sealed",
     ),
     (
         "clients",
@@ -75,10 +84,12 @@ const TESTS: [(&str, &str); 10] = [
     ),
 ];
 
-/// Runs them; `--NAME COUNT` sets a count, and words name tests.
+/// Runs them; `--NAME COUNT` sets a count, and words name tests. `--built FOLDER` runs programs that were built before and
+/// lie there by the names of the tests, beside those that they start, where there is no Cargo.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let mut counts = COUNTS.map(|(name, count, _)| (name, count));
     let mut chosen = Vec::new();
+    let mut built = None;
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let Some(name) = argument.strip_prefix("--") else {
@@ -90,6 +101,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             );
             continue;
         };
+        if name == "built" {
+            built = Some(Path::new(rest.next().with_context(usage)?));
+            continue;
+        }
         let held = counts.iter_mut().find(|(known, _)| *known == name);
         let Some(((_, count), given)) = held.zip(rest.next()) else {
             bail!("no count {argument}\n{}", usage());
@@ -106,23 +121,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .join(",");
     println!("FAULTS={counts}");
     for test in chosen {
-        let mut command = cargo();
-        command.current_dir(root()?).env("FAULTS", &counts);
-        command.args([
-            "test",
-            "--locked",
-            "--package",
-            "tcpx-tests",
-            "--test",
-            test,
-        ]);
-        run_command(command.args(["--", "--nocapture"]))?;
+        let mut command = match built {
+            Some(folder) => Command::new(folder.join(test)),
+            None => {
+                let mut command = cargo();
+                command.current_dir(root()?).args([
+                    "test",
+                    "--locked",
+                    "--package",
+                    "tcpx-tests",
+                    "--test",
+                    test,
+                    "--",
+                ]);
+                command
+            }
+        };
+        run_command(command.env("FAULTS", &counts).arg("--nocapture"))?;
     }
     Ok(())
 }
 
 fn usage() -> String {
-    let mut text = String::from("counts:");
+    let mut text = String::from("--built FOLDER: programs that were built before\ncounts:");
     for (name, count, what) in COUNTS {
         text.push_str(&format!("\n  --{name} N (default {count}): {what}"));
     }

@@ -31,7 +31,7 @@ usage: cargo xtask COMMAND
   dist [--out DIR]       lay out what a user installs in target/dist, and a tarball and a deb in
                          target/packages; with --out the folder alone
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
-  faults [--kills N] [--flips N] [--clients N] [--connects N] [TEST...]
+  faults [--kills N] [--flips N] [--clients N] [--connects N] [--built FOLDER] [TEST...]
                          the tests of faults between real processes, those at random moments that often
   gate BASE [...]        whether this tree is as fast as the commit BASE (docs/gate.md)
   header [--check]       write crates/tcpx-capi/include/*.h from their sources, or say that one is stale
