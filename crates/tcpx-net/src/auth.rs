@@ -191,7 +191,9 @@ pub(crate) fn run_client<S: ClientSide>(
         hint: "; the peer may have been overloaded or stopped: look at its log and try again",
     };
     let cut_off = |heard: bool| (!heard).then_some(NetworkError::CutOff { peer });
-    send_message(stream, &first).map_err(io)?;
+    if send_message(stream, &first).is_err() {
+        return Err(NetworkError::CutOff { peer });
+    }
     let mut heard = false;
     loop {
         if !socket::wait(stream, PollFlags::IN, deadline).map_err(io)? {

@@ -66,18 +66,24 @@ pub fn dial(
     })
 }
 
-/// Dials again where the peer, crowded by strangers, has closed a connection before it read from it.
+/// Pauses before a connection is dialled again that a peer, crowded by strangers, has closed before it read from it.
+pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(FIRST_PAUSE), |pause| {
+        Some((2 * *pause).min(LONGEST_PAUSE))
+    })
+    .take(REDIALS)
+}
+
+/// Dials, and again after each of those pauses while it comes to that.
 fn with_redials<T>(
     deadline: Instant,
     mut dial: impl FnMut() -> Result<T, NetworkError>,
 ) -> Result<T, NetworkError> {
-    let mut pause = FIRST_PAUSE;
-    for _ in 0..REDIALS {
+    for pause in pauses() {
         match dial() {
             Err(NetworkError::CutOff { peer }) if Instant::now() + pause < deadline => {
                 tracing::debug!(%peer, "closed without an answer; dialling again");
                 std::thread::sleep(pause);
-                pause = (2 * pause).min(LONGEST_PAUSE);
             }
             outcome => return outcome,
         }
@@ -139,10 +145,12 @@ pub fn dial_lane(
     lanes: u16,
     options: &DialOptions,
 ) -> Result<JoinedLane, NetworkError> {
-    ask_for_lane(address, session, lane, lanes, options)?.join()
+    with_redials(options.deadline, || {
+        ask_for_lane(address, session, lane, lanes, options)?.join()
+    })
 }
 
-/// As [`dial_lane`], up to the listener's answer.
+/// As [`dial_lane`], up to the listener's answer, and once: whoever opens lanes knows whether their session still lives.
 pub(crate) fn ask_for_lane(
     address: SocketAddr,
     session: &Session,
@@ -150,24 +158,21 @@ pub(crate) fn ask_for_lane(
     lanes: u16,
     options: &DialOptions,
 ) -> Result<AnsweredLane, NetworkError> {
-    with_redials(options.deadline, || {
-        let stream = socket::connect(address, options)?;
-        let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
-        let (handshake, first) =
-            LaneClient::new(session, lane, lanes, entropy).map_err(|error| {
-                NetworkError::Handshake {
-                    peer: address,
-                    reason: error.to_string(),
-                }
-            })?;
-        let side = Unproved(handshake);
-        let (proof, joined) = auth::run_client(&stream, address, side, first, options.deadline)?;
-        let keys = joined.keys;
-        Ok(AnsweredLane {
+    let stream = socket::connect(address, options)?;
+    let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
+    let (handshake, first) = LaneClient::new(session, lane, lanes, entropy).map_err(|error| {
+        NetworkError::Handshake {
             peer: address,
-            proof,
-            joined: JoinedLane { stream, keys },
-        })
+            reason: error.to_string(),
+        }
+    })?;
+    let side = Unproved(handshake);
+    let (proof, joined) = auth::run_client(&stream, address, side, first, options.deadline)?;
+    let keys = joined.keys;
+    Ok(AnsweredLane {
+        peer: address,
+        proof,
+        joined: JoinedLane { stream, keys },
     })
 }
 

@@ -183,7 +183,7 @@ impl LaneInbox {
             if Instant::now() >= deadline {
                 return Ok(None);
             }
-            exchange.wait(readable.as_fd(), deadline)?;
+            exchange.wait(Some(readable.as_fd()), deadline)?;
         }
     }
 

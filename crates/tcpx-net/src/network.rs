@@ -73,13 +73,15 @@ pub trait Exchange {
     ///
     /// # Errors
     /// The peer gave up, or the control connection failed.
-    fn wait(&mut self, descriptor: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetworkError> {
+    fn wait(
+        &mut self,
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), NetworkError> {
         let left = deadline.saturating_duration_since(Instant::now());
+        let mut watched = descriptor.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
         // Interrupted or in vain: the caller looks again.
-        let _ = poll(
-            &mut [PollFd::new(&descriptor, PollFlags::IN)],
-            Some(&timespec(left)),
-        );
+        let _ = poll(watched.as_mut_slice(), Some(&timespec(left)));
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use super::agree::{Agreed, Cards, mismatch};
 use super::early::Early;
 use super::repair::{Arrivals, Dialler, Repair};
 use crate::channel::Way;
-use crate::dial::JoinedLane;
+use crate::dial::{JoinedLane, pauses};
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
@@ -31,7 +31,7 @@ pub(super) fn open(
     } = agreed;
     match setup.side {
         Side::Client => {
-            let (streams, dialler) = dial(lanes, early, &routes, &cards, setup)?;
+            let (streams, dialler) = dial(lanes, early, (&routes, &cards), setup, exchange)?;
             let ways = describe(&streams, &cards);
             Ok((streams, Repair::Dial(Arc::new(dialler)), ways))
         }
@@ -52,9 +52,9 @@ pub(super) fn open(
 fn dial(
     lanes: u16,
     early: Early,
-    routes: &[Way],
-    cards: &Cards,
+    (routes, cards): (&[Way], &Cards),
     setup: &Setup<'_>,
+    exchange: &mut dyn Exchange,
 ) -> Result<(Vec<JoinedLane>, Dialler), NetworkError> {
     let spread = (0..lanes).zip(routes.iter().cycle());
     let spread: Vec<Way> = spread.map(|(_, route)| route.clone()).collect();
@@ -81,10 +81,10 @@ fn dial(
         .copied()
         .filter(|lane| opened[usize::from(*lane)].is_none())
         .collect();
-    let dialled = at_once(&rest, |lane| {
+    let dialled = open_all(&rest, exchange, deadline, |lane| {
         let route = &spread[usize::from(lane)];
         first.try_way(lane, cards.share_network(route), deadline)
-    });
+    })?;
     let mut dialled = dialled.into_iter();
     let opened = opened.into_iter().map_while(|joined| match joined {
         Some(joined) => Some(Ok((joined, plain.clone()))),
@@ -141,11 +141,44 @@ fn dial(
         taken[usize::from(*lane)] = good.iter().min_by_key(uses).cloned();
     }
     let dialler = Dialler::new(setup, taken.into_iter().flatten().collect());
-    let opened = at_once(&missing, |lane| dialler.open(lane, setup.deadline));
+    let opened = open_all(&missing, exchange, setup.deadline, |lane| {
+        dialler.open(lane, setup.deadline)
+    })?;
     for (lane, opened) in missing.into_iter().zip(opened) {
         streams[usize::from(lane)] = Some(opened?);
     }
     Ok((streams.into_iter().flatten().collect(), dialler))
+}
+
+/// Opens lanes at once; again and again those that the peer, crowded by strangers, cuts off before it has read from
+/// them. It cuts them off too when it has gone: the control connection tells.
+fn open_all<T: Send>(
+    lanes: &[u16],
+    exchange: &mut dyn Exchange,
+    deadline: Instant,
+    open: impl Fn(u16) -> Result<T, NetworkError> + Sync,
+) -> Result<Vec<Result<T, NetworkError>>, NetworkError> {
+    let mut opened = at_once(lanes, &open);
+    for pause in pauses() {
+        let is_cut_off = |at: &usize| matches!(opened[*at], Err(NetworkError::CutOff { .. }));
+        let cut_off: Vec<usize> = (0..lanes.len()).filter(is_cut_off).collect();
+        let until = Instant::now() + pause;
+        if cut_off.is_empty() || until >= deadline {
+            break;
+        }
+        tracing::debug!(
+            lanes = cut_off.len(),
+            "closed without an answer; dialling again"
+        );
+        while Instant::now() < until {
+            exchange.wait(None, until)?;
+        }
+        let again: Vec<u16> = cut_off.iter().map(|at| lanes[*at]).collect();
+        for (at, outcome) in cut_off.into_iter().zip(at_once(&again, &open)) {
+            opened[at] = outcome;
+        }
+    }
+    Ok(opened)
 }
 
 /// Opens lanes at once, the last one here and each other by a thread of its own, or here too where the system gives

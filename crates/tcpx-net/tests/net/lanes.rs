@@ -1,9 +1,14 @@
 //! Lanes that die while others live: every chunk arrives once, and nobody else writes.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
-use tcpx_net::{Cancel, ChannelError, Completion, TcpOptions};
+use tcpx_lanes::sealing::Protection;
+use tcpx_net::{Cancel, ChannelError, Completion, Exchange, NetworkError, TcpOptions};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
@@ -384,4 +389,42 @@ fn lanes_that_broke_before_the_peer_ended_the_last_one_are_why_none_is_left() {
 /// So that its end is not an orderly one.
 fn write_partial(mut lane: &TcpStream) {
     lane.write_all(b"TC").unwrap();
+}
+
+/// A control connection whose peer wishes the same as this side, and has gone since.
+struct Gone;
+
+impl Exchange for Gone {
+    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+        Ok(payload.to_vec())
+    }
+
+    fn wait(&mut self, _: Option<BorrowedFd<'_>>, _: Instant) -> Result<(), NetworkError> {
+        Err(NetworkError::Control {
+            reason: "it has gone".to_owned(),
+        })
+    }
+}
+
+#[test]
+fn a_client_whose_peer_has_gone_dials_no_lane_again() {
+    let auth = auth(Protection::Headers);
+    let listener = listener(auth.clone());
+    // As a relay whose target has gone.
+    let closing = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = (listener.local_addr(), closing.local_addr().unwrap());
+    let came = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&came);
+    std::thread::spawn(move || {
+        for lane in closing.incoming() {
+            counted.fetch_add(1, Ordering::Relaxed);
+            drop(lane);
+        }
+    });
+    let (options, protection) = (TcpOptions::default(), Protection::Headers);
+    let opened = client_side(addresses, &auth, options, 2, &[], protection, &mut Gone);
+    let error = opened.map(|_| ()).unwrap_err();
+    assert!(matches!(error, NetworkError::Control { .. }), "{error}");
+    // Each lane ahead of the peer's wish, and once more.
+    assert!(came.load(Ordering::Relaxed) <= 4);
 }

@@ -190,7 +190,7 @@ pub(crate) fn pair_through(
     }
 }
 
-type Outcome = Result<Box<dyn Channel>, NetworkError>;
+pub(crate) type Outcome = Result<Box<dyn Channel>, NetworkError>;
 
 /// What the client and the server come to whose lanes are to be protected so; that they have a key follows from the
 /// first.
@@ -229,7 +229,7 @@ pub(crate) fn outcomes(
     })
 }
 
-fn client_side(
+pub(crate) fn client_side(
     (address, lanes_to): (SocketAddr, SocketAddr),
     auth: &Auth,
     options: TcpOptions,

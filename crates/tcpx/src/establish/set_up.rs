@@ -301,9 +301,13 @@ impl Exchange for SetUp {
         self.session.ready();
     }
 
-    fn wait(&mut self, descriptor: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetworkError> {
+    fn wait(
+        &mut self,
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), NetworkError> {
         self.hear().map_err(for_network)?;
-        self.sleep(Some(descriptor), deadline);
+        self.sleep(descriptor, deadline);
         self.hear().map_err(for_network)
     }
 }
