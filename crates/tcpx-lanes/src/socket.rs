@@ -50,8 +50,9 @@ const LANE_PROBE: Duration = Duration::from_secs(2);
 const COMM_IDLE: Duration = Duration::from_secs(10);
 const COMM_PROBE: Duration = Duration::from_secs(5);
 
-/// Connections that may wait for the acceptor.
-const BACKLOG: i32 = 1024;
+/// Connections that may wait for the acceptor: as many as the system allows (`net.core.somaxconn`). Where they are too
+/// many the kernel drops one's first packet, which its client sends again after a second.
+const BACKLOG: i32 = i32::MAX;
 
 fn is_every_v6(ip: IpAddr) -> bool {
     ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED)

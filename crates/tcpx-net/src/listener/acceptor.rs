@@ -336,9 +336,9 @@ impl Acceptor {
 
     /// Has another one give way to a newcomer, if there are too many.
     fn make_room(&mut self, now: Instant, peer: SocketAddr) {
-        let candidates = self.candidates();
         let random = &mut self.random;
-        let victim = admission::victim(&candidates, Source::of(peer.ip()), |below| {
+        let source = Source::of(peer.ip());
+        let victim = admission::victim(candidates(&self.greetings), source, |below| {
             random.below(below)
         });
         if let Some(index) = victim {
@@ -348,23 +348,13 @@ impl Acceptor {
 
     /// Has one that has not proved itself give its descriptor back; whether there was one.
     fn make_descriptor(&mut self, now: Instant) -> bool {
-        let candidates = self.candidates();
         let random = &mut self.random;
-        match admission::any_victim(&candidates, |below| random.below(below)) {
-            Some(index) => {
-                self.evict(now, index);
-                true
-            }
-            None => false,
+        let victim =
+            admission::any_victim(candidates(&self.greetings), |below| random.below(below));
+        if let Some(index) = victim {
+            self.evict(now, index);
         }
-    }
-
-    fn candidates(&self) -> Vec<Candidate> {
-        let candidate = |greeting: &Greeting| Candidate {
-            source: Source::of(greeting.peer.ip()),
-            has_spoken: greeting.has_spoken(),
-        };
-        self.greetings.iter().map(candidate).collect()
+        victim.is_some()
     }
 
     fn evict(&mut self, now: Instant, index: usize) {
@@ -375,6 +365,13 @@ impl Acceptor {
             &"too many connections that have not proved themselves",
         );
     }
+}
+
+fn candidates(greetings: &[Greeting]) -> impl Iterator<Item = Candidate> + Clone {
+    greetings.iter().map(|greeting| Candidate {
+        source: Source::of(greeting.peer.ip()),
+        has_spoken: greeting.has_spoken(),
+    })
 }
 
 fn is_exhausted(error: &io::Error) -> bool {
