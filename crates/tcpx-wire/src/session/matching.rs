@@ -157,6 +157,8 @@ pub(super) struct ReceiveTag {
     pub(super) ended: ByNumber<RefuseReason>,
     /// Sends that do not come, and whose receives are still to come.
     holes: RangeSet,
+    /// Windows in a row that were opened in vain, as an eager send came.
+    pub(super) vain: u8,
 }
 
 impl ReceiveTag {

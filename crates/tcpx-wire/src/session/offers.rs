@@ -110,6 +110,9 @@ impl Session {
             ));
         }
         counts.is_sent(number);
+        if arrival.eager.is_none() {
+            counts.vain = 0;
+        }
         if let Some(reason) = counts.ended.remove(number) {
             self.refuse(arrival, reason);
             return Ok(());

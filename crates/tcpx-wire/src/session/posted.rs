@@ -21,6 +21,10 @@ use crate::time::Time;
 /// Windows that no send has come to at a time; receives behind them are granted when their sends ask.
 pub(super) const MOST_POSTED: usize = 1024;
 
+/// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and
+/// closing so many takes about as long as the round trip that a long send then asks in.
+pub(super) const MOST_VAIN: u8 = 8;
+
 /// The open window of a receive that no send has come to.
 #[derive(Debug)]
 pub(super) struct Posted {
@@ -94,6 +98,9 @@ impl Session {
             return;
         }
         let (tag, number, level) = (receive.tag, receive.number, receive.asked);
+        if self.matching.receives_of(tag).vain >= MOST_VAIN {
+            return;
+        }
         let alone = self.is_alone();
         let cut = self.config.cut(capacity, 0, agreed.chunk_bytes, alone);
         let window = self.posting.name_window();
@@ -158,6 +165,7 @@ impl Session {
         let counts = self.matching.receives_of(tag);
         counts.receives.remove(number);
         counts.is_sent(number);
+        counts.vain = 0;
         if let Some(asked_by) = posted.asked_by {
             self.by_transfer.remove(&asked_by);
         }
@@ -183,11 +191,11 @@ impl Session {
             self.by_transfer.insert(arrival.transfer, operation);
             return;
         }
+        let is_vain = arrival.eager.is_some();
         receive.offered = Some(arrival);
-        self.matching
-            .receives_of(receive.tag)
-            .receives
-            .remove(receive.number);
+        let counts = self.matching.receives_of(receive.tag);
+        counts.receives.remove(receive.number);
+        counts.vain = counts.vain.saturating_add(is_vain.into());
         self.close_window(operation);
     }
 

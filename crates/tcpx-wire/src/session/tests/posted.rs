@@ -4,6 +4,7 @@ use super::hostile::{drain_at, session};
 use super::pair::Pair;
 use super::*;
 use crate::frame::{Frame, TransferId};
+use crate::session::posted::MOST_VAIN;
 
 fn addressed() -> Config {
     Config {
@@ -52,6 +53,37 @@ fn rule_4_a_small_message_into_a_large_receive_is_eager() {
     pair.settle(Duration::from_secs(1));
     assert_eq!(pair.success(1, received).bytes, 4096);
     pair.success(0, sent);
+    pair.run(Duration::from_millis(5));
+    pair.assert_clean();
+}
+
+/// Windows that small messages make vain are no longer opened, until a long one asks.
+#[test]
+fn receives_of_small_messages_are_not_posted_for_ever() {
+    let mut pair = Pair::new(addressed(), 6);
+    let large = 1 << 20;
+    for _ in 0..3 * MOST_VAIN {
+        let received = pair.receive(1, receive(1, large, Level::Placed));
+        pair.run(Duration::from_millis(1));
+        let sent = pair.send(0, eager(1, 4096, Level::Placed));
+        pair.settle(Duration::from_secs(1));
+        assert_eq!(pair.success(1, received).bytes, 4096);
+        pair.success(0, sent);
+    }
+    let is_posted = |frame: &Frame| matches!(frame, Frame::Posted { .. });
+    let opened = usize::from(MOST_VAIN);
+    assert_eq!(frames_to(&pair, 0, is_posted), opened);
+    for asked in [1, 1, 1] {
+        let received = pair.receive(1, receive(1, large, Level::Placed));
+        pair.run(Duration::from_millis(1));
+        let sent = pair.send(0, send(1, large, Level::Placed));
+        pair.settle(Duration::from_secs(1));
+        pair.success(1, received);
+        pair.success(0, sent);
+        let is_waiting = |frame: &Frame| matches!(frame, Frame::Waiting { .. });
+        assert_eq!(frames_to(&pair, 1, is_waiting), asked);
+    }
+    assert_eq!(frames_to(&pair, 0, is_posted), opened + 2);
     pair.run(Duration::from_millis(5));
     pair.assert_clean();
 }
