@@ -74,6 +74,7 @@ use piece_lists::PieceLists;
 use posted::Posting;
 use send_windows::SendWindows;
 use stream::ChunkStream;
+use waiting::Outbox;
 
 use crate::frame::{Frame, MAX_SETUP_BYTES, TransferId};
 use crate::time::Time;
@@ -88,7 +89,7 @@ pub struct Session {
     ending: Ending,
     liveness: Liveness,
     timers: Timers,
-    transmit: VecDeque<Frame>,
+    transmit: Outbox,
     actions: VecDeque<Action>,
 
     sends: BTreeMap<TransferId, Outgoing>,
@@ -134,7 +135,7 @@ impl Session {
             ending: Ending::Open,
             liveness: Liveness::new(now, interval, dead_after),
             timers: Timers::default(),
-            transmit: VecDeque::from([Frame::Settings(config.ours.clone())]),
+            transmit: Outbox::new(Frame::Settings(config.ours.clone()), config.addressed),
             actions: VecDeque::new(),
             sends: BTreeMap::new(),
             next_send: 0,

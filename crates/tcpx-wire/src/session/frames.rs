@@ -251,7 +251,7 @@ impl Session {
                 self.flush_acks();
             }
             self.advance_close();
-            if self.transmit.is_empty() && self.credit_is_due() {
+            if self.transmit.len() == 0 && self.credit_is_due() {
                 let bytes = u32::try_from(self.credit_owed).unwrap_or(u32::MAX);
                 self.credit_owed -= u64::from(bytes);
                 self.transmit.push_back(Frame::EagerCredit { bytes });

@@ -76,7 +76,7 @@ impl Session {
 
     fn beat(&mut self, now: Time) {
         // A frame that waits is proof enough once it leaves.
-        if self.transmit.is_empty() {
+        if self.transmit.len() == 0 {
             let counter = self.liveness.next_beat;
             self.liveness.next_beat += 1;
             self.transmit.push_back(Frame::Heartbeat { counter });

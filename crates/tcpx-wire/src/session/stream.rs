@@ -254,8 +254,8 @@ impl ChunkStream {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn idle(&self) -> bool {
+    /// No chunk is in flight.
+    pub(super) fn is_idle(&self) -> bool {
         self.lanes.iter().all(|lane| lane.in_flight.is_empty())
     }
 }

@@ -527,7 +527,7 @@ impl Pair {
                 peer.ended() || session.ended() || session.eager_allowed(limit),
                 "what is owed leaves no room for a payload"
             );
-            assert!(session.send_stream.idle() && session.receive_stream.idle());
+            assert!(session.send_stream.is_idle() && session.receive_stream.is_idle());
             assert_eq!(session.matching.arrivals(), 0);
             session.assert_counts_agree(peer);
             assert!(side.windows.is_empty(), "open windows: {:?}", side.windows);
