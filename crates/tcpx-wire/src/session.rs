@@ -53,8 +53,7 @@ pub use config::{
     Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_NOTIFICATION_BYTES, MAX_TRANSFER_BYTES,
 };
 pub use error::{
-    AckProblem, ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError,
-    SessionError,
+    ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError, SessionError,
 };
 pub use stall::{OperationKind, OperationState, Owes, StallReport};
 pub use waiting::Waiting;

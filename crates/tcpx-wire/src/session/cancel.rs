@@ -92,23 +92,20 @@ impl Session {
 
     /// Starts the early end of an operation, unless it ended or that is under way.
     pub(super) fn cancel_operation(&mut self, now: Time, operation: OperationId, cause: EndCause) {
-        match operation.sent_transfer() {
-            Some(transfer) => {
-                let live = self.sends.get(&transfer);
-                if live.is_some_and(|send| !send.completed && send.cancel.is_none()) {
-                    self.begin_cancel_send(now, transfer, cause);
-                }
-            }
-            None => {
-                let live = self.receives.get(&operation);
-                if live.is_some_and(|receive| !receive.completed && receive.cancel.is_none()) {
-                    self.begin_cancel_receive(now, operation, cause);
-                }
-            }
+        let course = Self::course(&mut self.sends, &mut self.receives, operation);
+        if course.is_some_and(|course| course.is_live()) {
+            self.begin_cancel(now, operation, cause);
         }
     }
 
-    pub(super) fn begin_cancel_send(&mut self, now: Time, transfer: TransferId, cause: EndCause) {
+    pub(super) fn begin_cancel(&mut self, now: Time, operation: OperationId, cause: EndCause) {
+        match operation.sent_transfer() {
+            Some(transfer) => self.begin_cancel_send(now, transfer, cause),
+            None => self.begin_cancel_receive(now, operation, cause),
+        }
+    }
+
+    fn begin_cancel_send(&mut self, now: Time, transfer: TransferId, cause: EndCause) {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
@@ -127,9 +124,12 @@ impl Session {
         let mut cancel = Cancelling::new(cause, busy);
         cancel.peer_quiet = is_silent;
         cancel.confirmed = is_silent;
-        send.cancel = Some(cancel);
-        self.timers
-            .arm(&mut send.clock, operation, now + self.config.cancel_timeout);
+        send.course.cancel = Some(cancel);
+        self.timers.arm(
+            &mut send.course.clock,
+            operation,
+            now + self.config.cancel_timeout,
+        );
         self.waits_no_more(transfer);
         if is_silent && !self.ended() {
             self.withdraw_number(transfer);
@@ -143,12 +143,7 @@ impl Session {
         self.settle_send(now, transfer);
     }
 
-    pub(super) fn begin_cancel_receive(
-        &mut self,
-        now: Time,
-        operation: OperationId,
-        cause: EndCause,
-    ) {
+    fn begin_cancel_receive(&mut self, now: Time, operation: OperationId, cause: EndCause) {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };
@@ -162,9 +157,9 @@ impl Session {
         }
         self.transmit
             .extend(cancel_frame(matched.transfer, Role::Receiver, &cause));
-        receive.cancel = Some(Cancelling::new(cause, busy));
+        receive.course.cancel = Some(Cancelling::new(cause, busy));
         self.timers.arm(
-            &mut receive.clock,
+            &mut receive.course.clock,
             operation,
             now + self.config.cancel_timeout,
         );
@@ -198,9 +193,9 @@ impl Session {
         let mut cancel = Cancelling::new(cause, true);
         cancel.peer_quiet = !is_mutual;
         cancel.confirmed = !is_mutual;
-        receive.cancel = Some(cancel);
+        receive.course.cancel = Some(cancel);
         let until = now + self.config.cancel_timeout;
-        self.timers.arm(&mut receive.clock, operation, until);
+        self.timers.arm(&mut receive.course.clock, operation, until);
         if !was_closing {
             self.actions.push_back(Action::StopData { operation });
         }
@@ -236,7 +231,7 @@ impl Session {
             .posted
             .as_ref()
             .map(|posted| TransferId::to_window(posted.window));
-        match &mut receive.cancel {
+        match &mut receive.course.cancel {
             Some(cancel) => {
                 quote(&mut cancel.cause, detail);
                 if names_window.is_some_and(|window| window != transfer) {
@@ -256,7 +251,7 @@ impl Session {
                     reason,
                     detail,
                 };
-                self.begin_cancel_receive(now, operation, cause);
+                self.begin_cancel(now, operation, cause);
             }
         }
     }
@@ -320,7 +315,7 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        match &mut send.cancel {
+        match &mut send.course.cancel {
             Some(cancel) => quote(&mut cancel.cause, detail),
             None => {
                 let (from, detail) = (Role::Receiver, detail.to_string());
@@ -336,31 +331,32 @@ impl Session {
 
     /// Answer to [`Action::StopData`] and [`Action::Withdraw`]: nothing points at the operation's memory any more.
     pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
-        if let Some(transfer) = operation.sent_transfer() {
-            let Some(send) = self.sends.get_mut(&transfer) else {
-                return;
-            };
-            if send.leaving && send.cancel.is_none() {
-                return self.window_left(now, transfer);
+        match operation.sent_transfer() {
+            Some(transfer) => {
+                let send = self.sends.get(&transfer);
+                if send.is_some_and(|send| send.leaving && send.course.cancel.is_none()) {
+                    return self.window_left(now, transfer);
+                }
             }
-            let waited_for = send.cancel.as_mut().filter(|cancel| !cancel.quiet);
-            let Some(cancel) = waited_for else { return };
-            cancel.quiet = true;
-            self.release_send(transfer);
-            self.settle_send(now, transfer);
-        } else {
-            let Some(receive) = self.receives.get_mut(&operation) else {
-                return;
-            };
-            if receive.is_withdrawn() && receive.cancel.is_none() {
-                return self.window_closed(now, operation);
+            None => {
+                let is_withdrawn =
+                    |one: &Incoming| one.is_withdrawn() && one.course.cancel.is_none();
+                if self.receives.get(&operation).is_some_and(is_withdrawn) {
+                    return self.window_closed(now, operation);
+                }
             }
-            let waited_for = receive.cancel.as_mut().filter(|cancel| !cancel.quiet);
-            let Some(cancel) = waited_for else { return };
-            cancel.quiet = true;
-            self.release_receive(operation);
-            self.settle_receive(now, operation);
         }
+        let course = Self::course(&mut self.sends, &mut self.receives, operation);
+        let cancel = course.and_then(|course| course.cancel.as_mut());
+        let Some(cancel) = cancel.filter(|cancel| !cancel.quiet) else {
+            return;
+        };
+        cancel.quiet = true;
+        match operation.sent_transfer() {
+            Some(transfer) => self.release_send(transfer),
+            None => self.release_receive(operation),
+        }
+        self.settle(now, operation);
     }
 
     /// Gives back what a quiet send holds.
@@ -383,7 +379,7 @@ impl Session {
     pub(super) fn drop_chunks(&mut self, transfer: TransferId) {
         if self.config.hold_until_placed
             && let Some(send) = self.sends.get_mut(&transfer)
-            && let Some(cancel) = &mut send.cancel
+            && let Some(cancel) = &mut send.course.cancel
             && cancel.quiet
             && cancel.peer_quiet
             && !std::mem::replace(&mut cancel.dropped, true)

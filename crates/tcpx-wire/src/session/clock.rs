@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::action::OperationId;
+use super::cancel::Cancelling;
 use super::config::Deadlines;
 use crate::time::Time;
 
@@ -13,6 +14,22 @@ pub(super) struct OperationClock {
     created: Time,
     progress: Time,
     armed: Option<Time>,
+}
+
+/// How far an operation is with its end.
+#[derive(Debug)]
+pub(super) struct Course {
+    pub(super) clock: OperationClock,
+    /// It was reported complete; what is left is the peer's part.
+    pub(super) completed: bool,
+    pub(super) cancel: Option<Cancelling>,
+}
+
+impl Course {
+    /// It runs, and nothing ends it early.
+    pub(super) fn is_live(&self) -> bool {
+        !self.completed && self.cancel.is_none()
+    }
 }
 
 /// Which deadline passed.
@@ -67,17 +84,21 @@ impl OperationClock {
 pub(super) struct Timers(BTreeSet<(Time, OperationId)>);
 
 impl Timers {
-    /// The clock of an operation that begins.
+    /// The course of an operation that begins.
     pub(super) fn begin(
         &mut self,
         now: Time,
         operation: OperationId,
         deadlines: Deadlines,
-    ) -> OperationClock {
+    ) -> Course {
         let mut clock = OperationClock::new(deadlines, now);
         let due = clock.due();
         self.arm(&mut clock, operation, due);
-        clock
+        Course {
+            clock,
+            completed: false,
+            cancel: None,
+        }
     }
 
     pub(super) fn arm(&mut self, clock: &mut OperationClock, operation: OperationId, at: Time) {

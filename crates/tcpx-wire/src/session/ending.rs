@@ -134,35 +134,19 @@ impl Session {
         let pieces = self.one_sided.clear();
         self.piece_lists.peers_ended(pieces);
         self.forget_acks();
-        let sends: Vec<_> = self.sends.keys().copied().collect();
-        for transfer in sends {
-            let cause = self.cause_of(now, OperationId::send(transfer), cause);
-            let Some(send) = self.sends.get_mut(&transfer) else {
-                continue;
-            };
-            if send.completed {
-                let operation = OperationId::send(transfer);
-                self.timers.disarm(&mut send.clock, operation);
-                self.remove_send(transfer);
-            } else if send.cancel.is_some() {
-                self.settle_send(now, transfer);
-            } else {
-                self.begin_cancel_send(now, transfer, cause);
-            }
-        }
-        let receives: Vec<_> = self.receives.keys().copied().collect();
-        for operation in receives {
+        let sends = self.sends.keys().copied().map(OperationId::send);
+        let all: Vec<_> = sends.chain(self.receives.keys().copied()).collect();
+        for operation in all {
             let cause = self.cause_of(now, operation, cause);
-            let Some(receive) = self.receives.get_mut(&operation) else {
-                continue;
-            };
-            if receive.completed {
-                self.timers.disarm(&mut receive.clock, operation);
-                self.forget_receive(operation);
-            } else if receive.cancel.is_some() {
-                self.settle_receive(now, operation);
+            let course = Self::course(&mut self.sends, &mut self.receives, operation);
+            let Some(course) = course else { continue };
+            if course.completed {
+                self.timers.disarm(&mut course.clock, operation);
+                self.forget(operation);
+            } else if course.cancel.is_some() {
+                self.settle(now, operation);
             } else {
-                self.begin_cancel_receive(now, operation, cause);
+                self.begin_cancel(now, operation, cause);
             }
         }
     }

@@ -170,7 +170,7 @@ pub enum SessionError {
         /// Chunks of the transfer.
         chunks: u32,
         /// What is wrong with it.
-        problem: AckProblem,
+        problem: &'static str,
     },
     /// More eager bytes than this side holds for the peer.
     #[error(
@@ -184,33 +184,13 @@ pub enum SessionError {
         /// Bytes used with this frame.
         used: u64,
     },
-    /// More eager credit came back than was used.
-    #[error("eager credit: expected at most {used} bytes back, {arrived} arrived; {REPORT}")]
-    CreditReturned {
-        /// Bytes in use.
-        used: u64,
-        /// Bytes returned.
-        arrived: u64,
-    },
-    /// Too many transfers without a receive.
-    #[error("{limit} transfers of the peer wait for a receive, the most allowed; {REPORT}")]
-    TooManyUnmatched {
+    /// More than the peer may have.
+    #[error("the peer has more than {limit} {what}; {REPORT}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
         /// The bound.
         limit: u64,
-    },
-    /// Too many tags whose counts are kept.
-    #[error("the peer uses more than {limit} tags and has forgotten none; {REPORT}")]
-    TooManyTags {
-        /// The bound.
-        limit: usize,
-    },
-    /// Too many one-sided transfers at a time.
-    #[error(
-        "the peer has {limit} puts, gets or notifications under way, the most allowed; {REPORT}"
-    )]
-    TooManyOneSided {
-        /// The bound.
-        limit: usize,
     },
     /// A list of pieces that cannot be.
     #[error("list {list} of the peer: {error}; {REPORT}")]
@@ -220,37 +200,9 @@ pub enum SessionError {
         /// Why.
         error: PieceListError,
     },
-    /// The heartbeats of a peer count up by one.
-    #[error("heartbeat: expected {expected}, {arrived} arrived; {REPORT}")]
-    Heartbeat {
-        /// The next number.
-        expected: u64,
-        /// The one that arrived.
-        arrived: u64,
-    },
-    /// The peer asks and asks but reads no answer.
-    #[error("{frames} frames wait because the peer does not read; close the connection")]
-    Backlog {
-        /// Frames waiting.
-        frames: usize,
-    },
 }
 
 const REPORT: &str = "both sides must run compatible, unmodified software; report this";
-
-/// What is wrong with an acknowledged chunk.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum AckProblem {
-    /// Beyond the end of the transfer.
-    #[error("does not exist")]
-    OutOfRange,
-    /// Not given to any channel yet.
-    #[error("was never sent")]
-    NotSent,
-    /// Acknowledged before.
-    #[error("was acknowledged before")]
-    Repeated,
-}
 
 /// How much of a failed operation's data reached the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

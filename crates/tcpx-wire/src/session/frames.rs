@@ -26,8 +26,10 @@ impl Session {
         }
         self.liveness.heard(now);
         if self.transmit.len() > MAX_BACKLOG {
-            let frames = self.transmit.len();
-            return Err(SessionError::Backlog { frames });
+            return Err(SessionError::TooMany {
+                what: "answers waiting that it does not read",
+                limit: MAX_BACKLOG as u64,
+            });
         }
         if self.agreed.is_none() && !matches!(frame, Frame::Settings(_) | Frame::Goodbye { .. }) {
             return Err(unexpected("first frame", "settings", "another one arrived"));
@@ -99,9 +101,10 @@ impl Session {
             Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
             Frame::EagerCredit { bytes } => {
                 let (used, arrived) = (self.eager_used, u64::from(bytes));
-                self.eager_used = used
-                    .checked_sub(arrived)
-                    .ok_or(SessionError::CreditReturned { used, arrived })?;
+                self.eager_used = used.checked_sub(arrived).ok_or_else(|| {
+                    let found = format!("{arrived} bytes of {used} came back");
+                    unexpected("eager credit", "no more than is in use", found)
+                })?;
             }
             Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, &chunks),
             Frame::Digest { transfer, crc32c } => {
@@ -128,10 +131,12 @@ impl Session {
             Frame::Heartbeat { counter } => {
                 let expected = self.liveness.expected_beat;
                 if counter != expected {
-                    return Err(SessionError::Heartbeat {
-                        expected,
-                        arrived: counter,
-                    });
+                    let found = format!("{counter} arrived, not {expected}");
+                    return Err(unexpected(
+                        "heartbeat",
+                        "numbers that count up by one",
+                        found,
+                    ));
                 }
                 self.liveness.expected_beat += 1;
             }
@@ -206,13 +211,13 @@ impl Session {
         let cancel = match from {
             Role::Receiver => match self.sends.get_mut(&self.sent_as(transfer)) {
                 // It began anew meanwhile.
-                Some(send) if send.wire == transfer => send.cancel.as_mut(),
+                Some(send) if send.wire == transfer => send.course.cancel.as_mut(),
                 _ => return Ok(()),
             },
             Role::Sender => {
                 let operation = self.by_transfer.get(&transfer);
                 match operation.and_then(|operation| self.receives.get_mut(operation)) {
-                    Some(receive) => receive.cancel.as_mut(),
+                    Some(receive) => receive.course.cancel.as_mut(),
                     // It ended here before the cancel came.
                     None => return Ok(()),
                 }

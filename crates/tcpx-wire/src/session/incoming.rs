@@ -1,9 +1,8 @@
 //! Receives: matched, granted or copied, posted, placed, compared.
 
 use super::action::{Action, OperationId, ReceiveRequest};
-use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
-use super::clock::OperationClock;
+use super::clock::{Course, OperationClock};
 use super::config::Deadlines;
 use super::error::{DataFailure, EndCause, RequestError, SessionError};
 use super::matching::Arrival;
@@ -22,9 +21,7 @@ pub(super) struct Incoming {
     pub(super) number: u64,
     pub(super) capacity: u64,
     pub(super) asked: Level,
-    pub(super) clock: OperationClock,
-    /// It was reported complete; what is left is the peer's part.
-    pub(super) completed: bool,
+    pub(super) course: Course,
     /// GPU work of the caller comes first.
     pub(super) fenced: bool,
     /// Something came to its window, perhaps not a whole chunk.
@@ -34,25 +31,22 @@ pub(super) struct Incoming {
     /// The transfer that it takes once its window is closed, or its fence reached.
     pub(super) offered: Option<Arrival>,
     pub(super) matched: Option<Matched>,
-    pub(super) cancel: Option<Cancelling>,
 }
 
 impl Incoming {
-    fn new(origin: Origin, capacity: u64, asked: Level, clock: OperationClock) -> Self {
+    fn new(origin: Origin, capacity: u64, asked: Level, course: Course) -> Self {
         Self {
             origin,
             tag: Tag(0),
             number: 0,
             capacity,
             asked,
-            clock,
-            completed: false,
+            course,
             fenced: false,
             touched: false,
             posted: None,
             offered: None,
             matched: None,
-            cancel: None,
         }
     }
 
@@ -67,8 +61,8 @@ impl Incoming {
             && self.posted.is_none()
             && self.offered.is_none()
             && self.matched.is_none()
-            && self.cancel.is_none()
-            && !self.completed
+            && self.course.cancel.is_none()
+            && !self.course.completed
     }
 }
 
@@ -211,9 +205,9 @@ impl Session {
         let operation = OperationId::receive(self.next_receive);
         self.next_receive += 1;
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
-        let clock = self.timers.begin(now, operation, deadlines);
+        let course = self.timers.begin(now, operation, deadlines);
         let level = level.max(Level::Placed);
-        let receive = Incoming::new(origin, capacity, level, clock);
+        let receive = Incoming::new(origin, capacity, level, course);
         self.receives.insert(operation, receive);
         operation
     }
@@ -256,7 +250,7 @@ impl Session {
             let first = granted.unacked.len() == 1;
             self.acks.placed(now, operation, first, &self.config);
             self.receive_stream.release(&chunk);
-            self.pump_receive_channel(chunk.channel);
+            self.pump_receives();
             self.settle_receive(now, operation);
             return;
         };
@@ -270,12 +264,17 @@ impl Session {
         operation: OperationId,
     ) -> Option<(&mut OperationClock, &mut GrantedReceive)> {
         let receive = self.receives.get_mut(&operation)?;
-        if receive.cancel.as_ref().is_some_and(|cancel| cancel.quiet) {
+        if receive
+            .course
+            .cancel
+            .as_ref()
+            .is_some_and(|cancel| cancel.quiet)
+        {
             return None;
         }
         let matched = receive.matched.as_mut()?;
         match &mut matched.stage {
-            ReceiveStage::Granted(granted) => Some((&mut receive.clock, granted)),
+            ReceiveStage::Granted(granted) => Some((&mut receive.course.clock, granted)),
             ReceiveStage::Eager { .. } => None,
         }
     }
@@ -294,7 +293,7 @@ impl Session {
         if std::mem::replace(copied, true) {
             return;
         }
-        receive.clock.progressed(now);
+        receive.course.clock.progressed(now);
         let credit = std::mem::take(credit);
         self.return_credit(credit);
         self.settle_receive(now, operation);
@@ -309,7 +308,7 @@ impl Session {
         };
         if std::mem::take(&mut matched.digesting) {
             matched.digest = Some(crc32c);
-            receive.clock.progressed(now);
+            receive.course.clock.progressed(now);
             self.settle_receive(now, operation);
         }
     }
@@ -357,7 +356,7 @@ impl Session {
             ));
         }
         matched.expected = Some(crc32c);
-        receive.clock.progressed(now);
+        receive.course.clock.progressed(now);
         self.settle_receive(now, operation);
         Ok(())
     }
@@ -367,7 +366,7 @@ impl Session {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };
-        if receive.cancel.is_some() {
+        if receive.course.cancel.is_some() {
             return self.settle_cancelled_receive(now, operation);
         }
         let Some(matched) = &mut receive.matched else {

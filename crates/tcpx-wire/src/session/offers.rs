@@ -103,11 +103,7 @@ impl Session {
             return Ok(());
         }
         if !counts.may_arrive(number) {
-            return Err(unexpected(
-                frame,
-                "a number that no send of its tag had before",
-                format!("{number} arrived of tag {}", tag.0),
-            ));
+            return Err(repeated(frame, &arrival));
         }
         counts.is_sent(number);
         if arrival.eager.is_none() {
@@ -118,41 +114,31 @@ impl Session {
             return Ok(());
         }
         if is_first && self.matching.received_tags() > MOST_TAGS {
-            return Err(SessionError::TooManyTags { limit: MOST_TAGS });
+            return Err(SessionError::TooMany {
+                what: "tags, and has forgotten none",
+                limit: MOST_TAGS as u64,
+            });
         }
         let Some(operation) = waits else {
             let limit = self.config.most_arrivals();
             if self.matching.arrivals() as u64 >= limit {
-                return Err(SessionError::TooManyUnmatched { limit });
+                let what = "transfers that wait for a receive";
+                return Err(SessionError::TooMany { what, limit });
             }
             self.matching.add_arrival(arrival);
             return Ok(());
         };
-        let receive = self.receives.get(&operation);
-        if receive.is_some_and(|receive| receive.posted.is_some()) {
-            return self.meets_window(frame, operation, arrival);
+        if let Some(receive) = self.receives.get(&operation)
+            && let Some(posted) = &receive.posted
+        {
+            if posted.asked_by.is_some() {
+                return Err(repeated(frame, &arrival));
+            }
+            self.finds_window(operation, arrival);
+            return Ok(());
         }
         self.matching.receives_of(tag).receives.remove(number);
         self.match_up(now, operation, arrival);
-        Ok(())
-    }
-
-    fn meets_window(
-        &mut self,
-        frame: &'static str,
-        operation: OperationId,
-        arrival: Arrival,
-    ) -> Result<(), SessionError> {
-        let receive = self.receives.get(&operation);
-        let posted = receive.and_then(|receive| receive.posted.as_ref());
-        if posted.is_some_and(|posted| posted.asked_by.is_some()) {
-            return Err(unexpected(
-                frame,
-                "a number that no send of its tag had before",
-                format!("{} arrived of tag {}", arrival.number, arrival.tag.0),
-            ));
-        }
-        self.finds_window(operation, arrival);
         Ok(())
     }
 
@@ -191,7 +177,7 @@ impl Session {
             self.end_receive(operation, Err((cause, Delivered::None)));
             return;
         }
-        receive.clock.progressed(now);
+        receive.course.clock.progressed(now);
         if receive.fenced && arrival.eager.is_none() && self.config.addressed {
             receive.offered = Some(arrival);
             return;
@@ -285,6 +271,11 @@ impl Session {
             });
         }
     }
+}
+
+fn repeated(frame: &'static str, arrival: &Arrival) -> SessionError {
+    let found = format!("{} arrived of tag {}", arrival.number, arrival.tag.0);
+    unexpected(frame, "a number that no send of its tag had before", found)
 }
 
 pub(super) fn matched(

@@ -317,7 +317,8 @@ impl Session {
     fn check_peers(&self) -> Result<(), SessionError> {
         let (limit, one_sided) = (self.config.max_operations, &self.one_sided);
         if one_sided.arrivals.len() + one_sided.peers >= limit || one_sided.notified.len() > limit {
-            return Err(SessionError::TooManyOneSided { limit });
+            let (what, limit) = ("one-sided transfers under way", limit as u64);
+            return Err(SessionError::TooMany { what, limit });
         }
         Ok(())
     }
@@ -453,7 +454,8 @@ impl Session {
 
     /// Asks the caller for the memory of an arrival, once what the peer has got is released.
     fn ask_for(&mut self, transfer: TransferId, action: Action) {
-        let held = |send: &Outgoing| send.covered.is_some() && send.is_acked() && !send.completed;
+        let held =
+            |send: &Outgoing| send.covered.is_some() && send.is_acked() && !send.course.completed;
         let running = match self.one_sided.replies {
             0 => None,
             _ => Some(self.sends.iter()),
@@ -532,7 +534,8 @@ impl Session {
             ));
         }
         if one_sided.peer_gets.len() + one_sided.replies >= PEER_GETS {
-            return Err(SessionError::TooManyOneSided { limit: PEER_GETS });
+            let (what, limit) = ("gets under way", PEER_GETS as u64);
+            return Err(SessionError::TooMany { what, limit });
         }
         one_sided.next_peer_get += 1;
         let (covered, mut allowed) = self.cover(from, bytes, Rights::allow_get)?;

@@ -2,9 +2,8 @@
 
 use super::Session;
 use super::action::{Covered, OperationId, SendRequest};
-use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
-use super::clock::OperationClock;
+use super::clock::Course;
 use super::config::{MAX_TRANSFER_BYTES, eager_cost};
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
@@ -28,11 +27,9 @@ pub(super) struct Outgoing {
     pub(super) wire: TransferId,
     pub(super) bytes: u64,
     pub(super) asked: Level,
-    pub(super) clock: OperationClock,
+    pub(super) course: Course,
     /// Its first frame was taken for transmission.
     pub(super) transmitted: bool,
-    /// It was reported complete; what is left is the peer's part.
-    pub(super) completed: bool,
     /// It has asked for a receive, which it does once.
     pub(super) asking: bool,
     /// Its window was closed, and the data plane has yet to let go of it.
@@ -42,7 +39,6 @@ pub(super) struct Outgoing {
     /// What it was granted meanwhile.
     pub(super) granted_next: Option<(ChunkPlan, u64, Level)>,
     pub(super) stage: SendStage,
-    pub(super) cancel: Option<Cancelling>,
 }
 
 #[derive(Debug)]
@@ -122,7 +118,7 @@ impl Outgoing {
         self.asking
             && self.wire.window().is_none()
             && matches!(self.stage, SendStage::Granted(_))
-            && (self.leaving || self.cancel.is_some())
+            && (self.leaving || self.course.cancel.is_some())
             && self.was_in_window
     }
 
@@ -142,7 +138,9 @@ impl Outgoing {
         let until_sent = self.asked == Level::Sent && granted.level < Level::Verified;
         // It holds its place in the window until it was sent.
         let mut acked_first = granted.acked.difference(&granted.sent);
-        self.cancel.is_some() || until_sent && !self.completed || acked_first.next().is_some()
+        self.course.cancel.is_some()
+            || until_sent && !self.course.completed
+            || acked_first.next().is_some()
     }
 
     /// `released`: the data plane is known to be done with the source whatever it reported.
@@ -277,7 +275,7 @@ impl Session {
         let queued = matches!(stage, SendStage::Queued);
         let operation = OperationId::send(transfer);
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
-        let clock = self.timers.begin(now, operation, deadlines);
+        let course = self.timers.begin(now, operation, deadlines);
         self.sends.insert(
             transfer,
             Outgoing {
@@ -289,15 +287,13 @@ impl Session {
                 wire: transfer,
                 bytes,
                 asked: level,
-                clock,
+                course,
                 transmitted: false,
-                completed: false,
                 asking: false,
                 leaving: false,
                 was_in_window: false,
                 granted_next: None,
                 stage,
-                cancel: None,
             },
         );
         match tag {
@@ -312,7 +308,7 @@ impl Session {
     pub(super) fn send_transmitted(&mut self, now: Time, transfer: TransferId) {
         if let Some(send) = self.sends.get_mut(&transfer) {
             send.transmitted = true;
-            send.clock.progressed(now);
+            send.course.clock.progressed(now);
             self.settle_send(now, transfer);
         }
     }
@@ -321,7 +317,12 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if send.cancel.as_ref().is_some_and(|cancel| cancel.quiet) {
+        if send
+            .course
+            .cancel
+            .as_ref()
+            .is_some_and(|cancel| cancel.quiet)
+        {
             return;
         }
         let leaving = send.leaving;
@@ -330,10 +331,10 @@ impl Session {
                 if granted.sent.insert(index) {
                     let held = self.config.hold_until_placed && !granted.acked.contains(index);
                     let chunk = granted.plan.chunk(index);
-                    send.clock.progressed(now);
+                    send.course.clock.progressed(now);
                     if !held {
                         self.send_stream.release(&chunk);
-                        self.pump_send_channel(chunk.channel);
+                        self.pump_sends();
                     }
                     if leaving {
                         return;
@@ -359,9 +360,9 @@ impl Session {
         if !std::mem::take(&mut granted.digesting) || send.leaving {
             return;
         }
-        send.clock.progressed(now);
+        send.course.clock.progressed(now);
         // A transfer that is being cancelled is never compared.
-        if send.cancel.is_none() {
+        if send.course.cancel.is_none() {
             granted.digest = Some(crc32c);
             let transfer = send.wire;
             self.transmit.push_back(Frame::Digest { transfer, crc32c });

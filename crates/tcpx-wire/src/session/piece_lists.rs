@@ -71,8 +71,9 @@ impl PieceLists {
         let read = self.coming.read_part(part);
         read.map_err(|error| SessionError::Pieces { list, error })?;
         let pieces = within(self.kept_pieces, cost(&self.coming), MAX_PIECES);
-        let pieces = pieces.ok_or(SessionError::TooManyOneSided {
-            limit: MAX_PIECES as usize,
+        let pieces = pieces.ok_or_else(|| SessionError::TooMany {
+            what: "pieces of lists",
+            limit: MAX_PIECES.into(),
         })?;
         if last {
             self.kept_pieces = pieces;
@@ -106,8 +107,9 @@ impl PieceLists {
         let kept = self.kept.get(&list);
         let kept = kept.ok_or_else(|| not_kept("an operation", list))?;
         let running = within(self.peers_running, kept.pieces(), PEER_PIECES);
-        self.peers_running = running.ok_or(SessionError::TooManyOneSided {
-            limit: PEER_PIECES as usize,
+        self.peers_running = running.ok_or_else(|| SessionError::TooMany {
+            what: "pieces of operations under way",
+            limit: PEER_PIECES.into(),
         })?;
         Ok(Arc::clone(kept))
     }

@@ -155,13 +155,13 @@ impl Session {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };
-        let is_live = receive.cancel.is_none();
+        let is_live = receive.course.cancel.is_none();
         let Some(posted) = receive.posted.take_if(|posted| is_live && !posted.closing) else {
             return;
         };
         self.posting.open -= 1;
         let (tag, number, level) = (receive.tag, receive.number, receive.asked);
-        receive.clock.progressed(now);
+        receive.course.clock.progressed(now);
         let counts = self.matching.receives_of(tag);
         counts.receives.remove(number);
         counts.is_sent(number);
@@ -349,10 +349,10 @@ impl Session {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };
-        if !std::mem::take(&mut receive.fenced) || receive.cancel.is_some() {
+        if !std::mem::take(&mut receive.fenced) || receive.course.cancel.is_some() {
             return;
         }
-        receive.clock.progressed(now);
+        receive.course.clock.progressed(now);
         if receive.posted.is_none()
             && let Some(arrival) = receive.offered.take()
         {

@@ -15,14 +15,6 @@ impl Session {
         }
     }
 
-    pub(super) fn pump_send_channel(&mut self, channel: u16) {
-        while self.may_post()
-            && let Some(slot) = self.send_stream.next_on(channel)
-        {
-            self.post_send(slot.owner, slot.index);
-        }
-    }
-
     fn post_send(&mut self, operation: OperationId, index: u32) {
         let Some(transfer) = operation.sent_transfer() else {
             return;
@@ -48,14 +40,6 @@ impl Session {
     pub(super) fn pump_receives(&mut self) {
         while self.may_post()
             && let Some(slot) = self.receive_stream.next()
-        {
-            self.post_receive(slot.owner, slot.index);
-        }
-    }
-
-    pub(super) fn pump_receive_channel(&mut self, channel: u16) {
-        while self.may_post()
-            && let Some(slot) = self.receive_stream.next_on(channel)
         {
             self.post_receive(slot.owner, slot.index);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::action::{Action, OperationId};
 use super::chunk_set::ChunkSet;
 use super::config::{Agreed, CHUNK_GRAIN_BYTES};
-use super::error::{AckProblem, Delivered, EndCause, SessionError};
+use super::error::{Delivered, EndCause, SessionError};
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
 use super::{Session, unexpected};
@@ -112,7 +112,7 @@ impl Session {
         let first_sequence = plan.first_sequence;
         let operation = OperationId::send(transfer);
         self.send_stream.append(operation, plan.chunks);
-        let cancelled = send.cancel.is_some();
+        let cancelled = send.course.cancel.is_some();
         send.stage = SendStage::Granted(Box::new(GrantedSend {
             plan,
             level,
@@ -124,7 +124,7 @@ impl Session {
             digesting: level == Level::Verified && !cancelled,
             verdict: None,
         }));
-        send.clock.progressed(now);
+        send.course.clock.progressed(now);
         if !cancelled {
             self.actions.push_back(super::offers::matched(
                 operation,
@@ -189,13 +189,13 @@ impl Session {
             },
             reason => EndCause::Refused { reason },
         };
-        if send.leaving && send.cancel.is_none() {
+        if send.leaving && send.course.cancel.is_none() {
             // It ends once the data plane has let go of it.
             send.asking = false;
             self.cancel_operation(now, OperationId::send(transfer), cause);
             return Ok(());
         }
-        if let Some(cancel) = &mut send.cancel {
+        if let Some(cancel) = &mut send.course.cancel {
             // The cancel crossed the refusal; its answer is still to come.
             cancel.refused = true;
             self.settle_send(now, transfer);
@@ -222,7 +222,7 @@ impl Session {
                 ));
             }
         }
-        send.clock.progressed(now);
+        send.course.clock.progressed(now);
         self.settle_send(now, transfer);
         Ok(())
     }
@@ -243,14 +243,18 @@ impl Session {
                 format!("transfer {transfer} is not"),
             ));
         };
-        let quiet = send.cancel.as_ref().is_some_and(|cancel| cancel.quiet);
+        let quiet = send
+            .course
+            .cancel
+            .as_ref()
+            .is_some_and(|cancel| cancel.quiet);
         for index in chunks.iter() {
             let problem = if index >= granted.plan.chunks {
-                AckProblem::OutOfRange
+                "does not exist"
             } else if !granted.posted.contains(index) {
-                AckProblem::NotSent
+                "was never sent"
             } else if !granted.acked.insert(index) {
-                AckProblem::Repeated
+                "was acknowledged before"
             } else {
                 let chunk = granted.plan.chunk(index);
                 granted.acked_bytes += u64::from(chunk.length);
@@ -271,7 +275,7 @@ impl Session {
                 problem,
             });
         }
-        send.clock.progressed(now);
+        send.course.clock.progressed(now);
         if self.config.hold_until_placed {
             self.pump_sends();
         }
@@ -325,7 +329,7 @@ impl Session {
             SendStage::Granted(granted) => granted.verdict = Some(crc32c),
             SendStage::Queued | SendStage::Waiting => {}
         }
-        send.clock.progressed(now);
+        send.course.clock.progressed(now);
         self.settle_send(now, transfer);
         Ok(())
     }

@@ -176,7 +176,9 @@ impl Session {
             {
                 let is_queued = |stage: &SendStage| matches!(stage, SendStage::Queued);
                 let next_send = self.sends.get(&next);
-                if next_send.is_some_and(|send| is_queued(&send.stage) && send.cancel.is_none()) {
+                if next_send
+                    .is_some_and(|send| is_queued(&send.stage) && send.course.cancel.is_none())
+                {
                     self.ask(next);
                 }
             }
@@ -297,11 +299,11 @@ impl Session {
         };
         self.send_stream
             .drop_from(operation, granted.plan.first_sequence);
-        if send.completed && send.cancel.is_none() {
+        if send.course.completed && send.course.cancel.is_none() {
             // Its bytes are the program's again.
-            send.cancel = Some(Cancelling::new(EndCause::Cancelled, false));
+            send.course.cancel = Some(Cancelling::new(EndCause::Cancelled, false));
         }
-        if let Some(cancel) = &mut send.cancel {
+        if let Some(cancel) = &mut send.course.cancel {
             let quiet = cancel.quiet;
             if send.asking {
                 // The peer may take what it asked for.
@@ -319,7 +321,7 @@ impl Session {
             }
             return self.settle_send(now, transfer);
         }
-        send.clock.progressed(now);
+        send.course.clock.progressed(now);
         send.leaving = true;
         let (tag, number, busy) = (send.tag, send.number.unwrap_or(0), send.busy());
         if let Some(counts) = self.matching.sends.get_mut(&tag) {

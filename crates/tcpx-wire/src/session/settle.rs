@@ -1,8 +1,10 @@
 //! What follows from an operation's state: its end, its deadline, its removal.
 
+use std::collections::BTreeMap;
+
 use super::Session;
 use super::action::{Action, Completed, Memory, OperationId};
-use super::clock::Expired;
+use super::clock::{Course, Expired};
 use super::error::{ConnectionFailure, Delivered, EndCause, OperationError};
 use super::incoming::{Incoming, ReceiveStage};
 use super::one_sided::Origin;
@@ -15,14 +17,18 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if send.cancel.is_some() {
+        if send.course.cancel.is_some() {
             return self.settle_cancelled_send(now, transfer);
         }
         match send.progress(false) {
             SendProgress::Going => {}
             SendProgress::Done { level, last } => {
                 let bytes = send.bytes;
-                self.complete_send(transfer, Ok(Completed { bytes, level }), Memory::Released);
+                self.complete(
+                    OperationId::send(transfer),
+                    Ok(Completed { bytes, level }),
+                    Memory::Released,
+                );
                 if last {
                     self.remove_send(transfer);
                 }
@@ -45,7 +51,7 @@ impl Session {
         };
         let progress = send.progress(true);
         let delivered = send.delivered();
-        let Some(cancel) = &mut send.cancel else {
+        let Some(cancel) = &mut send.course.cancel else {
             return;
         };
         if !cancel.quiet {
@@ -64,7 +70,7 @@ impl Session {
         let settled = told || ungranted;
         let over = (cancel.confirmed && cancel.peer_quiet) || ended;
         let cause = cancel.cause.clone();
-        let (bytes, completed) = (send.bytes, send.completed);
+        let (bytes, completed) = (send.bytes, send.course.completed);
         if settled && !completed {
             let outcome = match &progress {
                 SendProgress::Done { level, .. } => Ok(Completed {
@@ -80,7 +86,7 @@ impl Session {
                 }),
                 SendProgress::Going => Err(OperationError { cause, delivered }),
             };
-            self.complete_send(transfer, outcome, Memory::Released);
+            self.complete(OperationId::send(transfer), outcome, Memory::Released);
         }
         if over {
             self.remove_send(transfer);
@@ -97,7 +103,7 @@ impl Session {
             return;
         };
         let delivered = receive.delivered();
-        let Some(cancel) = &mut receive.cancel else {
+        let Some(cancel) = &mut receive.course.cancel else {
             return;
         };
         if !cancel.quiet {
@@ -118,7 +124,7 @@ impl Session {
                 self.transmit.push_back(Frame::Cancelled { transfer, from });
             }
             let error = OperationError { cause, delivered };
-            self.complete_receive(operation, Err(error), Memory::Released);
+            self.complete(operation, Err(error), Memory::Released);
             if over {
                 self.forget_receive(operation);
             }
@@ -147,7 +153,7 @@ impl Session {
         } else {
             Err(OperationError { cause, delivered })
         };
-        self.complete_receive(operation, outcome, Memory::Released);
+        self.complete(operation, outcome, Memory::Released);
         if over {
             self.forget_receive(operation);
         }
@@ -156,13 +162,40 @@ impl Session {
         }
     }
 
+    /// The course of one of this side's operations. Its other parts stay free.
+    pub(super) fn course<'a>(
+        sends: &'a mut BTreeMap<TransferId, Outgoing>,
+        receives: &'a mut BTreeMap<OperationId, Incoming>,
+        operation: OperationId,
+    ) -> Option<&'a mut Course> {
+        match operation.sent_transfer() {
+            Some(transfer) => sends.get_mut(&transfer).map(|send| &mut send.course),
+            None => receives
+                .get_mut(&operation)
+                .map(|receive| &mut receive.course),
+        }
+    }
+
+    pub(super) fn settle(&mut self, now: Time, operation: OperationId) {
+        match operation.sent_transfer() {
+            Some(transfer) => self.settle_send(now, transfer),
+            None => self.settle_receive(now, operation),
+        }
+    }
+
+    pub(super) fn forget(&mut self, operation: OperationId) {
+        match operation.sent_transfer() {
+            Some(transfer) => self.remove_send(transfer),
+            None => self.forget_receive(operation),
+        }
+    }
+
     /// A wake-up of an operation is due.
     pub(super) fn expire(&mut self, now: Time, operation: OperationId) {
-        let state = match operation.sent_transfer() {
-            Some(transfer) => self.sends.get_mut(&transfer).map(Outgoing::parts),
-            None => self.receives.get_mut(&operation).map(Incoming::parts),
+        let course = Self::course(&mut self.sends, &mut self.receives, operation);
+        let Some(Course { clock, cancel, .. }) = course else {
+            return;
         };
-        let Some((clock, cancel)) = state else { return };
         let Some(cancel) = cancel else {
             let Some(expired) = clock.expired(now) else {
                 let due = clock.due();
@@ -181,47 +214,26 @@ impl Session {
         self.timers.disarm(clock, operation);
         cancel.gave_up = true;
         if cancel.quiet {
-            return match operation.sent_transfer() {
-                Some(transfer) => self.settle_send(now, transfer),
-                None => self.settle_receive(now, operation),
-            };
+            return self.settle(now, operation);
         }
         let cause = cancel.cause.clone();
-        if let Some(transfer) = operation.sent_transfer() {
-            let delivered = self
-                .sends
-                .get(&transfer)
-                .map_or(Delivered::Unknown, Outgoing::delivered);
-            self.complete_send(
-                transfer,
-                Err(OperationError { cause, delivered }),
-                Memory::Held,
-            );
-            self.remove_send(transfer);
-        } else {
-            let delivered = self
-                .receives
-                .get(&operation)
-                .map_or(Delivered::Unknown, Incoming::delivered);
+        let delivered = match operation.sent_transfer() {
+            Some(transfer) => self.sends.get(&transfer).map(Outgoing::delivered),
             // Lanes may still be writing.
-            let delivered = match delivered {
-                Delivered::None => Delivered::Unknown,
-                known => known,
-            };
-            self.complete_receive(
-                operation,
-                Err(OperationError { cause, delivered }),
-                Memory::Held,
-            );
-            self.forget_receive(operation);
-        }
+            None => (self.receives.get(&operation).map(Incoming::delivered))
+                .filter(|delivered| *delivered != Delivered::None),
+        };
+        let delivered = delivered.unwrap_or(Delivered::Unknown);
+        let error = OperationError { cause, delivered };
+        self.complete(operation, Err(error), Memory::Held);
+        self.forget(operation);
         let waited = self.config.cancel_timeout;
         self.fail(now, ConnectionFailure::DataPlaneStuck { waited });
     }
 
     pub(super) fn end_send(&mut self, transfer: TransferId, cause: EndCause, delivered: Delivered) {
         let error = OperationError { cause, delivered };
-        self.complete_send(transfer, Err(error), Memory::Released);
+        self.complete(OperationId::send(transfer), Err(error), Memory::Released);
         self.remove_send(transfer);
     }
 
@@ -239,54 +251,38 @@ impl Session {
         let outcome = outcome
             .map(|level| Completed { bytes, level })
             .map_err(|(cause, delivered)| OperationError { cause, delivered });
-        self.complete_receive(operation, outcome, Memory::Released);
+        self.complete(operation, outcome, Memory::Released);
         self.forget_receive(operation);
     }
 
-    fn complete_send(
-        &mut self,
-        transfer: TransferId,
-        outcome: Result<Completed, OperationError>,
-        memory: Memory,
-    ) {
-        let operation = OperationId::send(transfer);
-        if let Some(send) = self.sends.get_mut(&transfer)
-            && !std::mem::replace(&mut send.completed, true)
-        {
-            self.timers.disarm(&mut send.clock, operation);
-            let is_reply = send.covered.is_some();
-            self.actions.push_back(Action::Complete {
-                operation,
-                outcome,
-                memory,
-            });
-            if is_reply {
-                self.reply_ended(transfer);
-            }
-        }
-    }
-
-    fn complete_receive(
+    fn complete(
         &mut self,
         operation: OperationId,
         outcome: Result<Completed, OperationError>,
         memory: Memory,
     ) {
-        if let Some(receive) = self.receives.get_mut(&operation)
-            && !std::mem::replace(&mut receive.completed, true)
-        {
-            self.timers.disarm(&mut receive.clock, operation);
-            let is_notified = matches!(receive.origin, Origin::Put { notified: true, .. });
-            let put = receive.matched.as_ref().filter(|_| is_notified);
-            let (put, placed) = (put.map(|put| put.transfer), outcome.is_ok());
-            self.actions.push_back(Action::Complete {
-                operation,
-                outcome,
-                memory,
-            });
-            if let Some(put) = put {
-                self.put_ended(put, placed);
+        let course = Self::course(&mut self.sends, &mut self.receives, operation);
+        let Some(course) = course.filter(|course| !course.completed) else {
+            return;
+        };
+        course.completed = true;
+        self.timers.disarm(&mut course.clock, operation);
+        let placed = outcome.is_ok();
+        self.actions.push_back(Action::Complete {
+            operation,
+            outcome,
+            memory,
+        });
+        if let Some(transfer) = operation.sent_transfer() {
+            let send = self.sends.get(&transfer);
+            if send.is_some_and(|send| send.covered.is_some()) {
+                self.reply_ended(transfer);
             }
+        } else if let Some(receive) = self.receives.get(&operation)
+            && let Origin::Put { notified: true, .. } = receive.origin
+            && let Some(put) = &receive.matched
+        {
+            self.put_ended(put.transfer, placed);
         }
     }
 

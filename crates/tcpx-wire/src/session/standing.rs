@@ -3,7 +3,6 @@
 use super::Session;
 use super::action::OperationId;
 use super::cancel::Cancelling;
-use super::clock::OperationClock;
 use super::error::Delivered;
 use super::incoming::{GrantedReceive, Incoming, ReceiveStage};
 use super::one_sided::Origin;
@@ -17,13 +16,17 @@ use crate::time::Time;
 type Culprit = (Option<u32>, Owes);
 
 impl Outgoing {
-    pub(super) fn parts(&mut self) -> (&mut OperationClock, Option<&mut Cancelling>) {
-        (&mut self.clock, self.cancel.as_mut())
-    }
-
     pub(super) fn delivered(&self) -> Delivered {
-        let told = self.cancel.as_ref().is_some_and(|cancel| cancel.peer_quiet);
-        let refused = self.cancel.as_ref().is_some_and(|cancel| cancel.refused);
+        let told = self
+            .course
+            .cancel
+            .as_ref()
+            .is_some_and(|cancel| cancel.peer_quiet);
+        let refused = self
+            .course
+            .cancel
+            .as_ref()
+            .is_some_and(|cancel| cancel.refused);
         let (started, all, bytes) = match &self.stage {
             SendStage::Queued | SendStage::Waiting => (false, false, 0),
             SendStage::Eager(eager) => (self.transmitted && !refused, eager.placed, 0),
@@ -72,7 +75,7 @@ impl Outgoing {
             },
             SendStage::Granted(granted) => {
                 let sent_is_enough = self.asked == Level::Sent && granted.level < Level::Verified;
-                granted.culprit(sent_is_enough && !self.completed)
+                granted.culprit(sent_is_enough && !self.course.completed)
             }
         }
     }
@@ -104,10 +107,6 @@ impl GrantedSend {
 }
 
 impl Incoming {
-    pub(super) fn parts(&mut self) -> (&mut OperationClock, Option<&mut Cancelling>) {
-        (&mut self.clock, self.cancel.as_mut())
-    }
-
     pub(super) fn delivered(&self) -> Delivered {
         let Some(matched) = &self.matched else {
             return match self.touched {
@@ -189,8 +188,8 @@ impl Session {
                     SendStage::Eager(eager) => (None, if eager.placed { send.bytes } else { 0 }),
                     SendStage::Granted(granted) => (Some(&granted.plan), granted.acked_bytes),
                 };
-                let culprit = self.blame(send.culprit(), send.cancel.as_ref());
-                let waited = send.clock.waited(now);
+                let culprit = self.blame(send.culprit(), send.course.cancel.as_ref());
+                let waited = send.course.clock.waited(now);
                 let report = report(send.kind(), Role::Sender, culprit, plan, waited);
                 Some(StallReport {
                     tag: send.tag,
@@ -211,8 +210,8 @@ impl Session {
                     }
                     _ => (None, 0),
                 };
-                let culprit = self.blame(receive.culprit(), receive.cancel.as_ref());
-                let waited = receive.clock.waited(now);
+                let culprit = self.blame(receive.culprit(), receive.course.cancel.as_ref());
+                let waited = receive.course.clock.waited(now);
                 let report = report(receive.kind(), Role::Receiver, culprit, plan, waited);
                 let matched = receive.matched.as_ref();
                 Some(StallReport {
@@ -247,23 +246,18 @@ impl Session {
 
     /// Every live operation and where it stands.
     pub fn snapshot(&self, now: Time) -> Vec<OperationState> {
-        let sends = self.sends.iter().map(|(transfer, send)| {
-            let operation = OperationId::send(*transfer);
-            (operation, send.completed, send.cancel.is_some())
-        });
-        let receives = self
-            .receives
-            .iter()
-            .map(|(operation, receive)| (*operation, receive.completed, receive.cancel.is_some()));
+        let sends = self.sends.iter();
+        let sends = sends.map(|(transfer, send)| (OperationId::send(*transfer), &send.course));
+        let receives = self.receives.iter();
+        let receives = receives.map(|(operation, receive)| (*operation, &receive.course));
         sends
             .chain(receives)
-            .filter_map(|(operation, completed, cancelling)| {
-                let standing = self.standing(now, operation)?;
+            .filter_map(|(operation, course)| {
                 Some(OperationState {
                     operation,
-                    completed,
-                    cancelling,
-                    standing,
+                    completed: course.completed,
+                    cancelling: course.cancel.is_some(),
+                    standing: self.standing(now, operation)?,
                 })
             })
             .collect()

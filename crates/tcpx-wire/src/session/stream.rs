@@ -191,17 +191,6 @@ impl ChunkStream {
         }
     }
 
-    /// Takes the next chunk of one channel, if it has room.
-    pub(super) fn next_on(&mut self, channel: u16) -> Option<Slot> {
-        let channel = usize::from(channel);
-        if !self.has_room(channel) {
-            return None;
-        }
-        let slot = self.peek(channel)?;
-        // Dropped chunks may have been skipped.
-        self.has_room(channel).then(|| self.take(channel, slot))
-    }
-
     /// A posted chunk's place is free again.
     pub(super) fn release(&mut self, chunk: &Chunk) {
         if let Some(lane) = self.lanes.get_mut(usize::from(chunk.channel))

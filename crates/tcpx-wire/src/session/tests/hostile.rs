@@ -252,7 +252,10 @@ fn rule_7_unanswered_sends_are_bounded() {
     let limit = config().most_arrivals();
     let frames = (0..=limit).map(|at| waiting(at, 100_000));
     let found = error(&mut session(config()), frames);
-    assert_eq!(found, SessionError::TooManyUnmatched { limit });
+    assert!(
+        matches!(found, SessionError::TooMany { limit: of, .. } if of == limit),
+        "{found:?}"
+    );
     let mut honest = session(config());
     for _ in 0..2000 {
         honest
@@ -289,13 +292,8 @@ fn credit_that_was_never_used_does_not_come_back() {
             Frame::EagerCredit { bytes: 41 },
         ],
     );
-    assert_eq!(
-        found,
-        SessionError::CreditReturned {
-            used: 40,
-            arrived: 41
-        }
-    );
+    let back = "41 bytes of 40 came back";
+    assert!(found.to_string().contains(back), "{found}");
 }
 
 #[test]
@@ -336,23 +334,23 @@ fn acknowledgements_of_what_was_not_sent_or_twice_are_refused() {
     let granted = || grant(512 * 1024, 0);
     assert_eq!(
         problem(vec![granted(), placed(0, &[200])]),
-        AckProblem::OutOfRange
+        "does not exist"
     );
     assert_eq!(
         problem(vec![granted(), placed(u32::MAX - 1023, &[u32::MAX])]),
-        AckProblem::OutOfRange
+        "does not exist"
     );
     // 4 channels with a window of 12: chunk 48 is not posted.
     assert_eq!(
         problem(vec![granted(), placed(0, &[47, 48])]),
-        AckProblem::NotSent
+        "was never sent"
     );
     assert_eq!(
         problem(vec![granted(), placed(0, &[1]), placed(1, &[1])]),
-        AckProblem::Repeated
+        "was acknowledged before"
     );
     let overlapping = vec![granted(), placed(0, &[0, 1, 2]), placed(2, &[2, 3])];
-    assert_eq!(problem(overlapping), AckProblem::Repeated);
+    assert_eq!(problem(overlapping), "was acknowledged before");
 }
 
 #[test]
@@ -495,7 +493,7 @@ fn a_peer_that_asks_but_never_reads_is_cut_off() {
             break;
         }
     }
-    assert!(matches!(result, Err(SessionError::Backlog { .. })));
+    assert!(matches!(result, Err(SessionError::TooMany { .. })));
 }
 
 #[test]

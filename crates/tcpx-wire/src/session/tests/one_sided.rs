@@ -478,10 +478,7 @@ fn one_sided_frames_that_no_honest_peer_sends() {
     flooded.expose(secret(7), 1, Rights::Get);
     let error = (0..).find_map(|request| flooded.frame(Time(0), ask(request)).err());
     let error = error.expect("a bound");
-    assert!(
-        matches!(error, SessionError::TooManyOneSided { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, SessionError::TooMany { .. }), "{error}");
 }
 
 #[derive(Clone, Debug)]

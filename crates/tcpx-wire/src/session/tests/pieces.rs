@@ -282,12 +282,12 @@ fn rule_13_lists_beyond_the_bound_end_the_connection() {
     ));
     let many = strided(0, MAX_PIECES.into(), 1);
     let full = hostile(vec![part(0, true, &many), part(1, false, &one)]);
-    assert!(matches!(full, SessionError::TooManyOneSided { .. }));
+    assert!(matches!(full, SessionError::TooMany { .. }));
     let nothing = |list| part(list, true, &PieceList::default());
     let mut empty: Vec<_> = (0..=u64::from(MAX_PIECES)).map(nothing).collect();
     assert!(matches!(
         hostile(std::mem::take(&mut empty)),
-        SessionError::TooManyOneSided { .. }
+        SessionError::TooMany { .. }
     ));
 }
 
