@@ -213,25 +213,21 @@ impl Field for bool {
     }
 }
 
-impl Field for TransferId {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.0.put(out);
-    }
+/// Names, which are numbers.
+macro_rules! names {
+    ($($type:ident),+) => {$(
+        impl Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                self.0.put(out);
+            }
 
-    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
-        u64::take(body, field).map(Self)
-    }
+            fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+                Field::take(body, field).map(Self)
+            }
+        }
+    )+};
 }
-
-impl Field for Tag {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.0.put(out);
-    }
-
-    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
-        u64::take(body, field).map(Self)
-    }
-}
+names!(TransferId, Tag);
 
 /// The rest of the body.
 impl Field for Vec<u8> {
@@ -274,50 +270,84 @@ impl Field for Detail {
     }
 }
 
-impl Field for Settings {
+impl Field for String {
     fn put(&self, out: &mut Vec<u8>) {
-        let Self {
-            network,
-            channels,
-            chunk_bytes,
-            send_window,
-            receive_window,
-            eager_limit,
-            eager_credit,
-            heartbeat_ms,
-            dead_after_ms,
-            memory,
-            software,
-        } = self;
-        put_text(network, out);
-        channels.put(out);
-        chunk_bytes.put(out);
-        send_window.put(out);
-        receive_window.put(out);
-        eager_limit.put(out);
-        eager_credit.put(out);
-        heartbeat_ms.put(out);
-        dead_after_ms.put(out);
-        put_text(memory, out);
-        put_text(software, out);
+        put_text(self, out);
     }
 
-    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
-        let settings = Self {
-            network: body.text("network", Self::MAX_TEXT_BYTES)?.to_owned(),
-            channels: u16::take(body, "channels")?,
-            chunk_bytes: u32::take(body, "chunk_bytes")?,
-            send_window: u16::take(body, "send_window")?,
-            receive_window: u16::take(body, "receive_window")?,
-            eager_limit: u32::take(body, "eager_limit")?,
-            eager_credit: u32::take(body, "eager_credit")?,
-            heartbeat_ms: u32::take(body, "heartbeat_ms")?,
-            dead_after_ms: u32::take(body, "dead_after_ms")?,
-            memory: body.text("memory", Self::MAX_TEXT_BYTES)?.to_owned(),
-            software: body.text("software", Self::MAX_TEXT_BYTES)?.to_owned(),
-        };
-        settings.validate()?;
-        Ok(settings)
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        let text = body.text(field, Settings::MAX_TEXT_BYTES)?;
+        Ok(text.to_owned())
+    }
+}
+
+impl Field for WindowSecret {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.as_bytes());
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        body.array(field).map(Self::from_bytes)
+    }
+}
+
+/// Structures: fields in their order on the wire, and what checks them together.
+macro_rules! structures {
+    ($($type:ident { $($field:ident: $kind:ty),+ } $(=> $check:ident)?)+) => {$(
+        impl Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                $( self.$field.put(out); )+
+            }
+
+            fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+                let all = Self { $( $field: <$kind>::take(body, stringify!($field))?, )+ };
+                $( all.$check()?; )?
+                Ok(all)
+            }
+        }
+    )+};
+}
+structures! {
+    Settings {
+        network: String, channels: u16, chunk_bytes: u32, send_window: u16, receive_window: u16,
+        eager_limit: u32, eager_credit: u32, heartbeat_ms: u32, dead_after_ms: u32,
+        memory: String, software: String
+    } => validate
+    Place { window: u64, secret: WindowSecret, offset: u64 }
+}
+
+/// Enums whose variants have fields: their number, then those.
+macro_rules! choices {
+    ($($type:ident $name:literal $expected:literal {
+        $($number:literal $variant:ident { $($field:ident: $kind:ty),+ })+
+    })+) => {$(
+        impl Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $( Self::$variant { $($field),+ } => {
+                        out.push($number);
+                        $( $field.put(out); )+
+                    } )+
+                }
+            }
+
+            fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+                Ok(match u8::take(body, $name)? {
+                    $( $number => Self::$variant {
+                        $( $field: <$kind>::take(body, stringify!($field))?, )+
+                    }, )+
+                    arrived => return Err(body.value($name, $expected, arrived.into())),
+                })
+            }
+        }
+    )+};
+}
+choices! {
+    Destination "destination" "0 to 3" {
+        0 Receive { tag: Tag, number: u64 }
+        1 Put { to: Extent, notified: bool }
+        2 Reply { request: u64 }
+        3 Notification { first: TransferId, count: u32 }
     }
 }
 
@@ -408,22 +438,6 @@ fn take_taper(body: &mut Body<'_>) -> Result<Taper, FrameError> {
     taper.ok_or_else(|| body.value("each", "1 to 1024", each.into()))
 }
 
-impl Field for Place {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.window.put(out);
-        out.extend_from_slice(self.secret.as_bytes());
-        self.offset.put(out);
-    }
-
-    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
-        Ok(Self {
-            window: u64::take(body, "window")?,
-            secret: WindowSecret::from_bytes(body.array("secret")?),
-            offset: u64::take(body, "offset")?,
-        })
-    }
-}
-
 impl Field for Extent {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -444,52 +458,5 @@ impl Field for Extent {
             1 => u64::take(body, "list").map(Self::Pieces),
             arrived => Err(body.value("extent", "0 or 1", arrived.into())),
         }
-    }
-}
-
-impl Field for Destination {
-    fn put(&self, out: &mut Vec<u8>) {
-        match self {
-            Self::Receive { tag, number } => {
-                out.push(0);
-                tag.put(out);
-                number.put(out);
-            }
-            Self::Put { to, notified } => {
-                out.push(1);
-                to.put(out);
-                notified.put(out);
-            }
-            Self::Reply { request } => {
-                out.push(2);
-                request.put(out);
-            }
-            Self::Notification { first, count } => {
-                out.push(3);
-                first.put(out);
-                count.put(out);
-            }
-        }
-    }
-
-    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
-        Ok(match u8::take(body, "destination")? {
-            0 => Self::Receive {
-                tag: Tag::take(body, "tag")?,
-                number: u64::take(body, "number")?,
-            },
-            1 => Self::Put {
-                to: Extent::take(body, "to")?,
-                notified: bool::take(body, "notified")?,
-            },
-            2 => Self::Reply {
-                request: u64::take(body, "request")?,
-            },
-            3 => Self::Notification {
-                first: TransferId::take(body, "first")?,
-                count: u32::take(body, "count")?,
-            },
-            arrived => return Err(body.value("destination", "0 to 3", arrived.into())),
-        })
     }
 }

@@ -3,14 +3,13 @@
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
-use super::error::Status;
 use super::message::{
     CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, KEYED_CLAIM_BYTES, MARKED_BYTES,
     OPEN_BYTES, PURPOSE_CONTROL, SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
-use super::{Established, HandshakeError, Message, Session, SessionId, Step, Version};
+use super::{Established, HandshakeError, Message, Session, SessionId, Step};
 use crate::key::ClientKey;
 use crate::record::Records;
 
@@ -114,7 +113,7 @@ impl ClientHandshake {
             return Ok(Step::NeedMore);
         };
         // Before the rest, which may differ in another version.
-        refusal(head)?;
+        head.accepted("server hello", None)?;
         let Some(hello) = self.collector.message::<SERVER_HELLO_BYTES>(input) else {
             self.state = State::Hello(state);
             return Ok(Step::NeedMore);
@@ -178,28 +177,6 @@ pub(super) fn records(state: HandshakeState) -> Records {
 
 /// Of [`records`].
 const COMPLETE: &str = "both messages of the handshake have been read or written";
-
-/// The error that a server's head stands for, if any.
-fn refusal(head: Head) -> Result<(), HandshakeError> {
-    let version = HandshakeError::Version {
-        ours: Version::OURS,
-        theirs: head.version,
-    };
-    if head.version != Version::OURS {
-        return Err(version);
-    }
-    match Status::parse("server hello", head.kind)? {
-        Status::Ok => Ok(()),
-        Status::Version => Err(version),
-        Status::KeyRequired => Err(HandshakeError::KeyRequired),
-        Status::KeyNotExpected => Err(HandshakeError::KeyNotExpected),
-        Status::Busy => Err(HandshakeError::Busy),
-        Status::WrongKey => Err(HandshakeError::WrongKey),
-        Status::UnknownSession | Status::LaneOutOfRange => {
-            Err(value("status", "0 to 4 or 7", head.kind.into()))
-        }
-    }
-}
 
 fn value(field: &'static str, expected: &'static str, arrived: u64) -> HandshakeError {
     HandshakeError::Value {

@@ -15,7 +15,7 @@ use super::message::{
 use super::noise::{self, ENTROPY_BYTES, Secret};
 use super::server::ServerStep;
 use super::session::SessionKey;
-use super::{HandshakeError, Message, Session, SessionId, Step, Version};
+use super::{HandshakeError, Message, Session, SessionId, Step};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
 use crate::record::Records;
@@ -101,7 +101,7 @@ impl LaneClient {
             self.state = Some(state);
             return Ok(Step::NeedMore);
         };
-        self.refusal(head)?;
+        head.accepted("lane answer", Some((self.lane, self.lanes)))?;
         let Some(answer) = self.collector.message::<LANE_ANSWER_BYTES>(input) else {
             self.state = Some(state);
             return Ok(Step::NeedMore);
@@ -129,30 +129,6 @@ impl LaneClient {
             message: "lane answer",
             expected: LANE_ANSWER_BYTES,
             arrived: self.collector.held(),
-        }
-    }
-
-    /// The error that a server's head stands for, if any.
-    fn refusal(&self, head: Head) -> Result<(), HandshakeError> {
-        let version = HandshakeError::Version {
-            ours: Version::OURS,
-            theirs: head.version,
-        };
-        if head.version != Version::OURS {
-            return Err(version);
-        }
-        match Status::parse("lane answer", head.kind)? {
-            Status::Ok => Ok(()),
-            Status::Version => Err(version),
-            Status::Busy => Err(HandshakeError::Busy),
-            Status::UnknownSession => Err(HandshakeError::UnknownSession),
-            Status::LaneOutOfRange => Err(HandshakeError::LaneOutOfRange {
-                lane: self.lane,
-                lanes: self.lanes,
-            }),
-            Status::WrongKey => Err(HandshakeError::LaneProof { lane: self.lane }),
-            Status::KeyRequired => Err(HandshakeError::KeyRequired),
-            Status::KeyNotExpected => Err(HandshakeError::KeyNotExpected),
         }
     }
 }

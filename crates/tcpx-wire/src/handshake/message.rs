@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use super::error::FirstBytes;
+use super::error::{FirstBytes, Status};
 use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
 use super::{HandshakeError, Version};
@@ -104,6 +104,40 @@ impl Head {
     /// The parts that version 2 leaves zero, in a message that is no lane's.
     pub(super) fn padding(&self) -> u64 {
         u64::from(self.zero) << 16 | u64::from(self.extra)
+    }
+
+    /// What a server's answer means: to one that joins as a lane of so many, or to a new session.
+    pub(super) fn accepted(
+        self,
+        message: &'static str,
+        lane: Option<(u16, u16)>,
+    ) -> Result<(), HandshakeError> {
+        let version = HandshakeError::Version {
+            ours: Version::OURS,
+            theirs: self.version,
+        };
+        if self.version != Version::OURS {
+            return Err(version);
+        }
+        Err(match (Status::parse(message, self.kind)?, lane) {
+            (Status::Ok, _) => return Ok(()),
+            (Status::Version, _) => version,
+            (Status::Busy, _) => HandshakeError::Busy,
+            (Status::KeyRequired, _) => HandshakeError::KeyRequired,
+            (Status::KeyNotExpected, _) => HandshakeError::KeyNotExpected,
+            (Status::WrongKey, None) => HandshakeError::WrongKey,
+            (Status::WrongKey, Some((lane, _))) => HandshakeError::LaneProof { lane },
+            (Status::UnknownSession, Some(_)) => HandshakeError::UnknownSession,
+            (Status::LaneOutOfRange, Some((lane, lanes))) => {
+                HandshakeError::LaneOutOfRange { lane, lanes }
+            }
+            (Status::UnknownSession | Status::LaneOutOfRange, None) => HandshakeError::Value {
+                message,
+                field: "status",
+                expected: "0 to 4 or 7",
+                arrived: self.kind.into(),
+            },
+        })
     }
 
     /// A message with this beginning and zeros after it.
