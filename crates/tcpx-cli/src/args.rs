@@ -22,8 +22,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::bench::BenchCommand;
-use self::devmem::DevmemCommand;
-use self::link::LinkArgs;
+use self::link::{LinkArgs, MemoryArgs};
 use self::output::OutputArgs;
 use self::perf::PerfSide;
 use crate::link::is_plugin;
@@ -72,6 +71,9 @@ pub(crate) struct Cli {
     pub(crate) output: OutputArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// The command's name.
+    #[arg(skip)]
+    name: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -144,51 +146,28 @@ impl Cli {
             aside!("{text}");
             std::process::exit(error.exit_code())
         });
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        cli.name = matches.subcommand_name().unwrap_or_default().to_owned();
+        cli
     }
 
     /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output is for a program.
-    pub(crate) fn verdict_name(&self) -> Option<&'static str> {
+    pub(crate) fn verdict_name(&self) -> Option<&str> {
         if self.output.json {
             return None;
         }
-        match &self.command {
-            Command::Demo(_) => Some("demo"),
-            Command::Transfer(_) => Some("transfer"),
-            Command::Connection(_) => Some("connection"),
-            Command::Perf(_) => Some("perf"),
-            Command::Devmem(args) => {
-                matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
-            }
-            Command::Plugin(_) => Some("plugin"),
-            Command::Bench(_)
-            | Command::Devices
-            | Command::Key(_)
-            | Command::Doctor(_)
-            | Command::Status(_)
-            | Command::Env(_)
-            | Command::Generate { .. }
-            | Command::PluginPart(_) => None,
+        if let Command::Devmem(args) = &self.command
+            && matches!(args.what, devmem::DevmemCommand::SelfTest(_))
+        {
+            return Some("self-test");
         }
+        let checks = ["demo", "transfer", "connection", "perf", "plugin"];
+        Some(self.name.as_str()).filter(|name| checks.contains(name))
     }
 
     /// What the JSON of the command is called.
-    pub(crate) fn schema(&self) -> &'static str {
-        match &self.command {
-            Command::Demo(_) => "tcpx.demo",
-            Command::Transfer(_) => "tcpx.transfer",
-            Command::Connection(_) => "tcpx.connection",
-            Command::Perf(_) => "tcpx.perf",
-            Command::Bench(_) => "tcpx.bench",
-            Command::Devices => "tcpx.devices",
-            Command::Devmem(_) => "tcpx.devmem",
-            Command::Doctor(_) => "tcpx.doctor",
-            Command::Status(_) => "tcpx.status",
-            Command::Key(_) => "tcpx.key",
-            Command::Env(_) => "tcpx.env",
-            Command::Plugin(_) | Command::PluginPart(_) => "tcpx.plugin",
-            Command::Generate { .. } => "tcpx.generate",
-        }
+    pub(crate) fn schema(&self) -> String {
+        format!("tcpx.{}", self.name)
     }
 
     /// The plugin that the command will drive: `None` if it drives none, `Some(None)` if it names no file.
@@ -209,7 +188,8 @@ impl Cli {
         }
     }
 
-    fn link(&self) -> Option<&LinkArgs> {
+    /// How the command is linked, if it has a connection.
+    pub(crate) fn link(&self) -> Option<&LinkArgs> {
         match &self.command {
             Command::Transfer(args) => Some(&args.link),
             Command::Connection(args) => Some(&args.link),
@@ -222,17 +202,28 @@ impl Cli {
                 let BenchCommand::Net(args) = &args.what;
                 Some(&args.link)
             }
-            Command::Demo(_)
-            | Command::Devices
-            | Command::Key(_)
-            | Command::Doctor(_)
-            | Command::Status(_)
-            | Command::Env(_)
-            | Command::Devmem(_)
-            | Command::Plugin(_)
-            | Command::Generate { .. }
-            | Command::PluginPart(_) => None,
+            _ => None,
         }
+    }
+
+    /// The memory of the command's own end of a connection; that of the measuring end of a benchmark if it names none.
+    pub(crate) fn memory(&self) -> Option<MemoryArgs> {
+        Some(match &self.command {
+            Command::Demo(args) => args.memory.clone(),
+            Command::Transfer(args) => args.memory.clone(),
+            Command::Connection(args) => args.memory.clone(),
+            Command::Perf(args) => match &args.side {
+                None => args.matrix.memory.clone(),
+                Some(PerfSide::Server(args)) => args.place.memory(),
+                Some(PerfSide::Client(args)) => args.place.memory(),
+            },
+            Command::Bench(args) => {
+                let BenchCommand::Net(args) = &args.what;
+                let place = args.serve.or(args.from);
+                place.map(perf::Place::memory).unwrap_or_default()
+            }
+            _ => return None,
+        })
     }
 }
 

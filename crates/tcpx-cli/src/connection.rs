@@ -8,7 +8,7 @@ use crate::args::connection::ConnectionArgs;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::Devices;
-use crate::messages::{self, ANSWER, Answer, REQUEST, Request, refuse};
+use crate::messages::{self, ANSWER, REQUEST, Request, refuse};
 use crate::output::json::Told;
 use crate::output::say::say;
 use crate::sizes::{Size, time};
@@ -65,5 +65,5 @@ fn greet(connection: &Connection, is_server: bool, limit: Duration) -> Result<()
             "tcpx transfer server",
         ));
     }
-    messages::tell(connection, ANSWER, &Answer::Ready)
+    messages::tell_ready(connection)
 }

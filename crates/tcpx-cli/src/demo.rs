@@ -108,10 +108,10 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Told, Error> {
     if failed == 0 {
         return Ok(Told::Fields(fields));
     }
-    let error = Error::Failed {
-        what: format!("{failed} of {} transfers failed", rows.len()),
-        hint: "read the errors above; --debug shows the log lines",
-    };
+    let error = Error::failed(
+        format!("{failed} of {} transfers failed", rows.len()),
+        "read the errors above; --debug shows the log lines",
+    );
     Ok(Told::Bad(fields, error))
 }
 
@@ -241,15 +241,7 @@ impl Network {
             for &op in self.ops {
                 let busy = Busy::new(&format!("{}, {}", self.name, op.name()));
                 meter.verify(op, bytes, 1)?;
-                let run = Run {
-                    mode: Mode::One,
-                    op,
-                    bytes,
-                    count: 1,
-                    depth: 1,
-                    at_once: false,
-                    pieces: None,
-                };
+                let run = Run::new(Mode::One, op, bytes, 1, 1);
                 let (part, theirs) = meter.run(&run, limit)?;
                 drop(busy);
                 let moved = Moved {

@@ -118,7 +118,6 @@ fn networks() -> Value {
     }) {
         say!("  missing: an interface with an address that other hosts can reach");
     }
-    say!("");
     device_memory::show(found.iter().map(|interface| interface.name.as_str()));
     let interfaces = found.iter().map(|interface| {
         json!({

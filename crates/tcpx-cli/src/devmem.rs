@@ -126,10 +126,10 @@ fn release(args: &ReleaseArgs) -> Result<Told, Error> {
     if let (Some(name), [], Ok(all)) = (&args.interface, &*released, interfaces())
         && !all.iter().any(|one| one.name == *name)
     {
-        return Err(Error::Usage {
-            what: format!("there is no interface {name}"),
-            hint: "`tcpx devices` lists them, `tcpx devmem status` those that are changed".into(),
-        });
+        return Err(Error::usage(
+            format!("there is no interface {name}"),
+            "`tcpx devices` lists them, `tcpx devmem status` those that are changed",
+        ));
     }
     if undone == 0 && failed == 0 {
         say!("nothing to release");
@@ -145,10 +145,10 @@ fn release(args: &ReleaseArgs) -> Result<Told, Error> {
         0 => Told::Fields(fields),
         count => Told::Bad(
             fields,
-            Error::Failed {
-                what: format!("{count} changes could not be undone"),
-                hint: "run it as root, in the network namespace of the card",
-            },
+            Error::failed(
+                format!("{count} changes could not be undone"),
+                "run it as root, in the network namespace of the card",
+            ),
         ),
     })
 }

@@ -36,9 +36,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Told, Error> {
     match args.explain.as_deref() {
         Some("all") => Ok(list()),
         Some(id) => {
-            let check = catalogue::find(id).ok_or_else(|| Error::Usage {
-                what: format!("there is no check {id}"),
-                hint: "`tcpx doctor --explain all` lists every check".into(),
+            let check = catalogue::find(id).ok_or_else(|| {
+                Error::usage(
+                    format!("there is no check {id}"),
+                    "`tcpx doctor --explain all` lists every check",
+                )
             })?;
             Ok(explain(check, &Context::new(&host, plugin)))
         }
@@ -92,13 +94,13 @@ fn examine(context: &Context<'_>) -> Told {
     if blocking == 0 {
         return Told::Fields(fields);
     }
-    let error = Error::Failed {
-        what: format!(
+    let error = Error::failed(
+        format!(
             "{blocking} of {} checks found what blocks transfers",
             found.len()
         ),
-        hint: "do what each line after \"fix:\" says, then run `tcpx doctor` again",
-    };
+        "do what each line after \"fix:\" says, then run `tcpx doctor` again",
+    );
     Told::Bad(fields, error)
 }
 

@@ -20,10 +20,10 @@ pub(crate) fn run(args: &EnvArgs) -> Result<Told, Error> {
     let (head, settings) = match args.whose {
         EnvFor::Tcpx => {
             if args.plugin.is_some() {
-                return Err(Error::Usage {
-                    what: "the variables for Google's plugin do not depend on its file".into(),
-                    hint: "leave --plugin out; it is for `tcpx env nccl`".into(),
-                });
+                return Err(Error::usage(
+                    "the variables for Google's plugin do not depend on its file",
+                    "leave --plugin out; it is for `tcpx env nccl`",
+                ));
             }
             ("Google's TCPX plugin on this host", for_google(&host))
         }

@@ -6,9 +6,6 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::args::bench::BenchCommand;
-use crate::args::link::MemoryArgs;
-use crate::args::perf::{PerfSide, Place};
 use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
 use crate::host::{Host, RealHost};
@@ -83,10 +80,7 @@ fn start_anew(set_by_us: &[String], variables: &BTreeMap<&str, &str>) -> Error {
         .env(SET_BY_US, set_by_us.join(","))
         .envs(variables)
         .exec();
-    Error::Process {
-        doing: "start this program anew with the plugin's variables",
-        source: failed,
-    }
+    Error::process("start this program anew with the plugin's variables")(failed)
 }
 
 /// The variables that this program has set for itself.
@@ -153,38 +147,13 @@ pub(crate) fn own_program() -> PathBuf {
 }
 
 fn wanted(cli: &Cli) -> Vec<Wanted> {
-    let (memory, is_demo) = match &cli.command {
-        Tcpx::Demo(args) => (&args.memory, true),
-        Tcpx::Transfer(args) if is_plugin(&args.link.network) => (&args.memory, false),
-        Tcpx::Connection(args) if is_plugin(&args.link.network) => (&args.memory, false),
-        Tcpx::Bench(args) => {
-            let BenchCommand::Net(args) = &args.what;
-            if !is_plugin(&args.link.network) {
-                return Vec::new();
-            }
-            let place = args.serve.or(args.from);
-            return variables(&place.map(Place::memory).unwrap_or_default(), false);
-        }
-        Tcpx::Perf(args) => {
-            let (link, memory) = match &args.side {
-                None => (&args.matrix.link, args.matrix.memory.clone()),
-                Some(PerfSide::Server(args)) => (&args.link, args.place.memory()),
-                Some(PerfSide::Client(args)) => (&args.link, args.place.memory()),
-            };
-            return if is_plugin(&link.network) {
-                variables(&memory, false)
-            } else {
-                Vec::new()
-            };
-        }
-        _ => return Vec::new(),
+    let is_demo = matches!(cli.command, Tcpx::Demo(_));
+    let is_driven = is_demo || cli.link().is_some_and(|link| is_plugin(&link.network));
+    let Some(memory) = cli.memory().filter(|_| is_driven) else {
+        return Vec::new();
     };
-    variables(memory, is_demo)
-}
-
-fn variables(memory: &MemoryArgs, is_demo: bool) -> Vec<Wanted> {
     let mut wanted = vec![(DEVICE, "unpack", is_demo)];
-    if Devices::probe().means_host(memory) {
+    if Devices::probe().means_host(&memory) {
         wanted.push((STANDIN, "host", is_demo));
     }
     if is_demo {

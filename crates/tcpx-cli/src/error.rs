@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tcpx_wire::session::{ConnectionFailure, EndCause};
 
 use crate::doctor::explains::without_marks;
 use crate::key::KeyError;
+use crate::messages::Reason;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
 use crate::plugin_file::contents::ContentsError;
@@ -34,8 +35,6 @@ pub(crate) enum Error {
         doing: &'static str,
         source: MemoryError,
     },
-    #[error("{what}")]
-    Gpu { what: String, hint: String },
     #[error(transparent)]
     Key(#[from] KeyError),
     #[error(transparent)]
@@ -83,17 +82,21 @@ pub(crate) enum Error {
         ours: String,
         theirs: String,
     },
-    #[error("the peer reports: {what}")]
-    Peer { what: String, hint: String },
+    #[error("the peer reports: {}", .0.why)]
+    Peer(Reason),
     #[error("the peer sent {arrived}, expected {expected}")]
     Unexpected {
         expected: &'static str,
         arrived: String,
     },
     #[error("{what}")]
-    PluginCheck { what: String, hint: String },
-    #[error("{what}")]
-    Failed { what: String, hint: &'static str },
+    Failed { what: String, hint: String },
+}
+
+impl From<Reason> for Error {
+    fn from(reason: Reason) -> Self {
+        Self::Peer(reason)
+    }
 }
 
 impl From<tcpx::Error> for Error {
@@ -103,12 +106,45 @@ impl From<tcpx::Error> for Error {
 }
 
 impl Error {
+    pub(crate) fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (what, hint) = (what.into(), hint.into());
+        Self::Usage { what, hint }
+    }
+
+    /// Either text may name a check of the doctor by its mark.
+    pub(crate) fn failed(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (what, hint) = (what.into(), hint.into());
+        Self::Failed { what, hint }
+    }
+
+    pub(crate) fn gpu(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::failed(format!("{} [TCPX-D005]", advice(&what.into()).0), hint)
+    }
+
+    pub(crate) fn unexpected(expected: &'static str, arrived: impl Into<String>) -> Self {
+        let arrived = arrived.into();
+        Self::Unexpected { expected, arrived }
+    }
+
+    /// For `map_err`.
+    pub(crate) fn io(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |source| Self::Io {
+            doing,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    /// For `map_err`.
+    pub(crate) fn process(doing: &'static str) -> impl Fn(io::Error) -> Self + Copy {
+        move |source| Self::Process { doing, source }
+    }
+
     /// What a person can do about it.
     pub(crate) fn hint(&self) -> String {
         match self {
-            Self::Usage { hint, .. }
-            | Self::Gpu { hint, .. }
-            | Self::Peer { hint, .. } => hint.clone(),
+            Self::Usage { hint, .. } | Self::Peer(Reason { hint, .. }) => hint.clone(),
+            Self::Failed { hint, .. } => without_marks(hint),
             Self::Engine(error) if went_away(error).is_some() => {
                 "look at the other side: its last lines say why it ended, if it could".into()
             }
@@ -117,7 +153,6 @@ impl Error {
                 str::to_owned,
             ),
             Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
-            Self::PluginCheck { hint, .. } => without_marks(hint),
             Self::Key(KeyError::Missing) => {
                 "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
             }
@@ -145,7 +180,6 @@ impl Error {
                 "do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault".into()
             }
             Self::Unexpected { .. } => "run the same version and the same command on both sides".into(),
-            Self::Failed { hint, .. } => (*hint).into(),
         }
     }
 
@@ -169,10 +203,9 @@ impl Error {
         let text = without_marks(&self.to_string());
         match self {
             Self::At { source, .. } => source.what(),
-            Self::Engine(_)
-            | Self::Gpu { .. }
-            | Self::Memory { .. }
-            | Self::Plugin(PluginFileError::BuildId(_)) => advice(&text).0.to_owned(),
+            Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
+                advice(&text).0.to_owned()
+            }
             _ => text,
         }
     }
@@ -180,7 +213,7 @@ impl Error {
     /// What happened and what to do, with the marks that name a check of the doctor.
     pub(crate) fn full_text(&self) -> String {
         match self {
-            Self::PluginCheck { what, hint } => format!("{what}; {hint}"),
+            Self::Failed { what, hint } => format!("{what}; {hint}"),
             Self::At { source, .. } => source.full_text(),
             _ => self.to_string(),
         }

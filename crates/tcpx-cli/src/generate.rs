@@ -14,23 +14,16 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
 /// Writes `man/tcpx*.1`, one page per visible command, and `completions/`.
 pub(crate) fn run(folder: &Path) -> Result<(), Error> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| Error::Io {
-            doing: "write",
-            path,
-            source,
-        }
-    };
     let (man, completions) = (folder.join("man"), folder.join("completions"));
     for made in [&man, &completions] {
-        fs::create_dir_all(made).map_err(failed(made))?;
+        fs::create_dir_all(made).map_err(Error::io("write", made))?;
     }
     // A page is about a version, not about a build.
     let command = with_expert_flags(Cli::command()).long_version(env!("CARGO_PKG_VERSION"));
-    clap_mangen::generate_to(command, &man).map_err(failed(&man))?;
+    clap_mangen::generate_to(command, &man).map_err(Error::io("write", &man))?;
     for shell in SHELLS {
-        generate_to(shell, &mut visible(), "tcpx", &completions).map_err(failed(&completions))?;
+        generate_to(shell, &mut visible(), "tcpx", &completions)
+            .map_err(Error::io("write", &completions))?;
     }
     Ok(())
 }

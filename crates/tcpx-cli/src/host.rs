@@ -7,6 +7,7 @@ mod real;
 pub(crate) mod tests;
 
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use tcpx_net::interfaces::Interface;
@@ -74,6 +75,14 @@ pub(crate) trait Host {
     fn driver(&self) -> Driver;
     /// Asks whoever listens on a Unix socket.
     fn ask(&self, socket: &Path, question: &Question) -> Answer;
+}
+
+/// Whether other hosts can reach the address by itself: one for the network segment alone says too little.
+pub(crate) fn is_for_others(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    }
 }
 
 /// A number in a small text file.

@@ -21,10 +21,7 @@ static CAME: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 /// The system refuses a handler.
 pub(crate) fn listen() -> Result<(), Error> {
     let came = CAME.get_or_init(Arc::default);
-    let failed = |source| Error::Process {
-        doing: "listen for signals",
-        source,
-    };
+    let failed = Error::process("listen for signals");
     let again = Arc::new(AtomicBool::new(false));
     for (signal, number) in [(SIGINT, 2_usize), (SIGTERM, 15), (SIGHUP, 1)] {
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&again))
@@ -58,15 +55,12 @@ pub(crate) fn unless_interrupted<T: Send + 'static>(
         .spawn(move || {
             let _ = done.send(work());
         });
-    started.map_err(|source| Error::Process {
-        doing: "start a thread",
-        source,
-    })?;
+    started.map_err(Error::process("start a thread"))?;
     receive(&end, None)?.unwrap_or_else(|| {
-        Err(Error::Failed {
-            what: "a step of the program ended without a result".into(),
-            hint: "report this as a defect of tcpx",
-        })
+        Err(Error::failed(
+            "a step of the program ended without a result",
+            "report this as a defect of tcpx",
+        ))
     })
 }
 

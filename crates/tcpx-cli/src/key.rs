@@ -41,13 +41,6 @@ pub(crate) enum KeyError {
     Ring(#[from] tcpx::KeyRingError),
 }
 
-impl KeyError {
-    /// For `map_err`.
-    pub(crate) fn random(error: getrandom::Error) -> Self {
-        Self::Random(error.to_string())
-    }
-}
-
 /// Where a key came from: whether it may be printed again depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyOrigin {
@@ -178,6 +171,11 @@ pub(crate) fn fresh() -> Result<Key, KeyError> {
         None => Ok(key),
         Some(why) => Err(KeyError::Random(why)),
     }
+}
+
+/// A number that nobody can guess, for contents.
+pub(crate) fn seed() -> Result<u64, KeyError> {
+    getrandom::u64().map_err(|error| KeyError::Random(error.to_string()))
 }
 
 fn read(path: &Path) -> Result<String, KeyError> {

@@ -74,9 +74,11 @@ impl Link {
         }
         options.chunk_bytes = match args.network.chunk_bytes() {
             None => None,
-            Some(size) => Some(u32::try_from(size.0).map_err(|_| Error::Usage {
-                what: format!("a chunk of {size} is too large"),
-                hint: "give --chunk-bytes less than 4GiB".into(),
+            Some(size) => Some(u32::try_from(size.0).map_err(|_| {
+                Error::usage(
+                    format!("a chunk of {size} is too large"),
+                    "give --chunk-bytes less than 4GiB",
+                )
             })?),
         };
         options.unpack = args.network.unpack;
@@ -198,10 +200,10 @@ impl Link {
     /// The next client, within `limit`; without one, until a signal comes.
     pub(crate) fn accept(&self, limit: Option<Duration>) -> Result<Connection, Error> {
         let Some(endpoint) = self.listening.get() else {
-            return Err(Error::Failed {
-                what: "the server does not listen yet".into(),
-                hint: "report this as a defect of tcpx",
-            });
+            return Err(Error::failed(
+                "the server does not listen yet",
+                "report this as a defect of tcpx",
+            ));
         };
         let started = Instant::now();
         loop {
@@ -344,13 +346,21 @@ pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
     }
 }
 
+/// Whether the flags mean the embedded network.
+pub(crate) fn is_tcp(args: &NetworkArgs) -> bool {
+    match args.network {
+        Some(name) => name == NetworkName::Tcp,
+        None => args.plugin.is_none(),
+    }
+}
+
 fn choose_network(
     args: &NetworkArgs,
     memory: &MemoryChoice,
     limit: Duration,
 ) -> Result<(Arc<dyn Network>, String), Error> {
     if args.network == Some(NetworkName::Devmem) {
-        return devmem::network(args, memory);
+        return devmem::network(&args.devmem, memory);
     }
     if !is_plugin(args) {
         check_interfaces(args)?;
@@ -395,10 +405,10 @@ fn check_interfaces(args: &NetworkArgs) -> Result<(), Error> {
         return Ok(());
     }
     let names: Vec<_> = all.iter().map(|one| one.name.as_str()).collect();
-    Err(Error::Usage {
-        what: format!("`{filter}` allows no interface of this host"),
-        hint: format!("give --interfaces some of {}", names.join(", ")),
-    })
+    Err(Error::usage(
+        format!("`{filter}` allows no interface of this host"),
+        format!("give --interfaces some of {}", names.join(", ")),
+    ))
 }
 
 /// This program, with the commit that it was built from where that is known.
@@ -420,10 +430,11 @@ fn serve_metrics(args: &LinkArgs) -> Result<(), Error> {
     if SERVED.set(()).is_err() {
         return Ok(());
     }
-    let bound = tcpx_status::serve_metrics(address).map_err(|source| Error::Usage {
-        what: format!("no metrics can be served at {address}: {source}"),
-        hint: "give --metrics an address of this host and a free port, such as 127.0.0.1:9400"
-            .into(),
+    let bound = tcpx_status::serve_metrics(address).map_err(|source| {
+        Error::usage(
+            format!("no metrics can be served at {address}: {source}"),
+            "give --metrics an address of this host and a free port, such as 127.0.0.1:9400",
+        )
     })?;
     aside!("metrics at http://{bound}/metrics");
     Ok(())

@@ -16,9 +16,11 @@ const VARIABLE: &str = "RUST_LOG";
 pub(crate) fn start(flags: &OutputArgs) -> Result<(), Error> {
     let chosen = std::env::var(VARIABLE).unwrap_or_default();
     let filter = directives(flags, &chosen);
-    let filter = EnvFilter::try_new(&filter).map_err(|error| Error::Usage {
-        what: format!("{VARIABLE}={chosen} chooses no log lines: {error}"),
-        hint: format!("write {VARIABLE}=debug, or {VARIABLE}=tcpx_net=debug for a part"),
+    let filter = EnvFilter::try_new(&filter).map_err(|error| {
+        Error::usage(
+            format!("{VARIABLE}={chosen} chooses no log lines: {error}"),
+            format!("write {VARIABLE}=debug, or {VARIABLE}=tcpx_net=debug for a part"),
+        )
     })?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)

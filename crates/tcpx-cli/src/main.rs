@@ -62,7 +62,7 @@ fn start() -> ExitCode {
     let result = log::start(&cli.output)
         .and_then(|()| environment::prepare(&cli))
         .and_then(|()| run(&cli));
-    let result = json::conclude(cli.schema(), result);
+    let result = json::conclude(&cli.schema(), result);
     let result = result.and_then(|()| say::check_output());
     match (result, cli.verdict_name()) {
         (Ok(()), None) => ExitCode::SUCCESS,

@@ -52,11 +52,14 @@ impl Devices {
         let devices = match &self.0 {
             DriverStatus::Missing { why } => {
                 return match args.gpu {
-                    None => Ok(MemoryChoice::host(&format!("in place of GPU memory ({})", advice(&why.to_string()).0))),
-                    Some(number) => Err(Error::Gpu {
-                        what: format!("GPU {number} cannot be used: {why}"),
-                        hint: "install the NVIDIA driver, or say --host (`perf`: host) to use host memory".into(),
-                    }),
+                    None => Ok(MemoryChoice::host(&format!(
+                        "in place of GPU memory ({})",
+                        advice(&why.to_string()).0
+                    ))),
+                    Some(number) => Err(Error::gpu(
+                        format!("GPU {number} cannot be used: {why}"),
+                        "install the NVIDIA driver, or say --host (`perf`: host) to use host memory",
+                    )),
                 };
             }
             DriverStatus::Present { devices, .. } => devices,
@@ -73,18 +76,19 @@ impl Devices {
         };
         let number = args.gpu.unwrap_or(fallback);
         let Some(found) = devices.iter().find(|device| device.ordinal == number) else {
-            return Err(Error::Gpu {
-                what: format!(
+            return Err(Error::gpu(
+                format!(
                     "there is no GPU {number}: the driver shows {}",
                     devices.len()
                 ),
-                hint: "`tcpx devices` lists them; --host uses host memory".into(),
-            });
+                "`tcpx devices` lists them; --host uses host memory",
+            ));
         };
-        let gpu = Gpu::open(number).map_err(|error| Error::Gpu {
-            what: format!("GPU {number} cannot be opened: {error}"),
-            hint: "`nvidia-smi` shows whether the GPU is healthy and free; --host uses host memory"
-                .into(),
+        let gpu = Gpu::open(number).map_err(|error| {
+            Error::gpu(
+                format!("GPU {number} cannot be opened: {error}"),
+                "`nvidia-smi` shows whether the GPU is healthy and free; --host uses host memory",
+            )
         })?;
         Ok(MemoryChoice {
             gpu: Some(gpu),
@@ -126,9 +130,11 @@ impl MemoryChoice {
 
     /// A zeroed region of `bytes`.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<Region, Error> {
-        let length = usize::try_from(bytes).map_err(|_| Error::Usage {
-            what: format!("{bytes} bytes do not fit in this host's addresses"),
-            hint: "give a smaller size".into(),
+        let length = usize::try_from(bytes).map_err(|_| {
+            Error::usage(
+                format!("{bytes} bytes do not fit in this host's addresses"),
+                "give a smaller size",
+            )
         })?;
         if self.gpu.is_none() {
             fits_in_host_memory(bytes)?;
@@ -163,14 +169,14 @@ fn fits_in_host_memory(bytes: u64) -> Result<(), Error> {
     if bytes <= available {
         return Ok(());
     }
-    Err(Error::Failed {
-        what: format!(
+    Err(Error::failed(
+        format!(
             "{} of host memory were asked for, and {} are available",
             Size(bytes),
             Size(available)
         ),
-        hint: "give a smaller size, or free memory on this host",
-    })
+        "give a smaller size, or free memory on this host",
+    ))
 }
 
 /// Bytes that `/proc/meminfo` calls available.

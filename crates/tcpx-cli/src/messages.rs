@@ -58,40 +58,30 @@ impl Request {
     }
 }
 
-/// The server's answer to a request.
+/// Why a side does not do its part, for the person at the other one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Answer {
-    /// Receives are posted.
-    Ready,
-    /// A list of `bytes` follows that says what of the files is there already.
-    Present { bytes: u64 },
-    /// Not this.
-    Refused { why: String, hint: String },
+#[serde(deny_unknown_fields)]
+pub(crate) struct Reason {
+    pub(crate) why: String,
+    pub(crate) hint: String,
 }
 
-/// The last word of either side about files. It may come at any time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "end", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum LastWord {
-    /// Everything was sent, or is in its place; BLAKE3 of the manifest and all digests.
-    Done { digest: String },
-    /// This side gives up.
-    Failed { why: String, hint: String },
+impl From<&Error> for Reason {
+    fn from(error: &Error) -> Self {
+        Self {
+            why: brief(&error.what()),
+            hint: brief(&error.hint()),
+        }
+    }
 }
 
-/// The server's last word.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "verdict", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Verdict {
-    /// What arrived is right.
-    Passed {
-        /// CRC32C of the destination, where one was made.
-        crc32c: Option<u32>,
-    },
-    /// It is not.
-    Failed { why: String, hint: String },
-}
+/// The server's answer to a request: it is ready, and a list of so many bytes follows that says what of the
+/// files is there already.
+pub(crate) type Answer = Result<u64, Reason>;
+
+/// The last word of either side about files, at any time: BLAKE3 of the manifest and all digests, once
+/// everything was sent or is in its place.
+pub(crate) type LastWord = Result<String, Reason>;
 
 /// A message that is expected: its receive is posted.
 #[derive(Debug)]
@@ -140,10 +130,10 @@ impl Expected {
     ) -> Result<T, Error> {
         match self.transfer.wait_timeout(limit) {
             Some(end) => read(&self.region, end?.bytes, what),
-            None => Err(Error::Failed {
-                what: format!("{what} did not come within {}", crate::sizes::time(limit)),
-                hint: "look at the other side, or allow more with --timeout",
-            }),
+            None => Err(Error::failed(
+                format!("{what} did not come within {}", crate::sizes::time(limit)),
+                "look at the other side, or allow more with --timeout",
+            )),
         }
     }
 
@@ -168,9 +158,11 @@ pub(crate) fn tell<T: Serialize>(
     let text = serde_json::to_vec(message)
         .ok()
         .filter(|text| text.len() <= LONGEST)
-        .ok_or_else(|| Error::Failed {
-            what: format!("a message for the peer is longer than {LONGEST} bytes"),
-            hint: "use shorter names",
+        .ok_or_else(|| {
+            Error::failed(
+                format!("a message for the peer is longer than {LONGEST} bytes"),
+                "use shorter names",
+            )
         })?;
     let region = Region::host(text.len()).map_err(Error::memory("make room for a message"))?;
     region
@@ -190,31 +182,35 @@ fn read<T: DeserializeOwned>(region: &Region, bytes: u64, what: &'static str) ->
 
 /// Reads a message; what is in it came from the peer.
 fn parse<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Error> {
-    serde_json::from_slice(text).map_err(|error| Error::Unexpected {
-        expected: what,
-        arrived: format!(
-            "\"{}\" ({error})",
-            text[..text.len().min(80)].escape_ascii()
-        ),
+    serde_json::from_slice(text).map_err(|error| {
+        Error::unexpected(
+            what,
+            format!(
+                "\"{}\" ({error})",
+                text[..text.len().min(80)].escape_ascii()
+            ),
+        )
     })
+}
+
+/// Says that this side is ready.
+pub(crate) fn tell_ready(connection: &Connection) -> Result<(), Error> {
+    tell(connection, ANSWER, &Answer::Ok(0))
 }
 
 /// Waits until the server is ready.
 pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
-    match answer.wait("an answer to the request")? {
-        Answer::Ready => Ok(()),
-        Answer::Present { .. } => Err(Error::Unexpected {
-            expected: "an answer to the request",
-            arrived: "a list of files".into(),
-        }),
-        Answer::Refused { why, hint } => Err(Error::Peer { what: why, hint }),
+    let expected = "an answer to the request";
+    match answer.wait::<Answer>(expected)?? {
+        0 => Ok(()),
+        _ => Err(Error::unexpected(expected, "a list of files")),
     }
 }
 
 /// Tells the client that this side refuses, and gives back why. That is the news here, even where the
 /// client did not stay to hear it.
-pub(crate) fn refused(connection: &Connection, refusal: &Answer, why: Error) -> Error {
-    if let Err(error) = tell(connection, ANSWER, refusal) {
+pub(crate) fn refused(connection: &Connection, reason: Reason, why: Error) -> Error {
+    if let Err(error) = tell(connection, ANSWER, &Answer::Err(reason)) {
         tracing::debug!(%error, "the peer did not hear of the refusal");
     }
     why
@@ -227,27 +223,15 @@ pub(crate) fn refuse(
     arrived: &Request,
     instead: &str,
 ) -> Error {
-    let error = Error::Unexpected {
-        expected,
-        arrived: arrived.words().into(),
-    };
-    let refusal = Answer::Refused {
-        why: brief(&format!("the server waits for {expected}")),
+    let reason = Reason {
+        why: format!("the server waits for {expected}"),
         hint: format!("start `{instead}` there, or run the line that the server printed"),
     };
-    refused(connection, &refusal, error)
-}
-
-/// Both ends made a CRC32C; they must agree.
-pub(crate) fn same_crc32c(ours: u32, theirs: Option<u32>) -> Result<(), Error> {
-    match theirs {
-        Some(theirs) if theirs == ours => Ok(()),
-        _ => Err(Error::Digest {
-            what: "the CRC32C checksums",
-            ours: format!("{ours:08x}"),
-            theirs: theirs.map_or_else(|| "none".into(), |theirs| format!("{theirs:08x}")),
-        }),
-    }
+    refused(
+        connection,
+        reason,
+        Error::unexpected(expected, arrived.words()),
+    )
 }
 
 /// A text for the peer, short enough for any message.
@@ -293,10 +277,8 @@ mod tests {
     #[test]
     fn the_longest_reason_fits_in_a_message() {
         let why = brief(&"\u{1f980}".repeat(10_000));
-        let verdict = Verdict::Failed {
-            why: why.clone(),
-            hint: why,
-        };
-        assert!(serde_json::to_vec(&verdict).expect("encoded").len() <= LONGEST);
+        let hint = why.clone();
+        let refusal = Answer::Err(Reason { why, hint });
+        assert!(serde_json::to_vec(&refusal).expect("encoded").len() <= LONGEST);
     }
 }

@@ -16,7 +16,6 @@ use serde_json::json;
 use self::events::{Count, Device, Event, InUse, Moved};
 use self::watch::Watched;
 use crate::args::plugin::PluginArgs;
-use crate::doctor::explains::check_for;
 use crate::error::Error;
 use crate::host::{Host, RealHost};
 use crate::output::json::Told;
@@ -29,7 +28,6 @@ use crate::vendor_environment::{Setting, for_google};
 /// Everything that was found; `docs/plugin-check.md` describes it.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
-    ok: bool,
     path: String,
     kind: String,
     build_id: Option<&'a str>,
@@ -39,19 +37,7 @@ struct Report<'a> {
     devices: Vec<Device>,
     self_test: Vec<Moved>,
     calls: BTreeMap<String, Count>,
-    error: Option<Failure>,
     log: Vec<String>,
-}
-
-/// Why the plugin did not pass.
-#[derive(Debug, Serialize)]
-struct Failure {
-    what: String,
-    /// What the plugin was asked to do.
-    r#where: String,
-    hint: String,
-    /// The check of the doctor that explains the error.
-    check: Option<&'static str>,
 }
 
 /// A table in the file.
@@ -92,7 +78,6 @@ impl<'a> Report<'a> {
             name: table.name.as_deref(),
         });
         Self {
-            ok: false,
             path: args.path.display().to_string(),
             kind: contents.kind.to_string(),
             build_id: contents.build_id.as_deref(),
@@ -102,43 +87,30 @@ impl<'a> Report<'a> {
             devices: Vec::new(),
             self_test: Vec::new(),
             calls: BTreeMap::new(),
-            error: None,
             log: Vec::new(),
         }
     }
 
     /// Has another process drive the plugin and takes note of what it tells.
     fn drive(&mut self, args: &PluginArgs) -> Result<(), Error> {
-        let mut watched =
-            Watched::start(args, self.variables).map_err(|error| self.fail(error, "starting"))?;
+        let mut watched = Watched::start(args, self.variables)?;
         loop {
             match watched.next() {
-                Event::Doing { .. } => {}
-                Event::Loaded(in_use) => self.in_use = Some(in_use),
-                Event::Devices(devices) => self.devices = devices,
-                Event::Moved(moved) => self.self_test.push(moved),
-                Event::Calls(calls) => self.calls = calls,
-                Event::Passed => {
-                    self.ok = true;
-                    return Ok(());
-                }
-                Event::Failed { what, hint } => {
+                Ok(Event::Doing { .. } | Event::Failed { .. }) => {}
+                Ok(Event::Loaded(in_use)) => self.in_use = Some(in_use),
+                Ok(Event::Devices(devices)) => self.devices = devices,
+                Ok(Event::Moved(moved)) => self.self_test.push(moved),
+                Ok(Event::Calls(calls)) => self.calls = calls,
+                Ok(Event::Passed) => return Ok(()),
+                Err(error) => {
                     self.log = watched.log();
-                    return Err(self.fail(Error::PluginCheck { what, hint }, watched.step()));
+                    return Err(Error::At {
+                        place: watched.step().to_owned(),
+                        source: Box::new(error),
+                    });
                 }
             }
         }
-    }
-
-    /// Takes note of an error.
-    fn fail(&mut self, error: Error, step: &str) -> Error {
-        self.error = Some(Failure {
-            what: error.what(),
-            r#where: step.to_owned(),
-            hint: error.hint(),
-            check: check_for(&error).map(|check| check.id),
-        });
-        error
     }
 
     fn show_file(&self, contents: &Contents) {

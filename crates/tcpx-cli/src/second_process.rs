@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::Key;
 
-use crate::args::link::{LinkArgs, NetworkName};
+use crate::args::link::LinkArgs;
 use crate::args::perf::Place;
 use crate::environment;
 use crate::error::Error;
@@ -56,10 +56,7 @@ impl Second {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|source| Error::Process {
-                doing: "start the second process",
-                source,
-            })?;
+            .map_err(Error::process("start the second process"))?;
         let (sender, ports) = mpsc::channel();
         // Reads to the end, so that the process never waits for its reader.
         let output = child.stdout.take().map(|output| {
@@ -86,9 +83,11 @@ impl Second {
         // Opening a GPU takes seconds on some hosts.
         second.port = ports
             .recv_timeout(link.timeout.0 + Duration::from_secs(30))
-            .map_err(|_| Error::Failed {
-                what: "the second process does not listen".into(),
-                hint: "look for its messages above",
+            .map_err(|_| {
+                Error::failed(
+                    "the second process does not listen",
+                    "look for its messages above",
+                )
             })?;
         Ok(second)
     }
@@ -113,23 +112,23 @@ impl Second {
     pub(crate) fn finish(mut self) -> Result<Vec<String>, Error> {
         let until = Instant::now() + ENDING;
         let ended = loop {
-            let ended = self.child.try_wait().map_err(|source| Error::Process {
-                doing: "wait for the second process",
-                source,
-            })?;
+            let ended = self
+                .child
+                .try_wait()
+                .map_err(Error::process("wait for the second process"))?;
             match ended {
                 None if Instant::now() < until => std::thread::sleep(LOOK),
                 ended => break ended,
             }
         };
         if !ended.is_some_and(|status| status.success()) {
-            return Err(Error::Failed {
-                what: match ended {
+            return Err(Error::failed(
+                match ended {
                     Some(status) => format!("the second process ended with {status}"),
                     None => "the second process does not end".to_owned(),
                 },
-                hint: "look for its messages above; --debug shows its log lines",
-            });
+                "look for its messages above; --debug shows its log lines",
+            ));
         }
         let lines = self.output.take().and_then(|output| output.join().ok());
         let lines = lines.unwrap_or_default().into_iter();
@@ -169,14 +168,7 @@ pub(crate) fn same(link: &LinkArgs) -> Vec<String> {
     let mut flag = |name: &str, value: Option<String>| {
         flags.extend(value.map(|value| format!("--{name}={value}")));
     };
-    flag(
-        "network",
-        network.network.map(|name| match name {
-            NetworkName::Tcp => "tcp".to_owned(),
-            NetworkName::Plugin => "plugin".to_owned(),
-            NetworkName::Devmem => "devmem".to_owned(),
-        }),
-    );
+    flag("network", network.network.map(|name| name.to_string()));
     let plugin = network.plugin.as_ref();
     flag("plugin", plugin.map(|path| path.display().to_string()));
     flag("abi", network.abi.map(|version| format!("v{version}")));

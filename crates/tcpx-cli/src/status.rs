@@ -68,10 +68,10 @@ fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
     if let Some(pid) = pid {
         found.retain(|(other, _)| *other == pid);
         if found.is_empty() {
-            return Err(Error::Failed {
-                what: format!("process {pid} has no connection of tcpx that it could tell of"),
-                hint: "`tcpx status` lists the processes that have; run it as the user of that process, or as root, and see that TCPX_STATUS is not 0 there",
-            });
+            return Err(Error::failed(
+                format!("process {pid} has no connection of tcpx that it could tell of"),
+                "`tcpx status` lists the processes that have; run it as the user of that process, or as root, and see that TCPX_STATUS is not 0 there",
+            ));
         }
     }
     found.retain(|(pid, _)| known.iter().all(|(silent, _)| silent != pid));

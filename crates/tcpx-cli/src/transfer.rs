@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tcpx::Connection;
 
-use crate::args::link::{MemoryArgs, NetworkName};
+use crate::args::link::MemoryArgs;
 use crate::args::transfer::TransferArgs;
 use crate::error::Error;
 use crate::interrupt;
@@ -44,12 +44,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<Told, Error> {
 
 /// Flags of the other side are a mistake that would otherwise go unnoticed.
 fn check_sides(args: &TransferArgs, is_server: bool) -> Result<(), Error> {
-    let wrong = |what: &str, hint: &str| {
-        Err(Error::Usage {
-            what: what.into(),
-            hint: hint.into(),
-        })
-    };
+    let wrong = |what: &str, hint: &str| Err(Error::usage(what, hint));
     match (is_server, &*args.file, &args.out) {
         (true, [_, ..], _) => wrong(
             "--file belongs to the client",
@@ -151,8 +146,7 @@ fn out(args: &TransferArgs) -> Out<'_> {
 
 /// Files go through host memory, unless a GPU or a plugin, whose memory it may need, was asked for.
 fn choose_memory(args: &TransferArgs, is_files: bool) -> Result<MemoryChoice, Error> {
-    let is_tcp = !link::is_plugin(&args.link.network)
-        && args.link.network.network != Some(NetworkName::Devmem);
+    let is_tcp = link::is_tcp(&args.link.network);
     let host = MemoryArgs {
         gpu: None,
         host: true,
@@ -173,10 +167,10 @@ fn serve(args: &TransferArgs) -> Result<Told, Error> {
         && !out(args).is_standard_output()
         && !directory.is_dir()
     {
-        return Err(Error::Usage {
-            what: format!("--out {} is not a directory", directory.display()),
-            hint: "create it first, or name another one".into(),
-        });
+        return Err(Error::usage(
+            format!("--out {} is not a directory", directory.display()),
+            "create it first, or name another one",
+        ));
     }
     let memory = choose_memory(args, args.out.is_some())?;
     let mut link = Link::new(&args.link, &memory, true)?;

@@ -1,6 +1,5 @@
 //! Flags of `tcpx bench`.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -8,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::link::LinkArgs;
 use super::perf::Place;
-use crate::bench::net::orders::Layout;
+use crate::bench::net::orders::{Layout, Mode, Op};
 use crate::sizes::{Limit, Size, SizeError};
 
 #[derive(Args, Debug)]
@@ -53,7 +52,7 @@ pub(crate) struct NetArgs {
         value_delimiter = ',',
         default_value = "latency,one,both"
     )]
-    pub(crate) modes: Vec<ModeName>,
+    pub(crate) modes: Vec<Mode>,
     /// Messages in flight when streaming.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) in_flight: Vec<u16>,
@@ -62,7 +61,7 @@ pub(crate) struct NetArgs {
     pub(crate) cases: Vec<CaseArg>,
     /// One-sided operations to measure beside send and receive, in the same rounds.
     #[arg(long = "op", value_enum, value_name = "OP,...", value_delimiter = ',')]
-    pub(crate) ops: Vec<OpName>,
+    pub(crate) ops: Vec<Op>,
     /// Bytes of each piece of a batch [default: 64 pieces a message].
     #[arg(long, value_name = "SIZE")]
     pub(crate) piece_bytes: Option<Size>,
@@ -108,39 +107,6 @@ pub(crate) struct NetArgs {
     pub(crate) link: LinkArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ModeName {
-    /// Half a round trip, one message at a time.
-    Latency,
-    /// From this end to the other.
-    One,
-    /// Both directions at once; rates are sums.
-    Both,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OpName {
-    /// Into the other end's window; round trips with a notification behind each.
-    Put,
-    /// From the other end's window; half a round trip is half of one get.
-    Get,
-    /// As a put, in pieces that a batch lists once for all messages; no round trips.
-    Batch,
-    /// As a get, in such pieces.
-    BatchGet,
-}
-
-impl fmt::Display for OpName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Put => "put",
-            Self::Get => "get",
-            Self::Batch => "batch",
-            Self::BatchGet => "batch-get",
-        })
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum PeerName {
     /// Plain loops over as many streams, sockets set up the same way.
@@ -149,22 +115,12 @@ pub(crate) enum PeerName {
     Iperf3,
 }
 
-impl fmt::Display for ModeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Latency => "latency",
-            Self::One => "one",
-            Self::Both => "both",
-        })
-    }
-}
-
 /// `4m-8=one:4MiB:8`, `latency:8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CaseArg {
     /// For files: letters, digits, `-` and `_`.
     pub(crate) name: Option<String>,
-    pub(crate) mode: ModeName,
+    pub(crate) mode: Mode,
     pub(crate) size: Size,
     pub(crate) in_flight: u16,
 }
@@ -191,7 +147,7 @@ impl FromStr for CaseArg {
         let (Some(mode), Some(size)) = (parts.next(), parts.next()) else {
             return Err(expected());
         };
-        let mode = ModeName::from_str(mode, false)
+        let mode = Mode::from_str(mode, false)
             .map_err(|_| format!("expected latency, one or both, got `{mode}`"))?;
         let in_flight = match parts.next() {
             None => 1,
@@ -201,7 +157,7 @@ impl FromStr for CaseArg {
                 .filter(|count| (1..=64).contains(count))
                 .ok_or_else(|| format!("expected 1 to 64 messages in flight, got `{count}`"))?,
         };
-        if parts.next().is_some() || (mode == ModeName::Latency && in_flight > 1) {
+        if parts.next().is_some() || (mode == Mode::Latency && in_flight > 1) {
             return Err(expected());
         }
         Ok(Self {
@@ -213,31 +169,24 @@ impl FromStr for CaseArg {
     }
 }
 
-impl fmt::Display for CaseArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(name) = &self.name {
-            write!(f, "{name}=")?;
-        }
-        write!(f, "{}:{}", self.mode, self.size.0)?;
-        match self.mode {
-            ModeName::Latency => Ok(()),
-            _ => write!(f, ":{}", self.in_flight),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_read_as_it_is_written() {
-        for text in ["4m-8=one:4194304:8", "latency:8", "both:1024:1"] {
+    fn a_case_is_a_mode_a_size_and_a_number_with_a_name_in_front() {
+        for (text, name, mode, bytes, in_flight) in [
+            ("4m-8=one:4MiB:8", Some("4m-8"), Mode::One, 4 << 20, 8),
+            ("latency:8", None, Mode::Latency, 8, 1),
+            ("both:1KiB", None, Mode::Both, 1024, 1),
+        ] {
             let case: CaseArg = text.parse().expect(text);
-            assert_eq!(case.to_string(), text);
+            assert_eq!(case.name.as_deref(), name);
+            assert_eq!(
+                (case.mode, case.size.0, case.in_flight),
+                (mode, bytes, in_flight)
+            );
         }
-        let case: CaseArg = "one:1KiB".parse().expect("a case");
-        assert_eq!((case.size.0, case.in_flight), (1024, 1));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Flags that several commands share: how the sides are linked, over which network, from which memory.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,16 @@ pub(crate) enum NetworkName {
     Plugin,
     /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU memory.
     Devmem,
+}
+
+impl fmt::Display for NetworkName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Plugin => "plugin",
+            Self::Devmem => "devmem",
+        })
+    }
 }
 
 /// How the two sides are linked.
@@ -93,18 +104,8 @@ pub(crate) struct NetworkArgs {
     /// Used if --chunk-bytes is not given.
     #[arg(hide = true, long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
     pub(crate) nccl_chunk_bytes: Option<String>,
-    /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
-    #[arg(long, value_name = "NAME")]
-    pub(crate) devmem_interface: Option<String>,
-    /// Receive queue for device memory [default: the last free one].
-    #[arg(hide = true, long, value_name = "N", requires = "devmem_interface")]
-    pub(crate) devmem_queue: Option<u32>,
-    /// Bytes of device memory for payload.
-    #[arg(hide = true, long, value_name = "SIZE", default_value = "64MiB")]
-    pub(crate) devmem_pool: Size,
-    /// Has the card send out of device memory too (Linux 6.16 and later).
-    #[arg(hide = true, long, requires = "devmem_interface")]
-    pub(crate) devmem_send: bool,
+    #[command(flatten)]
+    pub(crate) devmem: CardArgs,
     /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
     #[arg(long, value_name = "LIST", env = "TCPX_SOCKET_IFNAME")]
     pub(crate) interfaces: Option<String>,
@@ -126,6 +127,24 @@ pub(crate) struct NetworkArgs {
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
     #[arg(hide = true, long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,
+}
+
+/// What the network devmem takes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Network")]
+pub(crate) struct CardArgs {
+    /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) devmem_interface: Option<String>,
+    /// Receive queue for device memory [default: the last free one].
+    #[arg(hide = true, long, value_name = "N", requires = "devmem_interface")]
+    pub(crate) devmem_queue: Option<u32>,
+    /// Bytes of device memory for payload.
+    #[arg(hide = true, long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) devmem_pool: Size,
+    /// Has the card send out of device memory too (Linux 6.16 and later).
+    #[arg(hide = true, long, requires = "devmem_interface")]
+    pub(crate) devmem_send: bool,
 }
 
 /// Which memory the bytes leave or reach.
@@ -167,9 +186,11 @@ impl LinkArgs {
         let command = Self::augment_args(Command::new("tcpx"));
         let matches = without_empty_variables(command).try_get_matches_from(["tcpx"]);
         let read = matches.and_then(|matches| Self::from_arg_matches(&matches));
-        read.map_err(|error| Error::Usage {
-            what: error.to_string().trim_end().to_owned(),
-            hint: "correct that variable, or unset it".into(),
+        read.map_err(|error| {
+            Error::usage(
+                error.to_string().trim_end().to_owned(),
+                "correct that variable, or unset it",
+            )
         })
     }
 }

@@ -57,10 +57,46 @@ impl Row {
     }
 }
 
+/// Flags of the command that say where files are.
+const FILES: [&str; 4] = ["--csv", "--plot", "--runs", "--key-file"];
+
 impl File {
+    /// The figures of this process's command; `devices` begin the line about the machine.
+    pub(crate) fn new(
+        subject: &'static str,
+        devices: &str,
+        rows: Vec<Row>,
+        notes: Vec<String>,
+    ) -> Self {
+        Self {
+            schema: 1,
+            subject,
+            date: today(),
+            machine: machine(devices),
+            command: typed(std::env::args().skip(1)),
+            path: None,
+            rows,
+            notes,
+        }
+    }
+
     pub(crate) fn text(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
+}
+
+/// The command as it was typed, without where files are.
+fn typed(mut arguments: impl Iterator<Item = String>) -> String {
+    let mut words = vec!["tcpx".to_owned()];
+    while let Some(word) = arguments.next() {
+        let flag = word.split('=').next().unwrap_or_default();
+        if !FILES.contains(&flag) {
+            words.push(word);
+        } else if flag == word {
+            arguments.next();
+        }
+    }
+    words.join(" ")
 }
 
 /// Median, least and most.
@@ -114,6 +150,13 @@ mod tests {
         assert_eq!(spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, 1.0, 4.0));
         assert_eq!(spread(&[9.0, 5.0, 1.0]), (5.0, 1.0, 9.0));
         assert_eq!(spread(&[]), (0.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn a_command_is_told_as_typed_without_its_files() {
+        let words = "bench net --csv a.csv --sizes 1KiB --plot=b.svg --json";
+        let command = typed(words.split(' ').map(str::to_owned));
+        assert_eq!(command, "tcpx bench net --sizes 1KiB --json");
     }
 
     #[test]

@@ -10,13 +10,11 @@ pub(crate) mod orders;
 mod plot;
 mod raw;
 mod report;
-mod runs;
 pub(crate) mod server;
 
-use tcpx::Congestion;
+use std::fs::{self, OpenOptions};
 
-use super::{can_write, write};
-use crate::args::bench::{ModeName, NetArgs, OpName, PeerName};
+use crate::args::bench::{NetArgs, PeerName};
 use crate::args::perf::Place;
 use crate::error::Error;
 use crate::link::{self, Link};
@@ -24,7 +22,6 @@ use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json;
 use crate::output::say::{self, aside, say};
 use crate::second_process::{Second, place_for_second};
-use crate::sizes::Size;
 
 use measure::Bench;
 use meter::Meter;
@@ -47,14 +44,16 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         .chain(cases)
         .any(|size| size.0 == 0)
     {
-        return Err(Error::Usage {
-            what: "a message of 0 bytes has no rate".into(),
-            hint: "give --sizes of 1 byte or more".into(),
-        });
+        return Err(Error::usage(
+            "a message of 0 bytes has no rate",
+            "give --sizes of 1 byte or more",
+        ));
     }
     // Not after minutes of measuring.
     for path in [&args.csv, &args.plot].into_iter().flatten() {
-        can_write(path)?;
+        // What the file holds stays until there are figures.
+        let opened = OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(Error::io("write", path))?;
     }
     if args.peers.contains(&PeerName::Iperf3) {
         let version = iperf3::version()?;
@@ -88,7 +87,6 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         ),
         path: connection.path().to_owned(),
         devices: devices_of(&memory, &devices),
-        command: command(args),
     };
     let meter = Meter::begin(&connection, &memory, args.link.timeout.0);
     let measured = meter.and_then(|meter| Bench { meter, args }.run());
@@ -103,10 +101,10 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         }
     }
     if let Some(path) = &args.csv {
-        write(path, &results.csv())?;
+        fs::write(path, results.csv()).map_err(Error::io("write", path))?;
     }
     if let Some(path) = &args.plot {
-        write(path, &plot::svg(&results, &about))?;
+        fs::write(path, plot::svg(&results, &about)).map_err(Error::io("write", path))?;
     }
     Ok(())
 }
@@ -116,63 +114,4 @@ fn devices_of(memory: &MemoryChoice, devices: &Devices) -> String {
         Some(gpu) => format!("{} x {}", devices.count(), gpu.info().name),
         None => "host memory".to_owned(),
     }
-}
-
-/// The command as it was typed, without where files go.
-fn command(args: &NetArgs) -> String {
-    let mut words = vec!["tcpx bench net".to_owned()];
-    if let Some(server) = &args.server {
-        words.push(format!("--server {server}"));
-    }
-    for (flag, place) in [("--from", args.from), ("--to", args.to)] {
-        words.extend(place.map(|place| format!("{flag} {place}")));
-    }
-    words.extend(what(args));
-    words.push(format!(
-        "--rounds {} --span {}ms",
-        args.rounds,
-        args.span.0.as_millis()
-    ));
-    if let Congestion::Named(name) = args.link.network.congestion() {
-        words.push(format!("--congestion {name}"));
-    }
-    for peer in &args.peers {
-        words.push(match peer {
-            PeerName::Raw => "--peer raw".to_owned(),
-            PeerName::Iperf3 => "--peer iperf3".to_owned(),
-        });
-    }
-    words.push("--json".to_owned());
-    words.join(" ")
-}
-
-/// Flags that say what is measured.
-fn what(args: &NetArgs) -> Vec<String> {
-    let join = |items: Vec<String>| items.join(",");
-    let mut words = Vec::new();
-    if args.cases.is_empty() {
-        let size = |size: &Size| {
-            size.to_string()
-                .replace([' ', ','], "")
-                .replace("bytes", "B")
-        };
-        words.push(format!(
-            "--sizes {}",
-            join(args.sizes.iter().map(size).collect())
-        ));
-        let modes = args.modes.iter().map(ModeName::to_string);
-        words.push(format!("--modes {}", join(modes.collect())));
-        let depths = args.in_flight.iter().map(u16::to_string);
-        words.push(format!("--in-flight {}", join(depths.collect())));
-    } else {
-        words.extend(args.cases.iter().map(|case| format!("--case {case}")));
-    }
-    if !args.ops.is_empty() {
-        let ops = args.ops.iter().map(OpName::to_string);
-        words.push(format!("--op {}", join(ops.collect())));
-    }
-    if args.at_once {
-        words.push("--at-once".to_owned());
-    }
-    words
 }

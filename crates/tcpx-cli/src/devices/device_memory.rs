@@ -6,6 +6,7 @@ use crate::output::say::say;
 
 /// A line for each card, and one for all interfaces without a card.
 pub(super) fn show<'a>(interfaces: impl Iterator<Item = &'a str>) {
+    say!("");
     let devmem = Devmem::system();
     match devmem.kernel_capability() {
         Ok(kernel) => say!(

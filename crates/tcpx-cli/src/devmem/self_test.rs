@@ -43,10 +43,7 @@ pub(super) fn run(args: &SelfTestArgs) -> Result<(), Error> {
         .gpu
         .map(Gpu::open)
         .transpose()
-        .map_err(|error| Error::Gpu {
-            what: error.to_string(),
-            hint: "leave --gpu out to use host memory".into(),
-        })?;
+        .map_err(|error| Error::gpu(error.to_string(), "leave --gpu out to use host memory"))?;
     let memory = memory(gpu.as_ref())?;
     say!(
         "memory: {} bytes of {} exported as a dma-buf",
@@ -57,10 +54,10 @@ pub(super) fn run(args: &SelfTestArgs) -> Result<(), Error> {
     let after = devmem.card_state(interface).map_err(refused)?;
     outcome?;
     if before != after {
-        return Err(Error::Failed {
-            what: format!("the card is not as it was: {before:?} before, {after:?} now"),
-            hint: "if no other program changed it meanwhile, put it back with ethtool, and report this",
-        });
+        return Err(Error::failed(
+            format!("the card is not as it was: {before:?} before, {after:?} now"),
+            "if no other program changed it meanwhile, put it back with ethtool, and report this",
+        ));
     }
     say!("undone: every setting of the card is as it was");
     Ok(())
@@ -71,9 +68,11 @@ fn memory(gpu: Option<&Gpu>) -> Result<DmaBuf, Error> {
         Some(gpu) => DmaBuf::cuda(gpu, POOL_BYTES),
         None => DmaBuf::host(POOL_BYTES),
     };
-    made.map_err(|error| Error::Failed {
-        what: error.to_string(),
-        hint: "leave --gpu out to use host memory, or look at what the error asks for",
+    made.map_err(|error| {
+        Error::failed(
+            error.to_string(),
+            "leave --gpu out to use host memory, or look at what the error asks for",
+        )
     })
 }
 
@@ -95,10 +94,10 @@ fn with_queue(
     let used = devmem.capability(interface).map_err(refused)?.used;
     let expected = (queue.queue, QueueUse::DmaBuf(queue.dmabuf_id));
     if !used.contains(&expected) {
-        return Err(Error::Failed {
-            what: format!("the kernel does not show the binding: {used:?}, not {expected:?}"),
-            hint: "report this with `uname -a`",
-        });
+        return Err(Error::failed(
+            format!("the kernel does not show the binding: {used:?}, not {expected:?}"),
+            "report this with `uname -a`",
+        ));
     }
     say!("bound: queue {} to memory {}", queue.queue, queue.dmabuf_id);
     send(devmem, interface, memory)?;
@@ -139,10 +138,7 @@ fn land(
 ) -> Result<(), Error> {
     let listener = TcpListener::bind(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-        .map_err(|source| Error::Process {
-            doing: "listen on the card's address",
-            source,
-        })?;
+        .map_err(Error::process("listen on the card's address"))?;
     say!("now run this on another host, through this card:");
     say!(
         "  yes tcpx | head -c 10000000 | nc -N {} {}",
@@ -152,10 +148,7 @@ fn land(
     let landed = watch_landing(queue, gpu, &listener, PATTERN, limit).map_err(|error| {
         let text = error.to_string();
         let (what, hint) = crate::error::advice(&text);
-        Error::Peer {
-            what: what.to_owned(),
-            hint: hint.to_owned(),
-        }
+        Error::failed(what, hint)
     })?;
     judge(queue.pool.kind(), &landed)
 }
@@ -169,16 +162,16 @@ fn judge(kind: MemoryKind, landed: &Landed) -> Result<(), Error> {
         landed.plain
     );
     if let Some(at) = landed.wrong {
-        return Err(Error::Failed {
-            what: format!("byte {at} is not what `yes tcpx` sends"),
-            hint: "send exactly what the command above says; if it was that, do not use this card",
-        });
+        return Err(Error::failed(
+            format!("byte {at} is not what `yes tcpx` sends"),
+            "send exactly what the command above says; if it was that, do not use this card",
+        ));
     }
     if landed.device == 0 {
-        return Err(Error::Failed {
-            what: "no byte landed in device memory".to_owned(),
-            hint: "the card does not follow its flow rule, or the sender came another way: compare `ethtool -S` of its queues",
-        });
+        return Err(Error::failed(
+            "no byte landed in device memory",
+            "the card does not follow its flow rule, or the sender came another way: compare `ethtool -S` of its queues",
+        ));
     }
     say!("every byte is right");
     Ok(())
@@ -201,9 +194,11 @@ fn address(interface: &str, port: u16) -> Result<SocketAddr, Error> {
         });
     address
         .map(|address| SocketAddr::new(address, port))
-        .ok_or_else(|| Error::Failed {
-            what: format!("{interface} has no address"),
-            hint: "give it one: `ip addr add ADDRESS dev INTERFACE`",
+        .ok_or_else(|| {
+            Error::failed(
+                format!("{interface} has no address"),
+                "give it one: `ip addr add ADDRESS dev INTERFACE`",
+            )
         })
 }
 

@@ -40,7 +40,6 @@ pub(crate) fn check_for(error: &Error) -> Option<&'static Check> {
         Error::At { source, .. } => return check_for(source),
         Error::NothingMoved { .. } => "TCPX-D034",
         Error::Engine(error) => error.check()?,
-        Error::Gpu { .. } => "TCPX-D005",
         Error::Plugin(PluginFileError::Missing(_) | PluginFileError::NotFound(_)) => "TCPX-D010",
         Error::Plugin(PluginFileError::BuildId(_)) => "TCPX-D013",
         Error::PluginContents(error) => match error {

@@ -1,11 +1,9 @@
 //! Checks of the host, whatever network is used.
 
-use std::net::IpAddr;
-
 use tcpx_net::interfaces::InterfaceKind;
 
 use super::check::{Context, Finding};
-use crate::host::{Bounds, Driver, Resource, gpu_addresses, number};
+use crate::host::{Bounds, Driver, Resource, gpu_addresses, is_for_others, number};
 use crate::sizes::Size;
 
 /// Locked memory below which sends without a copy run out.
@@ -56,14 +54,6 @@ pub(super) fn interfaces(context: &Context<'_>) -> Finding {
             names.join(", ")
         }
     ))
-}
-
-/// Whether other hosts can reach the address by itself: one for the network segment alone says too little.
-fn is_for_others(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-    }
 }
 
 fn bound(value: Option<u64>, show: impl Fn(u64) -> String) -> String {

@@ -7,7 +7,7 @@ use std::path::Path;
 use tcpx_net::interfaces::{Interface, InterfaceKind};
 
 use crate::error::Error;
-use crate::host::{Host, default_route};
+use crate::host::{Host, default_route, is_for_others};
 use crate::plugin_file::contents::{Contents, PluginKind};
 use crate::vendor_environment::{
     Origin, Setting, Wanted, choose_interfaces, filter_for, for_google,
@@ -99,7 +99,8 @@ fn unusable(path: &Path) -> Option<String> {
 /// The fastest cards of this host, or what takes their place.
 fn interfaces(host: &dyn Host) -> (String, String) {
     let all = host.interfaces().unwrap_or_default();
-    let (v4, v6) = (is_for_others_v4, is_for_others_v6);
+    let v4 = |address: &IpAddr| address.is_ipv4() && is_for_others(address);
+    let v6 = |address: &IpAddr| address.is_ipv6() && is_for_others(address);
     let cards = |has: fn(&IpAddr) -> bool| usable(&all, &[InterfaceKind::Physical], has);
     let (cards, family) = match cards(v4) {
         none if none.is_empty() => (cards(v6), "IPv6"),
@@ -140,16 +141,6 @@ fn usable<'a>(
     all.iter()
         .filter(|one| one.up && kinds.contains(&one.kind) && one.addresses.iter().any(has))
         .collect()
-}
-
-/// An IPv4 address that other hosts can reach.
-fn is_for_others_v4(address: &IpAddr) -> bool {
-    matches!(address, IpAddr::V4(v4) if !v4.is_link_local() && !v4.is_loopback())
-}
-
-/// An IPv6 address that other hosts can reach.
-fn is_for_others_v6(address: &IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local() && !v6.is_loopback())
 }
 
 /// The name that all tables share: NCCL may take any of them.

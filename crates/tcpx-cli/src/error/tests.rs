@@ -230,10 +230,10 @@ fn own() -> Vec<Error> {
                 len: 4,
             },
         },
-        Error::Gpu {
-            what: "GPU 0 cannot be used: there is no driver; install it".into(),
-            hint: hint(),
-        },
+        Error::gpu(
+            "GPU 0 cannot be used: there is no driver; install it",
+            hint(),
+        ),
         Error::Key(KeyError::Missing),
         Error::Plugin(PluginFileError::Missing(path())),
         Error::PluginContents(ContentsError::NotAFile(path())),
@@ -279,21 +279,17 @@ fn own() -> Vec<Error> {
             ours: "a".into(),
             theirs: "b".into(),
         },
-        Error::Peer {
-            what: text(),
+        Error::Peer(Reason {
+            why: text(),
             hint: hint(),
-        },
+        }),
         Error::Unexpected {
             expected: "a request",
             arrived: "nothing".into(),
         },
-        Error::PluginCheck {
-            what: text(),
-            hint: hint(),
-        },
         Error::Failed {
             what: text(),
-            hint: "correct it",
+            hint: hint(),
         },
     ]
 }
@@ -409,7 +405,6 @@ fn is_in_own(error: &Error) -> bool {
         Error::Engine(_) => false,
         Error::Usage { .. }
         | Error::Memory { .. }
-        | Error::Gpu { .. }
         | Error::Key(_)
         | Error::Plugin(_)
         | Error::PluginContents(_)
@@ -425,9 +420,8 @@ fn is_in_own(error: &Error) -> bool {
         | Error::Address { .. }
         | Error::Contents(_)
         | Error::Digest { .. }
-        | Error::Peer { .. }
+        | Error::Peer(_)
         | Error::Unexpected { .. }
-        | Error::PluginCheck { .. }
         | Error::Failed { .. } => true,
     }
 }
@@ -582,7 +576,7 @@ fn only_a_wrong_command_line_ends_with_two() {
     );
     let failed = Error::Failed {
         what: String::new(),
-        hint: "",
+        hint: String::new(),
     };
     assert_eq!(
         format!("{:?}", failed.exit_code()),

@@ -7,7 +7,7 @@ use tcpx_memory::{DmaBuf, DmaBufError};
 use tcpx_net::devmem::{Adjust, Devmem, DevmemError, DevmemNetwork, DevmemOptions, ReceiveOptions};
 use tcpx_net::{ChannelStats, NetworkError};
 
-use crate::args::link::NetworkArgs;
+use crate::args::link::CardArgs;
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
 use crate::output::say::aside;
@@ -17,19 +17,21 @@ const SEND_BYTES: usize = 32 << 20;
 
 /// The network, and a line that says what it is.
 pub(super) fn network(
-    args: &NetworkArgs,
+    args: &CardArgs,
     memory: &MemoryChoice,
 ) -> Result<(Arc<dyn Network>, String), Error> {
     let mut options = DevmemOptions::default();
     let mut line = "devmem, this side receives through host memory".to_owned();
     if let Some(interface) = &args.devmem_interface {
         let devmem = Devmem::system();
-        let bytes = usize::try_from(args.devmem_pool.0).map_err(|_| Error::Usage {
-            what: format!(
-                "a pool of {} does not fit in this host's addresses",
-                args.devmem_pool
-            ),
-            hint: "give a smaller --devmem-pool".into(),
+        let bytes = usize::try_from(args.devmem_pool.0).map_err(|_| {
+            Error::usage(
+                format!(
+                    "a pool of {} does not fit in this host's addresses",
+                    args.devmem_pool
+                ),
+                "give a smaller --devmem-pool",
+            )
         })?;
         let queue = devmem
             .bind_receive(&ReceiveOptions {

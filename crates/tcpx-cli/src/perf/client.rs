@@ -28,10 +28,10 @@ const STRETCH: Duration = Duration::from_secs(1);
 /// Measures; returns what `--json` prints.
 pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
     if args.size.0 == 0 {
-        return Err(Error::Usage {
-            what: "a size of 0 has no rate".into(),
-            hint: "give --size 1 or more".into(),
-        });
+        return Err(Error::usage(
+            "a size of 0 has no rate",
+            "give --size 1 or more",
+        ));
     }
     let memory = Devices::probe().choose(&args.place.memory(), 0)?;
     let link = Link::new(&args.link, &memory, false)?;
@@ -86,15 +86,7 @@ pub(super) enum Amount {
 
 impl Work {
     fn run(&self, count: u32) -> Run {
-        Run {
-            mode: self.mode,
-            op: Op::Send,
-            bytes: self.bytes,
-            count,
-            depth: self.in_flight,
-            at_once: false,
-            pieces: None,
-        }
+        Run::new(self.mode, Op::Send, self.bytes, count, self.in_flight)
     }
 }
 
@@ -151,9 +143,11 @@ impl Measured {
     }
 
     fn summary(&self, work: &Work, path: String, memory: [String; 2]) -> Result<Summary, Error> {
-        let gb_per_second = rate(self.bytes, self.elapsed).ok_or_else(|| Error::Failed {
-            what: "the transfers took no time that this clock can show".into(),
-            hint: "give a larger --size or more --iterations",
+        let gb_per_second = rate(self.bytes, self.elapsed).ok_or_else(|| {
+            Error::failed(
+                "the transfers took no time that this clock can show",
+                "give a larger --size or more --iterations",
+            )
         })?;
         let (sender, receiver) = match work.mode {
             Mode::Back => (&self.theirs, &self.ours),

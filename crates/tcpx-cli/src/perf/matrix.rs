@@ -17,7 +17,7 @@ use super::world::World;
 use crate::addresses;
 use crate::args::link::{LinkArgs, MemoryArgs};
 use crate::args::perf::{MatrixArgs, Place};
-use crate::bench::file::{File, Row, machine, today};
+use crate::bench::file::{File, Row};
 use crate::bench::net::orders::Mode;
 use crate::bench::net::server;
 use crate::environment::own_program;
@@ -71,26 +71,20 @@ enum Order {
     End,
 }
 
-/// A rank's answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "reply", rename_all = "snake_case", deny_unknown_fields)]
-enum Reply {
-    /// Every byte was compared, wherever that was possible.
-    Proven,
-    /// For each pair, in their order.
-    Measured { outcomes: Vec<Outcome> },
-}
-
 /// 10^9 bytes a second and processor seconds for 10^9 bytes, or why there are none.
 type Outcome = Result<(f64, f64), String>;
+
+/// A rank's answer: nothing once every byte was compared wherever that was possible, then an outcome for each pair,
+/// in their order.
+type Reply = Vec<Outcome>;
 
 /// Measures and prints the matrix.
 pub(super) fn run(args: &MatrixArgs) -> Result<Told, Error> {
     if args.size.0 == 0 {
-        return Err(Error::Usage {
-            what: "a size of 0 has no rate".into(),
-            hint: "give --size 1 or more".into(),
-        });
+        return Err(Error::usage(
+            "a size of 0 has no rate",
+            "give --size 1 or more",
+        ));
     }
     match World::find(args)? {
         Some(world) => take_part(args, &args.link, &world, false),
@@ -123,10 +117,10 @@ fn take_part(
     let host = MemoryChoice::host("for control");
     let control = Link::new(link_args, &host, true)?.for_many();
     if control.has_fresh_key() {
-        return Err(Error::Usage {
-            what: "several processes need one key, and this one has none".into(),
-            hint: "give all of them the same --key-file, or TCPX_KEY with what `tcpx key FILE` wrote into FILE (or --insecure)".into(),
-        });
+        return Err(Error::usage(
+            "several processes need one key, and this one has none",
+            "give all of them the same --key-file, or TCPX_KEY with what `tcpx key FILE` wrote into FILE (or --insecure)",
+        ));
     }
     let member = Member::serve(args, link_args, world, control.key())?;
     if world.rank > 0 {
@@ -199,10 +193,9 @@ impl SecondRank {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn();
-        child.map(Self).map_err(|source| Error::Process {
-            doing: "start the second process",
-            source,
-        })
+        child
+            .map(Self)
+            .map_err(Error::process("start the second process"))
     }
 }
 
@@ -328,7 +321,7 @@ impl Member {
                         limit: self.limit,
                     };
                     let outcomes = self.measure(connection, &pairs, &work)?;
-                    messages::tell(connection, ANSWER, &Reply::Measured { outcomes })?;
+                    messages::tell::<Reply>(connection, ANSWER, &outcomes)?;
                 }
             }
         }
@@ -365,7 +358,7 @@ impl Member {
             drop(proven);
             let _ = all_proven.recv();
             let order = next_order(connection)?;
-            messages::tell(connection, ANSWER, &Reply::Proven)?;
+            messages::tell(connection, ANSWER, &Reply::new())?;
             match order.wait("the order to go")? {
                 Order::Go => drop(held),
                 other => return Err(unexpected("the order to go", &other)),
@@ -407,10 +400,7 @@ fn next_order(connection: &Connection) -> Result<Expected, Error> {
 }
 
 fn unexpected(expected: &'static str, arrived: &dyn std::fmt::Debug) -> Error {
-    Error::Unexpected {
-        expected,
-        arrived: brief(&format!("{arrived:?}")),
-    }
+    Error::unexpected(expected, brief(&format!("{arrived:?}")))
 }
 
 fn nowhere(leader: &str) -> Error {
@@ -470,14 +460,14 @@ impl<'a> Matrix<'a> {
         let is_here = |rank: &u16| came.iter().any(|(hello, _)| hello.rank == *rank);
         let absent: Vec<u16> = (0..world.size).filter(|rank| !is_here(rank)).collect();
         if came.len() < 2 {
-            return Err(Error::Failed {
-                what: format!(
+            return Err(Error::failed(
+                format!(
                     "no other rank of {} came within {}",
                     world.size,
                     time(link.wait.0)
                 ),
-                hint: "start the same command on every host, with the same key and this host as MASTER_ADDR; --wait allows more time",
-            });
+                "start the same command on every host, with the same key and this host as MASTER_ADDR; --wait allows more time",
+            ));
         }
         came.sort_by_key(|(hello, _)| hello.rank);
         // Whoever is on this host is reached where others reached it.
@@ -597,11 +587,7 @@ impl<'a> Matrix<'a> {
         let proving: Vec<_> = proving.collect();
         let proven = proving.into_iter().map(|(rank, connection, asked)| {
             let reply = asked.and_then(|reply| reply.wait_at_most(patience, "a rank's answer"));
-            let proven = reply.and_then(|reply| match reply {
-                Reply::Proven => Ok(()),
-                other @ Reply::Measured { .. } => Err(unexpected("proven contents", &other)),
-            });
-            (rank, connection, proven)
+            (rank, connection, reply.map(drop::<Reply>))
         });
         let proven: Vec<_> = proven.collect();
         let started = Instant::now();
@@ -612,12 +598,8 @@ impl<'a> Matrix<'a> {
         let mut figures: Vec<(u16, Result<std::vec::IntoIter<Outcome>, String>)> = going
             .into_iter()
             .map(|(rank, asked)| {
-                let measured = asked
-                    .and_then(|reply| reply.wait("figures"))
-                    .and_then(|reply| match reply {
-                        Reply::Measured { outcomes } => Ok(outcomes.into_iter()),
-                        other @ Reply::Proven => Err(unexpected("figures", &other)),
-                    });
+                let measured = asked.and_then(|reply| reply.wait::<Reply>("figures"));
+                let measured = measured.map(Vec::into_iter);
                 (rank, measured.map_err(|error| error.what()))
             })
             .collect();
@@ -719,28 +701,11 @@ impl<'a> Matrix<'a> {
             0 => "host memory".to_owned(),
             devices => format!("{devices} GPUs"),
         };
-        let hosts = if self.args.hosts.is_some() {
-            "--hosts FILE "
-        } else {
-            ""
-        };
         let mut notes = vec![
             "Contents of every pair were compared before anything was timed. Each figure is one measurement of several transfers.".to_owned(),
         ];
         notes.extend(missing.iter().map(|one| format!("Not measured: {one}.")));
-        File {
-            schema: 1,
-            subject: "Every pair",
-            date: today(),
-            machine: machine(&devices),
-            command: format!(
-                "tcpx perf {hosts}--size {} --rounds {} --json",
-                self.args.size.0, self.args.rounds
-            ),
-            path: None,
-            rows,
-            notes,
-        }
+        File::new("Every pair", &devices, rows, notes)
     }
 }
 
@@ -755,8 +720,8 @@ fn ask(connection: &Connection, order: &Order) -> Result<Expected, Error> {
 }
 
 fn incomplete(missing: &[String]) -> Error {
-    Error::Failed {
-        what: format!("not everything was measured: {}", missing.join("; ")),
-        hint: "correct what is named, or leave it out, then run it again",
-    }
+    Error::failed(
+        format!("not everything was measured: {}", missing.join("; ")),
+        "correct what is named, or leave it out, then run it again",
+    )
 }

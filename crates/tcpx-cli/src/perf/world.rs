@@ -84,19 +84,19 @@ fn launched(variable: Variables<'_>) -> Result<Option<World>, Error> {
         return Ok(None);
     };
     if world.rank >= world.size || world.size > MOST {
-        return Err(Error::Usage {
-            what: format!(
+        return Err(Error::usage(
+            format!(
                 "the launcher says rank {} of {}, and at most {MOST} are measured together",
                 world.rank, world.size
             ),
-            hint: "start fewer processes, each with a rank below their number".into(),
-        });
+            "start fewer processes, each with a rank below their number",
+        ));
     }
     if world.rank > 0 && world.leader.is_none() {
-        return Err(Error::Usage {
-            what: format!("rank {} does not know where rank 0 is", world.rank),
-            hint: "set MASTER_ADDR for all ranks to the address of rank 0's host".into(),
-        });
+        return Err(Error::usage(
+            format!("rank {} does not know where rank 0 is", world.rank),
+            "set MASTER_ADDR for all ranks to the address of rank 0's host",
+        ));
     }
     Ok(Some(world))
 }
@@ -115,14 +115,9 @@ fn first_of(nodes: &str) -> Option<String> {
 
 /// The place of this host in a list: its `RANK`, else the line that is an address of this host.
 fn listed(path: &Path, variable: Variables<'_>) -> Result<World, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
-        doing: "read",
-        path: path.to_owned(),
-        source,
-    })?;
-    let wrong = |what: String, hint: &str| Error::Usage {
-        what: format!("{}: {what}", path.display()),
-        hint: hint.to_owned(),
+    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let wrong = |what: String, hint: &str| {
+        Error::usage(format!("{}: {what}", path.display()), hint.to_owned())
     };
     let hosts = parse(&text).map_err(|what| {
         wrong(

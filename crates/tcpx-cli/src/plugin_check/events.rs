@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use nccl_net::{DeviceOffload, HostError, LoadError, Properties};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -92,33 +94,41 @@ impl Event {
     pub(crate) fn from_line(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()
     }
+}
 
-    /// What a failure of the plugin host means, apart from what to do.
-    pub(crate) fn from_host(error: &HostError) -> Self {
-        match error {
-            HostError::Call(call) => Self::Failed {
-                what: format!("{} returned {}", call.call, call.rc),
-                hint: match call.check() {
-                    Some(id) => format!("{} [{id}]", call.hint),
-                    None => call.hint.to_owned(),
-                },
-            },
-            other => Self::split(&other.to_string(), ": "),
+impl From<Error> for Event {
+    /// With the marks that name checks.
+    fn from(error: Error) -> Self {
+        let (what, hint) = match error {
+            Error::Failed { what, hint } => (what, hint),
+            other => (other.what(), other.hint()),
+        };
+        Self::Failed { what, hint }
+    }
+}
+
+/// What a failure of the plugin host means, apart from what to do.
+pub(super) fn of_host(error: HostError) -> Error {
+    match &error {
+        HostError::Call(call) => {
+            let check = call
+                .check()
+                .map_or_else(String::new, |id| format!(" [{id}]"));
+            let what = format!("{} returned {}", call.call, call.rc);
+            Error::failed(what, format!("{}{check}", call.hint))
         }
+        other => split(&other.to_string(), ": "),
     }
+}
 
-    pub(crate) fn from_load(error: &LoadError) -> Self {
-        let text = error.to_string();
-        Self::split(&text, if text.contains("; ") { "; " } else { ": " })
-    }
+pub(super) fn of_load(error: &LoadError) -> Error {
+    let text = error.to_string();
+    split(&text, if text.contains("; ") { "; " } else { ": " })
+}
 
-    fn split(text: &str, between: &str) -> Self {
-        let (what, hint) = text.rsplit_once(between).unwrap_or((text, ""));
-        Self::Failed {
-            what: what.to_owned(),
-            hint: hint.to_owned(),
-        }
-    }
+fn split(text: &str, between: &str) -> Error {
+    let (what, hint) = text.rsplit_once(between).unwrap_or((text, ""));
+    Error::failed(what, hint)
 }
 
 impl InUse {
@@ -198,7 +208,7 @@ mod tests {
         let error = LoadError::NoFile {
             path: "/x.so".into(),
         };
-        let Event::Failed { what, hint } = Event::from_load(&error) else {
+        let Error::Failed { what, hint } = of_load(&error) else {
             panic!("a failure");
         };
         assert!(

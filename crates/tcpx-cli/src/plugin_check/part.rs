@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use nccl_net::{AbiVersion, CallReport, LoadOptions, Plugin, ResultCode};
 
-use super::events::{Count, Device, Event, InUse};
+use super::events::{Count, Device, Event, InUse, of_host, of_load};
 use super::self_test;
 use crate::args::plugin::PluginPartArgs;
+use crate::error::Error;
 
 /// Where events go: not to an output that the plugin prints on, closes or gives away.
 static EVENTS: OnceLock<File> = OnceLock::new();
@@ -34,14 +35,13 @@ pub(crate) fn run(args: &PluginPartArgs) {
     let failed = counts.iter().find(|(_, count)| count.failed > 0);
     let end = end.or_else(|| {
         let (call, count) = failed?;
-        Some(Event::Failed {
-            what: format!("{call} failed {} of {} times", count.failed, count.calls),
-            hint: "every byte arrived, but what the plugin holds may stay with it: see its log"
-                .into(),
-        })
+        Some(Error::failed(
+            format!("{call} failed {} of {} times", count.failed, count.calls),
+            "every byte arrived, but what the plugin holds may stay with it: see its log",
+        ))
     });
     drop(counts);
-    tell(&end.unwrap_or(Event::Passed));
+    tell(&end.map_or(Event::Passed, Event::from));
     // A plugin's destructors may wait for its threads; the one who watches ends this process then.
 }
 
@@ -56,7 +56,7 @@ pub(super) fn doing(step: impl Into<String>) {
     tell(&Event::Doing { step: step.into() });
 }
 
-fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
+fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Error> {
     let counts = Arc::clone(counts);
     let observer = move |report: &CallReport| {
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +70,7 @@ fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
         all.find(|version| version.number() == u32::from(number))
     });
     doing("loading the file");
-    let plugin = Plugin::load(options).map_err(|error| Event::from_load(&error))?;
+    let plugin = Plugin::load(options).map_err(|error| of_load(&error))?;
     let in_use = |missing_functions| {
         Event::Loaded(InUse {
             version: plugin.version().number(),
@@ -79,33 +79,29 @@ fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
         })
     };
     tell(&in_use(None));
-    let host = |error| Event::from_host(&error);
     doing("init");
-    plugin.init().map_err(host)?;
+    plugin.init().map_err(of_host)?;
     // A plugin's start may change the name.
-    tell(&in_use(Some(plugin.missing_functions().map_err(host)?)));
+    tell(&in_use(Some(plugin.missing_functions().map_err(of_host)?)));
     doing("devices");
-    let count = plugin.devices().map_err(host)?;
+    let count = plugin.devices().map_err(of_host)?;
     doing("getProperties");
     let properties = (0..count)
         .map(|device| plugin.properties(device))
         .collect::<Result<Vec<_>, _>>()
-        .map_err(host)?;
+        .map_err(of_host)?;
     tell(&Event::Devices(
         properties.iter().map(Device::new).collect(),
     ));
     let Some(properties) = properties.get(args.device) else {
-        return Err(Event::Failed {
-            what: format!("the plugin has no device {}: it has {count}", args.device),
-            hint: match count {
-                0 => {
-                    "it found no interface that it can use: look at its interface variables and \
-                      its log"
-                }
-                _ => "give --plugin-device a smaller number",
+        let hint = match count {
+            0 => {
+                "it found no interface that it can use: look at its interface variables and its log"
             }
-            .into(),
-        });
+            _ => "give --plugin-device a smaller number",
+        };
+        let what = format!("the plugin has no device {}: it has {count}", args.device);
+        return Err(Error::failed(what, hint));
     };
     let limit = Duration::from_millis(args.timeout_ms);
     self_test::run(&plugin, args.device, properties, limit)

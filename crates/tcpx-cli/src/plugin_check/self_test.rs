@@ -11,8 +11,9 @@ use nccl_net::{
 };
 use tcpx::{MemoryError, Region};
 
-use super::events::{Event, Moved};
+use super::events::{Event, Moved, of_host};
 use super::part::{doing, tell};
+use crate::error::Error;
 use crate::sizes::Size;
 
 /// Bytes on both sides of the destination that must stay as they are.
@@ -62,12 +63,12 @@ pub(super) fn run(
     device: usize,
     properties: &Properties,
     limit: Duration,
-) -> Result<(), Event> {
+) -> Result<(), Error> {
     if !properties.pointer_support.host() {
-        return Err(Event::Failed {
-            what: "the device takes no host memory, which the self-test uses".into(),
-            hint: "try it with a GPU: tcpx perf server 0 --plugin PATH".into(),
-        });
+        return Err(Error::failed(
+            "the device takes no host memory, which the self-test uses",
+            "try it with a GPU: tcpx perf server 0 --plugin PATH",
+        ));
     }
     let mut pair = Pair::connect(plugin, device, limit)?;
     let largest_request = largest_request(properties);
@@ -129,15 +130,15 @@ struct Pair {
 }
 
 impl Pair {
-    fn connect(plugin: &Plugin, device: usize, limit: Duration) -> Result<Self, Event> {
+    fn connect(plugin: &Plugin, device: usize, limit: Duration) -> Result<Self, Error> {
         doing("listen");
-        let (handle, listen) = plugin.listen(device).map_err(host)?;
-        let connecting = plugin.connect(device, handle).map_err(host)?;
+        let (handle, listen) = plugin.listen(device).map_err(of_host)?;
+        let connecting = plugin.connect(device, handle).map_err(of_host)?;
         let (send, receive) = set_up(connecting, listen.accept(), limit)?;
         doing("regMr");
         let bytes = LARGEST + 2 * GUARD;
-        let source = Region::host(bytes).map_err(memory)?;
-        let destination = Region::host(bytes).map_err(memory)?;
+        let source = Region::host(bytes).map_err(memory())?;
+        let destination = Region::host(bytes).map_err(memory())?;
         let source_handle = register(&source, |data, owner| {
             // SAFETY: host memory that the owner keeps alive; it is written only while nothing is in flight.
             unsafe { send.register_owned(data, bytes, MemoryType::Host, owner) }
@@ -157,15 +158,17 @@ impl Pair {
     }
 
     /// Fresh random bytes at the source; at the destination whatever is not equal to them, and the guards.
-    fn fill(&self, bytes: usize) -> Result<(), Event> {
+    fn fill(&self, bytes: usize) -> Result<(), Error> {
         let message = GUARD..GUARD + bytes;
         let random = self
             .source
             .with_bytes_mut(message.clone(), getrandom::fill)
-            .map_err(memory)?;
-        random.map_err(|error| Event::Failed {
-            what: format!("no random bytes: {error}"),
-            hint: "this is the operating system's refusal, not the plugin's".into(),
+            .map_err(memory())?;
+        random.map_err(|error| {
+            Error::failed(
+                format!("no random bytes: {error}"),
+                "this is the operating system's refusal, not the plugin's",
+            )
         })?;
         let poison = |source: &[u8]| {
             self.destination
@@ -178,12 +181,12 @@ impl Pair {
                 })
         };
         let poisoned = self.source.with_bytes(message, poison);
-        poisoned.map_err(memory)?.map_err(memory)
+        poisoned.map_err(memory())?.map_err(memory())
     }
 
     /// Posts and tests until every request is done on both sides. Neither end waits for the other's
     /// posts: there are plugins that take a receive only once the peer has begun to send.
-    fn transfer(&mut self, requests: &[(usize, usize)], limit: Duration) -> Result<(), Event> {
+    fn transfer(&mut self, requests: &[(usize, usize)], limit: Duration) -> Result<(), Error> {
         let (mut posted, mut received, mut sending, mut sent) = (0, 0, 0, 0);
         let mut deadline = Instant::now() + limit;
         while received < requests.len() || sent < requests.len() {
@@ -193,7 +196,7 @@ impl Pair {
                 match self.receive.irecv(handle, GUARD + start, len, tag(posted)) {
                     Ok(PostOutcome::Posted(_)) => posted += 1,
                     Ok(PostOutcome::Full) => break,
-                    Err(error) => return Err(host(error)),
+                    Err(error) => return Err(of_host(error)),
                 }
             }
             while let Some(&(start, len)) = requests.get(sending) {
@@ -201,20 +204,20 @@ impl Pair {
                 match self.send.isend(handle, GUARD + start, len, tag(sending)) {
                     Ok(PostOutcome::Posted(_)) => sending += 1,
                     Ok(PostOutcome::Full) => break,
-                    Err(error) => return Err(host(error)),
+                    Err(error) => return Err(of_host(error)),
                 }
             }
-            if let Some(done) = self.receive.test_head().map_err(host)? {
+            if let Some(done) = self.receive.test_head().map_err(of_host)? {
                 let expected = requests[received].1;
                 if done.bytes.is_some_and(|bytes| bytes != expected) {
                     return Err(wrong_size(expected, done.bytes.unwrap_or_default()));
                 }
                 if done.slot.is_some() {
-                    self.receive.consume_next(done.ticket).map_err(host)?;
+                    self.receive.consume_next(done.ticket).map_err(of_host)?;
                 }
                 received += 1;
             }
-            if self.send.test_head().map_err(host)?.is_some() {
+            if self.send.test_head().map_err(of_host)?.is_some() {
                 sent += 1;
             }
             let now = Instant::now();
@@ -230,7 +233,7 @@ impl Pair {
     }
 
     /// Compares every byte, and the guards.
-    fn verify(&self, bytes: usize) -> Result<(), Event> {
+    fn verify(&self, bytes: usize) -> Result<(), Error> {
         let compare = |source: &[u8]| {
             self.destination
                 .with_bytes(0..bytes + 2 * GUARD, |destination| {
@@ -238,28 +241,27 @@ impl Pair {
                 })
         };
         let compared = self.source.with_bytes(GUARD..GUARD + bytes, compare);
-        let found = compared.map_err(memory)?.map_err(memory)?;
-        found.map_err(|what| Event::Failed {
-            what,
-            hint: "do not use this plugin: it reported success for a message that did not arrive whole [TCPX-D035]".into(),
-        })
+        let found = compared.map_err(memory())?.map_err(memory())?;
+        found.map_err(|what| Error::failed(what, "do not use this plugin: it reported success for a message that did not arrive whole [TCPX-D035]"))
     }
 
     /// Closes both ends at once: there are plugins whose close of one end waits for the other's.
-    fn close(self) -> Result<(), Event> {
+    fn close(self) -> Result<(), Error> {
         drop((self.source_handle, self.destination_handle));
         let (send, receive) = (self.send, self.receive);
         std::thread::scope(|scope| {
             let sender = std::thread::Builder::new()
                 .name("tcpx-close".into())
                 .spawn_scoped(scope, || send.close())
-                .map_err(|error| Event::Failed {
-                    what: format!("no thread to close one end on: {error}"),
-                    hint: "this is the operating system's refusal, not the plugin's".into(),
+                .map_err(|error| {
+                    Error::failed(
+                        format!("no thread to close one end on: {error}"),
+                        "this is the operating system's refusal, not the plugin's",
+                    )
                 })?;
             let received = receive.close();
             let sent = sender.join().unwrap_or(Err(HostError::SetupEnded));
-            sent.and(received).map_err(host)
+            sent.and(received).map_err(of_host)
         })
     }
 }
@@ -294,16 +296,16 @@ fn set_up(
     mut connecting: Connecting,
     mut accepting: Accepting,
     limit: Duration,
-) -> Result<(SendComm, RecvComm), Event> {
+) -> Result<(SendComm, RecvComm), Error> {
     let deadline = Instant::now() + limit;
     let (mut send, mut receive) = (None, None);
     doing("connect and accept");
     loop {
         if send.is_none() {
-            send = connecting.poll().map_err(host)?;
+            send = connecting.poll().map_err(of_host)?;
         }
         if receive.is_none() {
-            receive = accepting.poll().map_err(host)?;
+            receive = accepting.poll().map_err(of_host)?;
         }
         match (send.take(), receive.take()) {
             (Some(send), Some(receive)) => return Ok((send, receive)),
@@ -315,10 +317,10 @@ fn set_up(
                 (Some(_), None) => "accept",
                 _ => "connect and accept",
             };
-            return Err(Event::Failed {
-                what: format!("{what} gave no comm within {limit:.1?}"),
-                hint: "look at the plugin's log; its interfaces, or the daemon that it needs, do not answer [TCPX-D032]".into(),
-            });
+            return Err(Error::failed(
+                format!("{what} gave no comm within {limit:.1?}"),
+                "look at the plugin's log; its interfaces, or the daemon that it needs, do not answer [TCPX-D032]",
+            ));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -327,47 +329,39 @@ fn set_up(
 fn register(
     region: &Region,
     call: impl FnOnce(*mut u8, MemoryOwner) -> Result<MemoryHandle, HostError>,
-) -> Result<MemoryHandle, Event> {
-    let data = region.all().host_ptr().ok_or_else(|| Event::Failed {
-        what: "host memory without an address".into(),
-        hint: "this is a defect of tcpx, please report it".into(),
+) -> Result<MemoryHandle, Error> {
+    let data = region.all().host_ptr().ok_or_else(|| {
+        Error::failed(
+            "host memory without an address",
+            "this is a defect of tcpx, please report it",
+        )
     })?;
-    call(data, Arc::new(region.clone())).map_err(host)
+    call(data, Arc::new(region.clone())).map_err(of_host)
 }
 
 fn tag(index: usize) -> i32 {
     i32::try_from(index % 1000).unwrap_or_default()
 }
 
-fn host(error: HostError) -> Event {
-    Event::from_host(&error)
+fn memory() -> impl FnOnce(MemoryError) -> Error {
+    Error::memory("use the self-test's memory")
 }
 
-fn memory(error: MemoryError) -> Event {
-    let text = error.to_string();
-    let (what, hint) = crate::error::advice(&text);
-    Event::Failed {
-        what: what.to_owned(),
-        hint: hint.to_owned(),
-    }
+fn wrong_size(expected: usize, reported: usize) -> Error {
+    Error::failed(
+        format!("a receive of {expected} bytes was reported done with {reported}"),
+        "do not use this plugin: what it reports is not what was sent",
+    )
 }
 
-fn wrong_size(expected: usize, reported: usize) -> Event {
-    Event::Failed {
-        what: format!("a receive of {expected} bytes was reported done with {reported}"),
-        hint: "do not use this plugin: what it reports is not what was sent".into(),
-    }
-}
-
-fn stalled(requests: &[(usize, usize)], received: usize, sent: usize, limit: Duration) -> Event {
-    Event::Failed {
-        what: format!(
+fn stalled(requests: &[(usize, usize)], received: usize, sent: usize, limit: Duration) -> Error {
+    Error::failed(
+        format!(
             "nothing moved for {limit:.1?}: of {} requests {sent} were sent and {received} received",
             requests.len()
         ),
-        hint: "look at the plugin's log; for Google's plugin NCCL_DYNAMIC_CHUNK_SIZE must not be 0"
-            .into(),
-    }
+        "look at the plugin's log; for Google's plugin NCCL_DYNAMIC_CHUNK_SIZE must not be 0",
+    )
 }
 
 #[cfg(test)]

@@ -44,10 +44,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Starts the process with the variables that the plugin needs.
     pub(super) fn start(args: &PluginArgs, settings: &[Setting]) -> Result<Self, Error> {
-        let failed = |source| Error::Process {
-            doing: "start the process that drives the plugin",
-            source,
-        };
+        let failed = Error::process("start the process that drives the plugin");
         let (heard, told) = std::io::pipe().map_err(failed)?;
         let mut command = Command::new(environment::own_program());
         command.arg("plugin-part");
@@ -112,39 +109,41 @@ impl Watched {
         &self.step
     }
 
-    /// The next event; its own end, a crash and a step without an end become failures.
-    pub(super) fn next(&mut self) -> Event {
+    /// The next event; an error once the plugin failed, the process ended or a step takes too long.
+    pub(super) fn next(&mut self) -> Result<Event, Error> {
         let mut deadline = Instant::now() + self.limit + GRACE;
         loop {
-            let event = self.events.recv_timeout(LOOK);
+            let event = match self.events.recv_timeout(LOOK) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
+                // A process of the plugin's own may hold the pipe open for longer than this one lives.
+                Err(RecvTimeoutError::Timeout) => match self.child.try_wait() {
+                    Ok(Some(status)) => match self.events.recv_timeout(LOOK) {
+                        Ok(event) => event,
+                        Err(_) => return Err(self.died(status)),
+                    },
+                    _ if Instant::now() < deadline => continue,
+                    _ => {
+                        let (step, mark) = (&self.step, mark(&self.step));
+                        return Err(Error::failed(
+                            format!(
+                                "the plugin did not come back from \"{step}\" within {:?}",
+                                self.limit
+                            ),
+                            format!(
+                                "it waits for something without an end: see its log; --timeout gives it more time{mark}"
+                            ),
+                        ));
+                    }
+                },
+            };
             match event {
-                Ok(Event::Doing { step }) => {
+                Event::Doing { step } => {
                     self.step = step;
                     deadline = Instant::now() + self.limit + GRACE;
                 }
-                Ok(event) => return event,
-                Err(RecvTimeoutError::Disconnected) => return self.ended(),
-                Err(RecvTimeoutError::Timeout) => {
-                    // A process of the plugin's own may hold the pipe open for longer than this one lives.
-                    if let Ok(Some(status)) = self.child.try_wait() {
-                        return match self.events.recv_timeout(LOOK) {
-                            Ok(event) if !matches!(event, Event::Doing { .. }) => event,
-                            _ => self.died(status),
-                        };
-                    }
-                    if Instant::now() >= deadline {
-                        return Event::Failed {
-                            what: format!(
-                                "the plugin did not come back from \"{}\" within {:?}",
-                                self.step, self.limit
-                            ),
-                            hint: format!(
-                                "it waits for something without an end: see its log; --timeout gives it more time{}",
-                                mark(&self.step)
-                            ),
-                        };
-                    }
-                }
+                Event::Failed { what, hint } => return Err(Error::failed(what, hint)),
+                event => return Ok(event),
             }
         }
     }
@@ -167,7 +166,7 @@ impl Watched {
     }
 
     /// Its events ended without a last word.
-    fn ended(&mut self) -> Event {
+    fn ended(&mut self) -> Error {
         let until = Instant::now() + GRACE;
         while Instant::now() < until {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -175,22 +174,18 @@ impl Watched {
             }
             std::thread::sleep(LOOK);
         }
-        Event::Failed {
-            what: format!("the plugin closed the program's files in \"{}\"", self.step),
-            hint: "use another build of the plugin".into(),
-        }
+        let what = format!("the plugin closed the program's files in \"{}\"", self.step);
+        Error::failed(what, "use another build of the plugin")
     }
 
-    fn died(&self, status: ExitStatus) -> Event {
+    fn died(&self, status: ExitStatus) -> Error {
         let hint = if status.code().is_some() {
             "the plugin ended the process by itself, as Google's does without a GPU or without a socket of the buffer daemon: see its log"
         } else {
             "the plugin crashed: see its log, and use another build of it"
         };
-        Event::Failed {
-            what: format!("the process ended inside \"{}\": {status}", self.step),
-            hint: format!("{hint}{}", mark(&self.step)),
-        }
+        let what = format!("the process ended inside \"{}\": {status}", self.step);
+        Error::failed(what, format!("{hint}{}", mark(&self.step)))
     }
 }
 

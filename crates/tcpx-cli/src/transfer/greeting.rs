@@ -6,7 +6,7 @@ use tcpx::{Connection, Level, Report};
 
 use crate::error::Error;
 use crate::memory_choice::{self, MemoryChoice};
-use crate::messages::{self, ANSWER, Answer, PAYLOAD, REQUEST, Request, VERDICT, Verdict};
+use crate::messages::{self, ANSWER, PAYLOAD, REQUEST, Reason, Request, VERDICT};
 use crate::output::hexdump::hex_dump;
 use crate::output::progress::Progress;
 use crate::output::say::say;
@@ -15,6 +15,9 @@ use crate::sizes::{Size, rate, time};
 
 /// The 23 bytes.
 pub(crate) const GREETING: &[u8; 23] = b"Hello from TCPX client!";
+
+/// The server's last word: CRC32C of what arrived, if every byte is right.
+type Verdict = Result<u32, Reason>;
 
 /// How much of the payload a person is shown, in bytes.
 const SHOWN: usize = 64;
@@ -80,15 +83,9 @@ pub(crate) fn receive(
 ) -> Result<(), Error> {
     let payload = Payload { bytes, seed };
     let result = place(connection, memory, payload);
-    let verdict = match &result {
-        Ok(crc32c) => Verdict::Passed {
-            crc32c: Some(*crc32c),
-        },
-        Err(error) => Verdict::Failed {
-            why: messages::brief(&error.what()),
-            hint: messages::brief(&error.hint()),
-        },
-    };
+    let verdict: Verdict = result
+        .as_ref()
+        .map_or_else(|error| Err(error.into()), |crc32c| Ok(*crc32c));
     let told = messages::tell(connection, VERDICT, &verdict);
     result.and(told)
 }
@@ -97,11 +94,11 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
     let destination = match memory.allocate_pages(payload.bytes) {
         Ok(destination) => destination,
         Err(error) => {
-            let refusal = Answer::Refused {
-                why: error.what(),
+            let reason = Reason {
+                why: messages::brief(&error.what()),
                 hint: "send fewer bytes".into(),
             };
-            return Err(messages::refused(connection, &refusal, error));
+            return Err(messages::refused(connection, reason, error));
         }
     };
     memory_choice::poison(&destination)?;
@@ -113,7 +110,7 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
         .receive(slice, PAYLOAD)
         .level(Level::Verified)
         .start()?;
-    messages::tell(connection, ANSWER, &Answer::Ready)?;
+    messages::tell_ready(connection)?;
     let report = Progress::new("receiving", payload.bytes).follow(transfer, 0)?;
     say!(
         "received {} with tag {PAYLOAD}, {}:",
@@ -146,7 +143,7 @@ pub(crate) fn send(
     bytes: u64,
     limit: Duration,
 ) -> Result<(), Error> {
-    let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
+    let seed = crate::key::seed()?;
     let payload = Payload { bytes, seed };
     let source = memory.allocate_pages(bytes)?;
     payload.write(&source)?;
@@ -169,16 +166,17 @@ pub(crate) fn send(
         .start()?;
     let report = Progress::new("sending", bytes).follow(transfer, 0)?;
     // The server checks every byte before it answers, which may take longer than one step of the network.
-    let verdict =
-        messages::expect(connection, VERDICT, limit + checking(bytes))?.wait("a verdict")?;
-    match verdict {
-        Verdict::Passed { crc32c, .. } => {
-            let ours = source
-                .checksum(..length)
-                .map_err(Error::memory("checksum the source"))?;
-            messages::same_crc32c(ours, crc32c)?;
-        }
-        Verdict::Failed { why, hint } => return Err(Error::Peer { what: why, hint }),
+    let verdict = messages::expect(connection, VERDICT, limit + checking(bytes))?;
+    let theirs = verdict.wait::<Verdict>("a verdict")??;
+    let ours = source
+        .checksum(..length)
+        .map_err(Error::memory("checksum the source"))?;
+    if ours != theirs {
+        return Err(Error::Digest {
+            what: "the CRC32C checksums",
+            ours: format!("{ours:08x}"),
+            theirs: format!("{theirs:08x}"),
+        });
     }
     let speed =
         rate(bytes, report.elapsed).map_or_else(String::new, |rate| format!(", {rate:.2} GB/s"));

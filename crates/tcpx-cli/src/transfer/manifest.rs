@@ -233,11 +233,7 @@ pub(crate) fn collect(paths: &[PathBuf], name: &str) -> Result<Vec<Found>, Error
             });
             continue;
         }
-        let failed = |source| Error::Io {
-            doing: "open",
-            path: path.clone(),
-            source,
-        };
+        let failed = Error::io("open", path);
         // A link that is named is followed: its target is what the user means.
         let metadata = path.metadata().map_err(failed)?;
         let resolved;
@@ -247,45 +243,43 @@ pub(crate) fn collect(paths: &[PathBuf], name: &str) -> Result<Vec<Found>, Error
             named = &resolved;
         }
         let Some(name) = named.file_name() else {
-            return Err(Error::Usage {
-                what: format!("{} has no name of its own", path.display()),
-                hint: "name a file or a directory below it".into(),
-            });
+            return Err(Error::usage(
+                format!("{} has no name of its own", path.display()),
+                "name a file or a directory below it",
+            ));
         };
         let name = text(name.as_ref(), path)?;
         add(path, name, &metadata, &mut found)?;
     }
     let entries: Vec<_> = found.iter().map(|found| found.entry.clone()).collect();
     check(&entries).map_err(|error| match error {
-        ManifestError::LinkOutside { .. } => Error::Failed {
-            what: error.to_string(),
-            hint: "replace the link by what it points to, or send that as well from one directory above",
-        },
-        ManifestError::Twice(name) => Error::Usage {
-            what: format!("two of the things to send are named \"{name}\""),
-            hint: "send them one after the other, or from a directory above both".into(),
-        },
-        _ => Error::Failed {
-            what: error.to_string().replace("the peer sent", "cannot send"),
-            hint: "rename it, then send it again",
-        },
+        ManifestError::LinkOutside { .. } => Error::failed(
+            error.to_string(),
+            "replace the link by what it points to, or send that as well from one directory above",
+        ),
+        ManifestError::Twice(name) => Error::usage(
+            format!("two of the things to send are named \"{name}\""),
+            "send them one after the other, or from a directory above both",
+        ),
+        _ => Error::failed(
+            error.to_string().replace("the peer sent", "cannot send"),
+            "rename it, then send it again",
+        ),
     })?;
     Ok(found)
 }
 
 fn text<'a>(name: &'a Path, path: &Path) -> Result<&'a str, Error> {
-    name.to_str().ok_or_else(|| Error::Failed {
-        what: format!("the name of {} is not text", path.display()),
-        hint: "rename it to UTF-8",
+    name.to_str().ok_or_else(|| {
+        Error::failed(
+            format!("the name of {} is not text", path.display()),
+            "rename it to UTF-8",
+        )
     })
 }
 
 fn add(path: &Path, name: &str, metadata: &Metadata, found: &mut Vec<Found>) -> Result<(), Error> {
-    let failed = |source| Error::Io {
-        doing: "read",
-        path: path.to_owned(),
-        source,
-    };
+    let failed = Error::io("read", path);
     let kind = metadata.file_type();
     let kind = if kind.is_dir() {
         Kind::Directory
@@ -301,10 +295,10 @@ fn add(path: &Path, name: &str, metadata: &Metadata, found: &mut Vec<Found>) -> 
     } else if kind.is_fifo() && !name.contains('/') {
         Kind::Stream
     } else {
-        return Err(Error::Failed {
-            what: format!("{} is a device or a socket", path.display()),
-            hint: "send regular files, directories and symbolic links; `--file -` sends standard input",
-        });
+        return Err(Error::failed(
+            format!("{} is a device or a socket", path.display()),
+            "send regular files, directories and symbolic links; `--file -` sends standard input",
+        ));
     };
     let is_directory = kind == Kind::Directory;
     found.push(Found {
@@ -331,11 +325,7 @@ fn add(path: &Path, name: &str, metadata: &Metadata, found: &mut Vec<Found>) -> 
         if inner_name.starts_with(PARTIAL_START) && inner_name.ends_with(PARTIAL_END) {
             continue;
         }
-        let metadata = inner.metadata().map_err(|source| Error::Io {
-            doing: "read",
-            path: inner_path.clone(),
-            source,
-        })?;
+        let metadata = inner.metadata().map_err(Error::io("read", &inner_path))?;
         add(
             &inner_path,
             &format!("{name}/{inner_name}"),

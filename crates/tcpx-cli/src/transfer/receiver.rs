@@ -90,10 +90,10 @@ fn attempt(
     posted: &mut Posted,
 ) -> Result<Summary, Error> {
     if !(1..=manifest::MOST_BYTES).contains(&offer.bytes) {
-        return Err(Error::Unexpected {
-            expected: "a list of files of at most 256 MiB",
-            arrived: format!("one of {}", Size(offer.bytes)),
-        });
+        return Err(Error::unexpected(
+            "a list of files of at most 256 MiB",
+            format!("one of {}", Size(offer.bytes)),
+        ));
     }
     let text = talk.receive_list(MANIFEST, offer.bytes, talk.limit)?;
     let manifest_digest = blake3::hash(&text);
@@ -168,21 +168,21 @@ struct Plan {
 /// Checks the destination and agrees with the client on what is there already.
 fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Plan), Error> {
     let Some(directory) = out.directory else {
-        return Err(Error::Failed {
-            what: format!(
+        return Err(Error::failed(
+            format!(
                 "the client wants to send {}, and there is no place for it",
                 manifest::describe(entries)
             ),
-            hint: "start the server with --out DIR",
-        });
+            "start the server with --out DIR",
+        ));
     };
     let mut there = Vec::new();
     let sink = if out.is_standard_output() {
         if entries.len() != 1 || !manifest::is_content(&entries[0]) {
-            return Err(Error::Failed {
-                what: "standard output takes one file, and the client wants to send several".into(),
-                hint: "start the server with --out DIR",
-            });
+            return Err(Error::failed(
+                "standard output takes one file, and the client wants to send several",
+                "start the server with --out DIR",
+            ));
         }
         Sink::StandardOutput
     } else {
@@ -213,11 +213,11 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
         .collect();
     let mut keep: Vec<u64> = Vec::new();
     if list.is_empty() {
-        messages::tell(talk.connection, ANSWER, &Answer::Present { bytes: 0 })?;
+        messages::tell_ready(talk.connection)?;
     } else {
         let text = talk::encode(&list)?;
         let bytes = text.len() as u64;
-        messages::tell(talk.connection, ANSWER, &Answer::Present { bytes })?;
+        messages::tell(talk.connection, ANSWER, &Answer::Ok(bytes))?;
         talk.send_list(PRESENT, &text)?;
         let most = list.len() as u64 * 24 + 16;
         let total = list.iter().map(|there| there.bytes).sum();
@@ -294,10 +294,7 @@ fn contents(
     for _ in 0..POSTED + BEHIND {
         let _ = free.send(Piece::new(memory)?);
     }
-    let failed = |source| Error::Process {
-        doing: "start a thread",
-        source,
-    };
+    let failed = Error::process("start a thread");
     let expected = plan.jobs.len();
     let whole = plan.whole.iter().map(|&(index, _)| index).collect();
     let checker = Checker {
@@ -483,10 +480,7 @@ impl Checker {
         let mut at = 0;
         while at < bytes.len() {
             let Some(job) = self.jobs.front_mut() else {
-                return Err(Error::Unexpected {
-                    expected: "the end of the stream",
-                    arrived: "more bytes".into(),
-                });
+                return Err(Error::unexpected("the end of the stream", "more bytes"));
             };
             let is_stream = self.entries[job.index].kind == Kind::Stream;
             let rest = &bytes[at..];

@@ -62,19 +62,13 @@ fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<
     messages::tell(talk.connection, REQUEST, &request)?;
     talk.send_list(MANIFEST, &text)?;
     let disk = with_disk_time(talk.limit, total);
-    let present = match talk.message(answer, disk, "what the server has")? {
-        Answer::Present { bytes: 0 } => Vec::new(),
-        Answer::Present { bytes } if bytes <= manifest::MOST_BYTES => {
+    let present = match talk.message::<Answer>(answer, disk, "what the server has")?? {
+        0 => Vec::new(),
+        bytes if bytes <= manifest::MOST_BYTES => {
             let list = talk.receive_list(PRESENT, bytes, talk.limit)?;
             talk::decode(&list, "what the server has")?
         }
-        Answer::Refused { why, hint } => return Err(Error::Peer { what: why, hint }),
-        Answer::Ready | Answer::Present { .. } => {
-            return Err(Error::Unexpected {
-                expected: "what the server has",
-                arrived: "something else".into(),
-            });
-        }
+        _ => return Err(Error::unexpected("what the server has", "a longer list")),
     };
     say!("sending {}", manifest::describe(&entries));
     let kept = compare(&found, &present, talk)?;
@@ -193,10 +187,7 @@ fn stream(
         let read = read_all(&mut packer, found, kept);
         let _ = packer.full.send(Filled::End(read));
     });
-    reader.map_err(|source| Error::Process {
-        doing: "start a thread",
-        source,
-    })?;
+    reader.map_err(Error::process("start a thread"))?;
     let mut flying = VecDeque::with_capacity(IN_FLIGHT);
     let digests = loop {
         // Two pieces at least are with the reader then.
@@ -227,10 +218,10 @@ fn stream(
 
 /// A thread that ended without its result.
 pub(super) fn gone() -> Error {
-    Error::Failed {
-        what: "a thread of the transfer ended without a result".into(),
-        hint: "report this as a defect of tcpx",
-    }
+    Error::failed(
+        "a thread of the transfer ended without a result",
+        "report this as a defect of tcpx",
+    )
 }
 
 /// Waits for the oldest piece.
@@ -319,11 +310,7 @@ fn read_all(
             (Kind::Directory | Kind::Link { .. }, _) => continue,
             (Kind::Stream, None) => read_stream(packer, std::io::stdin(), Path::new("-"))?,
             (Kind::Stream, Some(path)) => {
-                let opened = File::open(&path).map_err(|source| Error::Io {
-                    doing: "open",
-                    path: path.clone(),
-                    source,
-                })?;
+                let opened = File::open(&path).map_err(Error::io("open", &path))?;
                 read_stream(packer, opened, &path)?
             }
             (Kind::File { bytes }, path) => {
@@ -359,11 +346,7 @@ fn read_stream(
     loop {
         let count = match input.read(&mut block) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            other => other.map_err(|source| Error::Io {
-                doing: "read",
-                path: path.to_owned(),
-                source,
-            })?,
+            other => other.map_err(Error::io("read", path))?,
         };
         let header: [u8; BLOCK_HEADER] = u32::try_from(count).unwrap_or(0).to_le_bytes();
         packer.put(&header)?;
@@ -385,11 +368,7 @@ struct Source {
 
 impl Source {
     fn open(path: &Path, entry: &Entry) -> Result<Self, Error> {
-        let file = File::open(path).map_err(|source| Error::Io {
-            doing: "open",
-            path: path.to_owned(),
-            source,
-        })?;
+        let file = File::open(path).map_err(Error::io("open", path))?;
         let source = Self {
             file,
             path: path.to_owned(),
@@ -404,18 +383,14 @@ impl Source {
         if source.kind() == std::io::ErrorKind::UnexpectedEof {
             return self.changed();
         }
-        Error::Io {
-            doing: "read",
-            path: self.path.clone(),
-            source,
-        }
+        Error::io("read", &self.path)(source)
     }
 
     fn changed(&self) -> Error {
-        Error::Failed {
-            what: format!("{} changed while it was sent", self.path.display()),
-            hint: "send it when nobody writes to it",
-        }
+        Error::failed(
+            format!("{} changed while it was sent", self.path.display()),
+            "send it when nobody writes to it",
+        )
     }
 
     /// Whoever writes to the file while it is sent makes the copy one that never existed.

@@ -90,10 +90,7 @@ impl<'a> Talk<'a> {
             *self.heard.borrow_mut() = Some(word?);
         }
         match &*self.heard.borrow() {
-            Some(LastWord::Failed { why, hint }) => Err(Error::Peer {
-                what: why.clone(),
-                hint: hint.clone(),
-            }),
+            Some(Err(reason)) => Err(reason.clone().into()),
             _ => Ok(()),
         }
     }
@@ -191,14 +188,9 @@ impl<'a> Talk<'a> {
     /// Says how this side ended; the work's own error is the news, whatever becomes of this word.
     pub(super) fn last_word(&self, digest: Result<&str, &Error>) -> Result<(), Error> {
         let word = match digest {
-            Ok(digest) => LastWord::Done {
-                digest: digest.to_owned(),
-            },
-            Err(Error::Peer { .. }) => return Ok(()),
-            Err(error) => LastWord::Failed {
-                why: messages::brief(&error.what()),
-                hint: messages::brief(&error.hint()),
-            },
+            Ok(digest) => LastWord::Ok(digest.to_owned()),
+            Err(Error::Peer(_)) => return Ok(()),
+            Err(error) => LastWord::Err(error.into()),
         };
         messages::tell(self.connection, self.own_tag, &word)
     }
@@ -212,11 +204,8 @@ impl<'a> Talk<'a> {
         }
         self.hear()?;
         match &*self.heard.borrow() {
-            Some(LastWord::Done { digest }) => Ok(messages::brief(digest)),
-            _ => Err(Error::Unexpected {
-                expected: "a last word",
-                arrived: "none".into(),
-            }),
+            Some(Ok(digest)) => Ok(messages::brief(digest)),
+            _ => Err(Error::unexpected("a last word", "none")),
         }
     }
 
@@ -237,7 +226,7 @@ impl<'a> Talk<'a> {
         let done = Size(self.done.get());
         let peer = self.connection.peer().address;
         let place = match self.total.get() {
-            _ if matches!(error, Error::Peer { .. }) && self.done.get() == 0 => {
+            _ if matches!(error, Error::Peer(_)) && self.done.get() == 0 => {
                 format!("peer {peer}, before the first byte")
             }
             Some(total) => format!("peer {peer}, after {done} of {}", Size(total)),
@@ -367,16 +356,12 @@ pub(super) struct Present {
 
 /// A list as text.
 pub(super) fn encode<T: Serialize>(list: &T) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(list).map_err(|error| Error::Process {
-        doing: "write a list for the peer",
-        source: error.into(),
-    })
+    let written = serde_json::to_vec(list).map_err(std::io::Error::from);
+    written.map_err(Error::process("write a list for the peer"))
 }
 
 /// A list from the peer.
 pub(super) fn decode<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Error> {
-    serde_json::from_slice(text).map_err(|error| Error::Unexpected {
-        expected: what,
-        arrived: format!("something else ({error})"),
-    })
+    serde_json::from_slice(text)
+        .map_err(|error| Error::unexpected(what, format!("something else ({error})")))
 }

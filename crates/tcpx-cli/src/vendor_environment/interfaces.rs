@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tcpx_net::interfaces::{Interface, InterfaceKind};
+use tcpx_net::interfaces::{Interface, InterfaceFilter, InterfaceKind};
 
 /// Most data interfaces that Google's plugin takes.
 const MAX_DATA_INTERFACES: usize = 16;
@@ -103,26 +103,11 @@ pub(crate) fn filter_for(names: &[String], all: &[Interface]) -> String {
 
 /// The interfaces of `all` that a filter in NCCL's notation admits.
 pub(super) fn admitted<'a>(filter: &str, all: &'a [Interface]) -> Vec<&'a Interface> {
-    let (inverted, rest) = strip(filter.trim(), '^');
-    let (exact, rest) = strip(rest, '=');
-    let names: Vec<&str> = rest
-        .split(',')
-        .map(str::trim)
-        .filter(|name| !name.is_empty())
-        .collect();
-    let is_named = |one: &&Interface| {
-        names.iter().any(|name| {
-            if exact {
-                one.name == **name
-            } else {
-                one.name.starts_with(name)
-            }
-        })
+    let filter = InterfaceFilter::parse(filter);
+    let admits = |one: &&Interface| {
+        filter
+            .as_ref()
+            .is_some_and(|filter| filter.admits(&one.name))
     };
-    all.iter().filter(|one| is_named(one) != inverted).collect()
-}
-
-fn strip(text: &str, mark: char) -> (bool, &str) {
-    text.strip_prefix(mark)
-        .map_or((false, text), |rest| (true, rest))
+    all.iter().filter(admits).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::engine::depth;
 use super::orders::{Drive, Mode, Op, Pieces, Run};
-use crate::args::bench::{ModeName, NetArgs, OpName, PeerName};
+use crate::args::bench::{NetArgs, PeerName};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,16 +15,11 @@ pub(super) struct Case {
 }
 
 impl Case {
-    pub(super) fn new(name: ModeName, bytes: u64, asked: u16) -> Self {
+    pub(super) fn new(mode: Mode, bytes: u64, asked: u16) -> Self {
         let depth = depth(bytes, asked);
-        let mode = match name {
-            ModeName::Latency => Mode::Latency,
-            ModeName::One => Mode::One,
-            ModeName::Both => Mode::Both,
-        };
         let name = match mode {
-            Mode::Latency => format!("{name}-{bytes}"),
-            Mode::One | Mode::Back | Mode::Both => format!("{name}-{bytes}-{depth}"),
+            Mode::Latency => format!("{mode}-{bytes}"),
+            _ => format!("{mode}-{bytes}-{depth}"),
         };
         Self {
             name,
@@ -35,28 +30,21 @@ impl Case {
     }
 
     pub(super) fn run(&self, op: Op, count: u32, args: &NetArgs) -> Run {
-        let pieces = args.piece_bytes.map(|size| Pieces {
+        let mut run = Run::new(self.mode, op, self.bytes, count, self.depth);
+        run.at_once = args.at_once;
+        let size = args.piece_bytes.filter(|_| op.is_batch());
+        run.pieces = size.map(|size| Pieces {
             bytes: size.0.min(self.bytes),
             layout: args.layout,
         });
-        Run {
-            mode: self.mode,
-            op,
-            bytes: self.bytes,
-            count,
-            depth: self.depth,
-            at_once: args.at_once,
-            pieces: pieces.filter(|_| op.is_batch()),
-        }
+        run
     }
 }
 
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
-    /// Sends and receives.
-    Tcpx,
-    OneSided(Op),
+    Ours(Op),
     Raw(Drive),
     Iperf3,
 }
@@ -65,19 +53,18 @@ impl Contender {
     /// How messages are moved where tcpx moves them.
     pub(super) fn op(self) -> Option<Op> {
         match self {
-            Self::Tcpx => Some(Op::Send),
-            Self::OneSided(op) => Some(op),
+            Self::Ours(op) => Some(op),
             Self::Raw(_) | Self::Iperf3 => None,
         }
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Tcpx => "tcpx",
-            Self::OneSided(Op::Get) => "tcpx, get",
-            Self::OneSided(Op::Batch) => "tcpx, batch",
-            Self::OneSided(Op::BatchGet) => "tcpx, batch of gets",
-            Self::OneSided(_) => "tcpx, put",
+            Self::Ours(Op::Send) => "tcpx",
+            Self::Ours(Op::Put) => "tcpx, put",
+            Self::Ours(Op::Get) => "tcpx, get",
+            Self::Ours(Op::Batch) => "tcpx, batch",
+            Self::Ours(Op::BatchGet) => "tcpx, batch of gets",
             Self::Raw(Drive::Blocking) => "raw",
             Self::Raw(Drive::Spinning) => "raw, spinning",
             Self::Iperf3 => "iperf3",
@@ -105,13 +92,13 @@ pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
     let sizes = args.sizes.iter().map(|size| size.0);
     let sizes: Vec<u64> = whole.map_or_else(|| sizes.collect(), |whole| vec![whole]);
     for size in sizes {
-        for name in &args.modes {
-            let depths = match name {
-                ModeName::Latency => &[1][..],
-                ModeName::One | ModeName::Both => &args.in_flight[..],
+        for &mode in &args.modes {
+            let depths = match mode {
+                Mode::Latency => &[1][..],
+                _ => &args.in_flight[..],
             };
             for &asked in depths {
-                let case = Case::new(*name, size, asked);
+                let case = Case::new(mode, size, asked);
                 if !cases.contains(&case) {
                     cases.push(case);
                 }
@@ -123,16 +110,15 @@ pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
 
 /// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
 pub(super) fn contenders(case: &Case, cases: &[Case], args: &NetArgs) -> Vec<Contender> {
-    let mut all = vec![Contender::Tcpx];
-    let is_measured = |op: &&OpName| {
-        !matches!(op, OpName::Batch | OpName::BatchGet) || case.mode != Mode::Latency
-    };
-    all.extend(args.ops.iter().filter(is_measured).map(|op| match op {
-        OpName::Put => Contender::OneSided(Op::Put),
-        OpName::Get => Contender::OneSided(Op::Get),
-        OpName::Batch => Contender::OneSided(Op::Batch),
-        OpName::BatchGet => Contender::OneSided(Op::BatchGet),
-    }));
+    let mut all = vec![Contender::Ours(Op::Send)];
+    let is_measured = |op: &&Op| !op.is_batch() || case.mode != Mode::Latency;
+    all.extend(
+        args.ops
+            .iter()
+            .filter(is_measured)
+            .copied()
+            .map(Contender::Ours),
+    );
     let wanted = |peer| args.peers.contains(&peer);
     if wanted(PeerName::Raw) {
         all.push(Contender::Raw(Drive::Blocking));

@@ -10,7 +10,7 @@ use super::orders::{Cost, Mode, Op, Run};
 use crate::error::Error;
 use crate::memory_choice::{self, MemoryChoice};
 use crate::pattern::Pattern;
-use crate::perf::summary::{ProcessorTime, Spent};
+use crate::perf::summary::ProcessorTime;
 
 /// Tag of what the measuring end sends.
 const THERE: u64 = 43;
@@ -83,7 +83,7 @@ impl Buffers {
 
     /// Compares the first `count` sinks with the sources of an end that prepared with `seed`.
     pub(super) fn compare(&self, seed: u64, count: u16) -> Result<(), Error> {
-        for (index, sink) in (0u64..).zip(&self.sinks[..usize::from(count)]) {
+        for (index, sink) in (0u64..count.into()).zip(&self.sinks) {
             memory_choice::compare(sink, self.bytes, Pattern::new(seed.wrapping_add(index)))?;
         }
         Ok(())
@@ -97,8 +97,6 @@ pub(crate) struct Part {
     pub(crate) times: Vec<Duration>,
     /// From the first message to the last.
     pub(crate) elapsed: Duration,
-    /// Where the time of the messages went.
-    pub(crate) spent: Spent,
     pub(crate) cost: Cost,
 }
 
@@ -118,81 +116,64 @@ struct Incoming {
 }
 
 impl End<'_> {
-    /// The part of the end that measures. The other end must be ready.
-    pub(super) fn measure(
+    /// The part of one end. `ready` returns once the other end is ready too, or tells it that this one is: what it
+    /// receives into is there then.
+    pub(super) fn take_part(
         &self,
         run: &Run,
+        measures: bool,
         ready: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Part, Error> {
-        if run.op != Op::Send {
-            return self.measure_one_sided(run, ready);
+        // What the two ends send is made from one number.
+        let seeds = run.seed.map(|seed| {
+            let back = seed.rotate_left(32) ^ 0x5bd1_e995_5bd1_e995;
+            if measures { (seed, back) } else { (back, seed) }
+        });
+        if let Some((own, _)) = seeds {
+            self.buffers.prepare(own)?;
         }
         let pins = Pins::of(self.memory)?;
         let cpu = ProcessorTime::start();
-        let mut part = match run.mode {
-            Mode::Latency => {
-                ready()?;
-                self.ping(run, &pins)?
-            }
-            Mode::One => {
-                ready()?;
-                self.send_all(run, THERE, &pins)?
-            }
-            Mode::Back => {
-                let incoming = self.post(run, BACK)?;
-                let started = Instant::now();
-                ready()?;
-                let spent = self.receive_all(run, incoming, BACK, &pins)?;
-                Part {
-                    elapsed: started.elapsed(),
-                    spent,
-                    ..Part::default()
-                }
-            }
-            Mode::Both => {
-                let incoming = self.post(run, BACK)?;
-                let started = Instant::now();
-                ready()?;
-                let mut part = self.both(run, incoming, THERE, BACK, &pins)?;
-                part.elapsed = started.elapsed();
-                part
-            }
+        let mut part = match run.op {
+            Op::Send => self.send_and_receive(run, measures, &pins, ready)?,
+            _ => self.move_alone(run, measures, &pins, ready)?,
         };
-        part.cost = Cost {
-            cpu_us: cpu.microseconds(),
-            pinned: pins.most(),
-            spent: part.spent,
-        };
+        part.cost.cpu_us = cpu.microseconds();
+        part.cost.pinned = pins.most();
+        if let Some((_, others)) = seeds {
+            self.buffers.compare(others, run.depth)?;
+        }
         Ok(part)
     }
 
-    /// The part of the other end; `ready` is called when its receives are posted.
-    pub(super) fn serve(
+    fn send_and_receive(
         &self,
         run: &Run,
+        measures: bool,
+        pins: &Pins,
         ready: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<Cost, Error> {
-        if run.op != Op::Send {
-            return self.serve_one_sided(run, ready);
-        }
-        let pins = Pins::of(self.memory)?;
-        let incoming = match run.mode {
-            Mode::Back => Incoming::default(),
-            Mode::Latency | Mode::One | Mode::Both => self.post(run, THERE)?,
+    ) -> Result<Part, Error> {
+        let (out, back) = if measures {
+            (THERE, BACK)
+        } else {
+            (BACK, THERE)
         };
-        let cpu = ProcessorTime::start();
+        let (sends, receives) = run.directions(measures);
+        let incoming = match receives {
+            true => self.post(run, back)?,
+            false => Incoming::default(),
+        };
+        let started = Instant::now();
         ready()?;
-        let spent = match run.mode {
-            Mode::Latency => self.pong(run, incoming, &pins)?,
-            Mode::One => self.receive_all(run, incoming, THERE, &pins)?,
-            Mode::Back => self.send_all(run, BACK, &pins)?.spent,
-            Mode::Both => self.both(run, incoming, BACK, THERE, &pins)?.spent,
+        let mut part = match (run.mode, sends, receives) {
+            (Mode::Latency, true, _) => return self.ping(run, pins),
+            (Mode::Latency, ..) => self.pong(run, incoming, pins)?,
+            (_, true, true) => self.both(run, incoming, out, back, pins)?,
+            (_, true, false) => return self.send_all(run, out, pins),
+            _ => self.receive_all(run, incoming, back, pins)?,
         };
-        Ok(Cost {
-            cpu_us: cpu.microseconds(),
-            pinned: pins.most(),
-            spent,
-        })
+        part.elapsed = started.elapsed();
+        Ok(part)
     }
 
     /// Posts the first receives.
@@ -221,22 +202,22 @@ impl End<'_> {
         mut incoming: Incoming,
         tag: u64,
         pins: &Pins,
-    ) -> Result<Spent, Error> {
-        let mut spent = Spent::default();
+    ) -> Result<Part, Error> {
+        let mut part = Part::default();
         while let Some(transfer) = incoming.posted.pop_front() {
-            spent.add(&of_size(transfer, run)?);
+            part.cost.spent.add(&of_size(transfer, run)?);
             pins.look();
             self.refill(run, tag, &mut incoming)?;
         }
-        Ok(spent)
+        Ok(part)
     }
 
     fn send_all(&self, run: &Run, tag: u64, pins: &Pins) -> Result<Part, Error> {
-        let mut times = Vec::with_capacity(run.count as usize);
-        let mut spent = Spent::default();
+        let mut part = Part::default();
+        part.times.reserve(run.count as usize);
         let mut note = |report: Report| {
-            times.push(report.elapsed);
-            spent.add(&report);
+            part.times.push(report.elapsed);
+            part.cost.spent.add(&report);
         };
         let mut sent: VecDeque<Transfer> = VecDeque::with_capacity(usize::from(run.depth));
         let started = Instant::now();
@@ -253,12 +234,8 @@ impl End<'_> {
         for transfer in sent {
             note(transfer.wait()?);
         }
-        Ok(Part {
-            times,
-            elapsed: started.elapsed(),
-            spent,
-            cost: Cost::default(),
-        })
+        part.elapsed = started.elapsed();
+        Ok(part)
     }
 
     /// Sends and receives at once, each from a thread of its own.
@@ -274,13 +251,13 @@ impl End<'_> {
             let receiving = scope.spawn(|| self.receive_all(run, incoming, back, pins));
             let sent = self.send_all(run, out, pins);
             let received = receiving.join().unwrap_or_else(|_| {
-                Err(Error::Failed {
-                    what: "the receiving thread ended before its time".into(),
-                    hint: "its message stands above",
-                })
+                Err(Error::failed(
+                    "the receiving thread ended before its time",
+                    "its message stands above",
+                ))
             });
             let mut part = sent?;
-            part.spent.join(&received?);
+            part.cost.spent.join(&received?.cost.spent);
             Ok(part)
         })
     }
@@ -309,12 +286,12 @@ impl End<'_> {
         })
     }
 
-    fn pong(&self, run: &Run, mut incoming: Incoming, pins: &Pins) -> Result<Spent, Error> {
-        let mut spent = Spent::default();
+    fn pong(&self, run: &Run, mut incoming: Incoming, pins: &Pins) -> Result<Part, Error> {
+        let mut part = Part::default();
         let mut unacknowledged = VecDeque::with_capacity(UNACKNOWLEDGED);
         let mut index = 0;
         while let Some(transfer) = incoming.posted.pop_front() {
-            spent.add(&of_size(transfer, run)?);
+            part.cost.spent.add(&of_size(transfer, run)?);
             let source = self.slice(self.buffers.source(index, 1))?;
             unacknowledged.push_back(self.send(run, source, BACK)?);
             index += 1;
@@ -323,7 +300,7 @@ impl End<'_> {
             settle(&mut unacknowledged, UNACKNOWLEDGED - 1)?;
         }
         settle(&mut unacknowledged, 0)?;
-        Ok(spent)
+        Ok(part)
     }
 
     fn send(&self, run: &Run, source: RegionSlice, tag: u64) -> Result<Transfer, Error> {
@@ -368,10 +345,10 @@ fn of_size(transfer: Transfer, run: &Run) -> Result<Report, Error> {
     if report.bytes == run.bytes {
         return Ok(report);
     }
-    Err(Error::Unexpected {
-        expected: "messages of the agreed size",
-        arrived: format!("{} bytes instead of {}", report.bytes, run.bytes),
-    })
+    Err(Error::unexpected(
+        "messages of the agreed size",
+        format!("{} bytes instead of {}", report.bytes, run.bytes),
+    ))
 }
 
 /// Pinned slots in use, looked at when a message ends.

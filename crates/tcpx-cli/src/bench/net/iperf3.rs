@@ -41,10 +41,10 @@ pub(super) fn version() -> Result<String, Error> {
 }
 
 fn missing() -> Error {
-    Error::Failed {
-        what: format!("{PROGRAM} cannot be started"),
-        hint: "install it at both ends, or leave --peer iperf3 out",
-    }
+    Error::failed(
+        format!("{PROGRAM} cannot be started"),
+        "install it at both ends, or leave --peer iperf3 out",
+    )
 }
 
 /// A server for one client; ended when dropped.
@@ -87,10 +87,10 @@ impl Server {
                 Ok(line) if line.contains("listening") => return Ok((server, port)),
                 Ok(_) => {}
                 Err(_) => {
-                    return Err(Error::Failed {
-                        what: format!("{PROGRAM} did not begin to listen"),
-                        hint: "run `iperf3 --server` by hand and look at what it says",
-                    });
+                    return Err(Error::failed(
+                        format!("{PROGRAM} did not begin to listen"),
+                        "run `iperf3 --server` by hand and look at what it says",
+                    ));
                 }
             }
         }
@@ -115,16 +115,16 @@ fn end(child: &mut Child, limit: Duration) -> Result<(), Error> {
         match child.try_wait().map_err(refused)? {
             Some(status) if status.success() => return Ok(()),
             Some(status) => {
-                return Err(Error::Failed {
-                    what: format!("{PROGRAM} ended with {status}"),
-                    hint: "run it by hand with the same ends and look at what it says",
-                });
+                return Err(Error::failed(
+                    format!("{PROGRAM} ended with {status}"),
+                    "run it by hand with the same ends and look at what it says",
+                ));
             }
             None if Instant::now() >= until => {
-                return Err(Error::Failed {
-                    what: format!("{PROGRAM} did not end in time"),
-                    hint: "run it by hand with the same ends and look at what it says",
-                });
+                return Err(Error::failed(
+                    format!("{PROGRAM} did not end in time"),
+                    "run it by hand with the same ends and look at what it says",
+                ));
             }
             None => std::thread::sleep(LOOK),
         }
@@ -132,10 +132,7 @@ fn end(child: &mut Child, limit: Duration) -> Result<(), Error> {
 }
 
 fn refused(source: std::io::Error) -> Error {
-    Error::Process {
-        doing: "run iperf3",
-        source,
-    }
+    Error::process("run iperf3")(source)
 }
 
 /// An address as the program takes it.
@@ -221,15 +218,13 @@ struct Complaint {
 
 fn read(text: &str) -> Result<Outcome, Error> {
     if let Ok(Complaint { error }) = serde_json::from_str(text) {
-        return Err(Error::Unexpected {
-            expected: "a report of iperf3",
-            arrived: crate::messages::brief(&error),
-        });
+        return Err(Error::unexpected(
+            "a report of iperf3",
+            crate::messages::brief(&error),
+        ));
     }
-    let Json { end } = serde_json::from_str(text).map_err(|error| Error::Unexpected {
-        expected: "a report of iperf3",
-        arrived: error.to_string(),
-    })?;
+    let Json { end } = serde_json::from_str(text)
+        .map_err(|error| Error::unexpected("a report of iperf3", error.to_string()))?;
     let gigabytes = (end.sum_received.bytes / 1e9).max(f64::MIN_POSITIVE);
     let cpu = |percent: f64| percent / 100.0 * end.sum_received.seconds / gigabytes;
     let percent = &end.cpu_utilization_percent;

@@ -11,7 +11,7 @@ use super::iperf3;
 use super::meter::Meter;
 use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Op, Order, RawRun, Run};
 use super::raw;
-use super::runs;
+use super::report;
 use crate::args::bench::NetArgs;
 use crate::error::Error;
 use crate::output::say::{self, aside};
@@ -118,7 +118,7 @@ impl Bench<'_> {
                         (results.series[place].contender, results.series[place].count);
                     let sample = self.sample(case, contender, count, &mut results)?;
                     if let Some(folder) = &self.args.runs {
-                        runs::write(folder, case, contender, &sample)?;
+                        report::write_run(folder, case, contender, &sample)?;
                     }
                     results.series[place].samples.push(sample);
                 }
@@ -173,7 +173,7 @@ impl Bench<'_> {
     ) -> Result<Sample, Error> {
         let run = case.run(contender.op().unwrap_or(Op::Send), count, self.args);
         match contender {
-            Contender::Tcpx | Contender::OneSided(_) => self.ours(&run),
+            Contender::Ours(_) => self.ours(&run),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
             Contender::Iperf3 => self.iperf3(case, results),
         }
@@ -206,7 +206,6 @@ impl Bench<'_> {
             run: *run,
             streams,
             drive,
-            seed: None,
         };
         let (part, theirs, elapsed, control) = self.plain(case, &order)?;
         let note = format!("raw: {} streams, {control}", results.streams);
@@ -224,11 +223,12 @@ impl Bench<'_> {
 
     /// Has plain loops carry fresh contents once; every byte is compared.
     fn verify_plain(&self, case: &Case, streams: u16) -> Result<(), Error> {
+        let mut run = case.run(Op::Send, case.depth.into(), self.args);
+        run.seed = Some(crate::key::seed()?);
         let order = RawRun {
-            run: case.run(Op::Send, case.depth.into(), self.args),
+            run,
             streams,
             drive: Drive::Blocking,
-            seed: Some(getrandom::u64().map_err(crate::key::KeyError::random)?),
         };
         self.plain(case, &order).map(drop)
     }
@@ -245,7 +245,7 @@ impl Bench<'_> {
         let theirs = orders::finished(reply, self.patience(case));
         let elapsed = started.elapsed();
         match (measured, theirs) {
-            (_, Err(error @ Error::Peer { .. })) | (Err(error), _) | (_, Err(error)) => Err(error),
+            (_, Err(error @ Error::Peer(_))) | (Err(error), _) | (_, Err(error)) => Err(error),
             (Ok((part, control)), Ok(theirs)) => {
                 let elapsed = if case.mode == Mode::Latency {
                     part.elapsed

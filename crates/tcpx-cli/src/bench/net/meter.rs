@@ -6,7 +6,7 @@ use tcpx::Connection;
 
 use super::engine::{Buffers, End, Part};
 use super::orders::{self, Cost, Mode, Op, Order, Run};
-use super::server::{back, sized};
+use super::server::sized;
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
 use crate::messages::{self, ANSWER, REQUEST, Request};
@@ -42,55 +42,29 @@ impl<'a> Meter<'a> {
     /// Has fresh contents cross in both directions, into poisoned memory; every byte is compared.
     pub(crate) fn verify(&mut self, op: Op, bytes: u64, depth: u16) -> Result<(), Error> {
         let depth = super::engine::depth(bytes, depth);
-        let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
-        let run = Run {
-            mode: Mode::Both,
-            op,
-            bytes,
-            count: depth.into(),
-            depth,
-            at_once: false,
-            pieces: None,
-        };
-        sized(self.memory, &mut self.buffers, bytes, depth)?.prepare(seed)?;
-        let order = Order::Verify {
-            op,
-            bytes,
-            depth,
-            seed,
-        };
-        self.take_part(&run, &order, Duration::ZERO)?;
-        sized(self.memory, &mut self.buffers, bytes, depth)?.compare(back(seed), depth)
+        let mut run = Run::new(Mode::Both, op, bytes, depth.into(), depth);
+        run.seed = Some(crate::key::seed()?);
+        self.run(&run, Duration::ZERO).map(drop)
     }
 
     /// Does one measurement, which takes about `span`.
     pub(crate) fn run(&mut self, run: &Run, span: Duration) -> Result<(Part, Cost), Error> {
-        self.take_part(run, &Order::Run(*run), span)
-    }
-
-    fn take_part(
-        &mut self,
-        run: &Run,
-        order: &Order,
-        span: Duration,
-    ) -> Result<(Part, Cost), Error> {
         let patience = self.patience(run, span);
-        let buffers = sized(self.memory, &mut self.buffers, run.bytes, run.depth)?;
         let end = End {
             connection: self.connection,
-            buffers,
+            buffers: sized(self.memory, &mut self.buffers, run.bytes, run.depth)?,
             memory: self.memory,
         };
         let mut reply = None;
-        let part = end.measure(run, || {
-            reply = Some(orders::give(self.connection, order, patience)?);
+        let part = end.take_part(run, true, || {
+            reply = Some(orders::give(self.connection, &Order::Run(*run), patience)?);
             Ok(())
         });
         // The peer's reason wins over what this end saw of it.
         let theirs = reply.map(|reply| orders::finished(reply, patience));
         match (part, theirs) {
             (Ok(part), Some(theirs)) => Ok((part, theirs?)),
-            (_, Some(Err(error @ Error::Peer { .. }))) => Err(error),
+            (_, Some(Err(error @ Error::Peer(_)))) => Err(error),
             (Err(error), _) => Err(error),
             (Ok(part), None) => Ok((part, Cost::default())),
         }

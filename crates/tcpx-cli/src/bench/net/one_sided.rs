@@ -7,9 +7,8 @@ use tcpx::request::PreparedBatch;
 use tcpx::{Region, Rights, Transfer, Window, WindowKey};
 
 use super::engine::{End, Part, Pins, after};
-use super::orders::{Cost, Layout, Mode, Op, Run};
+use super::orders::{Layout, Mode, Op, Run};
 use crate::error::Error;
-use crate::perf::summary::ProcessorTime;
 
 /// What an end is notified of when the other is done.
 const DONE: &[u8] = b"done";
@@ -21,78 +20,59 @@ const LOOK: Duration = Duration::from_secs(1);
 const LETTING_GO: Duration = Duration::from_secs(10);
 
 impl End<'_> {
-    /// The part of the end that measures, for puts and gets. The other end must be ready.
-    pub(super) fn measure_one_sided(
+    /// The part of one end where one alone moves a message; see [`End::take_part`].
+    pub(super) fn move_alone(
         &self,
         run: &Run,
+        measures: bool,
+        pins: &Pins,
         ready: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Part, Error> {
-        let pins = Pins::of(self.memory)?;
-        let cpu = ProcessorTime::start();
         let both = run.mode == Mode::Both;
-        let windows = match (run.mode, run.op) {
-            (Mode::Both, _) | (Mode::Latency, Op::Put) => self.expose(run)?,
-            _ => Vec::new(),
+        // Each end moves something into, or out of, the other's windows.
+        let mutual = both || (run.mode == Mode::Latency && run.op == Op::Put);
+        let windows = match !measures || mutual {
+            true => self.expose(run)?,
+            false => Vec::new(),
         };
         ready()?;
         if !windows.is_empty() {
             self.tell_keys(&windows)?;
         }
-        let keys = self.keys()?;
+        let keys = match measures || mutual {
+            true => self.keys()?,
+            false => Vec::new(),
+        };
         let started = Instant::now();
         let mut part = match run.mode {
-            Mode::Latency => self.half_trips(run, &keys, &pins)?,
-            Mode::One | Mode::Back | Mode::Both => self.move_all(run, &keys, &pins)?,
+            Mode::Latency if measures => self.half_trips(run, &keys, pins)?,
+            Mode::Latency if mutual => self.send_back(run, &keys, pins)?,
+            _ if measures || both => self.move_all(run, &keys, pins)?,
+            _ => Part::default(),
         };
-        self.connection.notify(DONE)?.wait()?;
-        if both {
+        if measures || both {
+            self.connection.notify(DONE)?.wait()?;
+        }
+        if !measures || both {
             self.expect(DONE)?;
+        }
+        if both {
             part.elapsed = started.elapsed();
         }
-        part.cost = Cost {
-            cpu_us: cpu.microseconds(),
-            pinned: pins.most(),
-            ..Cost::default()
-        };
-        close(windows)?;
+        for window in windows {
+            window.revoke(LETTING_GO)?;
+        }
         Ok(part)
     }
 
-    /// The part of the other end; `ready` is called when its windows are open.
-    pub(super) fn serve_one_sided(
-        &self,
-        run: &Run,
-        ready: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<Cost, Error> {
-        let pins = Pins::of(self.memory)?;
-        let windows = self.expose(run)?;
-        let cpu = ProcessorTime::start();
-        ready()?;
-        self.tell_keys(&windows)?;
-        match (run.mode, run.op) {
-            (Mode::Both, _) => {
-                let keys = self.keys()?;
-                self.move_all(run, &keys, &pins)?;
-                self.connection.notify(DONE)?.wait()?;
-            }
-            (Mode::Latency, Op::Put) => {
-                let keys = self.keys()?;
-                for index in 0..run.count {
-                    self.expect(BALL)?;
-                    self.throw(run, &keys, index)?.wait()?;
-                    pins.look();
-                }
-            }
-            _ => {}
+    /// The answers to the other end's half trips.
+    fn send_back(&self, run: &Run, keys: &[WindowKey], pins: &Pins) -> Result<Part, Error> {
+        for index in 0..run.count {
+            self.expect(BALL)?;
+            self.throw(run, keys, index)?.wait()?;
+            pins.look();
         }
-        self.expect(DONE)?;
-        let cost = Cost {
-            cpu_us: cpu.microseconds(),
-            pinned: pins.most(),
-            ..Cost::default()
-        };
-        close(windows)?;
-        Ok(cost)
+        Ok(Part::default())
     }
 
     /// Opens what the other end writes, or reads.
@@ -124,10 +104,10 @@ impl End<'_> {
             .collect();
         match keys {
             Ok(keys) if !keys.is_empty() => Ok(keys),
-            _ => Err(Error::Unexpected {
-                expected: "the keys of the other end's windows",
-                arrived: format!("{} other bytes", message.len()),
-            }),
+            _ => Err(Error::unexpected(
+                "the keys of the other end's windows",
+                format!("{} other bytes", message.len()),
+            )),
         }
     }
 
@@ -144,10 +124,10 @@ impl End<'_> {
         if found == expected {
             return Ok(());
         }
-        Err(Error::Unexpected {
-            expected: "the other end's notification",
-            arrived: format!("{} other bytes", found.len()),
-        })
+        Err(Error::unexpected(
+            "the other end's notification",
+            format!("{} other bytes", found.len()),
+        ))
     }
 
     /// Starts a put or a get.
@@ -267,11 +247,4 @@ fn starts(run: &Run) -> Vec<usize> {
         }),
     }
     starts
-}
-
-fn close(windows: Vec<Window>) -> Result<(), Error> {
-    for window in windows {
-        window.revoke(LETTING_GO)?;
-    }
-    Ok(())
 }

@@ -1,43 +1,58 @@
 //! What the measuring end asks of the other, and what that answers.
 
+use std::fmt;
+
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tcpx::{Congestion, Connection};
 
 use crate::error::Error;
-use crate::messages::{self, ANSWER, Answer, REQUEST, VERDICT};
+use crate::messages::{self, ANSWER, REQUEST, Reason, VERDICT};
 use crate::perf::summary::Spent;
 
 /// Most messages of one measurement.
 pub(crate) const MOST_MESSAGES: u32 = 1_000_000;
 
 /// How messages go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Mode {
-    /// There and back, one at a time.
+    /// Half a round trip, one message at a time.
     Latency,
-    /// From the measuring end to the other.
+    /// From this end to the other.
     One,
     /// From the other end to the measuring one.
+    #[value(skip)]
     Back,
-    /// Both ways at once.
+    /// Both directions at once; rates are sums.
     Both,
 }
 
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Latency => "latency",
+            Self::One => "one",
+            Self::Back => "back",
+            Self::Both => "both",
+        })
+    }
+}
+
 /// Who moves the messages, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Op {
     /// Both ends: sends and receives.
+    #[value(skip)]
     Send,
-    /// The end whose bytes they are.
+    /// Into the other end's window; round trips with a notification behind each.
     Put,
-    /// The end that wants them.
+    /// From the other end's window; half a round trip is half of one get.
     Get,
-    /// As a put, in pieces.
+    /// As a put, in pieces that a batch lists once for all messages; no round trips.
     Batch,
-    /// As a get, in pieces.
+    /// As a get, in such pieces.
     BatchGet,
 }
 
@@ -96,9 +111,33 @@ pub(crate) struct Run {
     pub(crate) at_once: bool,
     /// Of a batch; 64 in any order by default.
     pub(crate) pieces: Option<Pieces>,
+    /// Have fresh contents, made from this number, cross into poisoned memory, and every byte compared.
+    pub(crate) seed: Option<u64>,
 }
 
 impl Run {
+    pub(crate) fn new(mode: Mode, op: Op, bytes: u64, count: u32, depth: u16) -> Self {
+        Self {
+            mode,
+            op,
+            bytes,
+            count,
+            depth,
+            at_once: false,
+            pieces: None,
+            seed: None,
+        }
+    }
+
+    /// Whether an end sends, and whether it receives; the measuring one begins where messages go there and back.
+    pub(super) fn directions(&self, measures: bool) -> (bool, bool) {
+        match self.mode {
+            Mode::One | Mode::Latency => (measures, !measures),
+            Mode::Back => (!measures, measures),
+            Mode::Both => (true, true),
+        }
+    }
+
     /// Payload bytes of it, both directions together where there are two.
     pub(crate) fn moved(&self) -> u64 {
         let directions = match self.mode {
@@ -134,21 +173,12 @@ pub(super) struct RawRun {
     pub(super) run: Run,
     pub(super) streams: u16,
     pub(super) drive: Drive,
-    /// Have the messages compared with the pattern of this number; then nothing is timed.
-    pub(super) seed: Option<u64>,
 }
 
 /// An order to the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Order {
-    /// Fresh contents into poisoned memory, every byte compared, in both directions.
-    Verify {
-        op: Op,
-        bytes: u64,
-        depth: u16,
-        seed: u64,
-    },
     /// A measurement.
     Run(Run),
     /// A measurement of plain loops.
@@ -160,12 +190,7 @@ pub(super) enum Order {
 }
 
 /// What the other end says after it has done its part.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "reply", rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Reply {
-    Done(Cost),
-    Failed { why: String, hint: String },
-}
+pub(super) type Reply = Result<Cost, Reason>;
 
 /// Where to meet it, for plain streams and iperf3.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -209,15 +234,7 @@ pub(super) fn finished(
     reply: messages::Expected,
     limit: std::time::Duration,
 ) -> Result<Cost, Error> {
-    match reply.wait_at_most(limit, "the other end's report")? {
-        Reply::Done(cost) => Ok(cost),
-        Reply::Failed { why, hint } => Err(Error::Peer { what: why, hint }),
-    }
-}
-
-/// Says that this end is ready.
-pub(super) fn ready(connection: &Connection) -> Result<(), Error> {
-    messages::tell(connection, ANSWER, &Answer::Ready)
+    Ok(reply.wait_at_most::<Reply>(limit, "the other end's report")??)
 }
 
 /// Says where plain streams meet; the other end must have asked with [`expect_place`].

@@ -195,6 +195,7 @@ fn label(series: &Series) -> String {
 mod tests {
     use super::super::case::Case;
     use super::super::measure::Sample;
+    use super::super::orders::Op;
     use super::*;
 
     #[test]
@@ -217,9 +218,9 @@ mod tests {
         };
         let results = Results {
             series: vec![
-                series(Mode::Latency, Contender::Tcpx, 1024, 1.0),
-                series(Mode::One, Contender::Tcpx, 1024, 1.0),
-                series(Mode::One, Contender::Tcpx, 4096, 2.0),
+                series(Mode::Latency, Contender::Ours(Op::Send), 1024, 1.0),
+                series(Mode::One, Contender::Ours(Op::Send), 1024, 1.0),
+                series(Mode::One, Contender::Ours(Op::Send), 4096, 2.0),
                 series(Mode::One, Contender::Iperf3, 4096, 1.5),
             ],
             streams: 1,
@@ -230,7 +231,6 @@ mod tests {
             ends: "host -> host".into(),
             path: String::new(),
             devices: "no GPU".into(),
-            command: String::new(),
         };
         let text = svg(&results, &about);
         assert_eq!(text.matches("<polyline").count(), 2);

@@ -58,16 +58,6 @@ impl RawRun {
         }
     }
 
-    /// Whether an end sends, and whether it receives.
-    fn directions(&self, measures: bool) -> (bool, bool) {
-        match self.run.mode {
-            Mode::One => (measures, !measures),
-            Mode::Back => (!measures, measures),
-            Mode::Both => (true, true),
-            Mode::Latency => (true, false),
-        }
-    }
-
     /// Bytes that all streams move in one direction; a division may round up.
     pub(super) fn bytes(&self) -> u64 {
         let share = self.share();
@@ -87,10 +77,14 @@ impl Memory {
     pub(super) fn new(run: &RawRun, measures: bool) -> Self {
         let share = run.share();
         let bytes = share.part.saturating_mul(share.slots as usize);
-        let (sends, receives) = run.directions(measures);
+        // Round trips go through one piece of memory.
+        let (sends, receives) = match run.run.mode {
+            Mode::Latency => (true, false),
+            _ => run.run.directions(measures),
+        };
         let source = || {
             let mut source = vec![0x3c; bytes];
-            if let Some(seed) = run.seed {
+            if let Some(seed) = run.run.seed {
                 Pattern::new(seed).fill(0, &mut source);
             }
             source
@@ -155,7 +149,6 @@ pub(super) fn measure(
             cpu_us: cpu.microseconds(),
             ..Cost::default()
         },
-        ..Part::default()
     };
     Ok((part, control))
 }
@@ -174,10 +167,10 @@ fn work(
     let share = run.share();
     if run.run.mode == Mode::Latency {
         let ([stream], [memory]) = (streams, &mut memory.sources[..]) else {
-            return Err(Error::Unexpected {
-                expected: "one stream for round trips",
-                arrived: streams.len().to_string(),
-            });
+            return Err(Error::unexpected(
+                "one stream for round trips",
+                streams.len().to_string(),
+            ));
         };
         let wire = Wire { stream, limit };
         return wire.ping_pong(memory, share, measures).map_err(failed);
@@ -190,7 +183,7 @@ fn work(
         }
         for (stream, memory) in streams.iter().zip(&mut memory.sinks) {
             let wire = Wire { stream, limit };
-            threads.push(scope.spawn(move || wire.receive_all(memory, share, run.seed)));
+            threads.push(scope.spawn(move || wire.receive_all(memory, share, run.run.seed)));
         }
         let ends: Vec<_> = threads
             .into_iter()
@@ -213,10 +206,7 @@ fn prepare(stream: &TcpStream, drive: Drive, limit: Duration) -> io::Result<()> 
 }
 
 fn failed(source: io::Error) -> Error {
-    Error::Process {
-        doing: "move bytes through a plain stream",
-        source,
-    }
+    Error::process("move bytes through a plain stream")(source)
 }
 
 /// A stream whose calls may return without having done anything.
@@ -316,18 +306,9 @@ mod tests {
 
     fn run(mode: Mode, bytes: u64, count: u32, streams: u16) -> RawRun {
         RawRun {
-            run: Run {
-                op: Op::Send,
-                mode,
-                bytes,
-                count,
-                depth: 3,
-                at_once: false,
-                pieces: None,
-            },
+            run: Run::new(mode, Op::Send, bytes, count, 3),
             streams,
             drive: Drive::Blocking,
-            seed: None,
         }
     }
 
@@ -363,7 +344,7 @@ mod tests {
                 let streams = if mode == Mode::Latency { 1 } else { 3 };
                 let mut order = run(mode, 300_000, 7, streams);
                 order.drive = drive;
-                order.seed = (mode != Mode::Latency).then_some(9);
+                order.run.seed = (mode != Mode::Latency).then_some(9);
                 let listener = plain::listen(SocketAddr::from(([127, 0, 0, 1], 0)), &control)
                     .expect("listening");
                 let at = listener.local_addr().expect("an address");
@@ -386,7 +367,7 @@ mod tests {
                     server.join().expect("no panic").expect("served");
                 });
                 if mode == Mode::One {
-                    wrong.seed = Some(10);
+                    wrong.run.seed = Some(10);
                     std::thread::scope(|scope| {
                         let server = scope.spawn(|| {
                             serve(

@@ -1,12 +1,20 @@
 //! The results as a table, as a benchmark file, and as comma-separated values.
 
 use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::time::Duration;
 
-use super::case::Contender;
+use serde_json::json;
+
+use super::case::{Case, Contender};
 use super::measure::{Results, Sample, Series};
-use super::orders::{Drive, Mode};
-use crate::bench::file::{File, Row, digits, machine, spread, today};
+use super::orders::{Drive, Mode, Op};
+use crate::bench::file::{File, Row, digits, spread};
+use crate::error::Error;
 use crate::output::table::{indented, table};
+use crate::perf::summary::Latency;
 use crate::sizes::{Size, time};
 
 /// What all figures have in common.
@@ -18,9 +26,9 @@ pub(super) struct About {
     pub(super) path: String,
     /// What the machine has, in words.
     pub(super) devices: String,
-    /// The command that repeats it.
-    pub(super) command: String,
 }
+
+type Percentile = fn(&Latency) -> Option<f64>;
 
 impl Series {
     fn values(&self, value: impl Fn(&Sample) -> f64) -> Vec<f64> {
@@ -35,19 +43,11 @@ impl Series {
         self.median(|sample| sample.cpu[end])
     }
 
-    /// A percentile in microseconds, if messages were timed.
-    fn microseconds(
-        &self,
-        value: impl Fn(&crate::perf::summary::Latency) -> Option<f64>,
-    ) -> Option<f64> {
-        let values: Option<Vec<f64>> = self
-            .samples
-            .iter()
-            .map(|sample| sample.latency.as_ref().and_then(&value))
-            .collect();
-        values
-            .filter(|values| !values.is_empty())
-            .map(|values| spread(&values).0)
+    /// A percentile of each round in microseconds, where every round has enough samples for it.
+    fn microseconds(&self, value: Percentile) -> Option<Vec<f64>> {
+        let of = |sample: &Sample| sample.latency.as_ref().and_then(value);
+        let values: Option<Vec<f64>> = self.samples.iter().map(of).collect();
+        values.filter(|values| !values.is_empty())
     }
 
     fn pinned(&self) -> u64 {
@@ -110,7 +110,7 @@ impl Results {
             "rate"
         };
         [
-            Contender::Tcpx,
+            Contender::Ours(Op::Send),
             Contender::Raw(Drive::Blocking),
             Contender::Raw(Drive::Spinning),
             Contender::Iperf3,
@@ -121,7 +121,7 @@ impl Results {
         .filter_map(|other| {
             let ratio = self.ratio(series, other)?;
             let name = match other {
-                Contender::Tcpx => "send",
+                Contender::Ours(Op::Send) => "send",
                 other => other.name(),
             };
             Some(format!("{ratio:.2} of the {what} of {name}"))
@@ -137,10 +137,12 @@ impl Results {
         let mut out = table(&header, &[2, 3, 4, 5, 6, 7, 8, 9]);
         for series in &self.series {
             let (median, least, most) = spread(&series.values(|sample| sample.rate));
-            let us = |value: Option<f64>| {
-                value.map_or_else(String::new, |us| {
-                    time(std::time::Duration::from_secs_f64(us / 1e6))
-                })
+            let us = |value: Percentile| {
+                series
+                    .microseconds(value)
+                    .map_or_else(String::new, |values| {
+                        time(Duration::from_secs_f64(spread(&values).0 / 1e6))
+                    })
             };
             let pinned = series.pinned();
             out.add_row([
@@ -149,8 +151,8 @@ impl Results {
                 format!("{median:.3}"),
                 format!("{least:.3}"),
                 format!("{most:.3}"),
-                us(series.microseconds(|latency| Some(latency.p50))),
-                us(series.microseconds(|latency| latency.p99)),
+                us(|latency| Some(latency.p50)),
+                us(|latency| latency.p99),
                 format!("{:.3}", series.cpu(0)),
                 format!("{:.3}", series.cpu(1)),
                 if pinned == 0 {
@@ -167,24 +169,16 @@ impl Results {
     pub(super) fn csv(&self) -> String {
         let mut text = "mode,bytes,in_flight,who,round,gb_per_second,p50_us,p90_us,p99_us,max_us,cpu_s_per_gb_here,cpu_s_per_gb_there,pinned_here,pinned_there,tcp_bytes_per_payload_byte\n".to_owned();
         for series in &self.series {
-            let mode = match series.case.mode {
-                Mode::Latency => "latency",
-                Mode::One => "one",
-                Mode::Back => "back",
-                Mode::Both => "both",
-            };
             for (round, sample) in series.samples.iter().enumerate() {
-                let us = |value: fn(&crate::perf::summary::Latency) -> Option<f64>| {
-                    sample
-                        .latency
-                        .as_ref()
-                        .and_then(value)
-                        .map_or_else(String::new, |us| format!("{us:.3}"))
+                let us = |value: Percentile| {
+                    let us = sample.latency.as_ref().and_then(value);
+                    us.map_or_else(String::new, |us| format!("{us:.3}"))
                 };
                 // Writing to a string never fails.
                 let _ = writeln!(
                     text,
-                    "{mode},{},{},\"{}\",{round},{:.4},{},{},{},{},{:.4},{:.4},{},{},{}",
+                    "{},{},{},\"{}\",{round},{:.4},{},{},{},{},{:.4},{:.4},{},{},{}",
+                    series.case.mode,
                     series.case.bytes,
                     series.case.depth,
                     series.contender.name(),
@@ -209,8 +203,7 @@ impl Results {
     pub(super) fn json(&self, about: &About) -> String {
         let rows = self.series.iter().flat_map(|series| {
             let who = match series.contender {
-                Contender::Tcpx => about.ends.clone(),
-                Contender::OneSided(_) => series.contender.name().replace("tcpx", &about.ends),
+                ours @ Contender::Ours(_) => ours.name().replace("tcpx", &about.ends),
                 other => other.name().to_owned(),
             };
             let name = format!("{}: {who}", series.title());
@@ -226,24 +219,13 @@ impl Results {
             }
             let notes = sentence(&notes);
             if series.case.mode == Mode::Latency {
-                let of =
-                    |name: &str,
-                     notes: String,
-                     value: fn(&crate::perf::summary::Latency) -> Option<f64>| {
-                        // Every round has enough samples, or none counts.
-                        let values: Option<Vec<f64>> = series
-                            .samples
-                            .iter()
-                            .map(|sample| sample.latency.as_ref().and_then(value))
-                            .collect();
-                        let values = values.filter(|values| !values.is_empty())?;
-                        Some(Row::of(name.to_owned(), "us", &values, notes))
-                    };
+                let of = |percent: &str, notes: String, value: Percentile| {
+                    let values = series.microseconds(value)?;
+                    Some(Row::of(format!("{name}, {percent}"), "us", &values, notes))
+                };
                 let rows = [
-                    of(&format!("{name}, p50"), notes, |latency| Some(latency.p50)),
-                    of(&format!("{name}, p99"), String::new(), |latency| {
-                        latency.p99
-                    }),
+                    of("p50", notes, |latency| Some(latency.p50)),
+                    of("p99", String::new(), |latency| latency.p99),
                 ];
                 rows.into_iter().flatten().collect()
             } else {
@@ -263,17 +245,9 @@ impl Results {
                 self.notes.join("; ")
             ));
         }
-        File {
-            schema: 1,
-            subject: "Network",
-            date: today(),
-            machine: machine(&about.devices),
-            command: about.command.clone(),
-            path: Some(about.path.clone()),
-            rows: rows.collect(),
-            notes,
-        }
-        .text()
+        let mut file = File::new("Network", &about.devices, rows.collect(), notes);
+        file.path = Some(about.path.clone());
+        file.text()
     }
 }
 
@@ -285,9 +259,51 @@ fn sentence(parts: &[String]) -> String {
     format!("{}.", parts.join("; "))
 }
 
+/// Most files of one case and contender in a folder.
+const MOST_RUNS: u32 = 10_000;
+
+/// Writes a measurement to `FOLDER/CASE.WHO.N.json` with the first N that is free, as `cargo xtask bench-collect`
+/// reads it.
+pub(super) fn write_run(
+    folder: &Path,
+    case: &Case,
+    contender: Contender,
+    sample: &Sample,
+) -> Result<(), Error> {
+    let who = contender.name().replace(", ", "-");
+    let mut value = json!({
+        "case": case.name,
+        "who": who,
+        "gb_per_second": sample.rate,
+        "cpu_seconds_per_gb": sample.cpu[0] + sample.cpu[1],
+        "cpu_seconds_per_gb_each": sample.cpu,
+        "verified": true,
+    });
+    if let Some(latency) = &sample.latency {
+        value["latency_us"] = json!({ "p50": latency.p50, "p99": latency.p99 });
+    }
+    if let Some(tcp) = sample.tcp {
+        value["tcp_bytes_per_payload_byte"] = json!(tcp);
+    }
+    std::fs::create_dir_all(folder).map_err(Error::io("write", folder))?;
+    for number in 1..=MOST_RUNS {
+        let path = folder.join(format!("{}.{who}.{number}.json", case.name));
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => {
+                return opened
+                    .and_then(|mut file| writeln!(file, "{value}"))
+                    .map_err(Error::io("write", &path));
+            }
+        }
+    }
+    Err(Error::io("write", folder)(
+        io::ErrorKind::AlreadyExists.into(),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::case::Case;
     use super::*;
 
     fn series(contender: Contender, rates: &[f64]) -> Series {
@@ -309,7 +325,7 @@ mod tests {
     fn ratios_are_those_of_the_same_round() {
         let results = Results {
             series: vec![
-                series(Contender::Tcpx, &[1.0, 4.0, 9.0]),
+                series(Contender::Ours(Op::Send), &[1.0, 4.0, 9.0]),
                 series(Contender::Raw(Drive::Blocking), &[2.0, 4.0, 3.0]),
             ],
             streams: 2,
@@ -325,7 +341,6 @@ mod tests {
             ends: "host -> host".into(),
             path: "tcp".into(),
             devices: "no GPU".into(),
-            command: "tcpx bench net".into(),
         };
         let file: serde_json::Value = serde_json::from_str(&results.json(&about)).expect("JSON");
         assert_eq!(file["rows"][0]["median"], 4.0);

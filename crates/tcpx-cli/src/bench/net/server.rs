@@ -17,7 +17,7 @@ use crate::args::perf::Place;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
-use crate::messages::{self, Answer, REQUEST, Request, VERDICT};
+use crate::messages::{self, REQUEST, Reason, Request, VERDICT};
 use crate::output::say::say;
 
 /// Most streams of plain loops.
@@ -58,7 +58,7 @@ pub(crate) fn serve(
             "tcpx transfer server",
         ));
     }
-    orders::ready(connection)?;
+    messages::tell_ready(connection)?;
     let (mut served, mut buffers) = (Served::default(), None);
     loop {
         // A person may look at figures between two orders, and other programs have their turns.
@@ -66,47 +66,34 @@ pub(crate) fn serve(
             .wait("an order of the benchmark")?;
         let done = match order {
             Order::End => {
-                orders::ready(connection)?;
+                messages::tell_ready(connection)?;
                 return Ok(served);
             }
-            Order::Verify {
-                op,
-                bytes,
-                depth,
-                seed,
-            } => verify(connection, memory, &mut buffers, (op, bytes, depth, seed))
-                .inspect(|_| served.verified = true),
             Order::Run(run) => check(&run).and_then(|()| {
-                let buffers = sized(memory, &mut buffers, run.bytes, run.depth)?;
                 let end = End {
                     connection,
-                    buffers,
+                    buffers: sized(memory, &mut buffers, run.bytes, run.depth)?,
                     memory,
                 };
-                let cost = end.serve(&run, || orders::ready(connection))?;
-                served.bytes = served.bytes.saturating_add(run.moved());
-                Ok(cost)
+                let part = end.take_part(&run, false, || messages::tell_ready(connection))?;
+                match run.seed {
+                    Some(_) => served.verified = true,
+                    None => served.bytes = served.bytes.saturating_add(run.moved()),
+                }
+                Ok(part.cost)
             }),
             Order::Raw(run) => check(&run.run).and_then(|()| plain_loops(connection, &run, limit)),
             Order::Iperf3 => other_program(connection, limit),
         };
-        let reply = match &done {
-            Ok(cost) => Reply::Done(*cost),
-            Err(error) => Reply::Failed {
-                why: messages::brief(&error.what()),
-                hint: messages::brief(&error.hint()),
-            },
-        };
-        if let Err(error) = done {
-            // Whichever of the two the measuring end waits for.
-            let refusal = Answer::Refused {
-                why: messages::brief(&error.what()),
-                hint: messages::brief(&error.hint()),
-            };
-            let _ = messages::tell(connection, VERDICT, &reply);
-            return Err(messages::refused(connection, &refusal, error));
+        match done {
+            Ok(cost) => messages::tell(connection, VERDICT, &Reply::Ok(cost))?,
+            Err(error) => {
+                // Whichever of the two the measuring end waits for.
+                let reason = Reason::from(&error);
+                let _ = messages::tell(connection, VERDICT, &Reply::Err(reason.clone()));
+                return Err(messages::refused(connection, reason, error));
+            }
         }
-        messages::tell(connection, VERDICT, &reply)?;
     }
 }
 
@@ -122,10 +109,10 @@ fn check(run: &Run) -> Result<(), Error> {
         || run.cut().bytes == 0
         || run.bytes.div_ceil(run.cut().bytes.max(1)) > u64::from(MAX_PIECES)
     {
-        return Err(Error::Unexpected {
-            expected: "a measurement of 1 to 1,000,000 messages of as many pieces at most, with 1 to 64 in flight",
-            arrived: format!("{run:?}"),
-        });
+        return Err(Error::unexpected(
+            "a measurement of 1 to 1,000,000 messages of as many pieces at most, with 1 to 64 in flight",
+            format!("{run:?}"),
+        ));
     }
     Ok(())
 }
@@ -148,39 +135,6 @@ pub(super) fn sized<'a>(
     }
 }
 
-/// Seed of what the serving end sends, made from the one for the measuring end.
-pub(super) const fn back(seed: u64) -> u64 {
-    seed.rotate_left(32) ^ 0x5bd1_e995_5bd1_e995
-}
-
-fn verify(
-    connection: &Connection,
-    memory: &MemoryChoice,
-    buffers: &mut Option<Buffers>,
-    (op, bytes, count, seed): (Op, u64, u16, u64),
-) -> Result<Cost, Error> {
-    let run = Run {
-        mode: Mode::Both,
-        op,
-        bytes,
-        count: count.into(),
-        depth: count,
-        at_once: false,
-        pieces: None,
-    };
-    check(&run)?;
-    let buffers = sized(memory, buffers, bytes, count)?;
-    buffers.prepare(back(seed))?;
-    let cost = End {
-        connection,
-        buffers,
-        memory,
-    }
-    .serve(&run, || orders::ready(connection))?;
-    buffers.compare(seed, count)?;
-    Ok(cost)
-}
-
 /// Where to listen for this peer.
 fn reached_from(peer: IpAddr) -> IpAddr {
     match peer {
@@ -192,22 +146,21 @@ fn reached_from(peer: IpAddr) -> IpAddr {
 
 fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result<Cost, Error> {
     if run.streams == 0 || run.streams > MOST_STREAMS {
-        return Err(Error::Unexpected {
-            expected: "1 to 64 plain streams",
-            arrived: run.streams.to_string(),
-        });
+        return Err(Error::unexpected(
+            "1 to 64 plain streams",
+            run.streams.to_string(),
+        ));
     }
     let peer = connection.peer().address.ip();
     let any = reached_from(peer);
     let congestion = orders::same_congestion(connection);
     let listener =
         plain::listen(SocketAddr::new(any, 0), &congestion).map_err(tcpx::Error::from)?;
-    let port = listener.local_addr().map_err(|source| Error::Process {
-        doing: "look at the listening socket",
-        source,
-    })?;
+    let port = listener
+        .local_addr()
+        .map_err(Error::process("look at the listening socket"))?;
     let mut memory = raw::Memory::new(run, false);
-    orders::ready(connection)?;
+    messages::tell_ready(connection)?;
     let at = At {
         port: port.port(),
         congestion: plain::congestion_control(&listener),
@@ -220,7 +173,7 @@ fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error
     let peer = connection.peer().address.ip();
     let any = reached_from(peer);
     let (server, port) = iperf3::Server::start(any, limit)?;
-    orders::ready(connection)?;
+    messages::tell_ready(connection)?;
     let at = At {
         port,
         congestion: connection.congestion_control(),
