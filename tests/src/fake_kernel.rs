@@ -11,11 +11,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::RecvFlags;
-use tcpx_memory::{Access, BouncePool, DmaBuf, Region, RegionSlice};
-use tcpx_net::devmem::{
+use tcpx_devmem::{
     Arrival, DevmemError, DevmemNetwork, DevmemOptions, Done, Flow, LinuxSockets, ReceiveQueue,
     SendPath, SocketCalls, Steering,
 };
+use tcpx_memory::{Access, BouncePool, DmaBuf, Region, RegionSlice};
 use tcpx_wire::cmsg::{Dialect, HEADER_BYTES, SOL_SOCKET, cmsg_align, cmsg_len, cmsg_space};
 
 use crate::content::scramble;

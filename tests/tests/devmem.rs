@@ -377,8 +377,8 @@ fn a_side_without_a_queue_receives_through_host_memory() {
         network,
         |_| (),
         |client| {
-            let options = tcpx_net::devmem::DevmemOptions::default();
-            let plain = tcpx_net::devmem::DevmemNetwork::new(options).expect("a network");
+            let options = tcpx_devmem::DevmemOptions::default();
+            let plain = tcpx_devmem::DevmemNetwork::new(options).expect("a network");
             client.network = Arc::new(plain);
         },
     );

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
+#[cfg(feature = "devmem")]
 pub(crate) mod devmem;
 pub(crate) mod doctor;
 pub(crate) mod env;
@@ -102,6 +103,7 @@ pub(crate) enum Command {
     /// List GPUs, network interfaces and the plugin file, and what is missing.
     Devices,
     /// Show, release and test network cards that receive into device memory.
+    #[cfg(feature = "devmem")]
     Devmem(devmem::DevmemArgs),
     /// Find what stops transfers on this host, and how to fix it.
     #[command(after_help = "Examples:\n  tcpx doctor\n  tcpx doctor --explain D007")]
@@ -156,6 +158,7 @@ impl Cli {
         if self.output.json {
             return None;
         }
+        #[cfg(feature = "devmem")]
         if let Command::Devmem(args) = &self.command
             && matches!(args.what, devmem::DevmemCommand::SelfTest(_))
         {

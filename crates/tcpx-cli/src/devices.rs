@@ -1,5 +1,6 @@
 //! `tcpx devices`: what this host has, and what is missing.
 
+#[cfg(feature = "devmem")]
 mod device_memory;
 
 use serde_json::{Value, json};
@@ -118,6 +119,7 @@ fn networks() -> Value {
     }) {
         say!("  missing: an interface with an address that other hosts can reach");
     }
+    #[cfg(feature = "devmem")]
     device_memory::show(found.iter().map(|interface| interface.name.as_str()));
     let interfaces = found.iter().map(|interface| {
         json!({

@@ -3,8 +3,8 @@
 mod self_test;
 
 use serde_json::{Value, json};
+use tcpx_devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
 use tcpx_net::NetworkError;
-use tcpx_net::devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
 use tcpx_net::interfaces::interfaces;
 
 use crate::args::devmem::{DevmemArgs, DevmemCommand, ReleaseArgs};
@@ -38,17 +38,9 @@ fn status() -> Result<Told, Error> {
     let mut cards = Vec::new();
     let mut some_dead = false;
     for status in found {
-        match status {
-            Ok(status) => {
-                some_dead |= status.holds.iter().any(|hold| hold.holder == Holder::Dead);
-                show(&status);
-                cards.push(card(&status));
-            }
-            Err(error) => {
-                aside!("error: {error}");
-                cards.push(json!({ "error": error.to_string() }));
-            }
-        }
+        some_dead |= status.holds.iter().any(|hold| hold.holder == Holder::Dead);
+        show(&status);
+        cards.push(card(&status));
     }
     if some_dead {
         say!("`tcpx devmem release` undoes what the dead ones left");

@@ -1,5 +1,6 @@
 //! From flags to a connection: which network, which key, listening, connecting, and saying so.
 
+#[cfg(feature = "devmem")]
 mod devmem;
 
 use std::net::SocketAddr;
@@ -287,6 +288,7 @@ impl Link {
                 None => more.push_str(" --network plugin"),
             }
         }
+        #[cfg(feature = "devmem")]
         if args.network.network == Some(NetworkName::Devmem) {
             more.push_str(" --network devmem");
         }
@@ -322,6 +324,7 @@ impl Link {
 
 /// Says goodbye: returns when the peer has everything.
 pub(crate) fn part(connection: Connection) -> Result<(), Error> {
+    #[cfg(feature = "devmem")]
     if connection.peer().network == "devmem"
         && let Some(line) = devmem::landed(&connection.statistics())
     {
@@ -359,6 +362,7 @@ fn choose_network(
     memory: &MemoryChoice,
     limit: Duration,
 ) -> Result<(Arc<dyn Network>, String), Error> {
+    #[cfg(feature = "devmem")]
     if args.network == Some(NetworkName::Devmem) {
         return devmem::network(&args.devmem, memory);
     }

@@ -7,6 +7,7 @@ mod buffer_daemon;
 mod connection;
 mod demo;
 mod devices;
+#[cfg(feature = "devmem")]
 mod devmem;
 mod doctor;
 mod env;
@@ -91,6 +92,7 @@ fn run(cli: &Cli) -> Result<Told, Error> {
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices => Ok(devices::run()),
+        #[cfg(feature = "devmem")]
         Command::Devmem(args) => devmem::run(args),
         Command::Env(args) => env::run(args),
         Command::Key(args) => key::run(args),

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 pub use tcpx_lanes::{IoError, SocketError};
 
-use crate::devmem::DevmemError;
-
 /// Where in the stream of chunks something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkPosition {
@@ -119,11 +117,11 @@ pub enum ChannelError {
         /// The memory layer's words.
         cause: String,
     },
-    /// A device-memory channel cannot go on, not even over plain TCP.
+    /// A channel of a network of another crate cannot go on.
     #[error(
         "{channel}: {operation} failed: {cause}; check the link and the peer's log, then connect again"
     )]
-    Devmem {
+    Failed {
         /// Which channel.
         channel: String,
         /// What was tried.
@@ -361,13 +359,10 @@ pub enum NetworkError {
         /// The memory layer's words.
         cause: String,
     },
-    /// A card's queue cannot be used for device memory.
-    #[error(transparent)]
-    Devmem(#[from] Box<DevmemError>),
-}
-
-impl From<DevmemError> for NetworkError {
-    fn from(error: DevmemError) -> Self {
-        Self::Devmem(Box::new(error))
-    }
+    /// A network of another crate cannot be set up.
+    #[error("{cause}")]
+    Other {
+        /// Its words.
+        cause: String,
+    },
 }

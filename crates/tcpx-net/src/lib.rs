@@ -1,4 +1,4 @@
-//! Networks of tcpx: the embedded TCP network, device-memory TCP and the ncclNet plugin host.
+//! Networks of tcpx: the embedded TCP network and the ncclNet plugin host.
 //!
 //! The engine sees two traits. A [`Network`] turns an authenticated control connection into data
 //! channels; a [`Channel`] moves chunks. What a receive yields is either bytes in place or a
@@ -7,7 +7,6 @@
 
 pub mod auth;
 pub mod channel;
-pub mod devmem;
 pub mod dial;
 pub mod error;
 pub mod key_ring;

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tcpx::{Auth, Endpoint, Event, Observer, Options};
+use tcpx_devmem::{Adjust, Devmem, DevmemNetwork, DevmemOptions, ReceiveOptions, SocketCalls};
 use tcpx_memory::DmaBuf;
-use tcpx_net::devmem::{Adjust, Devmem, DevmemNetwork, DevmemOptions, ReceiveOptions, SocketCalls};
 use tcpx_tests::part;
 use tcpx_tests::scenario::{Scenario, Side};
 

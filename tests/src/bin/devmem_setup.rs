@@ -20,9 +20,9 @@ use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
+use tcpx_devmem::kernel::{Kernel, Linux};
+use tcpx_devmem::{Adjust, Devmem, DevmemError, Flow, ReceiveOptions};
 use tcpx_memory::DmaBuf;
-use tcpx_net::devmem::kernel::{Kernel, Linux};
-use tcpx_net::devmem::{Adjust, Devmem, DevmemError, Flow, ReceiveOptions};
 
 /// The receiver's address in the machine.
 const LOCAL: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 
-use tcpx_net::devmem::Done;
+use tcpx_devmem::Done;
 
 /// What one socket has of the pool.
 #[derive(Debug)]

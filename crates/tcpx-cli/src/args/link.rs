@@ -25,6 +25,7 @@ pub(crate) enum NetworkName {
     /// An NCCL network plugin in device-unpack mode.
     Plugin,
     /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU memory.
+    #[cfg(feature = "devmem")]
     Devmem,
 }
 
@@ -33,6 +34,7 @@ impl fmt::Display for NetworkName {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Plugin => "plugin",
+            #[cfg(feature = "devmem")]
             Self::Devmem => "devmem",
         })
     }
@@ -104,6 +106,7 @@ pub(crate) struct NetworkArgs {
     /// Used if --chunk-bytes is not given.
     #[arg(hide = true, long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
     pub(crate) nccl_chunk_bytes: Option<String>,
+    #[cfg(feature = "devmem")]
     #[command(flatten)]
     pub(crate) devmem: CardArgs,
     /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
@@ -130,6 +133,7 @@ pub(crate) struct NetworkArgs {
 }
 
 /// What the network devmem takes.
+#[cfg(feature = "devmem")]
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Network")]
 pub(crate) struct CardArgs {

@@ -1,6 +1,6 @@
 //! What the network cards can do for device memory.
 
-use tcpx_net::devmem::{Capability, Devmem, DevmemError, QueueUse};
+use tcpx_devmem::{Capability, Devmem, DevmemError, QueueUse};
 
 use crate::output::say::say;
 

@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, TcpListener};
 
 use tcpx::Gpu;
-use tcpx_memory::{DmaBuf, MemoryKind};
-use tcpx_net::devmem::{
+use tcpx_devmem::{
     Adjust, Devmem, Flow, Landed, QueueUse, ReceiveOptions, ReceiveQueue, watch_landing,
 };
+use tcpx_memory::{DmaBuf, MemoryKind};
 use tcpx_net::interfaces;
 
 use super::refused;

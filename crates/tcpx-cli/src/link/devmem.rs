@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tcpx::Network;
+use tcpx_devmem::{Adjust, Devmem, DevmemError, DevmemNetwork, DevmemOptions, ReceiveOptions};
 use tcpx_memory::{DmaBuf, DmaBufError};
-use tcpx_net::devmem::{Adjust, Devmem, DevmemError, DevmemNetwork, DevmemOptions, ReceiveOptions};
 use tcpx_net::{ChannelStats, NetworkError};
 
 use crate::args::link::CardArgs;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tcpx_devmem::{Arrival, Done, LinuxSockets, SocketCalls};
 use tcpx_memory::RegionSlice;
-use tcpx_net::devmem::{Arrival, Done, LinuxSockets, SocketCalls};
 use tcpx_wire::cmsg::{ControlMessages, Dialect, SOL_SOCKET};
 
 #[derive(Debug, Default)]

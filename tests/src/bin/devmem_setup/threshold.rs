@@ -1,7 +1,7 @@
 //! The threshold of the header split, which the `ethtool` of the machine does not know.
 
 use anyhow::{Context, Result, bail};
-use tcpx_net::devmem::kernel::{Kernel, Linux};
+use tcpx_devmem::kernel::{Kernel, Linux};
 use tcpx_wire::netlink::{Answer, CONTROL_FAMILY, Request, attributes, messages};
 
 const GET_FAMILY: u8 = 3;

@@ -1,0 +1,60 @@
+//! Device-memory TCP of the mainline kernel: a network card's receive queue puts payload straight into a
+//! bounce pool of GPU memory, or of host memory that stands in for it.
+//!
+//! [`Devmem`] binds memory to queues and shows or undoes what processes have changed on a card.
+//! [`ReceiveQueue`] and [`SendPath`] are what the data path gets: bound memory, and the means to steer
+//! flows to it. Dropping them unbinds and puts back every setting of the card that was changed.
+//! [`DevmemNetwork`] moves chunks through them.
+
+mod bind;
+mod calls;
+mod capability;
+mod card_state;
+mod channel;
+mod companion;
+mod error;
+mod flow;
+mod holders;
+mod inflow;
+pub mod kernel;
+mod landing;
+mod landing_test;
+mod netlink;
+mod network;
+mod outflow;
+mod pool_use;
+mod queue_limit;
+mod receive_queue;
+mod record;
+mod refusals;
+mod rule;
+mod send_path;
+mod set_up;
+mod settings;
+mod slots;
+mod stage;
+mod state;
+mod status;
+mod steering;
+mod watch;
+mod zero_copy;
+
+pub use bind::{Adjust, Devmem, ReceiveOptions};
+pub use calls::{Arrival, LinuxSockets, SocketCalls};
+pub use capability::{Capability, KernelCapability};
+pub use card_state::CardState;
+pub use error::{DevmemError, Refusal};
+pub use flow::{Flow, FlowRule, Steering};
+pub use holders::Holder;
+pub use landing_test::{Landed, LandingError, watch_landing};
+pub use netlink::QueueUse;
+pub use network::{DevmemNetwork, DevmemOptions};
+pub use receive_queue::ReceiveQueue;
+pub use rule::Rule;
+pub use send_path::SendPath;
+pub use state::STATE_FOLDER;
+pub use status::{HoldStatus, Released, Status};
+pub use tcpx_lanes::zero_copy::Done;
+
+#[cfg(test)]
+mod tests;
