@@ -3,7 +3,9 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the simulator makes system calls of Linux on x86-64");
 
+mod liar;
 mod log;
+mod memory;
 mod plan;
 mod programs;
 mod random;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::liar::{LIES, Manners};
 use crate::random::Random;
 use crate::system::{self, MICRO, MILLI, Nanos, SECOND, network, network::Fault};
 
@@ -52,6 +53,8 @@ pub enum Action {
     Revoke,
     /// Drops the connection with all that runs.
     Leave,
+    /// A fork's child drops all that it has inherited.
+    Fork,
 }
 
 #[derive(Clone, Debug)]
@@ -66,8 +69,12 @@ pub struct Plan {
     pub system: system::Settings,
     /// For each connection: the client's side and the server's.
     pub connections: Vec<[Side; 2]>,
+    /// One more, of which a liar is the client.
+    pub liar: Option<(Side, Manners)>,
     /// Nothing happens after which an operation may fail.
     pub strict: bool,
+    /// How long waits last that nothing else ends.
+    pub patience: Duration,
     pub lanes: u16,
     pub chunk_bytes: u32,
     pub window: u16,
@@ -96,11 +103,13 @@ impl Plan {
             2 => (vec![100, 1448, 4096, 65_536], LARGE),
             _ => (vec![1448, 16_384, 262_144], LARGE),
         };
+        let near = random.one_in(2);
         let least = random.pick(&[5, 20, 50, 500]) * MICRO;
         let network = network::Settings {
             latency: (least, least + random.pick(&[0, 10, 200, 5_000]) * MICRO),
             window: random.pick(&[300, 4_096, 65_536, 1 << 20]),
             in_flight: random.pick(&[2_000, 65_536, 1 << 20]),
+            near,
             send_buffer: random.pick(&[None, None, Some(2_048), Some(16_384)]),
             pieces,
             spares: strict,
@@ -114,6 +123,13 @@ impl Plan {
         let mut connections = Vec::new();
         for _ in 0..count {
             connections.push(Self::connection(&mut random, sizes, strict, &mut item));
+        }
+        let mut liar = None;
+        if random.one_in(4) {
+            let side = Self::connection(&mut random, sizes, false, &mut item);
+            let manners = Self::manners(&mut random, &mut item);
+            let [_, side] = side;
+            liar = item().then_some((side, manners));
         }
         let encrypt = random.one_in(3);
         let lanes = random.pick(&[1, 1, 2, 3, 4]);
@@ -138,14 +154,16 @@ impl Plan {
                 verbose,
             },
             connections,
+            liar,
             strict,
+            patience: random.pick(&[Duration::from_secs(20), Duration::MAX]),
             lanes,
             chunk_bytes: random.pick(&[4_096, 16_384, 65_536]),
             window: random.pick(&[1, 2, 4, 64]),
             eager_limit: random.pick(&[0, 1_024, 32_768]),
             encrypt,
-            stage: random.one_in(3),
-            near: random.one_in(2),
+            stage: random.one_in(2),
+            near,
             items,
         }
     }
@@ -163,8 +181,10 @@ impl Plan {
         let manner = |random: &mut Random| Manner {
             cancel: (!strict && random.one_in(6))
                 .then(|| Duration::from_micros(random.below(20_000))),
-            deadline: (!strict && random.one_in(8))
-                .then(|| Duration::from_millis(random.pick(&[1, 20, 500, 4_000]))),
+            deadline: random.one_in(8).then(|| match strict {
+                true => Duration::MAX,
+                false => Duration::from_millis(random.pick(&[1, 20, 500, 4_000])),
+            }),
             verified: random.one_in(5),
         };
         let mut at = 0;
@@ -233,6 +253,7 @@ impl Plan {
                         manner: mine,
                     },
                 ),
+                8 if span % 4 == 0 => add(from, Action::Fork),
                 8 => add(from, Action::Pause(Duration::from_micros(span))),
                 _ => add(from, Action::Settle(settle)),
             }
@@ -251,19 +272,37 @@ impl Plan {
         sides
     }
 
+    fn manners(random: &mut Random, item: &mut dyn FnMut() -> bool) -> Manners {
+        let mut lies = Vec::new();
+        for _ in 0..random.pick(&[0, 1, 1, 2, 8]) {
+            let lie = (random.below(40), random.pick(LIES));
+            if item() {
+                lies.push(lie);
+            }
+        }
+        Manners {
+            seed: random.next(),
+            lies,
+            early: random.one_in(3),
+            pause: Duration::from_millis(random.pick(&[0, 0, 20, 2_000, 40_000])),
+            lanes: random.pick(&[0, 0, 0, 0, 0, 40]),
+        }
+    }
+
     fn fault(random: &mut Random, strict: bool, encrypt: bool) -> Fault {
         let which = random.index(64);
         let span = |random: &mut Random, most: Nanos| random.below(most) + MILLI;
-        match random.below(if strict { 8 } else { 12 }) {
+        match random.below(if strict { 10 } else { 14 }) {
             0..=2 => Fault::Reset(which),
             3 => Fault::Stall(which, span(random, 2 * SECOND)),
             4 => Fault::Swallow(which),
             5 => Fault::Refuse(span(random, SECOND)),
             6 if encrypt => Fault::Flip(which),
             6 | 7 => Fault::StallAll(span(random, SECOND)),
-            8 => Fault::HalfClose(which),
-            9 => Fault::TimeJump(span(random, 20 * SECOND)),
-            10 => Fault::StallAll(span(random, 30 * SECOND)),
+            8 | 9 => Fault::Doze(which, span(random, SECOND)),
+            10 => Fault::HalfClose(which),
+            11 => Fault::TimeJump(span(random, 20 * SECOND)),
+            12 => Fault::StallAll(span(random, 30 * SECOND)),
             _ => Fault::Die,
         }
     }

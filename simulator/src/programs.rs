@@ -10,6 +10,7 @@ use tcpx::{
     Report, Rights, TcpNetwork, TcpOptions, Transfer, Window, WindowKey,
 };
 
+use crate::liar::Liar;
 use crate::plan::{Action, Manner, Plan, SLOT, SLOTS, Side};
 use crate::system::{self, fail, note};
 
@@ -29,15 +30,21 @@ const GOODBYE: Duration = Duration::from_secs(60);
 /// Messages of so many bytes tell each other apart.
 const LEAST_TOLD: usize = 8;
 
+/// What the last two bits of all payload of a connection are; those of memory that is `EMPTY` are of connection 0.
+pub fn label(connection: usize) -> u8 {
+    (connection as u8 + 1) & 3
+}
+
 /// The bytes of a payload.
 fn content(name: u64, bytes: usize) -> Vec<u8> {
+    let label = u64::from(label((name >> 40) as usize)) * 0x0101_0101_0101_0101;
     let mut out = Vec::with_capacity(bytes + 8);
     let mut word = name.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     while out.len() < bytes {
         word ^= word << 13;
         word ^= word >> 7;
         word ^= word << 17;
-        out.extend_from_slice(&word.to_le_bytes());
+        out.extend_from_slice(&(word & 0xFCFC_FCFC_FCFC_FCFC | label).to_le_bytes());
     }
     out.truncate(bytes);
     out
@@ -93,6 +100,9 @@ struct Notified {
 struct Scene {
     number: usize,
     strict: bool,
+    /// The other side is a liar.
+    lied: bool,
+    patience: Duration,
     model: Mutex<Model>,
     keys: Mutex<[Option<WindowKey>; 2]>,
     windows: [Region; 2],
@@ -313,14 +323,19 @@ impl Program<'_> {
                 }
             }
             Action::Revoke => {
-                self.revoked = true;
-                if let Some(window) = self.window.take()
-                    && let Err(error) = window.revoke(LONGEST)
-                {
-                    self.may_fail(&error, "revoking");
+                if let Some(window) = self.window.take() {
+                    match window.revoke(LONGEST) {
+                        Ok(()) => self.revoked = true,
+                        Err(error) => self.may_fail(&error, "revoking"),
+                    }
                 }
                 self.check_window(false);
             }
+            Action::Fork => system::fork(|| {
+                self.running.clear();
+                self.window = None;
+                self.connection = None;
+            }),
             Action::Leave => {
                 // What runs is cancelled, and nobody hears how it ends.
                 for running in std::mem::take(&mut self.running) {
@@ -380,8 +395,7 @@ impl Program<'_> {
         if self.connection.is_none() {
             return;
         }
-        let Some(key) = scene.keys.lock().unwrap_or_else(PoisonError::into_inner)[1 - self.side]
-        else {
+        let Some(key) = scene.key(1 - self.side) else {
             return;
         };
         let mut regions = Vec::new();
@@ -445,8 +459,7 @@ impl Program<'_> {
         if self.connection.is_none() {
             return;
         }
-        let Some(key) = scene.keys.lock().unwrap_or_else(PoisonError::into_inner)[1 - self.side]
-        else {
+        let Some(key) = scene.key(1 - self.side) else {
             return;
         };
         let before = scene
@@ -560,9 +573,12 @@ impl Program<'_> {
         };
         let next = self.running.iter().filter_map(|one| one.cancel_at).min();
         let left = next.map(|at| at.saturating_duration_since(Instant::now()));
-        let span = left
-            .unwrap_or(Duration::from_secs(1))
-            .min(Duration::from_secs(1));
+        // Of the oldest no other end is waited for than its own, unless others have to be looked after.
+        let most = match self.running.len() {
+            1 => self.scene.patience,
+            _ => Duration::from_secs(1),
+        };
+        let span = left.unwrap_or(most).min(most);
         if let Some(outcome) = oldest.transfer.wait_timeout(span) {
             let running = self.running.remove(0);
             self.ended(running, outcome);
@@ -573,7 +589,8 @@ impl Program<'_> {
     fn check_age(&self, at: usize) {
         let running = &self.running[at];
         let age = running.age();
-        let most = running.deadline.map_or(LONGEST, |deadline| deadline + LATE);
+        let deadline = running.deadline.unwrap_or(Duration::MAX);
+        let most = LONGEST.min(deadline.saturating_add(LATE));
         if age > most {
             let status = self.connection.as_ref().map(Connection::status);
             fail(&format!(
@@ -591,6 +608,9 @@ impl Program<'_> {
             let Ok(told) = <[u8; 8]>::try_from(&bytes[..]) else {
                 fail("a notification that nobody sent");
             };
+            if self.scene.lied {
+                continue;
+            }
             let mut model = self.scene.model();
             let Some(known) = model
                 .notifications
@@ -632,7 +652,7 @@ impl Program<'_> {
         } = running;
         drop(transfer);
         if let Some(deadline) = deadline
-            && age > deadline + LATE
+            && age > deadline.saturating_add(LATE)
         {
             fail(&format!(
                 "an operation with a deadline of {deadline:?} ended after {age:?}"
@@ -689,6 +709,13 @@ impl Program<'_> {
         }
     }
 
+    /// A liar's bytes are never those of memory that nothing was written to.
+    fn is_whole(bytes: &[u8]) {
+        if bytes.contains(&EMPTY) {
+            fail("a liar's bytes have come, it says, and some have not");
+        }
+    }
+
     fn received(&self, number: usize, tag: u64, region: &Region, outcome: &Result<Report, Error>) {
         let bytes = contents(region, "memory of a receive that has ended");
         Self::guards(&bytes, "a receive");
@@ -701,6 +728,10 @@ impl Program<'_> {
                 let count = report.bytes as usize;
                 if count > inner.len() {
                     fail("a receive reports more bytes than it has room for");
+                }
+                // One may write a long message to where it then says a short one went.
+                if self.scene.lied {
+                    return Self::is_whole(&inner[..count]);
                 }
                 if inner[count..].iter().any(|byte| *byte != EMPTY) {
                     fail("bytes behind a message were written");
@@ -747,6 +778,9 @@ impl Program<'_> {
                         "nothing was delivered, it says, and bytes were written: {error}"
                     ));
                 }
+                if self.scene.lied {
+                    return;
+                }
                 let candidates: Vec<_> = sends
                     .iter()
                     .map(|one| content(name(self.scene.number, from, one.message, 0), one.bytes))
@@ -780,7 +814,7 @@ impl Program<'_> {
                 slot.spoilt = true;
                 continue;
             }
-            if slot.spoilt {
+            if slot.spoilt || self.scene.lied {
                 continue;
             }
             slot.settled = true;
@@ -814,6 +848,12 @@ impl Program<'_> {
         let all = contents(region, "memory of a get that has ended");
         Self::guards(&all, "a get");
         let inner = &all[GUARD..all.len() - GUARD];
+        if self.scene.lied {
+            if succeeded {
+                Self::is_whole(inner);
+            }
+            return;
+        }
         if succeeded && !slot.spoilt && inner != &Self::expected(slot)[..bytes] {
             fail("a get has succeeded with bytes that are not the window's");
         }
@@ -823,12 +863,16 @@ impl Program<'_> {
     fn check_window(&self, settled: bool) {
         let region = &self.scene.windows[self.side];
         let Ok(bytes) = region.with_bytes(.., <[u8]>::to_vec) else {
-            if settled || self.revoked {
+            // Nobody says when that ends of a window that was dropped: only that it does.
+            if self.revoked {
                 fail("a window is in use after its end");
             }
             return;
         };
         Self::guards(&bytes, "a window");
+        if self.scene.lied {
+            return;
+        }
         let model = self.scene.model();
         for at in 0..SLOTS {
             let slot = model
@@ -863,7 +907,7 @@ impl Program<'_> {
     }
 }
 
-fn options(plan: &Plan, key: &Auth, manual: bool) -> Options {
+fn options(plan: &Plan, key: &Auth, manual: bool, encrypt: bool) -> Options {
     let network = TcpNetwork::new(TcpOptions {
         window: plan.window,
         stage_host: plan.stage,
@@ -873,7 +917,7 @@ fn options(plan: &Plan, key: &Auth, manual: bool) -> Options {
         channels: plan.lanes,
         chunk_bytes: Some(plan.chunk_bytes),
         eager_limit: plan.eager_limit,
-        encrypt: plan.encrypt,
+        encrypt,
         progress: if manual {
             ProgressMode::Manual
         } else {
@@ -893,7 +937,13 @@ fn program(
     let region = &scene.windows[side];
     let window = connection.expose(region.all(), Rights::GetAndPut);
     let window = window.unwrap_or_else(|error| fail(&format!("exposing failed: {error}")));
-    scene.keys.lock().unwrap_or_else(PoisonError::into_inner)[side] = Some(window.key());
+    let mut keys = scene.keys.lock().unwrap_or_else(PoisonError::into_inner);
+    keys[side] = Some(window.key());
+    if scene.lied {
+        // As good as any.
+        keys[1 - side] = Some(window.key());
+    }
+    drop(keys);
     scene.ready.wait();
     if side == 0 {
         system::begin_faults();
@@ -911,7 +961,7 @@ fn program(
     program.run(plan);
     // Under manual progress, what the peer still waits for comes only while this side makes progress.
     scene.set_done(side);
-    if plan.manual {
+    if plan.manual && !scene.lied {
         let until = Instant::now() + Duration::from_secs(120);
         while program.connection.is_some() && !scene.is_done(1 - side) && Instant::now() < until {
             program.look();
@@ -920,7 +970,7 @@ fn program(
     }
     scene.done.wait();
     program.take_notifications();
-    program.window = None;
+    program.act(&Action::Revoke);
     if let Some(connection) = program.connection.take() {
         let outcome = connection.close(GOODBYE);
         note(|| format!("{}.{side} closed: {outcome:?}", scene.number));
@@ -932,6 +982,9 @@ fn program(
         }
     }
     scene.done.wait();
+    if scene.lied {
+        scene.set_done(1 - side);
+    }
     program.check_left();
     program.check_window(true);
     if side == 0 && scene.strict {
@@ -940,7 +993,19 @@ fn program(
     program.left
 }
 
+/// What came of a client's dialling.
+enum Dialled {
+    Engine(Connection),
+    Liar(Liar),
+}
+
+type Dialling = std::thread::JoinHandle<Option<Dialled>>;
+
 impl Scene {
+    fn key(&self, side: usize) -> Option<WindowKey> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)[side]
+    }
+
     fn is_done(&self, side: usize) -> bool {
         self.finished.lock().unwrap_or_else(PoisonError::into_inner)[side]
     }
@@ -983,42 +1048,75 @@ pub fn run(plan: &Plan) {
     };
     let mut pairs = Vec::new();
     let mut endpoints = Vec::new();
-    for sides in &plan.connections {
-        let endpoint = Endpoint::listen(address, options(plan, &auth, sides[1].manual))
+    let mut accept = |server: Options, dial: &dyn Fn(SocketAddr) -> Dialling| {
+        let endpoint = Endpoint::listen(address, server)
             .unwrap_or_else(|error| fail(&format!("listening failed: {error}")));
-        let client = options(plan, &auth, sides[0].manual);
-        let to = endpoint.local_addr();
-        let dialling = std::thread::spawn(move || Endpoint::connect(to, &client));
-        let accepted = endpoint.accept(Duration::from_secs(20));
-        let accepted = accepted.unwrap_or_else(|error| fail(&format!("accepting failed: {error}")));
-        match dialling.join() {
-            Ok(Ok(dialled)) => pairs.push([dialled, accepted]),
-            Ok(Err(error)) => fail(&format!("connecting failed: {error}")),
-            Err(_) => fail("the dialling thread panicked"),
-        }
+        let dialling = dial(endpoint.local_addr());
+        let accepted = endpoint.accept(plan.patience);
         endpoints.push(endpoint);
+        match (dialling.join(), accepted) {
+            (Ok(dialled), Ok(accepted)) => dialled.map(|dialled| (dialled, accepted)),
+            // Lanes beyond the agreed number may come before that is agreed.
+            (Ok(Some(Dialled::Liar(_)) | None), Err(_)) => None,
+            (_, Err(error)) => fail(&format!("accepting failed: {error}")),
+            (Err(_), _) => fail("the dialling thread panicked"),
+        }
+    };
+    let liar = plan.liar.as_ref().and_then(|(side, manners)| {
+        accept(options(plan, &auth, side.manual, false), &|to| {
+            let (auth, manners) = (auth.clone(), manners.clone());
+            std::thread::spawn(move || {
+                Liar::connect(to, &auth, label(0), manners).map(Dialled::Liar)
+            })
+        })
+    });
+    for sides in &plan.connections {
+        let server = options(plan, &auth, sides[1].manual, plan.encrypt);
+        pairs.extend(accept(server, &|to| {
+            let client = options(plan, &auth, sides[0].manual, plan.encrypt);
+            std::thread::spawn(move || match Endpoint::connect(to, &client) {
+                Ok(dialled) => Some(Dialled::Engine(dialled)),
+                Err(error) => fail(&format!("connecting failed: {error}")),
+            })
+        }));
     }
-    let scenes: Vec<_> = (0..plan.connections.len())
-        .map(|number| Scene {
+    let scene = |number: usize, lied: bool| {
+        let programs = if lied { 1 } else { 2 };
+        Scene {
             number,
-            strict: plan.strict,
+            strict: plan.strict && !lied,
+            lied,
+            patience: plan.patience,
             model: Mutex::default(),
             keys: Mutex::default(),
             windows: [(); 2].map(|()| guarded(SLOTS * SLOT)),
-            ready: Barrier::new(2),
-            done: Barrier::new(2),
+            ready: Barrier::new(programs),
+            done: Barrier::new(programs),
             finished: Mutex::default(),
-        })
+        }
+    };
+    let lied = scene(0, true);
+    let scenes: Vec<_> = (1..=plan.connections.len())
+        .map(|number| scene(number, false))
         .collect();
     let left: Vec<Region> = std::thread::scope(|threads| {
         let mut running = Vec::new();
-        for ((scene, sides), pair) in scenes.iter().zip(&plan.connections).zip(pairs) {
-            for (side, connection) in pair.into_iter().enumerate() {
-                let (actions, unbroken) = (&sides[side], plan.system.faults.is_empty());
-                running.push(
-                    threads.spawn(move || program(scene, side, connection, actions, unbroken)),
-                );
+        let unbroken = plan.system.faults.is_empty();
+        let mut start = |scene, side: usize, connection, actions| {
+            running
+                .push(threads.spawn(move || program(scene, side, connection, actions, unbroken)));
+        };
+        let all = scenes.iter().zip(&plan.connections).zip(pairs);
+        for ((scene, [client, server]), (dialled, accepted)) in all {
+            if let Dialled::Engine(dialled) = dialled {
+                start(scene, 0, dialled, client);
             }
+            start(scene, 1, accepted, server);
+        }
+        if let (Some((side, _)), Some((Dialled::Liar(liar), accepted))) = (&plan.liar, liar) {
+            start(&lied, 1, accepted, side);
+            let lied = &lied;
+            threads.spawn(move || liar.run(|| lied.key(1), || lied.is_done(0)));
         }
         running
             .into_iter()
@@ -1037,6 +1135,9 @@ pub fn run(plan: &Plan) {
             ));
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+    for window in scenes.iter().chain([&lied]).flat_map(|one| &one.windows) {
+        contents(window, "a window, after all connections were closed");
     }
     for region in &left {
         let bytes = contents(

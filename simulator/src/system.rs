@@ -15,6 +15,7 @@ mod threads;
 use std::cell::{Cell, UnsafeCell};
 use std::time::Duration;
 
+use crate::memory;
 use crate::random::Random;
 use network::{Fault, Network};
 pub use raw::exit;
@@ -28,6 +29,9 @@ pub const SECOND: Nanos = 1_000_000_000;
 
 /// Calls of one run after which it counts as one that never ends.
 const MOST_CALLS: u64 = 4_000_000;
+
+/// Bytes that a run may have allocated at a time.
+const MOST_MEMORY: usize = 96 << 20;
 
 /// What a seed chooses of the system.
 #[derive(Clone, Debug)]
@@ -55,6 +59,7 @@ pub struct System {
     next_fault: usize,
     /// By which the clock has jumped, in sum.
     jumped: Nanos,
+    most_memory: usize,
 }
 
 struct Global(UnsafeCell<Option<System>>);
@@ -92,6 +97,7 @@ pub fn begin(settings: Settings) {
         faults_from: None,
         next_fault: 0,
         jumped: 0,
+        most_memory: 0,
         settings,
     };
     // SAFETY: there is one thread.
@@ -124,15 +130,44 @@ pub fn open_sockets() -> usize {
     system().map_or(0, |system| system.network.open())
 }
 
+/// Forks this process; the child does this, past the simulated system, and ends.
+pub fn fork(child: impl FnOnce()) {
+    // SAFETY: the child has this thread alone, and ends before it returns from here.
+    let process = unsafe { libc::fork() };
+    if process == 0 {
+        ME.set(OUTSIDE);
+        // One that waits for a thread of its parent ends so.
+        // SAFETY: a limit of this process.
+        unsafe { libc::alarm(20) };
+        child();
+        raw::exit(0);
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    let ended = unsafe { libc::waitpid(process, &raw mut status, 0) };
+    if ended != process || status != 0 {
+        fail(&format!("a fork's child ended with status {status:#x}"));
+    }
+    if let Some(system) = system() {
+        system.network.recount();
+    }
+}
+
 /// By how much the clock has jumped until now.
 pub fn jumped() -> Duration {
     Duration::from_nanos(system().map_or(0, |system| system.jumped))
 }
 
-/// Decisions and calls until now, and a number in which every decision has its part.
-pub fn trail() -> (u64, u64, u64) {
-    system().map_or((0, 0, 0), |system| {
-        (system.decisions, system.calls, system.random.clone().next())
+/// Decisions and calls until now, bytes that were allocated at a time, and a number in which every decision has its part.
+pub fn trail() -> String {
+    system().map_or_else(String::new, |system| {
+        let trail = system.random.clone().next();
+        format!(
+            "{} decisions, {} calls, {} KiB at most, trail {trail:016x}",
+            system.decisions,
+            system.calls,
+            system.most_memory >> 10
+        )
     })
 }
 
@@ -171,6 +206,10 @@ impl System {
     fn called(&mut self, takes: Nanos) {
         self.now += takes;
         self.calls += 1;
+        self.most_memory = self.most_memory.max(memory::live());
+        if self.most_memory > MOST_MEMORY {
+            fail("the process needs more and more memory");
+        }
         if self.calls > MOST_CALLS {
             fail("the run makes no end: too many calls");
         }
@@ -203,6 +242,7 @@ impl System {
                     self.now += span;
                     self.jumped += span;
                 }
+                Fault::Doze(which, span) => self.doze(which, span),
                 fault => self.network.strike(&fault, self.now, &mut self.random),
             }
         }

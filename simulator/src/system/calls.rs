@@ -870,7 +870,7 @@ pub unsafe extern "C" fn splice(
 ) -> isize {
     called(CALL);
     // SAFETY: the caller's.
-    gave(to, unsafe {
+    let moved = gave(to, unsafe {
         raw::call(
             libc::SYS_splice,
             [
@@ -882,5 +882,9 @@ pub unsafe extern "C" fn splice(
                 flags as usize,
             ],
         )
-    })
+    });
+    if let (Some(system), Ok(bytes)) = (simulated(to), usize::try_from(moved)) {
+        system.network.was_lent(to, bytes);
+    }
+    moved
 }

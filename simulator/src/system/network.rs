@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
-use super::{MICRO, MILLI, Nanos, SECOND, note, raw};
+use super::{MICRO, MILLI, Nanos, SECOND, fail, note, raw};
 use crate::random::Random;
 
 /// What a seed chooses of the network.
@@ -18,6 +18,8 @@ pub struct Settings {
     pub window: usize,
     /// Bytes on the way in one direction.
     pub in_flight: usize,
+    /// Both ends are on one host: what a receiver has no room for stays where its sender has it.
+    pub near: bool,
     /// What the system makes of a socket's send buffer; `None`: what is asked for.
     pub send_buffer: Option<usize>,
     /// A connection keeps a link when another one is reset: one that loses all of them at once takes its peer for dead.
@@ -43,10 +45,14 @@ pub enum Fault {
     Refuse(Nanos),
     /// The clock jumps: nobody ran for a while.
     TimeJump(Nanos),
+    /// A thread does not run for a while, be it an event loop, the copy worker or the monitor.
+    Doze(usize, Nanos),
     /// All links are reset, and new ones are refused for ever: the peer died.
     Die,
 }
 
+/// Sockets of a connection's server, at most: four lanes and control, and some on their way in or out.
+const MOST_SOCKETS: usize = 24;
 /// A link that is as old carries a connection.
 const SETTLED: Nanos = 200 * MILLI;
 
@@ -62,6 +68,9 @@ enum Item {
 struct Direction {
     /// Bytes in the sender's socket.
     unsent: usize,
+    /// Those of them whose pages are lent, as they were when the socket took them: the first one's place in the
+    /// stream, and the bytes.
+    lent: VecDeque<(u64, Vec<u8>)>,
     on_the_way: VecDeque<(Nanos, Item)>,
     bytes_on_the_way: usize,
     /// Bytes in the receiver's socket.
@@ -129,6 +138,29 @@ pub struct Network {
     links: Vec<Link>,
     next_port: u16,
     refuses_until: Nanos,
+}
+
+impl Direction {
+    /// The next bytes leave the sender's socket: those whose pages were lent are what they were.
+    fn check_lent(&mut self, bytes: &[u8]) {
+        let from = self.sent;
+        let to = from + bytes.len() as u64;
+        while let Some((at, lent)) = self.lent.front() {
+            let end = at + lent.len() as u64;
+            let (first, last) = (from.max(*at), to.min(end));
+            if first < last {
+                let now = &bytes[(first - from) as usize..(last - from) as usize];
+                let then = &lent[(first - at) as usize..(last - at) as usize];
+                if now != then {
+                    fail("bytes changed while their socket had their pages");
+                }
+            }
+            if end > to {
+                return;
+            }
+            self.lent.pop_front();
+        }
+    }
 }
 
 impl Network {
@@ -270,6 +302,16 @@ impl Network {
         };
         let accepted = backlog.pop_front().ok_or(libc::EAGAIN)?;
         raw::read(fd, &mut [0]);
+        if let Some((link, _)) = self.end_of(accepted) {
+            let port = self.links[link].port;
+            let open = self
+                .links
+                .iter()
+                .filter(|one| one.port == port && one.open[1]);
+            if open.count() > MOST_SOCKETS {
+                fail("a connection has more sockets than lanes that it may have");
+            }
+        }
         Ok(accepted)
     }
 
@@ -301,12 +343,39 @@ impl Network {
         }
     }
 
+    /// The last so many bytes that came into a socket are pages of the program's memory, and no copy.
+    pub fn was_lent(&mut self, fd: i32, bytes: usize) {
+        if let Some((link, side)) = self.end_of(fd) {
+            let one = &mut self.links[link];
+            let direction = &mut one.directions[side];
+            let mut there = vec![0; direction.unsent];
+            let count = usize::try_from(raw::peek(one.far[side], &mut there)).unwrap_or(0);
+            note(|| format!("{bytes} bytes are lent to link {link}"));
+            if count == there.len() && bytes <= count {
+                let first = count - bytes;
+                let at = direction.sent + first as u64;
+                direction.lent.push_back((at, there.split_off(first)));
+            }
+        }
+    }
+
     /// So many bytes were read from a socket.
     pub fn was_read(&mut self, fd: i32, bytes: usize) {
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
             direction.unread = direction.unread.saturating_sub(bytes);
             direction.full = false;
+        }
+    }
+
+    /// A fork's child may have written to what it shares.
+    pub fn recount(&mut self) {
+        for link in &mut self.links {
+            for (far, direction) in link.far.iter().zip(&mut link.directions) {
+                if *far >= 0 && !direction.over {
+                    direction.unsent = raw::unread(*far);
+                }
+            }
         }
     }
 
@@ -398,6 +467,7 @@ impl Network {
         let direction = &mut self.links[link].directions[side];
         if !direction.over {
             direction.unsent = 0;
+            direction.lent.clear();
             direction.ended_on_the_way = true;
             direction.on_the_way.push_back((at, Item::Reset));
         }
@@ -435,8 +505,12 @@ impl Network {
                 if direction.over || now < direction.stopped_until {
                     continue;
                 }
-                let has =
-                    direction.unsent > 0 && direction.bytes_on_the_way < self.settings.in_flight;
+                let ahead = direction.bytes_on_the_way;
+                let room = match self.settings.near {
+                    true => self.settings.window.saturating_sub(direction.unread),
+                    false => usize::MAX,
+                };
+                let has = direction.unsent > 0 && ahead < self.settings.in_flight.min(room);
                 let ends = direction.ended && direction.unsent == 0;
                 if !direction.ended_on_the_way && (has || ends) {
                     steps.push(Step::Take(link, side));
@@ -505,6 +579,7 @@ impl Network {
             direction.unsent = 0;
             return;
         }
+        direction.check_lent(&bytes);
         if std::mem::take(&mut direction.flips) {
             let bit = random.index(8 * count);
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -638,7 +713,7 @@ impl Network {
                 }
             }
             Fault::Refuse(span) => self.refuses_until = self.refuses_until.max(now + span),
-            Fault::TimeJump(_) => {}
+            Fault::TimeJump(_) | Fault::Doze(..) => {}
             Fault::Die => {
                 self.refuses_until = Nanos::MAX;
                 while let Some(link) = self.living(0) {

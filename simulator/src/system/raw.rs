@@ -43,6 +43,10 @@ pub fn fail(number: i32) -> isize {
 }
 
 pub fn read(fd: i32, into: &mut [u8]) -> isize {
+    receive(fd, into, 0)
+}
+
+fn receive(fd: i32, into: &mut [u8], flags: i32) -> isize {
     // SAFETY: the buffer lives for the call.
     unsafe {
         call(
@@ -51,12 +55,17 @@ pub fn read(fd: i32, into: &mut [u8]) -> isize {
                 fd as usize,
                 into.as_mut_ptr() as usize,
                 into.len(),
-                libc::MSG_DONTWAIT as usize,
+                (libc::MSG_DONTWAIT | flags) as usize,
                 0,
                 0,
             ],
         )
     }
+}
+
+/// As [`read`], and the bytes stay where they are.
+pub fn peek(fd: i32, into: &mut [u8]) -> isize {
+    receive(fd, into, libc::MSG_PEEK)
 }
 
 pub fn write(fd: i32, from: &[u8]) -> isize {

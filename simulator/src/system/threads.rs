@@ -45,6 +45,8 @@ pub struct Thread {
     wait: Wait,
     /// Its time was over.
     late: bool,
+    /// It does not run before, whatever it waits for.
+    dozes_until: Nanos,
     handle: libc::pthread_t,
 }
 
@@ -54,8 +56,16 @@ impl Thread {
             turn: Box::new(AtomicU32::new(1)),
             wait: Wait::Nothing,
             late: false,
+            dozes_until: 0,
             handle: 0,
         }
+    }
+
+    /// When it has to be looked at again.
+    fn limit(&self, now: Nanos) -> Option<Nanos> {
+        let until = self.wait.until().map(|until| until.max(self.dozes_until));
+        let dozes = (self.dozes_until > now).then_some(self.dozes_until);
+        until.into_iter().chain(dozes).min()
     }
 
     pub fn describe(&self) -> String {
@@ -132,6 +142,13 @@ pub fn wake(word: usize, most: usize, bits: u32) -> usize {
 }
 
 impl System {
+    /// A thread that has not ended does not run for a while.
+    pub(super) fn doze(&mut self, which: usize, span: Nanos) {
+        let lives = |at: &usize| !matches!(self.threads[*at].wait, Wait::Ever);
+        let living: Vec<usize> = (0..self.threads.len()).filter(lives).collect();
+        self.threads[living[which % living.len()]].dozes_until = self.now + span;
+    }
+
     /// Who runs next; until somebody can, the network and the clock move.
     fn next(&mut self) -> usize {
         loop {
@@ -155,7 +172,7 @@ impl System {
                 self.network.step(step, self.now, &mut self.random);
                 continue;
             }
-            let limits = self.threads.iter().filter_map(|thread| thread.wait.until());
+            let limits = self.threads.iter().filter_map(|one| one.limit(self.now));
             let next = limits.chain(self.network.next_event(self.now)).min();
             match next {
                 Some(next) => {
@@ -181,7 +198,8 @@ impl System {
         let mut able = Vec::new();
         let mut fds: Vec<libc::pollfd> = Vec::new();
         let mut owners = Vec::new();
-        for (at, thread) in self.threads.iter().enumerate() {
+        let awake = |one: &(usize, &Thread)| one.1.dozes_until <= self.now;
+        for (at, thread) in self.threads.iter().enumerate().filter(awake) {
             let over = thread.wait.until().is_some_and(|until| until <= self.now);
             let can = match &thread.wait {
                 Wait::Nothing => true,
