@@ -31,13 +31,9 @@ const MOST_NOTICES_BYTES: usize = 256 << 20;
 /// Memory of another agent, as its metadata names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteRegion {
-    pub(crate) id: u64,
     /// Where it lies at its owner: NIXL's lists name memory by address.
     pub(crate) address: usize,
-    pub(crate) bytes: u64,
-    /// The port for connections to it.
-    pub(crate) port: u16,
-    pub(crate) on_gpu: bool,
+    pub(crate) info: RegionInfo,
 }
 
 impl RemoteRegion {
@@ -45,7 +41,7 @@ impl RemoteRegion {
     pub(crate) fn offset_of(&self, address: usize, len: usize) -> Option<u64> {
         let offset = address.checked_sub(self.address)? as u64;
         let end = offset.checked_add(len as u64)?;
-        (end <= self.bytes).then_some(offset)
+        (end <= self.info.bytes).then_some(offset)
     }
 }
 
@@ -322,18 +318,6 @@ impl Agent {
         }
     }
 
-    /// A region of this agent, as its peers see it.
-    pub(crate) fn own_region(&self, memory: &Registered) -> RemoteRegion {
-        let info = self.region_info(memory);
-        RemoteRegion {
-            id: info.id,
-            address: memory.address,
-            bytes: info.bytes,
-            port: info.port,
-            on_gpu: info.on_gpu,
-        }
-    }
-
     // Other agents.
 
     /// What peers are told of this agent.
@@ -487,21 +471,14 @@ impl Agent {
             );
             return Err(Status::NOT_SUPPORTED);
         }
-        let port = plan
-            .remotes
-            .iter()
-            .find(|region| region.on_gpu)
-            .or_else(|| plan.remotes.first());
-        let mixed = |port: u16| {
-            plan.remotes
-                .iter()
-                .any(|region| region.on_gpu && region.port != port)
-        };
-        if port.is_some_and(|region| mixed(region.port)) {
+        let remotes = || plan.remotes.iter().map(|region| region.info);
+        let on_gpu = || remotes().filter(|region| region.on_gpu);
+        let port = on_gpu().chain(remotes()).next().map(|region| region.port);
+        if on_gpu().any(|region| Some(region.port) != port) {
             tracing::error!("one transfer with memory of two GPUs of {name}: post one for each");
             return Err(Status::NOT_SUPPORTED);
         }
-        let link = self.link(name, gpu, port.map(|region| region.port))?;
+        let link = self.link(name, gpu, port)?;
         match link.submit(Work::Flight(Arc::clone(&flight))) {
             Status::SUCCESS => Ok(flight),
             refused => Err(refused),

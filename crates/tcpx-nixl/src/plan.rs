@@ -64,7 +64,7 @@ impl Plan {
             }
             let run = Run {
                 local: local_places.of(memory.id, || locals.push(memory)),
-                remote: remote_places.of(region.id, || remotes.push(region)),
+                remote: remote_places.of(region.info.id, || remotes.push(region)),
                 local_offset: local_offset as u64,
                 remote_offset,
                 len: len as u64,
@@ -150,16 +150,19 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::info::RegionInfo;
     use crate::memory::Kind;
 
     fn plan(pieces: &[(usize, usize, usize)]) -> Result<Plan, Status> {
         let memory = Arc::new(Registered::new(1, 0x1000, 1 << 30, Kind::Host));
         let region = RemoteRegion {
-            id: 5,
             address: 0x9000,
-            bytes: 1 << 30,
-            port: 1,
-            on_gpu: false,
+            info: RegionInfo {
+                id: 5,
+                bytes: 1 << 30,
+                port: 1,
+                on_gpu: false,
+            },
         };
         let local: Vec<_> = pieces
             .iter()

@@ -354,14 +354,8 @@ unsafe extern "C" fn load_remote(
     guarded(|| unsafe {
         let desc = argument(desc)?;
         let info = RegionInfo::from_bytes(desc.blob.bytes()).ok_or(Status::MISMATCH)?;
-        let region = RemoteRegion {
-            id: info.id,
-            address: desc.basic.address,
-            bytes: info.bytes,
-            port: info.port,
-            on_gpu: info.on_gpu,
-        };
-        give(place, Metadata::Remote(region))
+        let address = desc.basic.address;
+        give(place, Metadata::Remote(RemoteRegion { address, info }))
     })
 }
 
@@ -375,7 +369,8 @@ unsafe extern "C" fn load_local(
         let Metadata::Local(memory) = argument(metadata)? else {
             return Err(Status::INVALID_PARAM);
         };
-        give(place, Metadata::Remote(agent(engine)?.own_region(memory)))
+        let (address, info) = (memory.address, agent(engine)?.region_info(memory));
+        give(place, Metadata::Remote(RemoteRegion { address, info }))
     })
 }
 

@@ -191,7 +191,7 @@ print("lived")
 
 
 def test_many_lives_under_the_heap_checker() -> None:
-    lives = os.environ.get("TCPX_NIXL_LIVES", "20")
+    lives = os.environ.get("TCPX_NIXL_LIVES", "200")
     variables = dict(os.environ, GLIBC_TUNABLES="glibc.malloc.check=3", MALLOC_PERTURB_="165")
     checker = next(iter(Path("/lib/x86_64-linux-gnu").glob("libc_malloc_debug.so.0")), None)
     if checker:

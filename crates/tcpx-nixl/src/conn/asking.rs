@@ -119,7 +119,7 @@ impl Conn {
             flight.end(Status::SUCCESS);
             return true;
         }
-        let regions: Vec<u64> = plan.remotes.iter().map(|region| region.id).collect();
+        let regions: Vec<u64> = plan.remotes.iter().map(|region| region.info.id).collect();
         let keys = match self.take_keys(&regions) {
             Ok(Some(keys)) => keys,
             Ok(None) => return false,
