@@ -25,7 +25,7 @@ use crate::event::Event;
 use crate::transfer::{Transfer, TransferState};
 
 pub(crate) use one_sided::Deferred;
-pub use one_sided::{Batch, Get, PreparedBatch, Put};
+pub use one_sided::{Batch, PreparedBatch};
 pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
 pub(crate) use shared::Shared;
@@ -50,18 +50,18 @@ impl Connection {
         }
     }
 
-    /// Starts a send of `slice`; it runs from [`Send::start`] on.
-    pub fn send(&self, slice: RegionSlice, tag: u64) -> Send<'_> {
-        Send(Request::new(self, slice, tag))
+    /// A send of `slice`; it runs from [`Request::start`] on.
+    pub fn send(&self, slice: RegionSlice, tag: u64) -> Request<'_> {
+        Request::new(self, Role::Sender, slice, tag)
     }
 
-    /// Starts a receive into `slice`, which must be at least as long as the matching send; it runs
-    /// from [`Receive::start`] on.
+    /// A receive into `slice`, which must be at least as long as the matching send; it runs
+    /// from [`Request::start`] on.
     ///
     /// By default it fails after 30 s without its send: a side that may wait for longer sets
-    /// [`Receive::deadlines`], or those of the [`Options`](crate::Options).
-    pub fn receive(&self, slice: RegionSlice, tag: u64) -> Receive<'_> {
-        Receive(Request::new(self, slice, tag))
+    /// [`Request::deadlines`], or those of the [`Options`](crate::Options).
+    pub fn receive(&self, slice: RegionSlice, tag: u64) -> Request<'_> {
+        Request::new(self, Role::Receiver, slice, tag)
     }
 
     /// Who is at the other end, and what both sides agreed on.
@@ -197,19 +197,12 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// A send that has not started yet.
+/// A send or a receive that has not started yet.
 #[derive(Debug)]
-#[must_use = "nothing is sent before start()"]
-pub struct Send<'a>(Request<'a>);
-
-/// A receive that has not started yet.
-#[derive(Debug)]
-#[must_use = "nothing is received before start()"]
-pub struct Receive<'a>(Request<'a>);
-
-#[derive(Debug)]
-struct Request<'a> {
+#[must_use = "nothing is sent or received before start()"]
+pub struct Request<'a> {
     connection: &'a Connection,
+    role: Role,
     slice: RegionSlice,
     tag: u64,
     after: After,
@@ -217,83 +210,11 @@ struct Request<'a> {
     deadlines: Option<Deadlines>,
 }
 
-macro_rules! request_options {
-    ($name:ident) => {
-        impl $name<'_> {
-            /// What of the program's GPU work must come first. Without this, everything on the
-            /// context's default streams comes first; work on other non-blocking streams is the
-            /// caller's duty. Only GPU memory can wait for a stream or an event: for host memory
-            /// that the GPU fills or reads, wait before you start.
-            pub fn after(mut self, after: After) -> Self {
-                self.0.after = after;
-                self
-            }
-
-            /// When the operation counts as complete; [`Level::Placed`] by default.
-            pub fn level(mut self, level: Level) -> Self {
-                self.0.level = level;
-                self
-            }
-
-            /// Limits for this operation alone.
-            pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
-                self.0.deadlines = Some(deadlines);
-                self
-            }
-        }
-    };
-}
-request_options!(Send);
-request_options!(Receive);
-
-impl Send<'_> {
-    /// Starts the send.
-    ///
-    /// # Errors
-    /// The memory is in use by a receive or cannot be reached, the connection is gone, or too many
-    /// operations run. Nothing was started then.
-    pub fn start(self) -> Result<Transfer, Error> {
-        self.0
-            .start(Role::Sender, |core, request, lease, fence, _| {
-                let request = SendRequest {
-                    to: Destination::next_receive(Tag(request.tag)),
-                    bytes: request.slice.len() as u64,
-                    level: request.level,
-                    deadlines: request.deadlines,
-                    eager: None,
-                };
-                core.start_send(lease, fence, request)
-            })
-    }
-}
-
-impl Receive<'_> {
-    /// Starts the receive.
-    ///
-    /// # Errors
-    /// The memory is in use or cannot be reached, the connection is gone, or too many operations
-    /// run. Nothing was started then.
-    pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Receiver, |core, request, _, _, fenced| {
-            core.pace.calls(core.ticked());
-            let request = ReceiveRequest {
-                tag: Tag(request.tag),
-                capacity: request.slice.len() as u64,
-                level: request.level,
-                deadlines: request.deadlines,
-                fenced,
-            };
-            let now = core.now();
-            let started = core.session.receive(now, request);
-            started.map_err(|error| core.request_error(error))
-        })
-    }
-}
-
 impl<'a> Request<'a> {
-    fn new(connection: &'a Connection, slice: RegionSlice, tag: u64) -> Self {
+    fn new(connection: &'a Connection, role: Role, slice: RegionSlice, tag: u64) -> Self {
         Self {
             connection,
+            role,
             slice,
             tag,
             after: After::DefaultStreams,
@@ -302,18 +223,35 @@ impl<'a> Request<'a> {
         }
     }
 
-    fn start(
-        self,
-        role: Role,
-        submit: impl FnOnce(
-            &mut Core,
-            &Self,
-            &Lease,
-            Option<&Fence>,
-            bool,
-        ) -> Result<OperationId, Error>,
-    ) -> Result<Transfer, Error> {
+    /// What of the program's GPU work must come first. Without this, everything on the
+    /// context's default streams comes first; work on other non-blocking streams is the
+    /// caller's duty. Only GPU memory can wait for a stream or an event: for host memory
+    /// that the GPU fills or reads, wait before you start.
+    pub fn after(mut self, after: After) -> Self {
+        self.after = after;
+        self
+    }
+
+    /// When the operation counts as complete; [`Level::Placed`] by default.
+    pub fn level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
+    }
+
+    /// Limits for this operation alone.
+    pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
+        self.deadlines = Some(deadlines);
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The memory is in use or cannot be reached, the connection is gone, or too many
+    /// operations run. Nothing was started then.
+    pub fn start(self) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
+        let (role, tag, bytes) = (self.role, self.tag, self.slice.len() as u64);
         shared.check_process()?;
         let context = match (&shared.gpu, self.slice.kind(), role) {
             // A fence and a copy follow each other.
@@ -321,10 +259,10 @@ impl<'a> Request<'a> {
             _ => None,
         };
         let fence = self.fence(shared)?;
-        let lease = self.lease(role)?;
-        let total = match role {
-            Role::Sender => self.slice.len() as u64,
-            Role::Receiver => 0,
+        let lease = self.lease()?;
+        let (kind, total) = match role {
+            Role::Sender => (OperationKind::Send, bytes),
+            Role::Receiver => (OperationKind::Receive, 0),
         };
         let state = TransferState::new(total);
         let operation = shared.with(|core| {
@@ -332,25 +270,21 @@ impl<'a> Request<'a> {
                 return Err(error);
             }
             let fenced = role == Role::Receiver && core.is_fenced(fence.as_ref());
-            let id = submit(core, &self, &lease, fence.as_ref(), fenced)?;
+            let id = match role {
+                Role::Sender => self.submit_send(core, &lease, fence.as_ref())?,
+                Role::Receiver => self.submit_receive(core, fenced)?,
+            };
             drop(context);
             core.foresee(fence.as_ref());
             let operation = NewOperation {
                 role,
-                kind: match role {
-                    Role::Sender => OperationKind::Send,
-                    Role::Receiver => OperationKind::Receive,
-                },
-                tag: self.tag,
+                kind,
+                tag,
                 lease,
                 fence,
                 state: Arc::clone(&state),
             };
-            core.emit(&Event::Started {
-                role,
-                tag: self.tag,
-                bytes: self.slice.len() as u64,
-            });
+            core.emit(&Event::Started { role, tag, bytes });
             let operation = Operation::new(operation, core.ticked());
             core.operations.insert(id, operation);
             if fenced {
@@ -362,9 +296,39 @@ impl<'a> Request<'a> {
         Ok(Transfer::new(state, operation.into(), handle))
     }
 
+    fn submit_send(
+        &self,
+        core: &mut Core,
+        lease: &Lease,
+        fence: Option<&Fence>,
+    ) -> Result<OperationId, Error> {
+        let request = SendRequest {
+            to: Destination::next_receive(Tag(self.tag)),
+            bytes: self.slice.len() as u64,
+            level: self.level,
+            deadlines: self.deadlines,
+            eager: None,
+        };
+        core.start_send(lease, fence, request)
+    }
+
+    fn submit_receive(&self, core: &mut Core, fenced: bool) -> Result<OperationId, Error> {
+        core.pace.calls(core.ticked());
+        let request = ReceiveRequest {
+            tag: Tag(self.tag),
+            capacity: self.slice.len() as u64,
+            level: self.level,
+            deadlines: self.deadlines,
+            fenced,
+        };
+        let now = core.now();
+        let started = core.session.receive(now, request);
+        started.map_err(|error| core.request_error(error))
+    }
+
     /// Keeps others away from the memory.
-    fn lease(&self, role: Role) -> Result<Lease, Error> {
-        let access = match role {
+    fn lease(&self) -> Result<Lease, Error> {
+        let access = match self.role {
             Role::Sender => Access::Read,
             Role::Receiver => Access::Write,
         };

@@ -74,10 +74,9 @@ pub use tcpx_wire::{
 pub use transfer::{Transfer, wait_any};
 pub use window::Window;
 
-/// Transfers that have not started yet, as [`Connection`] makes them. They are named here so that
-/// `use tcpx::*` does not hide the trait `Send`.
+/// Transfers that have not started yet, as [`Connection`] makes them.
 pub mod request {
-    pub use crate::connection::{Batch, Get, PreparedBatch, Put, Receive, Send};
+    pub use crate::connection::{Batch, PreparedBatch, Request};
 }
 
 /// The examples of the guide, compiled with those of the documentation.

@@ -62,17 +62,17 @@ impl Connection {
         Ok(Window::new(Arc::clone(shared), key, uses))
     }
 
-    /// Starts a write of `slice` into the peer's window, from byte `offset` of that on; it runs
-    /// from [`Put::start`] on. It has succeeded when every byte is there: the peer's program takes
+    /// A write of `slice` into the peer's window, from byte `offset` of that on; it runs from
+    /// [`Batch::start`] on. It has succeeded when every byte is there: the peer's program takes
     /// no part.
-    pub fn put(&self, slice: RegionSlice, to: &WindowKey, offset: u64) -> Put<'_> {
-        Put(self.batch().put(slice, to, offset))
+    pub fn put(&self, slice: RegionSlice, to: &WindowKey, offset: u64) -> Batch<'_> {
+        self.batch().put(slice, to, offset)
     }
 
-    /// Starts a read into `slice`, which it fills, from byte `offset` of the peer's window on; it
-    /// runs from [`Get::start`] on.
-    pub fn get(&self, slice: RegionSlice, from: &WindowKey, offset: u64) -> Get<'_> {
-        Get(self.batch().get(slice, from, offset))
+    /// A read into `slice`, which it fills, from byte `offset` of the peer's window on; it
+    /// runs from [`Batch::start`] on.
+    pub fn get(&self, slice: RegionSlice, from: &WindowKey, offset: u64) -> Batch<'_> {
+        self.batch().get(slice, from, offset)
     }
 
     /// Puts and gets that run together as one transfer, which ends when all of them have. They come
@@ -196,16 +196,6 @@ impl Connection {
     }
 }
 
-/// A put that has not started yet.
-#[derive(Debug)]
-#[must_use = "nothing is written before start()"]
-pub struct Put<'a>(Batch<'a>);
-
-/// A get that has not started yet.
-#[derive(Debug)]
-#[must_use = "nothing is read before start()"]
-pub struct Get<'a>(Batch<'a>);
-
 /// Puts and gets that have not started yet.
 #[derive(Debug)]
 #[must_use = "nothing is moved before start()"]
@@ -233,46 +223,6 @@ struct Part {
     key: WindowKey,
     offset: u64,
 }
-
-macro_rules! one_sided_options {
-    ($name:ident) => {
-        impl $name<'_> {
-            /// What of the program's GPU work must come first; as for a send.
-            pub fn after(mut self, after: After) -> Self {
-                self.0 = self.0.after(after);
-                self
-            }
-
-            /// When it counts as complete; [`Level::Placed`] by default.
-            pub fn level(mut self, level: Level) -> Self {
-                self.0 = self.0.level(level);
-                self
-            }
-
-            /// Limits for this operation alone.
-            pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
-                self.0 = self.0.deadlines(deadlines);
-                self
-            }
-
-            /// Sends a notification behind it, see [`Batch::notify`].
-            pub fn notify(mut self, bytes: &[u8]) -> Self {
-                self.0 = self.0.notify(bytes);
-                self
-            }
-
-            /// Starts it.
-            ///
-            /// # Errors
-            /// As [`Batch::start`].
-            pub fn start(self) -> Result<Transfer, Error> {
-                self.0.start()
-            }
-        }
-    };
-}
-one_sided_options!(Put);
-one_sided_options!(Get);
 
 impl Batch<'_> {
     /// Adds a write of `slice` into the peer's window, from byte `offset` of that on.
@@ -573,8 +523,9 @@ impl Plan {
             Some(gpu) if any_on_gpu => Some(InContext::enter(gpu)?),
             _ => None,
         };
-        let request = |slice: RegionSlice| Request {
+        let request = |slice: RegionSlice, kind| Request {
             connection,
+            role: role(kind),
             tag: 0,
             // Only memory of a GPU waits for its streams.
             after: match any_on_gpu && !is_on_gpu(&slice) {
@@ -593,23 +544,23 @@ impl Plan {
                 shared.drive_once(|| false);
                 region().map_err(|_| error)
             })?;
-            let request = request(region.all());
+            let request = request(region.all(), listed.kind);
             let list = Arc::clone(&listed.list);
             ready.push(Ready {
                 to: listed.told.map_or(To::List(list), To::Told),
                 pieces: listed.list.pieces(),
                 kind: listed.kind,
-                lease: request.lease(role(listed.kind))?,
+                lease: request.lease()?,
                 fence: request.fence(shared)?,
             });
         }
         for part in &self.singles {
-            let request = request(part.slice.clone());
+            let request = request(part.slice.clone(), part.kind);
             ready.push(Ready {
                 to: To::Place(part.key.at(part.offset)),
                 pieces: 0,
                 kind: part.kind,
-                lease: request.lease(role(part.kind))?,
+                lease: request.lease()?,
                 fence: request.fence(shared)?,
             });
         }
