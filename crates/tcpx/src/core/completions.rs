@@ -1,7 +1,5 @@
 //! What channels have finished, and pool space back to them.
 
-use std::sync::Arc;
-
 use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
 use tcpx_wire::scatter::ScatterList;
@@ -10,7 +8,7 @@ use tcpx_wire::{Role, TransferId};
 
 use super::Core;
 use super::channels::Unconsumed;
-use super::operation::InFlight;
+use super::operation::{InFlight, Operation};
 use super::tokens::Token;
 use crate::error::Error;
 use crate::event::{ChunkEvent, Event};
@@ -56,7 +54,11 @@ impl Core {
                 pool,
                 list,
                 ticket,
-            } => self.part_received(index, token, pool, &list, ticket),
+            } => {
+                if let Some(&Token::Receive(id, flight)) = self.tokens.get(&token) {
+                    self.scattered(index, (id, flight), &pool, &list, ticket, None);
+                }
+            }
             Completion::PathChanged { path, why } => self.path_changed(index, path, why),
             Completion::LaneMissing { lane } => self.session.ask_for_lane(lane),
             Completion::Received { token, payload } => {
@@ -71,17 +73,8 @@ impl Core {
                         bytes,
                         ticket,
                     } => {
-                        self.emit_arrival(flight.event, &list, &pool);
-                        self.channels[index].unconsumed.push_back(Unconsumed {
-                            ticket,
-                            operation: id,
-                            flight,
-                            done: false,
-                            placed: false,
-                        });
-                        if !self.unpack(id, flight, pool, &list, bytes, ticket) {
-                            self.pool_read(index, ticket, false);
-                        }
+                        let last = Some(bytes);
+                        self.scattered(index, (id, flight), &pool, &list, ticket, last);
                         self.channels[index].channel.recycle(list);
                     }
                 }
@@ -151,27 +144,25 @@ impl Core {
         }
     }
 
-    /// Unpacks what has come of a chunk, so that its pool space goes back before the rest comes.
-    fn part_received(
+    /// Unpacks what has come of a chunk; of a part at once, so that its pool space goes back before the rest comes.
+    fn scattered(
         &mut self,
         index: usize,
-        token: u64,
-        pool: Arc<BouncePool>,
+        (operation, flight): (OperationId, InFlight),
+        pool: &BouncePool,
         list: &ScatterList,
         ticket: Ticket,
+        last: Option<u64>,
     ) {
-        let Some(&Token::Receive(id, flight)) = self.tokens.get(&token) else {
-            return;
-        };
-        self.emit_arrival(flight.event, list, &pool);
+        self.emit_arrival(flight.event, list, pool);
         self.channels[index].unconsumed.push_back(Unconsumed {
             ticket,
-            operation: id,
+            operation,
             flight,
             done: false,
             placed: false,
         });
-        if !self.unpack_part(id, flight, pool, list, ticket) {
+        if !self.unpack(operation, flight, pool, list, ticket, last) {
             self.pool_read(index, ticket, false);
         }
     }
@@ -284,32 +275,24 @@ impl Core {
 
     /// Accounts a request that has ended; `true` if the session still wants to hear of it.
     pub(super) fn off_wire(&mut self, id: OperationId) -> bool {
-        let Some(operation) = self.operations.get_mut(&id) else {
-            return false;
-        };
-        operation.off_wire(false);
-        let wanted = !operation.stopped;
-        self.settle_operation(id);
-        wanted
+        self.ended_of(id, Operation::off_wire)
     }
 
-    /// Accounts a finished unpack; `true` if the operation was stopped meanwhile.
+    /// Accounts a finished unpack of a whole chunk; `true` if the session still wants to hear of it.
     pub(super) fn unpacked(&mut self, id: OperationId) -> bool {
-        let Some(operation) = self.operations.get_mut(&id) else {
-            return true;
-        };
-        operation.unpacked();
-        let stopped = operation.stopped;
-        self.settle_operation(id);
-        stopped
+        self.ended_of(id, Operation::unpacked)
     }
 
-    /// Accounts a finished digest or eager copy; `true` if the session still wants to hear of it.
+    /// As [`Self::unpacked`], of another job.
     pub(super) fn job_off(&mut self, id: OperationId) -> bool {
+        self.ended_of(id, |operation| operation.outstanding -= 1)
+    }
+
+    fn ended_of(&mut self, id: OperationId, account: impl FnOnce(&mut Operation)) -> bool {
         let Some(operation) = self.operations.get_mut(&id) else {
             return false;
         };
-        operation.outstanding -= 1;
+        account(operation);
         let wanted = !operation.stopped;
         self.settle_operation(id);
         wanted

@@ -26,15 +26,17 @@ const SAMPLE: usize = 8;
 const PROBE: usize = 64;
 
 impl Core {
-    /// Hands fragments to the copy worker; `false` if that was not possible or not wanted.
+    /// Hands fragments of a chunk to the copy worker; `false` if that was not possible or not wanted. `last` of
+    /// so many bytes: the chunk is whole with them, which parts may have come of before; else its rest is still
+    /// to come.
     pub(super) fn unpack(
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: Arc<BouncePool>,
+        pool: &BouncePool,
         list: &ScatterList,
-        bytes: u64,
         ticket: Ticket,
+        last: Option<u64>,
     ) -> bool {
         let now = self.now();
         let index = flight.event.index;
@@ -42,68 +44,42 @@ impl Core {
             return false;
         };
         if operation.stopped {
-            self.off_wire(id);
+            if last.is_some() {
+                self.off_wire(id);
+            }
             return false;
         }
-        let before = operation.parts.get(&index).map_or(0, Coverage::bytes);
-        let total = before.saturating_add(bytes);
-        self.session.chunk_arrived(now, id, index, total);
-        let work = match self.unpack_job(id, flight, &pool, list, bytes) {
-            Ok((work, descriptors)) => match self.check_parts(id, flight) {
-                Ok(()) => Ok((work, descriptors)),
-                Err(failure) => {
-                    drop(work);
-                    self.unpacker.give_list_back(descriptors);
-                    Err(failure)
-                }
-            },
-            Err(failure) => Err(failure),
-        };
+        if let Some(bytes) = last {
+            let before = operation.parts.get(&index).map_or(0, Coverage::bytes);
+            let total = before.saturating_add(bytes);
+            self.session.chunk_arrived(now, id, index, total);
+        } else {
+            operation.parts.entry(index).or_default();
+        }
+        let sum = || list.fragments().iter().map(|f| u64::from(f.length)).sum();
+        let mut work = self.unpack_job(id, flight, pool, list, last.unwrap_or_else(sum));
+        if last.is_some()
+            && work.is_ok()
+            && let Err(failure) = self.check_parts(id, flight)
+        {
+            work = Err(failure);
+        }
         match work {
             Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
-                    operation.off_wire(true);
+                    operation.begin_unpack(last.is_some());
                     operation.fragments += list.len() as u64;
                 }
-                let token = self.new_token(Token::Unpack(id, flight, ticket, descriptors));
+                let is_last = last.is_some();
+                let token = Token::Unpack(id, flight, ticket, descriptors, is_last);
+                let token = self.new_token(token);
                 self.submit(work, token, id);
                 true
             }
             Err(failure) => {
-                self.off_wire(id);
-                self.session.data_failed(now, id, Some(index), failure);
-                false
-            }
-        }
-    }
-
-    /// As [`Self::unpack`] for a part of a chunk whose rest is still to come.
-    pub(super) fn unpack_part(
-        &mut self,
-        id: OperationId,
-        flight: InFlight,
-        pool: Arc<BouncePool>,
-        list: &ScatterList,
-        ticket: Ticket,
-    ) -> bool {
-        let now = self.now();
-        let index = flight.event.index;
-        let Some(operation) = self.operations.get_mut(&id).filter(|op| !op.stopped) else {
-            return false;
-        };
-        operation.parts.entry(index).or_default();
-        let bytes = list.fragments().iter().map(|f| u64::from(f.length)).sum();
-        match self.unpack_job(id, flight, &pool, list, bytes) {
-            Ok((work, descriptors)) => {
-                if let Some(operation) = self.operations.get_mut(&id) {
-                    operation.outstanding += 1;
-                    operation.fragments += list.len() as u64;
+                if last.is_some() {
+                    self.off_wire(id);
                 }
-                let token = self.new_token(Token::UnpackPart(id, flight, ticket, descriptors));
-                self.submit(work, token, id);
-                true
-            }
-            Err(failure) => {
                 self.session.data_failed(now, id, Some(index), failure);
                 false
             }
@@ -141,16 +117,9 @@ impl Core {
         let mut descriptors = self.unpacker.take_list();
         // Nobody else has a list that is taken.
         let built = Arc::make_mut(&mut descriptors).build(list, limits);
-        let work = built
-            .map_err(|error| DataFailure::Misreport(error.to_string()))
-            .and_then(|()| self.unpack_work(id, flight, pool, &descriptors));
-        match work {
-            Ok(work) => Ok((work, descriptors)),
-            Err(failure) => {
-                self.unpacker.give_list_back(descriptors);
-                Err(failure)
-            }
-        }
+        built.map_err(|error| DataFailure::Misreport(error.to_string()))?;
+        let work = self.unpack_work(id, flight, pool, &descriptors)?;
+        Ok((work, descriptors))
     }
 
     fn unpack_work(
@@ -253,24 +222,12 @@ impl Core {
     fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
         let now = self.now();
         match self.tokens.remove(&token) {
-            Some(Token::Unpack(id, flight, ticket, descriptors)) => {
+            Some(Token::Unpack(id, flight, ticket, descriptors, is_last)) => {
                 self.unpacker.give_list_back(descriptors);
-                let stopped = self.unpacked(id);
-                let placed = result.is_ok() && !stopped;
-                let channel = usize::from(flight.event.channel);
-                if let (Err(error), false) = (&result, stopped) {
-                    let index = Some(flight.event.index);
-                    let failure = DataFailure::Memory(error.to_string());
-                    self.session.data_failed(now, id, index, failure);
-                }
-                match result {
-                    Err(error) if error.may_go_on() => self.pool_lost(channel, error),
-                    _ => self.pool_read(channel, ticket, placed),
-                }
-            }
-            Some(Token::UnpackPart(id, flight, ticket, descriptors)) => {
-                self.unpacker.give_list_back(descriptors);
-                let wanted = self.job_off(id);
+                let wanted = match is_last {
+                    true => self.unpacked(id),
+                    false => self.job_off(id),
+                };
                 if let (Err(error), true) = (&result, wanted) {
                     let index = Some(flight.event.index);
                     let failure = DataFailure::Memory(error.to_string());
@@ -279,7 +236,7 @@ impl Core {
                 let channel = usize::from(flight.event.channel);
                 match result {
                     Err(error) if error.may_go_on() => self.pool_lost(channel, error),
-                    _ => self.pool_read(channel, ticket, false),
+                    result => self.pool_read(channel, ticket, is_last && wanted && result.is_ok()),
                 }
             }
             Some(Token::Digest(id)) => {

@@ -138,12 +138,17 @@ impl Operation {
         }
     }
 
-    /// A chunk left the wire, for the unpacker or for good.
-    pub(crate) fn off_wire(&mut self, to_unpacker: bool) {
-        let unpacking = i32::from(to_unpacker);
-        self.phases.change(self.started.elapsed(), -1, unpacking);
-        if !to_unpacker {
-            self.outstanding -= 1;
+    /// A chunk left the wire for good.
+    pub(crate) fn off_wire(&mut self) {
+        self.phases.change(self.started.elapsed(), -1, 0);
+        self.outstanding -= 1;
+    }
+
+    /// A part of a chunk goes to the unpacker, or with the last one what is in flight of it.
+    pub(crate) fn begin_unpack(&mut self, is_last: bool) {
+        match is_last {
+            true => self.phases.change(self.started.elapsed(), -1, 1),
+            false => self.outstanding += 1,
         }
     }
 

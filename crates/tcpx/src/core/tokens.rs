@@ -14,10 +14,8 @@ use super::operation::InFlight;
 pub(super) enum Token {
     Send(OperationId, InFlight),
     Receive(OperationId, InFlight),
-    /// With its list, to be used again.
-    Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>),
-    /// A part of a chunk whose rest is still to come; with its list.
-    UnpackPart(OperationId, InFlight, Ticket, Arc<Descriptors>),
+    /// With its list, to be used again, and whether the chunk is whole with it.
+    Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>, bool),
     /// A window, and when it was opened.
     Window(OperationId, Instant),
     /// GPU work of the program that a receive comes after.
