@@ -34,7 +34,7 @@ use tcpx_memory::awake::{cores, give_way};
 use crate::connection::Shared;
 use crate::control::Asks;
 use crate::core::Core;
-use crate::driver::Turn;
+use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
 use crate::wait::FOREVER;
 use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, look};
@@ -322,7 +322,7 @@ impl Shared {
         if !self.progress_owner.muted.swap(true, Ordering::Relaxed) {
             for descriptor in core.channel_descriptors() {
                 // Not muted, the engine's thread wakes and finds nothing to do.
-                drop(self.driver.mute(self.id, descriptor));
+                drop(self.driver.rewatch(self.id, descriptor, MUTED));
             }
         }
     }
@@ -386,7 +386,7 @@ impl Shared {
         core.pace.attend(false);
         if self.progress_owner.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
             for descriptor in core.channel_descriptors() {
-                drop(self.driver.rewatch(self.id, descriptor, false));
+                drop(self.driver.rewatch(self.id, descriptor, READ));
             }
         }
     }

@@ -133,26 +133,20 @@ impl Driver {
         &self,
         id: DrivenId,
         fd: BorrowedFd<'_>,
-        write: bool,
+        for_what: EventFlags,
     ) -> std::io::Result<()> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(id), flags(write))?;
+        epoll::add(&self.epoll, fd, EventData::new_u64(id), for_what)?;
         Ok(())
     }
 
-    /// Changes whether writability of a watched descriptor matters.
+    /// Changes what a watched descriptor is watched for.
     pub(crate) fn rewatch(
         &self,
         id: DrivenId,
         fd: BorrowedFd<'_>,
-        write: bool,
+        for_what: EventFlags,
     ) -> std::io::Result<()> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(id), flags(write))?;
-        Ok(())
-    }
-
-    /// Keeps watching a descriptor, but hears of nothing but its end.
-    pub(crate) fn mute(&self, id: DrivenId, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(id), EventFlags::empty())?;
+        epoll::modify(&self.epoll, fd, EventData::new_u64(id), for_what)?;
         Ok(())
     }
 
@@ -310,13 +304,11 @@ pub(crate) fn timespec(span: Duration) -> Timespec {
     }
 }
 
-const fn flags(write: bool) -> EventFlags {
-    if write {
-        EventFlags::IN.union(EventFlags::OUT)
-    } else {
-        EventFlags::IN
-    }
-}
+/// To be read.
+pub(crate) const READ: EventFlags = EventFlags::IN;
+pub(crate) const READ_WRITE: EventFlags = EventFlags::IN.union(EventFlags::OUT);
+/// Nothing but its end.
+pub(crate) const MUTED: EventFlags = EventFlags::empty();
 
 /// Everything is to be looked at.
 pub(crate) const START: Turn = Turn {

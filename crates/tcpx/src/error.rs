@@ -33,7 +33,7 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// An operation made no progress for too long, or took too long in all.
-    #[error("peer {peer} ({path}): {report}; {}", delivered_words(delivered))]
+    #[error("peer {peer} ({path}): {report}; {delivered}")]
     Stalled {
         /// The peer.
         peer: Peer,
@@ -71,10 +71,7 @@ pub enum Error {
         error: Box<OperationError>,
     },
     /// This program cancelled the operation.
-    #[error(
-        "peer {peer}: {operation}: cancelled by this program; {}",
-        delivered_words(delivered)
-    )]
+    #[error("peer {peer}: {operation}: cancelled by this program; {delivered}")]
     Cancelled {
         /// The peer.
         peer: Peer,
@@ -400,6 +397,9 @@ impl Error {
     }
 
     pub(crate) fn control(peer: Peer, end: ControlEnd) -> Self {
+        let frame = |error: &dyn fmt::Display| ConnectionFailure::Frame {
+            cause: error.to_string(),
+        };
         let failure = match end {
             ControlEnd::Eof => ConnectionFailure::Control {
                 cause: "the peer closed it without a goodbye (its process ended?)".to_owned(),
@@ -415,18 +415,10 @@ impl Error {
                 let peer = peer.address;
                 return NetworkError::Handshake { peer, reason }.into();
             }
-            ControlEnd::Record(error) => ConnectionFailure::Frame {
-                cause: error.to_string(),
-            },
-            ControlEnd::Frame(error) => ConnectionFailure::Frame {
-                cause: error.to_string(),
-            },
-            ControlEnd::Encode(error) => ConnectionFailure::Frame {
-                cause: error.to_string(),
-            },
-            ControlEnd::Position(error) => ConnectionFailure::Frame {
-                cause: error.to_string(),
-            },
+            ControlEnd::Record(error) => frame(&error),
+            ControlEnd::Frame(error) => frame(&error),
+            ControlEnd::Encode(error) => frame(&error),
+            ControlEnd::Position(error) => frame(&error),
         };
         Self::lost(peer, failure)
     }
@@ -496,8 +488,4 @@ impl Error {
             },
         }
     }
-}
-
-fn delivered_words(delivered: &Delivered) -> String {
-    delivered.to_string()
 }

@@ -18,7 +18,7 @@ use tcpx_wire::{Settings, handshake};
 use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
 use crate::core::{Core, Parts, Resume, Unpacker};
-use crate::driver::Driver;
+use crate::driver::{Driver, READ};
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::{Options, ProgressMode};
@@ -182,11 +182,11 @@ fn run(
     let driver = driver.map_err(system)?;
     let id = driver.reserve();
     driver
-        .watch(id, set_up.control.as_fd(), false)
+        .watch(id, set_up.control.as_fd(), READ)
         .map_err(system)?;
     for channel in &channels {
         if let Readiness::Fd(fd) = channel.readiness() {
-            driver.watch(id, fd, false).map_err(system)?;
+            driver.watch(id, fd, READ).map_err(system)?;
         }
     }
     let agreed = set_up.session.agreed().ok_or(Error::TimedOut {

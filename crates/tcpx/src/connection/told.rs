@@ -39,10 +39,7 @@ impl Source for Shared {
                 if core.is_finished() {
                     return None;
                 }
-                let standings = core.standings();
-                report.operations_running = standings.running;
-                report.operations_stalled = standings.stalled;
-                report.operations = standings.operations;
+                core.tell_operations(&mut report);
                 report.counters = core.counters();
                 report.lanes = core.lanes();
                 report.congestion = core.congestion_control();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::shared::{Locked, Shared};
 use crate::core::Core;
 use crate::drive::PROGRESS_LEASE;
-use crate::driver::Turn;
+use crate::driver::{MUTED, READ, READ_WRITE, Turn};
 
 /// What the driver is told to look for on the control socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,24 +81,21 @@ impl Shared {
             return;
         }
         let fd = core.control.as_fd();
-        let done = match wanted {
-            Watching::Muted if *watching == Watching::Away => {
-                let watched = self.driver.watch(self.id, fd, false);
-                watched.is_ok() && self.driver.mute(self.id, fd).is_ok()
-            }
-            Watching::Read | Watching::ReadWrite if *watching == Watching::Away => {
-                let write = wanted == Watching::ReadWrite;
-                self.driver.watch(self.id, fd, write).is_ok()
-            }
+        let for_what = match wanted {
             Watching::Nothing | Watching::Away => {
                 self.driver.unwatch(fd);
-                true
+                *watching = wanted;
+                return;
             }
-            Watching::Muted => self.driver.mute(self.id, fd).is_ok(),
-            Watching::Read => self.driver.rewatch(self.id, fd, false).is_ok(),
-            Watching::ReadWrite => self.driver.rewatch(self.id, fd, true).is_ok(),
+            Watching::Muted => MUTED,
+            Watching::Read => READ,
+            Watching::ReadWrite => READ_WRITE,
         };
-        if done {
+        let done = match *watching {
+            Watching::Away => self.driver.watch(self.id, fd, for_what),
+            _ => self.driver.rewatch(self.id, fd, for_what),
+        };
+        if done.is_ok() {
             *watching = wanted;
         }
     }

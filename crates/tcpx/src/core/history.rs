@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use tcpx_net::Peer;
-use tcpx_status::{Counters, Ended, Histogram, LaneReport, OperationReport, Registration};
+use tcpx_status::{
+    ConnectionReport, Counters, Ended, Histogram, LaneReport, OperationReport, Registration,
+};
 use tcpx_wire::session::{OperationState, Owes};
 
 use super::Core;
@@ -60,14 +62,6 @@ impl History {
     }
 }
 
-/// Where the operations stand.
-pub(crate) struct Standings {
-    pub(crate) running: u64,
-    pub(crate) stalled: u64,
-    /// Those without progress for longest come first.
-    pub(crate) operations: Vec<OperationReport>,
-}
-
 impl Core {
     /// Whether nothing is left of the connection.
     pub(crate) fn is_finished(&self) -> bool {
@@ -114,8 +108,8 @@ impl Core {
         lanes.collect()
     }
 
-    /// Where the operations stand now.
-    pub(crate) fn standings(&mut self) -> Standings {
+    /// Tells where the operations stand now; those without progress for longest come first.
+    pub(crate) fn tell_operations(&mut self, report: &mut ConnectionReport) {
         self.tick();
         let mut states = self.session.snapshot(self.now());
         states.retain(|state| !state.completed);
@@ -124,8 +118,8 @@ impl Core {
         let is_stalled = |state: &&OperationState| {
             state.standing.waited >= STALLED && state.standing.owes != Owes::PeerSendMatching
         };
-        let stalled = states.iter().filter(is_stalled).count() as u64;
-        let running = states.len() as u64;
+        report.operations_stalled = states.iter().filter(is_stalled).count() as u64;
+        report.operations_running = states.len() as u64;
         states.truncate(MOST_OPERATIONS);
         let operations = states.into_iter().map(|state| {
             let standing = state.standing;
@@ -139,10 +133,6 @@ impl Core {
                 line: standing.to_string(),
             }
         });
-        Standings {
-            running,
-            stalled,
-            operations: operations.collect(),
-        }
+        report.operations = operations.collect();
     }
 }
