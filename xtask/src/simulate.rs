@@ -1,5 +1,5 @@
 //! `cargo xtask simulate`: builds the simulator and runs it (`--seeds N`, `--from SEED`, `--replay SEED`).
-//! With `--mutants [NAME...]` defects are put into a copy of the sources, one at a time, and each must be found.
+//! With `--mutants [NAME...]` defects are put into a copy of the sources, and each must be found.
 
 mod mutants;
 

@@ -11,9 +11,13 @@ use super::simulator;
 use crate::workspace::run as run_command;
 
 /// Seeds that are tried; the first failure ends the search.
-const SEEDS: &str = "1000";
+const SEEDS: &str = "2000";
 
-/// A defect: `from` becomes `to` in a file, where it stands once.
+/// Names the defect that a process has; all of them are built at once.
+const VARIABLE: &str = "TCPX_MUTANT";
+
+/// A defect: `from`, which stands once in a file, becomes `to`, which does the same unless `MUTANT`. Those that follow
+/// each other under one name are one.
 struct Mutant {
     name: &'static str,
     file: &'static str,
@@ -27,72 +31,121 @@ const MUTANTS: &[Mutant] = &[
         name: "unwatched-staged-chunk",
         file: "crates/tcpx-net/src/tcp/staging/sending.rs",
         from: "                self.attention.draw();\n",
-        to: "",
+        to: "                if !MUTANT {\n                    self.attention.draw();\n                }\n",
     },
     // "Nothing was delivered", where a part of a chunk has come.
     Mutant {
         name: "untold-partial-write",
         file: "crates/tcpx-net/src/tcp/receive_table.rs",
         from: "        state.is_touched = true;\n",
-        to: "",
+        to: "        state.is_touched |= !MUTANT;\n",
     },
     // A batch hides that memory of a part is held.
     Mutant {
         name: "untold-held-memory",
         file: "crates/tcpx/src/transfer.rs",
         from: "Some(first) if is_held(&error) && !is_held(&first) =>",
-        to: "Some(first) if is_held(&error) && is_held(&first) =>",
+        to: "Some(first) if is_held(&error) && is_held(&first) == MUTANT =>",
     },
     // R4 in the engine: the end of a window is reported while a lane still writes there.
     Mutant {
         name: "close-without-waiting",
         file: "crates/tcpx-net/src/tcp/tcp_channel.rs",
         from: "                Cancel::Pending\n            }\n        }\n    }",
-        to: "                self.window_ended(token);\n                Cancel::Done\n            }\n        }\n    }",
+        to: "                if MUTANT {\n                    self.window_ended(token);\n                    return Cancel::Done;\n                }\n                Cancel::Pending\n            }\n        }\n    }",
     },
     // R7 in the engine: a chunk that its lane did not read to the end counts as come.
     Mutant {
         name: "half-a-chunk-counts",
         file: "crates/tcpx-net/src/tcp/receive_table.rs",
         from: "        state.claims.put_back(index.into());\n",
-        to: "        state.claims.complete(index.into());\n",
+        to: "        if MUTANT {\n            state.claims.complete(index.into());\n        } else {\n            state.claims.put_back(index.into());\n        }\n",
     },
     // A lane that is dead to the server alone is asked for by nobody.
     Mutant {
         name: "nobody-asks-for-a-lane",
         file: "crates/tcpx-net/src/tcp/repair.rs",
         from: "    channel.roster.ask_for_lost(Instant::now(), coming);\n",
-        to: "    let _ = coming;\n",
+        to: "    if !MUTANT {\n        channel.roster.ask_for_lost(Instant::now(), coming);\n    }\n",
     },
     // Chunks of a lane that died are sent again by nobody.
     Mutant {
         name: "nothing-is-resent",
         file: "crates/tcpx-net/src/tcp/transmit_table.rs",
         from: "if lane == dead => {",
-        to: "if lane == dead && chunk.attempt > 0 => {",
+        to: "if lane == dead && (chunk.attempt > 0 || !MUTANT) => {",
     },
     // Rule 2: the lane that an attempt supersedes does not let go.
     Mutant {
         name: "superseded-lane-lives",
         file: "crates/tcpx-net/src/tcp/receive_lane.rs",
         from: "                self.shared.lane_lost(holder, Lost::Superseded);\n",
-        to: "                let _ = (holder, Lost::Superseded);\n",
+        to: "                if !MUTANT {\n                    self.shared.lane_lost(holder, Lost::Superseded);\n                }\n",
     },
     // Rule 10: a resumed control connection leaves a frame out.
     Mutant {
         name: "resume-skips-a-frame",
         file: "crates/tcpx/src/control.rs",
         from: "self.log.rewind(next).map_err",
-        to: "self.log.rewind(next + 1).map_err",
+        to: "self.log.rewind(next + u32::from(MUTANT)).map_err",
     },
     // An operation ends while requests point at its memory.
     Mutant {
         name: "memory-let-go-early",
         file: "crates/tcpx/src/core/actions.rs",
         from: "        if operation.outstanding > 0 {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
-        to: "        if operation.outstanding > 1 {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
+        to: "        if operation.outstanding > if MUTANT { 1 } else { 0 } {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
+    },
+    // R1: connections share slots, and a peer that acknowledges early reads what another one is sent.
+    Mutant {
+        name: "shared-slots",
+        file: "crates/tcpx-net/src/tcp/staging.rs",
+        from: "let pool = worker.pool(slots).map_err(failed)?;",
+        to: "static ALL: std::sync::OnceLock<PinnedPool> = std::sync::OnceLock::new();\n            let mut pool = worker.pool(slots).map_err(failed)?;\n            if MUTANT {\n                pool = ALL.get_or_init(|| pool).clone();\n            }",
+    },
+    // R2: a peer that does not read keeps all slots for sends.
+    Mutant {
+        name: "shared-permits",
+        file: "crates/tcpx-net/src/tcp/staging.rs",
+        from: "permits: Arc::default(),",
+        to: "permits: if MUTANT {\n                    static ALL: std::sync::LazyLock<Arc<Permits>> = std::sync::LazyLock::new(Arc::default);\n                    Arc::clone(&ALL)\n                } else {\n                    Arc::default()\n                },",
+    },
+    // R5: a fork's child says goodbye on its parent's connection.
+    Mutant {
+        name: "child-says-goodbye",
+        file: "crates/tcpx/src/connection/shared.rs",
+        from: "        self.generation != fork::generation()\n",
+        to: "        self.generation != fork::generation() && !MUTANT\n",
+    },
+    // R8: lanes that nobody takes stay.
+    Mutant {
+        name: "lanes-beyond-the-agreed",
+        file: "crates/tcpx-net/src/lane_inbox.rs",
+        from: "            if lane.lane >= *agreed {\n",
+        to: "            if lane.lane >= *agreed && !MUTANT {\n",
+    },
+    Mutant {
+        name: "lanes-beyond-the-agreed",
+        file: "crates/tcpx-net/src/tcp/repair.rs",
+        from: "            continue;\n        }\n        let _ = bind_to_card",
+        to: "            if MUTANT {\n                std::mem::forget(arrived.stream);\n            }\n            continue;\n        }\n        let _ = bind_to_card",
+    },
+    // R10: a wait without end is more than a clock can hold.
+    Mutant {
+        name: "endless-waits-overflow",
+        file: "crates/tcpx/src/wait.rs",
+        from: "start + span.min(FOREVER)",
+        to: "start + if MUTANT { span } else { span.min(FOREVER) }",
     },
 ];
+
+/// What stands for [`MUTANT`](Mutant::to) in the sources: whether this process is to have that defect.
+fn is_asked_for(name: &str) -> String {
+    format!(
+        "{{ static IT: std::sync::OnceLock<bool> = std::sync::OnceLock::new(); \
+         *IT.get_or_init(|| std::env::var_os({VARIABLE:?}).is_some_and(|one| one == {name:?})) }}"
+    )
+}
 
 /// Tries the mutants of these names, or all.
 pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
@@ -103,12 +156,8 @@ pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
         bail!("no mutant is called {unknown}");
     }
     let tree = root.join("target/mutants/tree");
-    let mut missed = Vec::new();
+    copy(root, &tree)?;
     for mutant in MUTANTS {
-        if !names.is_empty() && !names.iter().any(|name| name == mutant.name) {
-            continue;
-        }
-        copy(root, &tree)?;
         let file = tree.join(mutant.file);
         let source = fs::read_to_string(&file).with_context(|| mutant.file.to_owned())?;
         ensure!(
@@ -117,12 +166,21 @@ pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
             mutant.name,
             mutant.file
         );
-        fs::write(&file, source.replace(mutant.from, mutant.to))?;
-        run_command(&mut simulator(root, &tree, "build"))?;
-        let program = root.join("target/mutants").join(mutant.name);
-        fs::copy(root.join("target/simulator/debug/tcpx-simulator"), &program)?;
+        let to = mutant.to.replace("MUTANT", &is_asked_for(mutant.name));
+        fs::write(&file, source.replace(mutant.from, &to))?;
+    }
+    run_command(&mut simulator(root, &tree, "build"))?;
+    let program = root.join("target/mutants/tcpx-simulator");
+    fs::copy(root.join("target/simulator/debug/tcpx-simulator"), &program)?;
+    let mut missed = Vec::new();
+    for mutant in MUTANTS.chunk_by(|one, other| one.name == other.name) {
+        let mutant = &mutant[0];
+        if !names.is_empty() && !names.iter().any(|name| name == mutant.name) {
+            continue;
+        }
         let started = Instant::now();
         let output = Command::new(&program)
+            .env(VARIABLE, mutant.name)
             .args(["--seeds", SEEDS, "--first"])
             .output()
             .with_context(|| format!("cannot start {}", program.display()))?;
@@ -135,7 +193,6 @@ pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
                 missed.push(mutant.name);
             }
         }
-        fs::remove_file(&program)?;
     }
     ensure!(missed.is_empty(), "not found: {}", missed.join(", "));
     Ok(())
