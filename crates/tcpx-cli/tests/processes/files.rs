@@ -152,7 +152,7 @@ fn offer(server: &Server, entries: &serde_json::Value, digest: Option<&str>) {
         String::from_utf8_lossy(text).into_owned()
     });
     let text = text.expect("readable");
-    assert!(text.contains("failed"), "{entries}: {text}");
+    assert!(text.starts_with(r#"{"Err":{"why":"#), "{entries}: {text}");
 }
 
 fn entry(path: &str, kind: serde_json::Value) -> serde_json::Value {
