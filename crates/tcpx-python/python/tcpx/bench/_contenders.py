@@ -19,6 +19,8 @@ from typing import Any
 
 import tcpx
 
+from ._nixl import OVER_TCP
+
 LIMIT = 120.0
 # One agent's name in the other.
 OTHER = {"here": "there", "there": "here"}
@@ -205,7 +207,7 @@ class Nixl(Contender):
     """Writes over NIXL's UCX backend, as it is between hosts without RDMA."""
 
     two_sided = False
-    variables = {"UCX_TLS": "tcp"}
+    variables = {"UCX_TLS": OVER_TCP}
     backend = "UCX"
 
     def __init__(self, side: str, memory: Memory, swap: Callable[[Any], Any]) -> None:

@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 KIB, MIB = 1 << 10, 1 << 20
+# Where the host has GPUs, NIXL's UCX does not begin without their copies, whichever memory is moved.
+OVER_TCP = "tcp,cuda_copy" if Path("/dev/nvidiactl").exists() else "tcp"
 PEERS = {
     "tcpx": ("TCPX", {"TCPX_SOCKET_IFNAME": "=lo"}),
-    "ucx-tcp": ("UCX", {"UCX_TLS": "tcp"}),
+    "ucx-tcp": ("UCX", {"UCX_TLS": OVER_TCP}),
     "ucx": ("UCX", {}),
 }
-# What is other where memory lies on a GPU.
-IN_VRAM = {"ucx-tcp": {"UCX_TLS": "tcp,cuda_copy"}}
 SIZES = [("1 MiB", MIB, 60), ("16 MiB", 16 * MIB, 20), ("256 MiB", 256 * MIB, 5)]
 # name, pieces, bytes of each
 LISTS = [
@@ -555,8 +555,7 @@ def _round(
     peer: str, figures: Figures, slow: list[str], memory: str, only: str, quick: bool, limit: float
 ) -> bool:
     """Fills `figures`, by processes of which each goes on behind the case that was too slow for the one before."""
-    chosen = IN_VRAM.get(peer, {}) if memory == "VRAM" else {}
-    variables = {**os.environ, **PEERS[peer][1], **chosen}
+    variables = {**os.environ, **PEERS[peer][1]}
     command = [sys.executable, __file__, "--one", peer, "--memory", memory]
     command += ["--only", only] if only else []
     command += ["--quick"] if quick else []
