@@ -10,6 +10,9 @@ pub const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 /// Lanes on every host: where cores are few there are none by default.
 pub const LANES: (&str, &str) = ("TCPX_NET_LANES", "2");
 
+/// As on hosts with few cores.
+pub const NO_LANES: (&str, &str) = ("TCPX_NET_LANES", "0");
+
 /// The variable that names the test or part that a process was started for.
 pub const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.

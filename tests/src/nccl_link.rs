@@ -5,10 +5,13 @@
     reason = "a test ends at what it does not expect"
 )]
 
+use std::path::Path;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::nccl_part::{self, Calls, Opaque};
+use crate::proxy::{Line, Proxy};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Host memory.
@@ -58,6 +61,25 @@ pub fn accepted(table: &dyn Calls, listen: Opaque) -> Opaque {
     });
     assert_eq!(table.close_listen(listen), 0);
     receive
+}
+
+/// Leaves a handle in a file for another process.
+pub fn leave(file: &Path, handle: &[u8; 128]) {
+    let writing = file.with_extension("writing");
+    std::fs::write(&writing, handle).expect("a folder of the test's");
+    std::fs::rename(&writing, file).expect("a folder of the test's");
+}
+
+/// The handle that another process leaves in a file.
+pub fn handle_in(file: &Path) -> [u8; 128] {
+    let mut handle = [0; 128];
+    until("the peer's handle", || {
+        let Ok(bytes) = std::fs::read(file) else {
+            return false;
+        };
+        bytes.try_into().map(|bytes| handle = bytes).is_ok()
+    });
+    handle
 }
 
 /// Calls `attempt` until it is content, or fails after a minute.
@@ -208,6 +230,71 @@ impl<'a> Link<'a> {
     pub fn close(self) {
         assert_eq!(self.table.close_send(self.send), 0);
         assert_eq!(self.table.close_recv(self.receive), 0);
+    }
+}
+
+/// What the relays take each connection of the plugin's for.
+pub const ANY: Line = Line::Control;
+
+/// Relays in front of a listen comm, for a comm's first connection, and in front of its process's door, for
+/// those that take its place, and for lanes.
+#[derive(Debug)]
+pub struct Relays {
+    /// For the first connection.
+    pub first: Proxy,
+    /// For all others.
+    pub door: Proxy,
+}
+
+impl Relays {
+    /// Puts relays into the way of who connects to a handle.
+    pub fn new(handle: &mut [u8; 128]) -> Self {
+        let mut relay = |at: usize| {
+            let port = u16::from_le_bytes([handle[at], handle[at + 1]]);
+            let proxy = Proxy::start(([127, 0, 0, 1], port).into());
+            handle[at..at + 2].copy_from_slice(&proxy.address().port().to_le_bytes());
+            proxy
+        };
+        Self {
+            first: relay(12),
+            door: relay(56),
+        }
+    }
+}
+
+/// A link through relays.
+pub fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Relays) {
+    let (listen, mut handle) = listening(table, context);
+    let relays = Relays::new(&mut handle);
+    (Link::between(table, context, listen, handle), relays)
+}
+
+/// Runs `body` while every connection through `relays` is reset whenever so many bytes have passed.
+pub fn under_resets(relays: &[&Proxy], bytes: u64, body: impl FnOnce()) {
+    let done = AtomicBool::new(false);
+    let carried = || -> u64 { relays.iter().map(|relay| relay.carried(ANY)).sum() };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut before = 0;
+            while !done.load(Ordering::SeqCst) {
+                if carried() > before + bytes {
+                    before = carried();
+                    relays.iter().for_each(|relay| relay.reset(ANY));
+                }
+                std::thread::yield_now();
+            }
+        });
+        let _ending = Ending(&done);
+        body();
+    });
+}
+
+/// Ends the other thread whatever becomes of this one.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 

@@ -3,54 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use tcpx_tests::child::{self, LANES, LOOPBACK};
-use tcpx_tests::nccl_link::{HOST, Link, MIB, content, listening, started, until};
+use tcpx_tests::child::{self, LANES, LOOPBACK, NO_LANES};
+use tcpx_tests::nccl_link::{self, ANY, HOST, Link, MIB, content, relayed, started, until};
 use tcpx_tests::nccl_part::{Calls, Opaque};
-use tcpx_tests::proxy::{Fault, Line, Proxy};
-
-/// Hosts with few cores have none.
-const NO_LANES: (&str, &str) = ("TCPX_NET_LANES", "0");
-/// The relays take each for a control connection.
-const ANY: Line = Line::Control;
-
-/// Relays in front of a listen comm, for a comm's first connection, and in front of its process's door, for
-/// those that take its place, and for lanes.
-struct Relays {
-    first: Proxy,
-    door: Proxy,
-}
-
-impl Relays {
-    fn new(handle: &mut [u8; 128]) -> Self {
-        let mut relay = |at: usize| {
-            let port = u16::from_le_bytes([handle[at], handle[at + 1]]);
-            let proxy = Proxy::start(([127, 0, 0, 1], port).into());
-            handle[at..at + 2].copy_from_slice(&proxy.address().port().to_le_bytes());
-            proxy
-        };
-        Self {
-            first: relay(12),
-            door: relay(56),
-        }
-    }
-
-    fn reset(&self) {
-        self.first.reset(ANY);
-        self.door.reset(ANY);
-    }
-
-    fn carried(&self) -> u64 {
-        self.first.carried(ANY) + self.door.carried(ANY)
-    }
-}
-
-fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Relays) {
-    let (listen, mut handle) = listening(table, context);
-    let relays = Relays::new(&mut handle);
-    (Link::between(table, context, listen, handle), relays)
-}
+use tcpx_tests::proxy::Fault;
 
 /// Without lanes longer messages are not retained.
 const SIZES: [usize; 6] = [8, 0, 4096, 16_384, 1, 10_000];
@@ -81,15 +38,6 @@ fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
             }
         },
     );
-}
-
-/// Ends the other thread whatever becomes of this one.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
 }
 
 /// Moves messages one behind the other, eight at a time, each from memory that is overwritten once its send is done.
@@ -157,19 +105,7 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) {
 fn under_resets(messages: usize, size_of: impl Fn(usize) -> usize) {
     let (table, context) = started(12);
     let (link, relays) = relayed(&*table, context);
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut carried = 0;
-            while !done.load(Ordering::SeqCst) {
-                if relays.carried() > carried + 700_000 {
-                    carried = relays.carried();
-                    relays.reset();
-                }
-                std::thread::yield_now();
-            }
-        });
-        let _ending = Ending(&done);
+    nccl_link::under_resets(&[&relays.first, &relays.door], 700_000, || {
         stream(&link, messages, size_of);
     });
     assert!(relays.door.opened(ANY) > 3);

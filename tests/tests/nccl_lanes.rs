@@ -4,14 +4,14 @@
 
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    CUDA, HOST, Link, MIB, accepted, connected, content, listening, started, until,
+    self, ANY, CUDA, HOST, Link, MIB, Relays, accepted, connected, content, handle_in, leave,
+    listening, relayed, started, until,
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
-use tcpx_tests::proxy::{Fault, Line, Proxy};
+use tcpx_tests::proxy::Fault;
 
 /// Threads of this process that are the plugin's.
 fn threads() -> usize {
@@ -334,29 +334,6 @@ fn a_door_that_can_take_no_connection_does_not_spin() {
     );
 }
 
-/// A link whose lanes go through a relay.
-fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Proxy) {
-    let (listen, handle) = listening(table, context);
-    let door = u16::from_le_bytes([handle[56], handle[57]]);
-    let proxy = Proxy::start(([127, 0, 0, 1], door).into());
-    (through(&proxy, table, context, listen, handle), proxy)
-}
-
-/// A link whose lanes go through this relay in front of the process's door.
-fn through<'a>(
-    proxy: &Proxy,
-    table: &'a dyn Calls,
-    context: Opaque,
-    listen: Opaque,
-    mut handle: [u8; 128],
-) -> Link<'a> {
-    handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
-    Link::between(table, context, listen, handle)
-}
-
-/// The relay takes each for a control connection.
-const ANY_LANE: Line = Line::Control;
-
 #[test]
 fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
     child::run(
@@ -366,15 +343,15 @@ fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
             for version in 6..=12 {
                 let (table, context) = started(version);
                 for fault in [Fault::Reset, Fault::Close] {
-                    let (link, proxy) = relayed(&*table, context);
-                    proxy.break_line(ANY_LANE, 5_000_000, fault);
+                    let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+                    proxy.break_line(ANY, 5_000_000, fault);
                     for _ in 0..8 {
                         link.transfer(8 * MIB, 8 * MIB);
                     }
                     // The first one ended at some byte of a chunk.
                     until("another lane in its place", || {
                         link.transfer(MIB, MIB);
-                        proxy.opened(ANY_LANE) > 2
+                        proxy.opened(ANY) > 2
                     });
                     link.close();
                 }
@@ -387,37 +364,16 @@ fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
 /// Moves messages of one kind of memory while every lane is reset whenever some bytes have passed.
 fn under_resets(kind: i32) {
     let (table, context) = started(12);
-    let (mut link, proxy) = relayed(&*table, context);
+    let (mut link, Relays { door: proxy, .. }) = relayed(&*table, context);
     link.kind = kind;
     link.warm();
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut carried = 0;
-            while !done.load(Ordering::SeqCst) {
-                if proxy.carried(ANY_LANE) > carried + 3_000_000 {
-                    carried = proxy.carried(ANY_LANE);
-                    proxy.reset(ANY_LANE);
-                }
-                std::thread::yield_now();
-            }
-        });
-        let _ending = Ending(&done);
+    nccl_link::under_resets(&[&proxy], 3_000_000, || {
         for _ in 0..8 {
             link.transfer(4 * MIB, 4 * MIB);
         }
     });
-    assert!(proxy.opened(ANY_LANE) > 6);
+    assert!(proxy.opened(ANY) > 6);
     link.close();
-}
-
-/// Ends the other thread whatever becomes of this one.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
 }
 
 #[test]
@@ -495,13 +451,13 @@ fn what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset() {
         || {
             let (table, context) = started(12);
             for round in 0..20 {
-                let (link, proxy) = relayed(&*table, context);
+                let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
                 link.warm();
                 let messages: Vec<_> = (0..8).map(|_| content(100_000 + round)).collect();
                 let received = overwritten(&link, &messages, |number| {
                     // Also just before the sender closes, which waits until the peer has all.
                     if number % 2 == 1 {
-                        proxy.reset(ANY_LANE);
+                        proxy.reset(ANY);
                     }
                 });
                 assert!(received == messages, "in round {round}");
@@ -522,9 +478,9 @@ fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
         ],
         || {
             let (table, context) = started(12);
-            let (link, proxy) = relayed(&*table, context);
+            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
             link.warm();
-            proxy.break_line(ANY_LANE, proxy.carried(ANY_LANE) + 20_000, Fault::Stall);
+            proxy.break_line(ANY, proxy.carried(ANY) + 20_000, Fault::Stall);
             let wanted = content(60_000);
             let (mut data, mut target) = (wanted.clone(), vec![0; 60_000]);
             let (_, from) = table.reg_mr(link.send, &mut data, HOST);
@@ -541,7 +497,7 @@ fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
             });
             assert_eq!(table.dereg_mr(link.send, from), 0);
             data.fill(0xee);
-            proxy.reset(ANY_LANE);
+            proxy.reset(ANY);
             assert_eq!(link.finish(received), 60_000);
             assert!(target == wanted);
             link.close();
@@ -557,14 +513,14 @@ fn a_lane_that_brings_nothing_any_more_is_replaced() {
         || {
             let (table, context) = started(12);
             for fault in [Fault::Stall, Fault::Swallow] {
-                let (link, proxy) = relayed(&*table, context);
-                proxy.break_line(ANY_LANE, 5_000_000, fault);
+                let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+                proxy.break_line(ANY, 5_000_000, fault);
                 for _ in 0..8 {
                     link.transfer(8 * MIB, 8 * MIB);
                 }
-                until("another lane in its place", || proxy.opened(ANY_LANE) > 2);
+                until("another lane in its place", || proxy.opened(ANY) > 2);
                 // What it had comes late.
-                proxy.wake(ANY_LANE);
+                proxy.wake(ANY);
                 link.warm();
                 link.close();
             }
@@ -579,22 +535,23 @@ fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
         &[LOOPBACK, ("TCPX_NET_LANES", "1")],
         || {
             let (table, context) = started(12);
-            let (stays, proxy) = relayed(&*table, context);
-            let (listen, handle) = listening(&*table, context);
-            let goes = through(&proxy, &*table, context, listen, handle);
+            let (stays, Relays { door: proxy, .. }) = relayed(&*table, context);
+            let (listen, mut handle) = listening(&*table, context);
+            handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
+            let goes = Link::between(&*table, context, listen, handle);
             goes.warm();
-            assert_eq!(proxy.opened(ANY_LANE), 1, "they share it");
-            proxy.break_line(ANY_LANE, proxy.carried(ANY_LANE) + 5_000_000, Fault::Stall);
+            assert_eq!(proxy.opened(ANY), 1, "they share it");
+            proxy.break_line(ANY, proxy.carried(ANY) + 5_000_000, Fault::Stall);
             let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
             let (_, from) = table.reg_mr(goes.send, &mut data, HOST);
             let (_, to) = table.reg_mr(goes.receive, &mut target, HOST);
             let start = target.as_mut_ptr();
             let (_, received) = table.irecv(goes.receive, start, 64 * MIB, to, ptr::null_mut());
             let (_, sent) = table.isend(goes.send, data.as_mut_ptr(), 64 * MIB, from);
-            let before = proxy.carried(ANY_LANE);
+            let before = proxy.carried(ANY);
             until("some of it", || {
                 assert_eq!((table.test(sent).0, table.test(received).0), (0, 0));
-                proxy.carried(ANY_LANE) > before + 4_000_000
+                proxy.carried(ANY) > before + 4_000_000
             });
             assert_eq!(table.close_send(goes.send), 0);
             drop(data);
@@ -612,14 +569,14 @@ fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
         &[LOOPBACK, LANES],
         || {
             let (table, context) = started(12);
-            let (link, proxy) = relayed(&*table, context);
-            proxy.break_line(ANY_LANE, 5_000_000, Fault::Reset);
-            proxy.refuse(ANY_LANE);
+            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+            proxy.break_line(ANY, 5_000_000, Fault::Reset);
+            proxy.refuse(ANY);
             for _ in 0..8 {
                 link.transfer(8 * MIB, 8 * MIB);
             }
-            assert_eq!(proxy.opened(ANY_LANE), 2);
-            proxy.reset(ANY_LANE);
+            assert_eq!(proxy.opened(ANY), 2);
+            proxy.reset(ANY);
             let (mut data, mut target) = (content(8 * MIB), vec![0; 8 * MIB]);
             let (_, from) = table.reg_mr(link.send, &mut data, HOST);
             let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
@@ -642,51 +599,15 @@ fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
     );
 }
 
-/// Connects to a handle and accepts, in whatever order the peer does.
-fn met(
-    table: &dyn Calls,
-    context: Opaque,
-    listen: Opaque,
-    mut handle: [u8; 128],
-) -> (Opaque, Opaque) {
-    let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
-    until("a comm each way", || {
-        if send.is_null() {
-            let (rc, comm) = table.connect(context, &mut handle);
-            assert_eq!(rc, 0);
-            send = comm;
-        }
-        if receive.is_null() {
-            let (rc, comm) = table.accept(listen);
-            assert_eq!(rc, 0);
-            receive = comm;
-        }
-        !send.is_null() && !receive.is_null()
-    });
-    (send, receive)
-}
-
-/// The handle that the other process leaves in a file.
-fn handle_in(file: &Path) -> [u8; 128] {
-    let mut handle = [0; 128];
-    until("the peer's handle", || {
-        let Ok(bytes) = std::fs::read(file) else {
-            return false;
-        };
-        bytes.try_into().map(|bytes| handle = bytes).is_ok()
-    });
-    handle
-}
-
 /// Sends back what arrives, until the peer has closed.
 fn echo(table: &dyn Calls) {
     let (rc, context) = table.init();
     assert_eq!(rc, 0);
     let folder = meeting("TCPX_TEST_FILE");
     let (listen, handle) = listening(table, context);
-    std::fs::write(folder.join("writing"), handle).unwrap();
-    std::fs::rename(folder.join("writing"), folder.join("echo")).unwrap();
-    let (send, receive) = met(table, context, listen, handle_in(&folder.join("asks")));
+    leave(&folder.join("echo"), &handle);
+    let asks = handle_in(&folder.join("asks"));
+    let Link { send, receive, .. } = Link::between(table, context, listen, asks);
     let mut data = vec![0; ECHOED];
     let (start, len) = (data.as_mut_ptr(), data.len());
     let (_, to) = table.reg_mr(receive, &mut data, HOST);
@@ -743,16 +664,13 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let (listen, own) = listening(&*table, context);
-        std::fs::write(folder.path().join("writing"), own).unwrap();
-        std::fs::rename(folder.path().join("writing"), folder.path().join("asks")).unwrap();
+        leave(&folder.path().join("asks"), &own);
         let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
         let mut peer = Peer(child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]));
         let mut handle = handle_in(&folder.path().join("echo"));
-        let door = u16::from_le_bytes([handle[56], handle[57]]);
-        let proxy = Proxy::start(([127, 0, 0, 1], door).into());
-        handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
-        let (send, receive) = met(&*table, context, listen, handle);
-        assert_eq!(table.close_listen(listen), 0);
+        let Relays { door: proxy, .. } = Relays::new(&mut handle);
+        let link = Link::between(&*table, context, listen, handle);
+        let Link { send, receive, .. } = link;
         let (mut data, mut target) = (content(ECHOED), vec![0; ECHOED]);
         let (_, from) = table.reg_mr(send, &mut data, HOST);
         let (_, to) = table.reg_mr(receive, &mut target, HOST);
@@ -778,10 +696,10 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
                 left.is_empty()
             };
             if round == 2 {
-                let before = proxy.carried(ANY_LANE);
+                let before = proxy.carried(ANY);
                 until("some of it", || {
                     assert!(!step());
-                    proxy.carried(ANY_LANE) > before + 4_000_000
+                    proxy.carried(ANY) > before + 4_000_000
                 });
                 signal(libc::SIGSTOP);
                 // The rest is what is tested.
@@ -791,7 +709,7 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
                     step();
                     if has_lanes && start.elapsed() > WITH_LANES {
                         has_lanes = false;
-                        proxy.reset(ANY_LANE);
+                        proxy.reset(ANY);
                     }
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
@@ -800,9 +718,8 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
             until("the echo", step);
             assert!(target == data, "in round {round}");
         }
-        assert!(proxy.opened(ANY_LANE) > 2, "lanes were dialled again");
-        assert_eq!(table.close_send(send), 0);
-        assert_eq!(table.close_recv(receive), 0);
+        assert!(proxy.opened(ANY) > 2, "lanes were dialled again");
+        link.close();
         assert!(peer.0.wait().unwrap().success());
     });
 }
