@@ -8,6 +8,7 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::constants::MAX_REQUESTS_PER_COMM;
 use crate::error::{CallError, HostError};
 use crate::memory::{MemoryHandle, MemoryOwner, MemoryType, Registration};
 use crate::plugin::Plugin;
@@ -239,7 +240,7 @@ impl Drop for CommCore {
     }
 }
 
-/// Registration, limits and close: the same on both sides.
+/// Registration and close: the same on both sides.
 macro_rules! common_methods {
     ($comm:ident) => {
         impl $comm {
@@ -273,11 +274,6 @@ macro_rules! common_methods {
             ) -> Result<MemoryHandle, HostError> {
                 // SAFETY: forwarded.
                 unsafe { self.core.register(data, len, kind, Some(owner)) }
-            }
-
-            /// Holds fewer requests at once than the 16 of the default; at least 1.
-            pub fn set_max_in_flight(&mut self, requests: usize) {
-                self.ring.set_limit(requests);
             }
 
             /// Requests posted and not done.
@@ -338,7 +334,7 @@ impl SendComm {
         tag: i32,
     ) -> Result<PostOutcome, HostError> {
         let data = self.core.piece(memory, offset, len)?;
-        if self.ring.len() >= self.ring.limit() {
+        if self.ring.len() >= MAX_REQUESTS_PER_COMM {
             return Ok(PostOutcome::Full);
         }
         let mut request = ptr::null_mut();
@@ -415,7 +411,7 @@ impl RecvComm {
         tag: i32,
     ) -> Result<PostOutcome, HostError> {
         let data = self.core.piece(memory, offset, len)?;
-        if self.ring.len() + self.received.len() >= self.ring.limit() {
+        if self.ring.len() + self.received.len() >= MAX_REQUESTS_PER_COMM {
             return Ok(PostOutcome::Full);
         }
         let mut request = ptr::null_mut();

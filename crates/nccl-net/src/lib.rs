@@ -47,7 +47,6 @@ pub use comm::{MAX_REQUEST_BYTES, RecvComm, SendComm};
 pub use device::LoadMeta;
 pub use error::{CallError, HostError, LoadError};
 pub use library::{AbiVersion, CallObserver, CallReport, LoadOptions};
-pub use limiter::{RateLimiter, Verdict};
 pub use logger::{LogLevel, LogRecord, LogSink, clear_log_sink, set_log_sink};
 pub use memory::{MemoryHandle, MemoryOwner, MemoryType};
 pub use plugin::Plugin;

@@ -6,28 +6,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 ///
 /// Time is passed in, so that the limiter itself never asks for a clock.
 #[derive(Debug)]
-pub struct RateLimiter {
+pub(crate) struct RateLimiter {
     per_second: u32,
     second: AtomicU64,
     used: AtomicU32,
     suppressed: AtomicU64,
 }
 
-/// What became of one line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Emit it; so many lines were dropped since the last one that passed.
-    Pass {
-        /// Lines dropped.
-        suppressed: u64,
-    },
-    /// Drop it.
-    Drop,
-}
-
 impl RateLimiter {
     /// At most `per_second` lines in each second.
-    pub const fn new(per_second: u32) -> Self {
+    pub(crate) const fn new(per_second: u32) -> Self {
         Self {
             per_second,
             second: AtomicU64::new(u64::MAX),
@@ -36,8 +24,9 @@ impl RateLimiter {
         }
     }
 
-    /// Decides about one line in second number `now_s` of any steady clock.
-    pub fn check(&self, now_s: u64) -> Verdict {
+    /// Decides about one line in second number `now_s` of any steady clock: `None` drops it, else so many were
+    /// dropped since the last one that passed.
+    pub(crate) fn check(&self, now_s: u64) -> Option<u64> {
         let seen = self.second.load(Ordering::Relaxed);
         // Only one thread wins the new second and resets the budget; losers see it as started.
         if seen != now_s
@@ -51,12 +40,10 @@ impl RateLimiter {
         if self.used.load(Ordering::Acquire) < self.per_second
             && self.used.fetch_add(1, Ordering::AcqRel) < self.per_second
         {
-            Verdict::Pass {
-                suppressed: self.suppressed.swap(0, Ordering::AcqRel),
-            }
+            Some(self.suppressed.swap(0, Ordering::AcqRel))
         } else {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
-            Verdict::Drop
+            None
         }
     }
 }
@@ -69,18 +56,13 @@ mod tests {
     fn lines_beyond_a_burst_are_counted_and_reported() {
         let limiter = RateLimiter::new(3);
         for _ in 0..3 {
-            assert_eq!(limiter.check(7), Verdict::Pass { suppressed: 0 });
+            assert_eq!(limiter.check(7), Some(0));
         }
         for _ in 0..1_000_000 {
-            assert_eq!(limiter.check(7), Verdict::Drop);
+            assert_eq!(limiter.check(7), None);
         }
-        assert_eq!(
-            limiter.check(8),
-            Verdict::Pass {
-                suppressed: 1_000_000
-            }
-        );
-        assert_eq!(limiter.check(8), Verdict::Pass { suppressed: 0 });
+        assert_eq!(limiter.check(8), Some(1_000_000));
+        assert_eq!(limiter.check(8), Some(0));
     }
 
     #[test]
@@ -88,16 +70,10 @@ mod tests {
         let limiter = RateLimiter::new(50);
         // The second is opened before the threads race, so only the budget is contended.
         let first = limiter.check(1);
-        assert_eq!(first, Verdict::Pass { suppressed: 0 });
+        assert_eq!(first, Some(0));
         let passed: usize = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
-                .map(|_| {
-                    scope.spawn(|| {
-                        (0..1000)
-                            .filter(|_| limiter.check(1) != Verdict::Drop)
-                            .count()
-                    })
-                })
+                .map(|_| scope.spawn(|| (0..1000).filter(|_| limiter.check(1).is_some()).count()))
                 .collect();
             threads.into_iter().map(|t| t.join().unwrap()).sum()
         });

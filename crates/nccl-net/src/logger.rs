@@ -8,7 +8,7 @@ use std::sync::{Once, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use crate::constants::level;
-use crate::limiter::{RateLimiter, Verdict};
+use crate::limiter::RateLimiter;
 use crate::tables::LoggerFn;
 
 /// Lines a second that reach the sink, for each level.
@@ -118,14 +118,12 @@ extern "C" fn admit(raw: c_int, format: *const c_char, suppressed: *mut c_ulongl
         LogLevel::Warn => Some(of_place(format)),
         _ => usize::try_from(verbosity).ok().and_then(|v| LEVELS.get(v)),
     };
-    match limiter.map(|limiter| limiter.check(seconds())) {
-        Some(Verdict::Pass { suppressed: count }) => {
-            // SAFETY: the shim passes the address of a local variable.
-            unsafe { suppressed.write(count) };
-            1
-        }
-        Some(Verdict::Drop) | None => 0,
-    }
+    let Some(dropped) = limiter.and_then(|limiter| limiter.check(seconds())) else {
+        return 0;
+    };
+    // SAFETY: the shim passes the address of a local variable.
+    unsafe { suppressed.write(dropped) };
+    1
 }
 
 extern "C" fn emit(

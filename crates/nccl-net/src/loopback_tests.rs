@@ -238,10 +238,9 @@ fn misuse_is_refused_before_it_reaches_the_plugin() {
         receiver.irecv(&to, 0, usize::MAX, 0).unwrap_err(),
         HostError::TooLarge { .. }
     ));
-    sender.set_max_in_flight(0);
-    let first = sender.isend(&from, 64, 0, 0).unwrap();
-    assert!(matches!(first, PostOutcome::Posted(_)));
-    assert_eq!(sender.isend(&from, 0, 1, 0).unwrap(), PostOutcome::Full);
+    let posts = (0..20).map(|_| sender.isend(&from, 64, 0, 0).unwrap());
+    let posted = posts.filter(|post| *post != PostOutcome::Full).count();
+    assert!((1..=16).contains(&posted), "{posted}");
     // SAFETY: never accessed: the plugin refuses the kind.
     let error = unsafe { receiver.register(bytes.as_mut_ptr(), 64, MemoryType::Cuda) };
     let HostError::Call(CallError { call, rc, hint }) = error.unwrap_err() else {

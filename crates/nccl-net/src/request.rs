@@ -53,7 +53,6 @@ pub(crate) struct InFlight {
 /// A queue of requests with a bound.
 pub(crate) struct Ring {
     requests: VecDeque<InFlight>,
-    limit: usize,
     next: u64,
 }
 
@@ -66,17 +65,8 @@ impl Ring {
     pub(crate) fn new() -> Self {
         Self {
             requests: VecDeque::with_capacity(MAX_REQUESTS_PER_COMM),
-            limit: MAX_REQUESTS_PER_COMM,
             next: 0,
         }
-    }
-
-    pub(crate) fn set_limit(&mut self, limit: usize) {
-        self.limit = limit.clamp(1, MAX_REQUESTS_PER_COMM);
-    }
-
-    pub(crate) fn limit(&self) -> usize {
-        self.limit
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -50,9 +50,27 @@ impl Clock {
         }
     }
 
-    /// Looks at a lane that owes the peer's answer to this, and a later one whenever it has moved, or to nothing; whether
-    /// it has moved since it was last looked at.
-    pub fn moves(&mut self, now: Instant, oldest: Option<u64>, transport: Transport) -> bool {
+    /// Looks at a lane that owes the peer's answer to this, and a later one whenever it has moved, or to nothing: for how
+    /// long it has stood still, if it is dead. The peer was `at_work` then and may stand still for `patience`; this
+    /// process `rested` until now, perhaps with the machine, whose clock went on.
+    pub fn look(
+        &mut self,
+        now: Instant,
+        owes: Option<u64>,
+        transport: Transport,
+        rested: bool,
+        at_work: (Instant, Instant),
+        patience: Duration,
+    ) -> Option<Duration> {
+        self.moves(now, owes, transport);
+        if rested {
+            self.rested(now);
+        }
+        self.dead(now, at_work, patience)
+    }
+
+    /// Whether it has moved since it was last looked at.
+    fn moves(&mut self, now: Instant, oldest: Option<u64>, transport: Transport) -> bool {
         let moved = self.oldest != oldest || self.acknowledged != transport.acknowledged;
         self.oldest = oldest;
         self.acknowledged = transport.acknowledged;
@@ -69,7 +87,7 @@ impl Clock {
         moved
     }
 
-    /// This process was stopped until now, perhaps with the machine, whose clock went on.
+    /// What it did before is no matter.
     pub fn rested(&mut self, now: Instant) {
         (self.since, self.unanswered) = (now, None);
     }
@@ -96,7 +114,7 @@ impl Clock {
 
     /// For how long the lane has stood still, if it is dead: that is too long, where the peer may stand still for
     /// `patience`, and the way is the reason, and not the peer, which was heard since over another one.
-    pub fn dead(
+    fn dead(
         &self,
         now: Instant,
         at_work: (Instant, Instant),

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use nccl_net::export::Log;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::handshake::{ServerHandshake, ServerStep, SessionId};
 use tcpx_wire::{Identity, Key};
@@ -11,7 +12,6 @@ use tcpx_wire::{Identity, Key};
 use crate::error::PluginError;
 use crate::held::{Listener, Stream};
 use crate::listener::key;
-use crate::log::Log;
 use crate::plugin::random;
 
 /// Connections taken from the kernel in one call.

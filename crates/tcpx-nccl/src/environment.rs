@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsString, c_char};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::log::Log;
+use nccl_net::export::Log;
 
 /// A variable, its value, and why.
 type Choice = (&'static str, &'static str, &'static str);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn what_the_user_set_is_left_alone() {
-        let log = Log::new(nccl_net::export::HostLogger::default());
+        let log = Log::new(nccl_net::export::HostLogger::default(), c"TCPX");
         for (name, value, why) in [ALWAYS, WITH_CUDA_POINTERS].concat() {
             choose(&log, &[(name, value, why)], |_| Some("7".into()));
             assert_ne!(std::env::var(name).as_deref(), Ok(value));

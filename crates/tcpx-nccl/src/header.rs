@@ -18,13 +18,6 @@ use crate::lanes::hello::GroupId;
 
 /// Bytes of a record.
 pub(crate) const HEADER_BYTES: usize = 24;
-const MESSAGE: u32 = u32::from_le_bytes(*b"TxMs");
-const REFUSAL: u32 = u32::from_le_bytes(*b"TxRf");
-const JOIN: u32 = u32::from_le_bytes(*b"TxJn");
-const END: u32 = u32::from_le_bytes(*b"TxEn");
-const GRANT: u32 = u32::from_le_bytes(*b"TxGr");
-const DOOR: u32 = u32::from_le_bytes(*b"TxDr");
-const READ: u32 = u32::from_le_bytes(*b"TxRd");
 
 /// The words of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,23 +28,24 @@ pub(crate) struct Header {
     pub(crate) size: u64,
 }
 
-/// Which record it is.
+/// Which record it is, by its magic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum Record {
     /// Announces a payload.
-    Message,
+    Message = u32::from_le_bytes(*b"TxMs"),
     /// Refuses a message.
-    Refusal,
+    Refusal = u32::from_le_bytes(*b"TxRf"),
     /// Names the sender's lanes.
-    Join,
+    Join = u32::from_le_bytes(*b"TxJn"),
     /// Says that everything was sent.
-    End,
+    End = u32::from_le_bytes(*b"TxEn"),
     /// Lets messages take lanes.
-    Grant,
+    Grant = u32::from_le_bytes(*b"TxGr"),
     /// Says where the sender's process can be reached.
-    Door,
+    Door = u32::from_le_bytes(*b"TxDr"),
     /// Says how far the receiver has read.
-    Read,
+    Read = u32::from_le_bytes(*b"TxRd"),
 }
 
 /// What a sender may say, in words for an error.
@@ -60,24 +54,10 @@ pub(crate) const FROM_SENDER: [Record; 4] =
 /// What a receiver may say.
 pub(crate) const FROM_RECEIVER: [Record; 3] = [Record::Refusal, Record::Grant, Record::Read];
 
-impl Record {
-    const fn magic(self) -> u32 {
-        match self {
-            Self::Message => MESSAGE,
-            Self::Refusal => REFUSAL,
-            Self::Join => JOIN,
-            Self::End => END,
-            Self::Grant => GRANT,
-            Self::Door => DOOR,
-            Self::Read => READ,
-        }
-    }
-}
-
 impl Header {
     pub(crate) fn encode(self, record: Record) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        bytes[..4].copy_from_slice(&record.magic().to_le_bytes());
+        bytes[..4].copy_from_slice(&(record as u32).to_le_bytes());
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..].copy_from_slice(&self.size.to_le_bytes());
         bytes
@@ -95,7 +75,7 @@ impl Header {
         };
         // The low half is the magic, the high half the flags.
         let (magic, flags) = (word(0) as u32, word(0) >> 32);
-        let Some(record) = expected.iter().find(|record| record.magic() == magic) else {
+        let Some(record) = expected.iter().find(|record| **record as u32 == magic) else {
             return Err((
                 format!("one of {expected:?}"),
                 format!("magic {magic:#010x}"),

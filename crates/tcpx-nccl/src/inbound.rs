@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use nccl_net::export::Buffer;
+use nccl_net::export::{Buffer, Log};
 use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
 
 use crate::error::PluginError;
@@ -17,7 +17,6 @@ use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::held::Stream;
 use crate::landing::Landing;
 use crate::lanes::to_gpu::ToGpu;
-use crate::log::Log;
 use crate::resend::copied_bytes;
 use crate::resume::{Comeback, Waiting};
 use crate::ring::Ring;
@@ -439,7 +438,7 @@ impl Inbound {
             ) {
                 (Target::Device, Some(scatter), ..) => scatter.arrived(payload),
                 (Target::Gpu, _, Some(lanes), Some(to_gpu)) => {
-                    lanes.arrived(to_gpu, payload, number);
+                    to_gpu.arrived(payload, &lanes.inlet, number);
                 }
                 _ => {}
             }

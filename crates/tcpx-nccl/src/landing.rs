@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use nccl_net::export::Buffer;
 
-use crate::device::Device;
 use crate::header::Header;
 use crate::lanes::hello::GroupId;
-use crate::lanes::inlet::{Inlet, Refusal};
+use crate::lanes::inlet::Inlet;
 use crate::lanes::runtime::Runtime;
 use crate::lanes::to_gpu::ToGpu;
 use crate::memory::DeviceSlice;
@@ -22,8 +21,8 @@ const POLLS_A_LOOK: u32 = 8;
 /// The lanes' part of a receive comm. Dropping it takes the comm's memory away from them.
 #[derive(Debug)]
 pub(crate) struct Landing {
-    inlet: Arc<Inlet>,
-    runtime: Arc<Runtime>,
+    pub(crate) inlet: Arc<Inlet>,
+    pub(crate) runtime: Arc<Runtime>,
     inline_bytes: u64,
     /// Large messages come, so receives are granted as they are posted.
     granting: bool,
@@ -66,11 +65,6 @@ impl Landing {
         self.inlet.group().is_some()
     }
 
-    /// Prepares for receives into a device's memory.
-    pub(crate) fn serve_gpu(&self, device: &Device) {
-        self.runtime.watch(device);
-    }
-
     /// A receive is posted; `device` is its buffer where it lies in device memory.
     pub(crate) fn post(&mut self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
         self.needed |= device.is_some();
@@ -80,16 +74,6 @@ impl Landing {
     /// The message for device memory that [`Self::comes_inline`] was told of is to be read.
     pub(crate) fn to_gpu(&self, sequence: u64, bytes: u64) -> Option<ToGpu> {
         self.inlet.claim_inline(sequence, bytes).map(ToGpu::new)
-    }
-
-    /// Bytes of such a message have arrived where [`ToGpu::room`] said.
-    pub(crate) fn arrived(&self, to_gpu: &mut ToGpu, bytes: usize, sequence: u64) {
-        to_gpu.arrived(bytes, &self.inlet, sequence);
-    }
-
-    /// Whether all of a message was read, and copies to the GPU are still under way.
-    pub(crate) fn is_copying(&self, sequence: u64) -> bool {
-        self.inlet.is_copying(sequence)
     }
 
     /// A message comes over the comm's own connection; `false` when lanes carry it already.
@@ -151,7 +135,8 @@ impl Landing {
 
     /// Whether lanes brought all of a message: then none touches its memory any more.
     pub(crate) fn is_whole(&self, sequence: u64) -> bool {
-        self.progress(sequence)
+        self.inlet
+            .progress(sequence)
             .is_some_and(|(written, total)| written >= total)
     }
 
@@ -165,11 +150,6 @@ impl Landing {
         self.inlet.is_closed() && !self.inlet.close()
     }
 
-    /// Bytes that lanes brought of a message, and all its bytes, once they began.
-    pub(crate) fn progress(&self, sequence: u64) -> Option<(u64, u64)> {
-        self.inlet.progress(sequence)
-    }
-
     /// Whether this poll should look at the comm's connection.
     pub(crate) const fn is_time_to_look(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);
@@ -180,10 +160,6 @@ impl Landing {
     pub(crate) fn has_moved(&mut self) -> bool {
         let moves = self.inlet.moves();
         std::mem::replace(&mut self.moves, moves) != moves
-    }
-
-    pub(crate) fn refusal(&self) -> Option<Refusal> {
-        self.inlet.refusal().cloned()
     }
 
     /// Whether the sender has no lanes any more.

@@ -38,7 +38,6 @@ mod interfaces;
 mod landing;
 mod lanes;
 mod listener;
-mod log;
 mod memory;
 mod pages;
 mod pin;

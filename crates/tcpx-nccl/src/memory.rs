@@ -2,12 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nccl_net::export::{Buffer, MemoryRegion, NetError};
+use nccl_net::export::{Buffer, Log, MemoryRegion, NetError};
 use tcpx_memory::{Access, Lease, MemoryError, RegionSlice};
 
 use crate::device::Device;
 use crate::error::PluginError;
-use crate::log::Log;
 
 /// One registration: a range of the host program's memory.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::fork::PerProcess;
-use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
+use nccl_net::export::{HostLogger, Log, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
 use tcpx_lanes::draining::DrainingSockets;
 
@@ -20,7 +20,6 @@ use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
 use crate::lanes::runtime::{self, Runtime};
 use crate::listener::ListenComm;
-use crate::log::Log;
 use crate::memory::Memory;
 use crate::receive::RecvComm;
 use crate::send::SendComm;
@@ -149,7 +148,7 @@ impl TcpxPlugin {
     pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, PluginError> {
         let (interfaces, why) =
             interfaces::choose(&config.interfaces, interfaces::list(config.family)?)?;
-        let log = Arc::new(Log::new(logger));
+        let log = Arc::new(Log::new(logger, Self::NAME));
         let rails = match config.mode {
             Mode::Host | Mode::Cuda => config.rails.unwrap_or_else(|| rails_for(interfaces.len())),
             Mode::Unpack => 1,

@@ -105,7 +105,7 @@ impl NetComm for RecvComm {
             let state = self.lock();
             // There is a runtime: without one the settings would have been refused.
             if let Some(lanes) = &state.inbound.lanes {
-                lanes.serve_gpu(device);
+                lanes.runtime.watch(device);
             }
         } else if let Some(device) = &device {
             // The pool was made in accept: the device that gathers from it must be the same.

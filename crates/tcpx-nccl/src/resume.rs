@@ -223,8 +223,10 @@ impl Comeback {
         peer: IpAddr,
         stream: &Arc<Stream>,
     ) -> io::Result<Self> {
-        let tail = Arc::new(Tail::new(stream, runtime.attention()));
-        runtime.tend(Box::new(WatchedTail(Arc::downgrade(&tail), 0)))?;
+        let tail = Arc::new(Tail::new(stream, runtime.monitor.attention()));
+        runtime
+            .monitor
+            .watch(Box::new(WatchedTail(Arc::downgrade(&tail), 0)))?;
         let inbox = Arc::new(Inbox::default());
         runtime.registry.expect(session, &inbox);
         Ok(Self {

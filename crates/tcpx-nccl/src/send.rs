@@ -153,7 +153,7 @@ impl SendComm {
                 size: 0,
             };
             resend.push(&door.encode(Record::Door));
-            attention = Some(comeback.runtime.attention());
+            attention = Some(comeback.runtime.monitor.attention());
             redial = Some(comeback.redial);
             runtime = Some(comeback.runtime);
         }
@@ -195,7 +195,7 @@ impl SendComm {
         let state = Told::new(state, peer);
         if let Some(runtime) = &runtime {
             let tended = Tended(state.glance(), Arc::clone(&shared));
-            runtime.tend(Box::new(tended)).map_err(|error| {
+            runtime.monitor.watch(Box::new(tended)).map_err(|error| {
                 PluginError::system(
                     "starting the monitor",
                     &error,

@@ -9,26 +9,20 @@ use std::time::Instant;
 use super::connects::Connects;
 use super::error::NetError;
 use super::fork::PerProcess;
-use super::host_logger::HostLogger;
+use super::host_logger::{HostLogger, Log};
 use super::traits::NetPlugin;
-use crate::constants::{level, subsystem};
-use crate::limiter::{RateLimiter, Verdict};
 use crate::result::{RawResult, ResultCode};
 
 /// Different property strings that may be handed out; each lives for ever.
 const MAX_STRINGS: usize = 4096;
-/// Error lines a second that reach the host's log.
-const ERROR_LINES_PER_SECOND: u32 = 20;
 
 /// The state that an exported plugin keeps for the process. Made by [`crate::export_plugin!`].
 #[derive(Debug)]
 pub struct PluginCell<P: NetPlugin> {
-    plugin: OnceLock<(P, HostLogger)>,
+    plugin: OnceLock<(P, Log)>,
     starting: PerProcess<Mutex<()>>,
     strings: PerProcess<Mutex<BTreeSet<&'static CStr>>>,
     connects: PerProcess<Mutex<Connects<P::Connect>>>,
-    error_lines: RateLimiter,
-    clock: OnceLock<Instant>,
 }
 
 /// A panic inside a plugin is reported, and the next call must still work.
@@ -44,8 +38,6 @@ impl<P: NetPlugin> PluginCell<P> {
             starting: PerProcess::new(),
             strings: PerProcess::new(),
             connects: PerProcess::new(),
-            error_lines: RateLimiter::new(ERROR_LINES_PER_SECOND),
-            clock: OnceLock::new(),
         }
     }
 
@@ -55,18 +47,11 @@ impl<P: NetPlugin> PluginCell<P> {
         if self.plugin.get().is_some() {
             return Ok(());
         }
-        // The logger is not stored yet, so a failure has to be logged here.
-        let plugin = P::init(logger).inspect_err(|error| {
-            logger.log(
-                level::WARN,
-                subsystem::INIT | subsystem::NET,
-                P::NAME,
-                0,
-                &error.to_string(),
-            );
-        })?;
+        let log = Log::new(logger, P::NAME);
+        // It is not stored yet, so a failure has to be logged here.
+        let plugin = P::init(logger).inspect_err(|error| log.warn(&error.to_string()))?;
         // The lock makes this thread the only one that sets it.
-        let _ = self.plugin.set((plugin, logger));
+        let _ = self.plugin.set((plugin, log));
         Ok(())
     }
 
@@ -137,18 +122,8 @@ impl<P: NetPlugin> PluginCell<P> {
     }
 
     fn log_error(&self, call: &str, error: &NetError) {
-        let Some((_, logger)) = self.plugin.get() else {
-            return;
-        };
-        let now = self.clock.get_or_init(Instant::now).elapsed().as_secs();
-        if let Verdict::Pass { suppressed } = self.error_lines.check(now) {
-            let dropped = if suppressed > 0 {
-                format!(" ({suppressed} lines before this one were dropped)")
-            } else {
-                String::new()
-            };
-            let text = format!("{call}: {error}{dropped}");
-            logger.log(level::WARN, subsystem::NET, P::NAME, 0, &text);
+        if let Some((_, log)) = self.plugin.get() {
+            log.warn(&format!("{call}: {error}"));
         }
     }
 }

@@ -1,9 +1,14 @@
 //! The host's logger, as an exported plugin sees it.
 
 use std::ffi::{CStr, CString, c_int, c_ulong};
+use std::time::Instant;
 
 use crate::constants::{level, subsystem as subsystems};
+use crate::limiter::RateLimiter;
 use crate::tables::LoggerFn;
+
+/// Lines a second of a [`Log`]; the rest is counted.
+const LINES_PER_SECOND: u32 = 20;
 
 /// The logger that the host passed to `init`; silent when it passed none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,5 +49,49 @@ impl HostLogger {
                 text.as_ptr(),
             );
         }
+    }
+}
+
+/// The host's logger behind a rate limit, for the lines of one network. Callable from any thread.
+#[derive(Debug)]
+pub struct Log {
+    logger: HostLogger,
+    network: &'static CStr,
+    limiter: RateLimiter,
+    start: Instant,
+}
+
+impl Log {
+    /// Lines begin with the name of the network.
+    pub fn new(logger: HostLogger, network: &'static CStr) -> Self {
+        Self {
+            logger,
+            network,
+            limiter: RateLimiter::new(LINES_PER_SECOND),
+            start: Instant::now(),
+        }
+    }
+
+    /// Something is wrong.
+    pub fn warn(&self, text: &str) {
+        self.line(level::WARN, text);
+    }
+
+    /// Something is worth knowing.
+    pub fn info(&self, text: &str) {
+        self.line(level::INFO, text);
+    }
+
+    fn line(&self, level: c_int, text: &str) {
+        let second = self.start.elapsed().as_secs();
+        let Some(dropped) = self.limiter.check(second) else {
+            return;
+        };
+        let mut text = format!("NET/{} : {text}", self.network.to_string_lossy());
+        if dropped > 0 {
+            text += &format!(" ({dropped} lines before this one were dropped)");
+        }
+        let subsystem = subsystems::INIT | subsystems::NET;
+        self.logger.log(level, subsystem, self.network, 0, &text);
     }
 }

@@ -26,7 +26,7 @@ mod transfer;
 
 pub use cell::PluginCell;
 pub use error::NetError;
-pub use host_logger::HostLogger;
+pub use host_logger::{HostLogger, Log};
 pub use tables::{
     table_v5, table_v6, table_v7, table_v8, table_v9, table_v10, table_v11, table_v12,
 };

@@ -1,7 +1,6 @@
 //! C entries for memory registration. A memory handle of the host is a boxed `P::Memory`.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::BorrowedFd;
 
 use super::comm::{CommBox, checked_ptr};
 use super::entries::write_out;
@@ -69,33 +68,22 @@ pub(super) unsafe extern "C" fn reg_mr_v5<P: Exported>(
     }
 }
 
+/// Offered by no plugin: hosts ask the properties first.
 pub(super) unsafe extern "C" fn reg_mr_dma_buf<P: Exported>(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    kind: c_int,
-    offset: u64,
-    fd: c_int,
+    _comm: *mut c_void,
+    _data: *mut c_void,
+    _size: usize,
+    _kind: c_int,
+    _offset: u64,
+    _fd: c_int,
     handle: *mut *mut c_void,
 ) -> RawResult {
     P::cell().guard("regMrDmaBuf", || {
-        // SAFETY: pointers of the host: an out pointer and a comm of ours.
-        let comm = unsafe {
-            write_out(handle, std::ptr::null_mut(), "memory handle")?;
-            CommBox::<P>::from_ptr(comm)?
-        };
-        if fd < 0 {
-            return Err(NetError::invalid_argument(format!(
-                "file descriptor {fd} is negative"
-            )));
-        }
-        // SAFETY: the host keeps the descriptor open for the call.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let region = region(data, size, kind)?;
-        let memory = comm.transfer_comm()?.register_dma_buf(region, offset, fd)?;
-        let memory: *mut P::Memory = Box::into_raw(Box::new(memory));
-        // SAFETY: as above.
-        unsafe { write_out(handle, memory.cast(), "memory handle") }
+        // SAFETY: an out pointer of the host.
+        unsafe { write_out(handle, std::ptr::null_mut(), "memory handle") }?;
+        Err(NetError::invalid_usage(
+            "dma-buf registration is not offered: register the memory by address",
+        ))
     })
 }
 
@@ -113,22 +101,16 @@ pub(super) unsafe extern "C" fn dereg_mr<P: Exported>(
     })
 }
 
+/// Device code uses the host's own pointer, which is left alone.
 pub(super) unsafe extern "C" fn get_device_mr<P: Exported>(
     comm: *mut c_void,
     handle: *mut c_void,
-    device: *mut *mut c_void,
+    _device: *mut *mut c_void,
 ) -> RawResult {
     P::cell().guard("getDeviceMr", || {
         // SAFETY: the host passes a comm of ours and a handle from a registration above.
-        let (comm, memory) = unsafe { (CommBox::<P>::from_ptr(comm)?, memory::<P>(handle)?) };
-        let Ok(receiver) = comm.receiver() else {
-            return Ok(());
-        };
-        match super::traits::NetRecv::device_memory(receiver, memory)? {
-            // SAFETY: an out pointer of the host.
-            Some(pointer) => unsafe { write_out(device, pointer, "device memory") },
-            None => Ok(()),
-        }
+        unsafe { (CommBox::<P>::from_ptr(comm)?, memory::<P>(handle)?) };
+        Ok(())
     })
 }
 

@@ -1,7 +1,6 @@
 //! The safe traits that an exported plugin implements.
 
 use std::ffi::{CStr, c_void};
-use std::os::fd::BorrowedFd;
 
 use super::cell::PluginCell;
 use super::error::NetError;
@@ -154,18 +153,6 @@ pub trait NetComm: Send + Sync + 'static {
     /// Registers memory.
     fn register(&self, region: MemoryRegion) -> Result<Self::Memory, NetError>;
 
-    /// Registers memory named by a dma-buf. The host closes `fd` after the call.
-    fn register_dma_buf(
-        &self,
-        _region: MemoryRegion,
-        _offset: u64,
-        _fd: BorrowedFd<'_>,
-    ) -> Result<Self::Memory, NetError> {
-        Err(NetError::invalid_usage(
-            "dma-buf registration is not offered: register the memory by address",
-        ))
-    }
-
     /// Gives a registration back. The default drops it.
     fn deregister(&self, memory: Self::Memory) -> Result<(), NetError> {
         drop(memory);
@@ -199,15 +186,6 @@ pub trait NetRecv: NetComm {
         memory: &Self::Memory,
     ) -> Result<Option<RequestId>, NetError>;
 
-    /// Makes received CUDA data visible to the device; `None` when there is nothing to wait for.
-    fn flush(
-        &self,
-        _buffer: Buffer,
-        _memory: &Self::Memory,
-    ) -> Result<Option<RequestId>, NetError> {
-        Ok(None)
-    }
-
     /// Whether finished receives of this comm stay until they are consumed. Where they do not,
     /// `irecvConsumed` is answered with success and [`Self::consumed`] is never called: NCCL makes
     /// that call for every plugin that has it, also after the request was used again.
@@ -219,11 +197,6 @@ pub trait NetRecv: NetComm {
     /// plugin with [`NetPlugin::DEVICE_QUEUE`], on a comm that [`Self::keeps_received`].
     fn consumed(&self, _request: RequestId) -> Result<(), NetError> {
         Ok(())
-    }
-
-    /// The form of a registration that device code uses; `None` leaves the host's pointer alone.
-    fn device_memory(&self, _memory: &Self::Memory) -> Result<Option<*mut c_void>, NetError> {
-        Ok(None)
     }
 }
 

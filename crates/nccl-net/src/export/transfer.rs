@@ -145,33 +145,18 @@ forwards! {
     ) => irecv_v9(comm, n, data, sizes, tags, handles, request);
 }
 
+/// What has been received is visible: there is nothing to wait for.
 pub(super) unsafe extern "C" fn iflush<P: Exported>(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut c_int,
-    handles: *mut *mut c_void,
+    _comm: *mut c_void,
+    _n: c_int,
+    _data: *mut *mut c_void,
+    _sizes: *mut c_int,
+    _handles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> RawResult {
-    let group = Group { n, data, handles };
     P::cell().guard("iflush", || {
-        // SAFETY: as in `irecv`.
-        let (comm, data, memory, len) = unsafe {
-            write_out(request, std::ptr::null_mut(), "request")?;
-            let (data, handle) = group.single()?;
-            (
-                CommBox::<P>::from_ptr(comm)?,
-                data,
-                memory::<P>(handle)?,
-                first_int(sizes)?,
-            )
-        };
-        let Some(id) = comm.receiver()?.flush(buffer(data, len)?, memory)? else {
-            return Ok(());
-        };
-        let pointer = comm.post(id)?;
         // SAFETY: an out pointer of the host.
-        unsafe { write_out(request, pointer, "request") }
+        unsafe { write_out(request, std::ptr::null_mut(), "request") }
     })
 }
 

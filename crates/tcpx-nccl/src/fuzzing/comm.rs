@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use nccl_net::export::HostLogger;
+use nccl_net::export::{HostLogger, Log};
 
 use super::{CAPACITIES, Memory, connection, feed, number};
 use crate::config::Config;
@@ -10,7 +10,6 @@ use crate::header::HEADER_BYTES;
 use crate::inbound::{Inbound, Phase, Request, Target};
 use crate::landing::Landing;
 use crate::lanes::runtime::Runtime;
-use crate::log::Log;
 use crate::plugin::TcpxPlugin;
 
 /// Loops without a lane, for comms that have a place for them.
@@ -47,7 +46,7 @@ pub fn comm(data: &[u8]) {
             .post(Request::new(Target::Host(buffer), capacity, 0))
             .expect("room for four");
     }
-    let log = Log::new(HostLogger::default());
+    let log = Log::new(HostLogger::default(), c"TCPX");
     let peer = feed(far, stream, most, || {
         // What fails is told again below.
         let _ = inbound.progress(&log);

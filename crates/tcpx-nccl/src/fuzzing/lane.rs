@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use nccl_net::export::HostLogger;
+use nccl_net::export::{HostLogger, Log};
 use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
 use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
 use tcpx_wire::ChunkHeader;
@@ -18,7 +18,6 @@ use crate::lanes::group::Registry;
 use crate::lanes::hello::Hello;
 use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
 use crate::lanes::receive_lane::receive_lane;
-use crate::log::Log;
 
 /// The comm, and the lanes that it belongs to.
 const STREAM: u64 = 1;
@@ -54,7 +53,7 @@ pub fn lane(data: &[u8]) {
         inlet.post(sequence as u64, memory.buffer(sequence), None);
     }
     let (near, mut far) = connection();
-    let log = Arc::new(Log::new(HostLogger::default()));
+    let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
     let lane = receive_lane(near, &hello, registry, LOOPS.receive(), log);
     let mut lane = lane.expect("the first one of its group");
     let mut has_ended = false;

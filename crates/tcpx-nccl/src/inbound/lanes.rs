@@ -14,7 +14,7 @@ impl Inbound {
         let Some(lanes) = &mut self.lanes else {
             return Ok(false);
         };
-        if let Some(refusal) = lanes.refusal() {
+        if let Some(refusal) = lanes.inlet.refusal().cloned() {
             return Err(match refusal {
                 Refusal::TooLarge {
                     sequence,
@@ -68,7 +68,7 @@ impl Inbound {
             (Some(lanes), PluginError::PeerClosed { .. }) if sent => {
                 // In this order: the last bytes may land between two looks.
                 let comes = !lanes.is_gone();
-                if comes || lanes.is_copying(sequence) || lanes.is_whole(sequence) {
+                if comes || lanes.inlet.is_copying(sequence) || lanes.is_whole(sequence) {
                     return Ok(());
                 }
                 Err(PluginError::LanesEnded {

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
+use nccl_net::export::Log;
+
 use super::{Inbound, Phase};
-use crate::log::Log;
 
 impl Inbound {
     pub(super) fn report_stall(&mut self, log: &Log) {
@@ -30,7 +31,7 @@ impl Inbound {
             // A receive may be posted long before its message: worth a line, not a warning.
             Phase::Posted
                 if let Some((done, total)) =
-                    self.lanes.as_ref().and_then(|lanes| lanes.progress(sequence)) =>
+                    self.lanes.as_ref().and_then(|lanes| lanes.inlet.progress(sequence)) =>
             {
                 log.warn(&format!(
                     "{name}: no byte arrived for {seconds} s; message {sequence} has {done} of {total} \

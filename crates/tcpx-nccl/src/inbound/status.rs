@@ -22,7 +22,7 @@ impl Inbound {
             let on_lanes = self
                 .lanes
                 .as_ref()
-                .and_then(|lanes| lanes.progress(sequence));
+                .and_then(|lanes| lanes.inlet.progress(sequence));
             let (done, total, next) = match (request.phase, on_lanes) {
                 (Phase::Done { .. }, _) => return true,
                 (Phase::Posted, Some((done, total))) if done < total => {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nccl_net::export::Log;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use tcpx_lanes::event_loop::Receivers;
@@ -22,7 +23,6 @@ use super::receive_lane::{receive_lane, refuse};
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
 use crate::held::{Listener, Stream};
-use crate::log::Log;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use nccl_net::export::Log;
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::{Clock, Presence, Retry, STALL_BEHIND};
 use tcpx_lanes::lane_group::LaneGroup;
@@ -27,7 +28,6 @@ use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::held::Stream;
-use crate::log::Log;
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
@@ -433,26 +433,19 @@ impl LaneSet {
         }
         let at_work = presence.at_work(now);
         for (lane, (state, done)) in (0..).zip(lanes.iter_mut().zip(self.chunks.done())) {
-            let (owing, read) = (done.owes(), done.acknowledged);
-            let stream = state.stream.upgrade();
-            let transport = stream.and_then(|stream| transport(&*stream));
-            let clock = &mut state.clock;
-            let moved = clock.moves(now, owing, transport.unwrap_or_default());
-            if rested || state.standing != Place::Works {
-                clock.rested(now);
-            }
+            let read = done.acknowledged;
             if state.read != read {
                 (state.read, state.patience) = (read, STALL_BEHIND);
             }
-            if moved || owing.is_none() || state.standing != Place::Works {
-                continue;
-            }
-            let dead = clock.dead(now, at_work, state.patience);
+            let stream = state.stream.upgrade();
+            let transport = stream.and_then(|stream| transport(&*stream));
+            let transport = transport.unwrap_or_default();
+            let rested = rested || state.standing != Place::Works;
+            let (clock, patience) = (&mut state.clock, state.patience);
+            let dead = clock.look(now, done.owes(), transport, rested, at_work, patience);
             if dead.is_some() {
                 state.end(&self.lanes[usize::from(lane)]);
-            } else if clock.stands(now) >= state.patience
-                && !dials.iter().any(|(one, _)| *one == lane)
-            {
+            } else if clock.stands(now) >= patience && !dials.iter().any(|(one, _)| *one == lane) {
                 dials.push((lane, self.peer.redialer(now)));
             }
         }
@@ -712,7 +705,7 @@ impl LaneSet {
             address: nobody,
             secret: [7; Key::BYTES],
         };
-        let log = Arc::new(Log::new(nccl_net::export::HostLogger::default()));
+        let log = Arc::new(Log::new(nccl_net::export::HostLogger::default(), c"TCPX"));
         let retention = [Retention::new().unwrap()];
         let attention = Monitor::new("nobody").attention();
         Self::new(

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nccl_net::export::Log;
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
 use tcpx_lanes::socket_calls::{self as calls, Span};
@@ -16,7 +17,6 @@ use super::hello::Hello;
 use super::inlet::{Claimed, Inlet, Part};
 use super::to_gpu::ToGpu;
 use crate::held::Stream;
-use crate::log::Log;
 
 /// A lane behind its hello, which `place` reaches.
 pub(crate) fn receive_lane(
@@ -256,7 +256,7 @@ mod tests {
                 lane,
                 epoch,
             };
-            let log = Arc::new(Log::new(HostLogger::default()));
+            let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
             let place = self.loops.receive();
             let registry = Arc::clone(&self.registry);
             let lane = receive_lane(Stream::new(stream), &hello, registry, place, log);

@@ -9,8 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nccl_net::export::Log;
 use tcpx_lanes::event_loop::EventLoops;
-use tcpx_lanes::monitor::{Attention, Monitor, Watched};
+use tcpx_lanes::monitor::Monitor;
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
@@ -23,7 +24,6 @@ use crate::device::Device;
 use crate::error::PluginError;
 use crate::handle::Door;
 use crate::listener;
-use crate::log::Log;
 use crate::plugin::{Shared, random};
 
 /// How long a peer whose door could not be reached is left alone.
@@ -49,8 +49,8 @@ pub(crate) struct Runtime {
     loops: EventLoops,
     /// Of each loop that sends.
     retentions: Vec<Arc<Retention>>,
-    /// Dials lanes again.
-    monitor: Monitor,
+    /// Dials lanes again, and comms' own connections.
+    pub(crate) monitor: Monitor,
     /// Wake the receiving lanes when a pinned slot is free again; with the workers whose slots they are.
     watches: Mutex<Vec<(Arc<CopyWorker>, FreeWatch)>>,
 }
@@ -109,16 +109,6 @@ impl Runtime {
 
     fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has the monitor look at a comm's own connection.
-    pub(crate) fn tend(&self, comm: Box<dyn Watched>) -> io::Result<()> {
-        self.monitor.watch(comm)
-    }
-
-    /// For a comm whose connection the monitor looks at.
-    pub(crate) fn attention(&self) -> Attention {
-        self.monitor.attention()
     }
 
     /// Prepares for receives into a device's memory.

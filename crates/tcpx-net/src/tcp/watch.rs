@@ -123,14 +123,8 @@ impl ChannelWatch {
             };
             let transport = transport(&*socket).unwrap_or_default();
             speed.paces(&channel.paces, lane, transport);
-            let moved = clock.moves(now, owes, transport);
-            if rested {
-                clock.rested(now);
-            }
-            if moved || owes.is_none() {
-                continue;
-            }
-            if let Some(waited) = clock.dead(now, at_work, STALL_BEHIND) {
+            let dead = clock.look(now, owes, transport, rested, at_work, STALL_BEHIND);
+            if let Some(waited) = dead {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }
         }
