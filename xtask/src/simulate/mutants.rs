@@ -72,8 +72,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "nothing-is-resent",
         file: "crates/tcpx-net/src/tcp/transmit_table.rs",
-        from: "if lane == dead => {",
-        to: "if lane == dead && (chunk.attempt > 0 || !MUTANT) => {",
+        from: "None => again.push((slot, bytes)),",
+        to: "None if MUTANT => {}\n                None => again.push((slot, bytes)),",
     },
     // Rule 2: the lane that an attempt supersedes does not let go.
     Mutant {
