@@ -131,13 +131,14 @@ impl TransmitTable {
     /// A lane wrote the chunk to its last byte, which ends there in its stream. Whether the chunk has ended with
     /// that: [`free`](Self::free) its slot.
     pub(super) fn written(&self, lane: u16, chunk: Outgoing, end: u64) -> bool {
-        let slot = chunk.slot;
+        let (slot, first) = (chunk.slot, chunk.attempt == 0);
         let released = self.with(slot, |state| {
             self.chunks.keep(lane, end, chunk);
             match state {
+                // Of what is sent again the peer has another copy: nobody has read this one.
                 SendState::Taken {
                     settled: Some(how), ..
-                } => self.release(lane, slot, *how == Settled::Placed),
+                } => self.release(lane, slot, *how == Settled::Placed && first),
                 _ => None,
             }
         });

@@ -179,6 +179,29 @@ fn a_chunk_sent_twice_says_nothing_of_its_lanes() {
     assert_eq!(pool.free_slots(), free);
 }
 
+/// As above, while the second lane still has the chunk in its hands.
+#[test]
+fn a_chunk_placed_while_it_is_sent_again_keeps_its_pages() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    written(&table, pool, 1, 0, true);
+    assert_eq!(requeued(&table, 0), 1);
+    let Some(Taken::Chunk(mut chunk)) = table.take(1) else {
+        panic!("it is queued");
+    };
+    chunk.spliced = Some(1);
+    // What came over lane 0 is acknowledged before lane 1 has written all of it.
+    assert_eq!(table.forget(1, 1, true), Forgotten::Later);
+    assert!(table.written(1, chunk, 0));
+    assert_eq!(pool.free_slots(), free - 1, "lane 1 was not read");
+    written(&table, pool, 2, 1, true);
+    assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+    assert_eq!(pool.free_slots(), free);
+}
+
 #[test]
 fn no_end_of_a_lane_frees_pages_that_it_sent() {
     let _alone = alone();
