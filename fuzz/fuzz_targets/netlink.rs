@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| tcpx_fuzz::netlink::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tcpx_fuzz::devmem::netlink::run(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| tcpx_fuzz::pieces::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tcpx_fuzz::wire::pieces::run(data));

@@ -11,12 +11,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::RecvFlags;
+use tcpx_devmem::cmsg::{Dialect, SOL_SOCKET};
 use tcpx_devmem::{
     Arrival, DevmemError, DevmemNetwork, DevmemOptions, Done, Flow, LinuxSockets, ReceiveQueue,
     SendPath, SocketCalls, Steering,
 };
+use tcpx_lanes::control_messages::{HEADER_BYTES, cmsg_align, cmsg_len, cmsg_space};
 use tcpx_memory::{Access, BouncePool, DmaBuf, Region, RegionSlice};
-use tcpx_wire::cmsg::{Dialect, HEADER_BYTES, SOL_SOCKET, cmsg_align, cmsg_len, cmsg_space};
 
 use crate::content::scramble;
 

@@ -4,9 +4,9 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::cmsg::RECEIVE_FLAG;
 use tcpx_lanes::zero_copy::Done;
 use tcpx_memory::RegionSlice;
-use tcpx_wire::cmsg::RECEIVE_FLAG;
 
 /// What one receive gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

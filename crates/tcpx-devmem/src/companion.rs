@@ -1,12 +1,12 @@
-//! The connection beside the payload: words of [`tcpx_wire::companion`], and the payload itself once it
+//! The connection beside the payload: words of [`crate::word`], and the payload itself once it
 //! can no longer travel on its own connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use crate::word::{Word, WordError, WordReader};
 use rustix::net::{RecvFlags, SendFlags};
 use tcpx_memory::RegionSlice;
-use tcpx_wire::companion::{Word, WordError, WordReader};
 
 use super::calls::SocketCalls;
 

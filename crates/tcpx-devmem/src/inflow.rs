@@ -8,10 +8,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::cmsg::{Binding, GatherError, Gathered, HostPiece, Received};
+use crate::tokens::{TokenError, TokenSet};
 use tcpx_memory::{BouncePool, RegionSlice};
-use tcpx_wire::cmsg::{Binding, GatherError, Gathered, HostPiece, Received};
 use tcpx_wire::scatter::{Fragment, ScatterList};
-use tcpx_wire::tokens::{TokenError, TokenSet};
 
 use super::landing::Landing;
 use super::pool_use::PoolUse;

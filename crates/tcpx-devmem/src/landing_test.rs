@@ -5,11 +5,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use crate::cmsg::{Binding, Dialect, Piece, Received};
+use crate::tokens::{Returned, TokenSet};
 use rustix::event::PollFlags;
 use tcpx_lanes::socket::wait;
 use tcpx_memory::{Access, Gpu, MemoryError, Region};
-use tcpx_wire::cmsg::{Binding, Dialect, Piece, Received};
-use tcpx_wire::tokens::{Returned, TokenSet};
 
 use super::calls::{LinuxSockets, SocketCalls};
 use super::receive_queue::ReceiveQueue;

@@ -11,6 +11,8 @@ mod calls;
 mod capability;
 mod card_state;
 mod channel;
+#[doc(hidden)]
+pub mod cmsg;
 mod companion;
 mod error;
 mod flow;
@@ -19,7 +21,8 @@ mod inflow;
 pub mod kernel;
 mod landing;
 mod landing_test;
-mod netlink;
+#[doc(hidden)]
+pub mod netlink;
 mod network;
 mod outflow;
 mod pool_use;
@@ -36,7 +39,11 @@ mod stage;
 mod state;
 mod status;
 mod steering;
+#[doc(hidden)]
+pub mod tokens;
 mod watch;
+#[doc(hidden)]
+pub mod word;
 mod zero_copy;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};

@@ -3,7 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use tcpx_wire::cmsg::{Dialect, SOL_SOCKET, cmsg_len, cmsg_space};
+use tcpx_lanes::control_messages::{cmsg_len, cmsg_space};
+
+use crate::cmsg::{Dialect, SOL_SOCKET};
 
 const ID_BYTES: usize = size_of::<u32>();
 

@@ -5,8 +5,7 @@ use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::AsRawFd;
 
-use tcpx_wire::cmsg::ControlMessages;
-
+use crate::control_messages::ControlMessages;
 use crate::socket::set_option;
 
 /// `IPV6_2292PKTOPTIONS` of linux/in6.h; libc has no name for it.

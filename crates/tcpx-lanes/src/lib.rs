@@ -6,6 +6,7 @@
 pub mod arrival;
 pub mod claims;
 pub mod congestion;
+pub mod control_messages;
 pub mod draining;
 pub mod error;
 pub mod event_loop;

@@ -8,8 +8,7 @@ mod in_kernel;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use tcpx_wire::cmsg::ControlMessages;
-
+use crate::control_messages::ControlMessages;
 use crate::socket::set_option;
 
 pub use in_kernel::{BadReport, InKernel};
@@ -112,7 +111,7 @@ fn read(control: &[u8]) -> io::Result<Option<Done>> {
 
 #[cfg(test)]
 mod tests {
-    use tcpx_wire::cmsg::cmsg_len;
+    use crate::control_messages::cmsg_len;
 
     use super::*;
 

@@ -9,15 +9,12 @@
 #![forbid(unsafe_code)]
 
 pub mod chunk_header;
-pub mod cmsg;
-pub mod companion;
 pub mod crc;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;
 pub mod key;
 pub mod lane_seal;
-pub mod netlink;
 pub mod pieces;
 pub mod plan;
 pub mod range_set;
@@ -25,7 +22,6 @@ pub mod record;
 pub mod scatter;
 pub mod session;
 pub mod time;
-pub mod tokens;
 pub mod window;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
@@ -39,5 +35,4 @@ pub use plan::{ChunkPlan, PlanError, Taper};
 pub use scatter::{Fragment, ScatterList};
 pub use session::Session;
 pub use time::Time;
-pub use tokens::{TokenError, TokenSet};
 pub use window::{Place, Rights, WindowKey, WindowKeyError, WindowSecret};

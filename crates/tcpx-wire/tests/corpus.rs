@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-#[path = "../../../fuzz/src/lib.rs"]
+#[path = "../../../fuzz/src/wire/mod.rs"]
 #[expect(
     unreachable_pub,
-    reason = "the same sources are the library of the fuzz crate"
+    reason = "the same sources are a module of the fuzz crate"
 )]
 mod targets;
 
@@ -88,21 +88,6 @@ fn descriptor_inputs_hold() {
 #[test]
 fn chunk_header_inputs_hold() {
     replay("chunk_header", targets::chunk_header::run);
-}
-
-#[test]
-fn control_message_inputs_hold() {
-    replay("cmsg", targets::cmsg::run);
-}
-
-#[test]
-fn netlink_inputs_hold() {
-    replay("netlink", targets::netlink::run);
-}
-
-#[test]
-fn companion_inputs_hold() {
-    replay("companion", targets::companion::run);
 }
 
 #[test]

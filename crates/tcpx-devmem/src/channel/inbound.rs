@@ -2,9 +2,9 @@
 
 use std::io;
 
-use tcpx_wire::cmsg::Dialect;
-use tcpx_wire::companion::Word;
-use tcpx_wire::tokens::Returned;
+use crate::cmsg::Dialect;
+use crate::tokens::Returned;
+use crate::word::Word;
 
 use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
 use crate::calls::Arrival;

@@ -5,10 +5,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::word::{Word, WordReader};
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_memory::Region;
-use tcpx_wire::companion::{Word, WordReader};
 
 use super::*;
 use crate::calls::LinuxSockets;

@@ -1,5 +1,6 @@
+use crate::cmsg::{Dialect, SOL_SOCKET};
+use tcpx_lanes::control_messages::cmsg_len;
 use tcpx_memory::Region;
-use tcpx_wire::cmsg::{Dialect, SOL_SOCKET, cmsg_len};
 
 use super::*;
 
@@ -121,7 +122,7 @@ fn tickets_come_back_in_order_and_once() {
     assert_eq!(inflow.consume(Ticket(2)), Ok(()));
     assert_eq!(inflow.consume(Ticket(3)), expected(None));
     assert_eq!(inflow.consume(Ticket(0)), expected(None));
-    let range = tcpx_wire::tokens::TokenRange { start: 7, count: 2 };
+    let range = crate::tokens::TokenRange { start: 7, count: 2 };
     assert_eq!(inflow.returns().ranges(), [range]);
 }
 

@@ -2,9 +2,7 @@
 
 use std::io;
 
-use tcpx_wire::netlink::{
-    Answer, Attribute, CONTROL_FAMILY, NetlinkError, Request, attributes, messages,
-};
+use super::{Answer, Attribute, CONTROL_FAMILY, NetlinkError, Request, attributes, messages};
 
 use crate::error::{DevmemError, Refusal};
 use crate::kernel::{Kernel, NetlinkSocket};

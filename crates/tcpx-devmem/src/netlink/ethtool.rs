@@ -1,6 +1,6 @@
 //! The family `ethtool`: whether headers are split from payload.
 
-use tcpx_wire::netlink::{NetlinkError, Request, attributes};
+use super::{NetlinkError, Request, attributes};
 
 use super::client::{CallError, Client};
 use crate::error::DevmemError;

@@ -1,6 +1,6 @@
 //! The family `netdev`: binding memory to queues, and what is bound.
 
-use tcpx_wire::netlink::Request;
+use super::Request;
 
 use super::client::{CallError, Client};
 use crate::error::DevmemError;

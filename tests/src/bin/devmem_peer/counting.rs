@@ -5,9 +5,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tcpx_devmem::cmsg::{Dialect, SOL_SOCKET};
 use tcpx_devmem::{Arrival, Done, LinuxSockets, SocketCalls};
+use tcpx_lanes::control_messages::ControlMessages;
 use tcpx_memory::RegionSlice;
-use tcpx_wire::cmsg::{ControlMessages, Dialect, SOL_SOCKET};
 
 #[derive(Debug, Default)]
 pub(crate) struct Counting {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use tcpx_devmem::kernel::{Kernel, Linux};
-use tcpx_wire::netlink::{Answer, CONTROL_FAMILY, Request, attributes, messages};
+use tcpx_devmem::netlink::{Answer, CONTROL_FAMILY, Request, attributes, messages};
 
 const GET_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;

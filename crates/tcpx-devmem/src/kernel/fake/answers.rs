@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tcpx_wire::netlink::{Answer, Request, attributes, messages};
+use crate::netlink::{Answer, Request, attributes, messages};
 
 use super::World;
 

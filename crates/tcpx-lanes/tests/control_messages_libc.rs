@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tcpx_wire::cmsg::{ControlMessages, HEADER_BYTES, cmsg_len, cmsg_space};
+use tcpx_lanes::control_messages::{ControlMessages, HEADER_BYTES, cmsg_len, cmsg_space};
 
 /// libc's walk over the same bytes: level, type and payload of each message.
 fn libc_messages(control: &[u8]) -> Vec<(i32, i32, Vec<u8>)> {

@@ -158,6 +158,7 @@ fn control_buffers_have_room_for_their_records() {
         Dialect::Mainline.control_bytes(3),
         [device(0, 1, 1), linear(1), device(1, 1, 2)].concat().len()
     );
+    use tcpx_lanes::control_messages::{cmsg_align, cmsg_space};
     assert_eq!(cmsg_space(usize::MAX), cmsg_align(usize::MAX));
 }
 

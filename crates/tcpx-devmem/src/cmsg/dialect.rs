@@ -1,6 +1,6 @@
 //! The numbers in which the two kernels differ.
 
-use super::layout::cmsg_space;
+use tcpx_lanes::control_messages::cmsg_space;
 
 /// Level of the socket's own options and messages.
 pub const SOL_SOCKET: i32 = 1;

@@ -7,8 +7,9 @@
 
 mod recording;
 
-use tcpx_wire::cmsg::{Binding, CmsgError, ControlMessages, Dialect, Gathered, Piece};
-use tcpx_wire::tokens::{Returned, TokenError, TokenSet};
+use tcpx_devmem::cmsg::{Binding, CmsgError, Dialect, Gathered, Piece};
+use tcpx_devmem::tokens::{Returned, TokenError, TokenSet};
+use tcpx_lanes::control_messages::ControlMessages;
 use tcpx_wire::{Descriptors, Limits};
 
 use recording::{Event, MSG_CTRUNC, Receive, Recording, fnv1a, stream};

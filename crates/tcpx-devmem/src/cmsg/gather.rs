@@ -1,11 +1,11 @@
 //! The pieces of many receives as one scatter list.
 
+use tcpx_wire::scatter::{Fragment, ScatterList};
 use thiserror::Error;
 
 use super::dialect::Binding;
 use super::error::CmsgError;
 use super::pieces::{Piece, Received};
-use crate::scatter::{Fragment, ScatterList};
 use crate::tokens::{TokenError, TokenSet};
 
 /// Bytes that the kernel copied to host memory, and where they belong.

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-#[path = "../../../fuzz/src/cmsg.rs"]
+#[path = "../../../fuzz/src/devmem/cmsg.rs"]
 #[expect(
     unreachable_pub,
     reason = "the same source is a module of the fuzz crate"

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use tcpx_wire::cmsg::{
-    Added, Binding, CmsgError, DeviceFragment, Dialect, GatherError, Gathered, HostPiece, Piece,
-    Received,
+use tcpx_devmem::cmsg::{
+    Added, BadControl, Binding, CmsgError, DeviceFragment, Dialect, GatherError, Gathered,
+    HostPiece, Piece, Received,
 };
-use tcpx_wire::tokens::{Returned, TokenError, TokenSet};
+use tcpx_devmem::tokens::{Returned, TokenError, TokenSet};
 
 /// A receive as a hostile kernel would report it.
 #[derive(Clone, Debug)]
@@ -200,8 +200,8 @@ fn rule(error: &CmsgError) -> u8 {
     match error {
         CmsgError::Truncated { .. } => 1,
         CmsgError::MoreThanOffered { .. } => 2,
-        CmsgError::HeaderCut { .. } => 3,
-        CmsgError::MessageLength { .. } => 4,
+        CmsgError::Messages(BadControl::HeaderCut { .. }) => 3,
+        CmsgError::Messages(BadControl::Length { .. }) => 4,
         CmsgError::OtherDialect { .. } => 5,
         CmsgError::RecordBytes { .. } => 6,
         CmsgError::Flags { .. } => 7,

@@ -1,6 +1,6 @@
 //! Words on the companion connection, read a second time in the plainest way.
 
-use tcpx_wire::companion::{Word, WordReader};
+use tcpx_devmem::word::{Word, WordReader};
 
 /// What stood in the stream.
 #[derive(Debug, PartialEq, Eq)]

@@ -54,12 +54,12 @@ fn a_header_that_lies_about_its_length_is_named() {
         control[40..48].copy_from_slice(&arrived.to_ne_bytes());
         assert_eq!(
             read(2, &control, MAINLINE),
-            Err(CmsgError::MessageLength {
+            Err(CmsgError::Messages(BadControl::Length {
                 message: 1,
                 offset: 40,
                 most: 40,
                 arrived
-            })
+            }))
         );
     }
 }
@@ -71,11 +71,11 @@ fn a_header_that_is_cut_off_is_named() {
         control.extend(vec![0; arrived]);
         assert_eq!(
             read(1, &control, MAINLINE),
-            Err(CmsgError::HeaderCut {
+            Err(CmsgError::Messages(BadControl::HeaderCut {
                 message: 1,
                 offset: 40,
                 arrived
-            })
+            }))
         );
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use tcpx_wire::cmsg::{Binding, DeviceFragment, Piece, Received};
+use tcpx_devmem::cmsg::{Binding, DeviceFragment, Piece, Received};
 
 pub(crate) const MSG_CTRUNC: u64 = 8;
 

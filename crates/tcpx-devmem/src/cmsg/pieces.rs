@@ -2,10 +2,10 @@
 
 use std::iter::FusedIterator;
 
+use tcpx_lanes::control_messages::ControlMessages;
+
 use super::dialect::{Binding, Dialect, SOL_SOCKET};
 use super::error::{CmsgError, RecordKind};
-use super::layout::field;
-use super::message::ControlMessages;
 
 /// What one `recvmsg` gave back.
 #[derive(Clone, Copy, Debug)]
@@ -281,6 +281,11 @@ impl Pieces<'_> {
         self.stage = Stage::Ended;
         self.rest()
     }
+}
+
+/// `N` bytes at `at`, if the record has them.
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
 }
 
 fn is_record(dialect: Dialect, kind: i32) -> bool {

@@ -101,12 +101,10 @@ impl<'a> Iterator for Messages<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let message = match self.cut()? {
+            let length = |rest: &[u8]| word(rest, 0) as usize;
+            let message = match cut("message", self.bytes, &mut self.at, HEADER, length)? {
                 Ok(message) => message,
-                Err(error) => {
-                    self.at = self.bytes.len();
-                    return Some(Err(error));
-                }
+                Err(error) => return Some(Err(error)),
             };
             let kind = half(message, 4);
             let sequence = word(message, 8);
@@ -125,30 +123,38 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-impl<'a> Messages<'a> {
-    /// The next whole message.
-    fn cut(&mut self) -> Option<Result<&'a [u8], NetlinkError>> {
-        let rest = self.bytes.get(self.at..).filter(|rest| !rest.is_empty())?;
-        if rest.len() < HEADER {
-            return Some(Err(NetlinkError::HeaderCut {
-                what: "message",
-                at: self.at,
-                left: rest.len(),
-                needed: HEADER,
-            }));
-        }
-        let length = word(rest, 0) as usize;
-        if !(HEADER..=rest.len()).contains(&length) {
-            return Some(Err(NetlinkError::Length {
-                what: "message",
-                at: self.at,
-                length,
-                left: rest.len(),
-            }));
-        }
-        self.at += aligned(length);
-        Some(Ok(&rest[..length]))
+/// The next whole part of `bytes`, which `at` is then behind: `header` bytes that begin with its length, as
+/// `length` reads it, and what follows. After an error `at` is at the end.
+fn cut<'a>(
+    what: &'static str,
+    bytes: &'a [u8],
+    at: &mut usize,
+    header: usize,
+    length: impl Fn(&[u8]) -> usize,
+) -> Option<Result<&'a [u8], NetlinkError>> {
+    let start = *at;
+    let rest = bytes.get(start..).filter(|rest| !rest.is_empty())?;
+    let left = rest.len();
+    *at = bytes.len();
+    if left < header {
+        return Some(Err(NetlinkError::HeaderCut {
+            what,
+            at: start,
+            left,
+            needed: header,
+        }));
     }
+    let length = length(rest);
+    if !(header..=left).contains(&length) {
+        return Some(Err(NetlinkError::Length {
+            what,
+            at: start,
+            length,
+            left,
+        }));
+    }
+    *at = start + aligned(length);
+    Some(Ok(&rest[..length]))
 }
 
 fn object(family: u16, body: &[u8]) -> Result<Answer<'_>, NetlinkError> {
@@ -277,31 +283,17 @@ impl<'a> Iterator for Attributes<'a> {
     type Item = Result<Attribute<'a>, NetlinkError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let at = self.at;
-        let rest = self.bytes.get(at..).filter(|rest| !rest.is_empty())?;
-        if rest.len() < ATTRIBUTE_HEADER {
-            self.at = self.bytes.len();
-            return Some(Err(NetlinkError::HeaderCut {
-                what: "attribute",
-                at,
-                left: rest.len(),
-                needed: ATTRIBUTE_HEADER,
-            }));
-        }
-        let length = usize::from(half(rest, 0));
-        if !(ATTRIBUTE_HEADER..=rest.len()).contains(&length) {
-            self.at = self.bytes.len();
-            return Some(Err(NetlinkError::Length {
-                what: "attribute",
-                at,
-                length,
-                left: rest.len(),
-            }));
-        }
-        self.at += aligned(length);
-        Some(Ok(Attribute {
-            kind: half(rest, 2) & TYPE_MASK,
-            bytes: &rest[ATTRIBUTE_HEADER..length],
+        let length = |rest: &[u8]| usize::from(half(rest, 0));
+        let whole = cut(
+            "attribute",
+            self.bytes,
+            &mut self.at,
+            ATTRIBUTE_HEADER,
+            length,
+        )?;
+        Some(whole.map(|whole| Attribute {
+            kind: half(whole, 2) & TYPE_MASK,
+            bytes: &whole[ATTRIBUTE_HEADER..],
         }))
     }
 }

@@ -9,8 +9,8 @@
 mod counting;
 
 use counting::Counting;
-use tcpx_wire::cmsg::{Binding, Gathered, Received};
-use tcpx_wire::tokens::{Returned, TokenSet};
+use tcpx_devmem::cmsg::{Binding, Gathered, Received};
+use tcpx_devmem::tokens::{Returned, TokenSet};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -11,16 +11,13 @@
 mod dialect;
 mod error;
 mod gather;
-mod layout;
-mod message;
 mod pieces;
 
 pub use dialect::{Binding, Dialect, RECEIVE_FLAG, SOL_SOCKET};
 pub use error::{CmsgError, RecordKind};
 pub use gather::{Added, GatherError, Gathered, HostPiece};
-pub use layout::{HEADER_BYTES, cmsg_align, cmsg_len, cmsg_space};
-pub use message::{ControlMessage, ControlMessages};
 pub use pieces::{DeviceFragment, Piece, Pieces, Received};
+pub use tcpx_lanes::control_messages::BadControl;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Answers over generic netlink, read a second time in the plainest way.
 
-use tcpx_wire::netlink::{Answer, NetlinkError, attributes, messages};
+use tcpx_devmem::netlink::{Answer, NetlinkError, attributes, messages};
 
 /// Attributes in attributes that anybody reads.
 const DEPTH: u32 = 3;

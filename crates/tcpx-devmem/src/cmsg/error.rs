@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use tcpx_lanes::control_messages::BadControl;
 use thiserror::Error;
 
 /// Which of the two kinds a record is.
@@ -40,34 +41,9 @@ pub enum CmsgError {
         /// Bytes that the receive returned.
         received: usize,
     },
-    /// The buffer ends inside a message's header.
-    #[error(
-        "control message {message}: expected a header of {expected} bytes at {offset}, {arrived} bytes are left; pass exactly the bytes that recvmsg filled, else close the channel",
-        expected = super::HEADER_BYTES
-    )]
-    HeaderCut {
-        /// Its place among all messages.
-        message: usize,
-        /// Where it begins.
-        offset: usize,
-        /// Bytes from there to the end.
-        arrived: usize,
-    },
-    /// A message says it is shorter than its header or longer than the buffer.
-    #[error(
-        "control message {message}: expected a length of {least} to {most} bytes at {offset}, {arrived} arrived; close the channel",
-        least = super::HEADER_BYTES
-    )]
-    MessageLength {
-        /// Its place among all messages.
-        message: usize,
-        /// Where it begins.
-        offset: usize,
-        /// Bytes from there to the end.
-        most: usize,
-        /// What the header says.
-        arrived: u64,
-    },
+    /// The bytes are no control messages.
+    #[error(transparent)]
+    Messages(#[from] BadControl),
     /// The message is one of the other kernel's.
     #[error(
         "control message {message}: expected device-memory records of type {device} or {linear}, type {arrived} of the other dialect arrived; close the channel and open it in the dialect of this kernel"

@@ -1,12 +1,8 @@
 //! Tokens on their way back to the kernel.
 
-use crate::cmsg::Dialect;
+use thiserror::Error;
 
-mod batch;
-mod error;
-
-pub use batch::{Batch, Returned};
-pub use error::TokenError;
+use crate::cmsg::{Dialect, SOL_SOCKET};
 
 /// Tokens `start` to `start + count - 1`; the kernel's `dmabuf_token`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,8 +27,8 @@ impl TokenRange {
 /// Take a batch, make the `setsockopt` call, report the answer, until there is no batch:
 ///
 /// ```
-/// use tcpx_wire::cmsg::Dialect;
-/// use tcpx_wire::tokens::{Returned, TokenSet};
+/// use tcpx_devmem::cmsg::Dialect;
+/// use tcpx_devmem::tokens::{Returned, TokenSet};
 ///
 /// let mut tokens = TokenSet::new();
 /// for token in [3, 1, 2, 7] {
@@ -45,7 +41,7 @@ impl TokenRange {
 ///     let answer = 4;
 ///     assert_eq!(batch.answered(answer)?, Returned::All);
 /// }
-/// # Ok::<(), tcpx_wire::tokens::TokenError>(())
+/// # Ok::<(), tcpx_devmem::tokens::TokenError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSet {
@@ -183,17 +179,17 @@ impl TokenSet {
             .partition_point(|other| other.start <= range.start);
         let before = at.checked_sub(1);
         let joins_before = match before.map(|before| self.ranges[before]) {
-            Some(before) if before.end() > range.start.into() => {
+            Some(before) if before.end() > u64::from(range.start) => {
                 return Err(TokenError::Twice { token: range.start });
             }
-            Some(before) => before.end() == range.start.into(),
+            Some(before) => before.end() == u64::from(range.start),
             None => false,
         };
         let joins_after = match self.ranges.get(at) {
-            Some(after) if range.end() > after.start.into() => {
+            Some(after) if range.end() > u64::from(after.start) => {
                 return Err(TokenError::Twice { token: after.start });
             }
-            Some(after) => range.end() == after.start.into(),
+            Some(after) => range.end() == u64::from(after.start),
             None => false,
         };
         let mut joined = range;
@@ -242,6 +238,139 @@ impl TokenSet {
 /// Bytes of a range for the kernel: start u32, count u32.
 const RANGE_BYTES: usize = 8;
 const BATCH_BYTES: usize = TokenSet::MOST_RANGES * RANGE_BYTES;
+
+/// Tokens for one `setsockopt`.
+///
+/// Make the call before the next receive on the socket: a token that is free may be handed out
+/// again there, and a second return of it would free what was just received.
+#[derive(Debug)]
+#[must_use = "the tokens stay in the set until the kernel's answer is told"]
+pub struct Batch<'a> {
+    set: &'a mut TokenSet,
+    dialect: Dialect,
+    bytes: [u8; BATCH_BYTES],
+    used: usize,
+    fragments: u32,
+}
+
+impl Batch<'_> {
+    /// Level for `setsockopt`.
+    pub fn level(&self) -> i32 {
+        SOL_SOCKET
+    }
+
+    /// Option for `setsockopt`.
+    pub fn option(&self) -> i32 {
+        self.dialect.return_option()
+    }
+
+    /// Value for `setsockopt`: ranges of 8 bytes, at most [`TokenSet::MOST_RANGES`].
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.used]
+    }
+
+    /// Number of tokens, at most [`TokenSet::MOST_FRAGMENTS`].
+    pub fn fragments(&self) -> u32 {
+        self.fragments
+    }
+
+    /// Tells what `setsockopt` returned when it did not fail.
+    ///
+    /// The mainline kernel returns how many fragments it freed; Google's returns 0 when it freed
+    /// all. When the call failed, drop the batch: nothing is forgotten, and nothing can be added to
+    /// the set before the same batch was answered. Google's kernel fails with `EINTR` when it did
+    /// not know every token: close the socket then.
+    ///
+    /// # Errors
+    /// When the answer cannot be: more freed than sent, or none of what was left. The tokens stay
+    /// in the set; closing the socket gives them back.
+    pub fn answered(self, answer: i32) -> Result<Returned, TokenError> {
+        let before = self.set.outstanding.map_or(0, |batch| batch.freed);
+        let sent = self.fragments;
+        let impossible = TokenError::Answer {
+            sent,
+            before,
+            answer,
+        };
+        let newly = match (self.dialect, u32::try_from(answer)) {
+            (Dialect::Google, Ok(0)) => sent - before,
+            (Dialect::Mainline, Ok(newly)) if newly <= sent - before => newly,
+            _ => return Err(impossible),
+        };
+        let freed = before + newly;
+        if freed == sent {
+            self.set.remove_front(sent);
+            self.set.outstanding = None;
+            return Ok(Returned::All);
+        }
+        if newly == 0 {
+            return Err(TokenError::NotFreed { sent, freed });
+        }
+        self.set.outstanding = Some(Outstanding {
+            fragments: sent,
+            freed,
+        });
+        Ok(Returned::Part { left: sent - freed })
+    }
+}
+
+/// How far a batch was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "what is left must be given back before the next receive"]
+pub enum Returned {
+    /// All of it; it left the set.
+    All,
+    /// Not all: the kernel does not say which. The same batch comes again from
+    /// [`TokenSet::batch`]; give it back before the next receive on the socket.
+    Part {
+        /// Fragments still held by the kernel's count.
+        left: u32,
+    },
+}
+
+/// Tokens and answers that do not fit together.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// The kernel handed out a token that it had handed out before.
+    #[error("token {token}: expected once until given back, it came twice; close the socket")]
+    Twice {
+        /// The token.
+        token: u32,
+    },
+    /// A batch has not been given back entirely.
+    #[error(
+        "tokens: expected {fragments} to be given back before others come, {freed} were; give the batch back before the next receive, else close the socket"
+    )]
+    Unsettled {
+        /// Fragments of the batch.
+        fragments: u32,
+        /// How many are free.
+        freed: u32,
+    },
+    /// The kernel stopped freeing.
+    #[error(
+        "tokens: expected {sent} fragments to be freed, the kernel freed {freed} and no more; close the socket, which frees the rest"
+    )]
+    NotFreed {
+        /// Fragments of the batch.
+        sent: u32,
+        /// How many were freed in all calls for it.
+        freed: u32,
+    },
+    /// No kernel of this dialect answers so.
+    #[error(
+        "tokens: {answer} is no answer to {sent} fragments of which {before} were free; close the socket"
+    )]
+    Answer {
+        /// Fragments of the batch.
+        sent: u32,
+        /// How many were freed in earlier calls for it.
+        before: u32,
+        /// What arrived.
+        answer: i32,
+    },
+}
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,5 @@
+//! What the fuzz targets of `tcpx-devmem` assert.
+
+pub mod cmsg;
+pub mod companion;
+pub mod netlink;
