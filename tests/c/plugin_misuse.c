@@ -304,6 +304,30 @@ static void a_lost_peer(void)
     free(pair.target);
 }
 
+/* More than the queue describes is refused; more than the pool holds waits, and the wait says why. */
+static void receives_too_large(void)
+{
+    enum { LARGE = 5 << 20, BEYOND_POOL = 3 << 20 };
+    struct pair pair;
+    unsigned char *large = NULL;
+    tcpx_memory *from, *to;
+    tcpx_request *send, *receive;
+    int size = LARGE, tag = 1;
+    pair_open(&pair, TCPX_PTR_CUDA);
+    HOLDS(posix_memalign((void **)&large, 4096, LARGE) == 0);
+    WORKS(tcpx_reg_mr(pair.sender, large, LARGE, TCPX_PTR_CUDA, &from));
+    WORKS(tcpx_reg_mr(pair.receiver, large, LARGE, TCPX_PTR_CUDA, &to));
+    FAILS(TCPX_INVALID_ARGUMENT, "at most 4194304 a request",
+          tcpx_irecv(pair.receiver, 1, (void **)&large, &size, &tag, &to, &receive));
+    size = BEYOND_POOL;
+    WORKS(tcpx_irecv(pair.receiver, 1, (void **)&large, &size, &tag, &to, &receive));
+    WORKS(tcpx_isend(pair.sender, large, size, tag, from, &send));
+    FAILS(TCPX_TIMEOUT, "may take 3145728 bytes and the plugin's pool has 2097152: send in smaller pieces",
+          tcpx_wait_request(receive, 50, NULL));
+    pair_close(&pair);
+    free(large);
+}
+
 static void *wait_long(void *request)
 {
     HOLDS(tcpx_wait_request((tcpx_request *)request, 600000, NULL) == TCPX_BAD_HANDLE);
@@ -369,6 +393,7 @@ int main(int count, char **words)
     ending_twice();
     wrong_arguments();
     requests_out_of_order();
+    receives_too_large();
     a_lost_peer();
     closed_under_a_wait();
     lies(words[1]);
@@ -381,9 +406,9 @@ int main(int count, char **words)
     memcpy(stats, symbol, sizeof stats);
     HOLDS(stats[4] == 0); /* second accepts */
     HOLDS(stats[5] == 0); /* open comms */
-    /* Registrations: three comms were closed with receives in flight, and plugins take no memory
-     * back from a closed comm. */
-    HOLDS(stats[6] == 3);
+    /* Registrations: comms were closed with requests in flight, and plugins take no memory back from a closed comm:
+     * one memory of each of three, and the two memories of both ends of the one that was too large. */
+    HOLDS(stats[6] == 7);
     puts("PASSED");
     return 0;
 }

@@ -9,6 +9,7 @@
  *   closes-alone         two closes at the same time end the process
  *   no-pool              receives have a device queue and no bounce pool
  *   incomplete           `test` stays missing
+ *   null-listen          `listen` succeeds without a comm
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -145,6 +146,13 @@ static int habits_listen(int device, void *handle, void **comm)
     return code;
 }
 
+static int null_listen(int device, void *handle, void **comm)
+{
+    (void)device, (void)handle;
+    *comm = NULL;
+    return OK;
+}
+
 static int habits_connect(int device, void *handle, void **comm, struct device_handle **unused)
 {
     size_t pair = pair_of(handle);
@@ -248,5 +256,7 @@ static int habits_init(logger_fn log)
         table->accept = habits_accept;
     if (has("incomplete"))
         table->test = NULL;
+    if (has("null-listen"))
+        table->listen = null_listen;
     return OK;
 }

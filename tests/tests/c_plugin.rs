@@ -46,19 +46,19 @@ fn over(program: &Path, carrier: &Carrier) -> Command {
     command
 }
 
-/// One transfer of fresh random bytes between two processes; whether they came in fragments.
-fn moves(carrier: &Carrier, bytes: usize, device_memory: bool) -> bool {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
-    let mut content = vec![0_u8; bytes];
-    getrandom::fill(&mut content).unwrap();
-    std::fs::write(&source, &content).unwrap();
+/// How both processes of one transfer ended: server, then client, each with its exit code and all that it printed.
+fn ends(
+    carrier: &Carrier,
+    source: &Path,
+    target: &Path,
+    device_memory: bool,
+) -> [(Option<i32>, String); 2] {
     let memory = device_memory.then_some("--device-memory");
 
     let mut server = command(carrier);
     server
         .args(["server", "0", "--out"])
-        .arg(&target)
+        .arg(target)
         .args(memory);
     let mut server = Running::start(&mut server);
     let mut lines = BufReader::new(server.0.stdout.take().unwrap());
@@ -74,15 +74,22 @@ fn moves(carrier: &Carrier, bytes: usize, device_memory: bool) -> bool {
     let mut client = command(carrier);
     client
         .args(["client", "127.0.0.1", &port, "--in"])
-        .arg(&source);
-    let (code, said) = Running::start(client.args(memory)).end();
+        .arg(source);
+    let client = Running::start(client.args(memory)).end();
     lines.read_to_string(&mut shown).unwrap();
-    let (server_code, complaints) = server.end();
-    assert_eq!(
-        (code, server_code),
-        (Some(0), Some(0)),
-        "{said}{shown}{complaints}"
-    );
+    let (code, complaints) = server.end();
+    [(code, shown + &complaints), client]
+}
+
+/// One transfer of fresh random bytes between two processes; whether they came in fragments.
+fn moves(carrier: &Carrier, bytes: usize, device_memory: bool) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    let mut content = vec![0_u8; bytes];
+    getrandom::fill(&mut content).unwrap();
+    std::fs::write(&source, &content).unwrap();
+    let [(server_code, shown), (code, said)] = ends(carrier, &source, &target, device_memory);
+    assert_eq!((code, server_code), (Some(0), Some(0)), "{said}{shown}");
     assert!(
         said.contains(&format!("PASSED: sent {bytes} bytes")),
         "{said}"
@@ -106,6 +113,26 @@ fn the_example_moves_every_size_through_the_double_in_place_and_in_fragments() {
 fn host_memory_moves_without_a_bounce_pool() {
     let carrier = Carrier::PluginHost(habits::path().to_owned());
     for bytes in [0, 4097, (512 << 10) + 1] {
+        assert!(!moves(&carrier, bytes, false));
+    }
+}
+
+#[test]
+fn device_memory_without_a_bounce_pool_is_refused_when_it_is_posted() {
+    let carrier = Carrier::PluginHost(habits::path().to_owned());
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    std::fs::write(&source, [7; 4097]).unwrap();
+    let [(code, shown), _] = ends(&carrier, &source, &target, true);
+    assert_eq!(code, Some(1), "{shown}");
+    let why = "the plugin's device queue cannot be read: it has no bounce pool";
+    assert!(shown.contains(why), "{shown}");
+}
+
+#[test]
+fn the_example_moves_every_size_through_a_plugin_that_takes_every_liberty() {
+    let carrier = Carrier::PluginHost(habits::liberal().to_owned());
+    for bytes in SIZES {
         assert!(!moves(&carrier, bytes, false));
     }
 }

@@ -96,6 +96,20 @@ fn a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation() {
 }
 
 #[test]
+fn host_memory_needs_no_bounce_pool() {
+    child::run(
+        "host_memory_needs_no_bounce_pool",
+        &environment("no-pool"),
+        || {
+            let (server, client) = listening(network(PluginMemory::Host)).connect();
+            moves(&server, &client);
+            moves(&client, &server);
+            pair::close(server, client);
+        },
+    );
+}
+
+#[test]
 fn a_receive_that_waits_for_its_send_completes() {
     let name = "a_receive_that_waits_for_its_send_completes";
     child::run(name, &environment("receive-after-send"), || {

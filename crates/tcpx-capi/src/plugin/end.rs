@@ -313,10 +313,27 @@ impl End {
             .in_flight
             .iter()
             .position(|flight| flight.ticket.0 == number);
+        // Only the bytes that come decide, so it was no error to post it.
+        let beyond = match &state.comm {
+            Comm::Recv(_, Some(Ok(queue))) => {
+                let pool = queue.pool().1;
+                let first = state.in_flight.front();
+                first
+                    .filter(|flight| flight.kind == MemoryType::Cuda && flight.bytes > pool)
+                    .map_or_else(String::new, |flight| {
+                        format!(
+                            "; the oldest may take {} bytes and the plugin's pool has {pool}: send in \
+                             smaller pieces",
+                            flight.bytes
+                        )
+                    })
+            }
+            _ => String::new(),
+        };
         match ahead {
             Some(ahead) => format!(
                 "request {number} of {} bytes has {ahead} ahead of it and {} done ones wait to be \
-                 collected; {side}{inside}",
+                 collected; {side}{beyond}{inside}",
                 state.in_flight[ahead].bytes,
                 state.finished.len()
             ),

@@ -60,14 +60,13 @@ fn our_own_plugin_passes_with_every_table_it_has() {
     }
     let tables = all["tables"].as_array().expect("tables");
     assert!(tables.len() > 1);
-    let oldest = tables.last().expect("one")["version"]
-        .as_u64()
-        .expect("a number");
-    let flag = format!("v{oldest}");
-    let text = check(plugin_file::path(), &["--abi", &flag]);
-    text.assert_code(0)
-        .assert_says("plugin: PASSED")
-        .assert_says(&format!("in use   {flag} "));
+    for table in tables {
+        let flag = format!("v{}", table["version"]);
+        let text = check(plugin_file::path(), &["--abi", &flag]);
+        text.assert_code(0)
+            .assert_says("plugin: PASSED")
+            .assert_says(&format!("in use   {flag} "));
+    }
 }
 
 /// Every name of a field in it.
@@ -108,9 +107,20 @@ fn every_field_of_the_json_is_documented() {
     }
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/plugin-check.md");
     let page = std::fs::read_to_string(page).expect("the page");
-    let missing = |name: &&String| !page.contains(&format!("`{name}`"));
-    let missing: Vec<_> = found.iter().filter(missing).collect();
-    assert!(found.len() > 40 && missing.is_empty(), "{missing:?}");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let rows = rows.filter_map(|row| row.split(" |").next());
+    let documented: BTreeSet<_> = rows
+        .flat_map(|names| names.split("`, `"))
+        .map(|name| name.trim_end_matches('`'))
+        .collect();
+    let written = |name: &&String| page.contains(&format!("`{name}`"));
+    let missing: Vec<_> = found.iter().filter(|name| !written(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let stale: Vec<_> = documented
+        .iter()
+        .filter(|name| !found.contains(**name))
+        .collect();
+    assert!(documented.len() > 40 && stale.is_empty(), "{stale:?}");
 }
 
 #[test]
@@ -184,6 +194,14 @@ fn a_function_that_init_leaves_out_is_named() {
     let error = report["error"]["what"].to_string();
     assert!(error.contains("no test after init"), "{error}");
     assert_eq!(report["error"]["check"], "TCPX-D013");
+}
+
+#[test]
+fn a_comm_that_listen_leaves_out_is_named() {
+    let report = json(check_habits("null-listen").assert_code(1));
+    let error = report["error"]["what"].to_string();
+    assert!(error.contains("listen succeeded without a comm"), "{error}");
+    assert_eq!(report["error"]["where"], "listen");
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl Offload {
         let handle = unsafe { handle.read() };
         let meta = handle.meta.expose_provenance();
         let queue = queue_at(meta, mapped_from(meta, true)?)?;
-        let bounce = handle.bounce_buf.expose_provenance();
+        let bounce = there(handle.bounce_buf.expose_provenance())?;
         let len = mapped_from(bounce, false)?;
         let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
         // SAFETY: the plugin's pool, mapped to its end and alive as long as the comm, which the
@@ -100,6 +100,7 @@ impl Offload {
             .host
             .ok_or("the device queue is not in host memory that the CPU can read")?;
         let queue = queue_at(host, known.len_from(meta).unwrap_or(0))?;
+        let bounce = there(bounce)?;
         let known = gpu.pointer(bounce).map_err(words)?;
         let len = known
             .len_from(bounce)
@@ -141,6 +142,14 @@ impl Offload {
     pub fn take(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
         self.queue.take_into(slot, into).map(|_| ())
     }
+}
+
+/// Address of the bounce pool: a plugin that serves host memory alone may have none.
+fn there<T: Default + PartialEq>(pool: T) -> Result<T, String> {
+    if pool == T::default() {
+        return Err("it has no bounce pool".to_owned());
+    }
+    Ok(pool)
 }
 
 fn queue_at(address: usize, mapped: usize) -> Result<UnpackQueue, String> {
