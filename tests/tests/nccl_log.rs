@@ -2,12 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
+use std::path::Path;
+use std::ptr;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use nccl_net::{
-    LoadOptions, LogLevel, LogRecord, MemoryType, Plugin, PostOutcome, clear_log_sink, set_log_sink,
+    Handle128, ListenComm, LoadOptions, LogLevel, LogRecord, MemoryType, Plugin, PostOutcome,
+    RecvComm, SendComm, clear_log_sink, set_log_sink,
 };
-use tcpx_tests::nccl_link::until;
+use tcpx_tests::child::{LANES, LOOPBACK, NO_LANES};
+use tcpx_tests::nccl_link::{HOST, Link, MIB, handle_in, leave, listening, started, until};
 use tcpx_tests::{child, plugin_file};
 
 static LINES: Mutex<Vec<(LogLevel, String)>> = Mutex::new(Vec::new());
@@ -29,10 +34,22 @@ fn said(level: LogLevel, words: &[&str]) {
     );
 }
 
+/// Connects to a handle, and accepts who connects here.
+fn met(plugin: &Plugin, handle: Handle128, listen: ListenComm) -> (SendComm, RecvComm) {
+    let (mut connecting, mut accepting) = (plugin.connect(0, handle).unwrap(), listen.accept());
+    let (mut send, mut receive) = (None, None);
+    until("connecting", || {
+        send = send.take().or_else(|| connecting.poll().unwrap());
+        receive = receive.take().or_else(|| accepting.poll().unwrap());
+        send.is_some() && receive.is_some()
+    });
+    (send.unwrap(), receive.unwrap())
+}
+
 #[test]
 fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
     const TEST: &str = "choices_and_the_reasons_of_failures_reach_the_hosts_logger";
-    child::run(TEST, &[child::LOOPBACK, child::LANES], || {
+    child::run(TEST, &[LOOPBACK, LANES], || {
         set_log_sink(keep, LogLevel::Info);
         let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
         plugin.init().unwrap();
@@ -49,14 +66,7 @@ fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
         assert!(plugin.properties(99).is_err());
         let (handle, listen) = plugin.listen(0).unwrap();
         said(LogLevel::Info, &["messages above 131072 bytes", "lanes"]);
-        let (mut connecting, mut accepting) = (plugin.connect(0, handle).unwrap(), listen.accept());
-        let (mut send, mut receive) = (None, None);
-        until("connecting", || {
-            send = send.take().or_else(|| connecting.poll().unwrap());
-            receive = receive.take().or_else(|| accepting.poll().unwrap());
-            send.is_some() && receive.is_some()
-        });
-        let (mut send, mut receive) = (send.unwrap(), receive.unwrap());
+        let (mut send, mut receive) = met(&plugin, handle, listen);
         let (mut from, mut to) = (vec![1; 5000], vec![0; 5000]);
         // SAFETY: the bytes outlive the comms.
         let source = unsafe { send.register(from.as_mut_ptr(), 5000, MemoryType::Host) }.unwrap();
@@ -93,4 +103,112 @@ fn a_start_that_fails_says_why_in_the_hosts_log() {
         );
         clear_log_sink();
     });
+}
+
+/// The peer: both ways at once, until it is killed.
+fn exchange(folder: &Path) {
+    let (table, context) = started(12);
+    let (listen, handle) = listening(&*table, context);
+    leave(&folder.join("peer"), &handle);
+    let own = handle_in(&folder.join("own"));
+    let link = Link::between(&*table, context, listen, own);
+    let (mut data, mut target) = (vec![7; MIB], vec![0; MIB]);
+    let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+    let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+    loop {
+        let at = target.as_mut_ptr();
+        let (rc, received) = table.irecv(link.receive, at, MIB, to, ptr::null_mut());
+        assert_eq!(rc, 0);
+        let (rc, sent) = table.isend(link.send, data.as_mut_ptr(), MIB, from);
+        assert_eq!(rc, 0);
+        link.finish(received);
+        link.finish(sent);
+    }
+}
+
+/// Longest time that the survivor may take to hear of it, on a busy host.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A peer is killed amid messages both ways; both comms of the survivor fail soon, and its log says why.
+fn killed(test: &str, peer: &str, lanes: (&str, &str)) {
+    if child::is_child(peer) {
+        return exchange(Path::new(&std::env::var("TCPX_TEST_FILE").unwrap()));
+    }
+    child::run(test, &[LOOPBACK, lanes], || {
+        set_log_sink(keep, LogLevel::Info);
+        let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
+        plugin.init().unwrap();
+        let (own, listen) = plugin.listen(0).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        leave(&folder.path().join("own"), &own.0);
+        let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
+        let mut process = child::start(test, peer, &[LOOPBACK, lanes, meeting]);
+        let handle = Handle128(handle_in(&folder.path().join("peer")));
+        let (mut send, mut receive) = met(&plugin, handle, listen);
+        let (mut from, mut to) = (vec![1; MIB], vec![0; MIB]);
+        // SAFETY: the bytes outlive the comms.
+        let source = unsafe { send.register(from.as_mut_ptr(), MIB, MemoryType::Host) }.unwrap();
+        // SAFETY: as above.
+        let target = unsafe { receive.register(to.as_mut_ptr(), MIB, MemoryType::Host) }.unwrap();
+        let (mut sent, mut received) = (0, 0);
+        let (mut send_failed, mut receive_failed) = (false, false);
+        // A call that has failed is not made again: its lines would crowd out the other comm's.
+        let mut step = || {
+            if !send_failed {
+                send_failed = send.isend(&source, 0, MIB, 0).is_err();
+                match send.test_head() {
+                    Ok(done) => sent += usize::from(done.is_some()),
+                    Err(_) => send_failed = true,
+                }
+            }
+            if !receive_failed {
+                receive_failed = receive.irecv(&target, 0, MIB, 0).is_err();
+                match receive.test_head() {
+                    Ok(done) => received += usize::from(done.is_some()),
+                    Err(_) => receive_failed = true,
+                }
+            }
+            (sent.min(received), send_failed, receive_failed)
+        };
+        until("messages both ways", || {
+            let (messages, send_failed, receive_failed) = step();
+            assert!(!send_failed && !receive_failed);
+            messages >= 5
+        });
+        // Only the process that was started above.
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let killed = Instant::now();
+        until("both errors", || {
+            let (_, send_failed, receive_failed) = step();
+            send_failed && receive_failed
+        });
+        let took = killed.elapsed();
+        assert!(took < SOON, "{took:?}");
+        for comm in ["send comm", "receive comm"] {
+            said(
+                LogLevel::Warn,
+                &[comm, "look at the peer's log for why it ended"],
+            );
+        }
+        clear_log_sink();
+    });
+}
+
+#[test]
+fn a_killed_peer_ends_both_ways_soon_with_the_reason() {
+    killed(
+        "a_killed_peer_ends_both_ways_soon_with_the_reason",
+        "the peer of a_killed_peer_ends_both_ways_soon",
+        LANES,
+    );
+}
+
+#[test]
+fn a_killed_peer_ends_both_ways_soon_without_lanes() {
+    killed(
+        "a_killed_peer_ends_both_ways_soon_without_lanes",
+        "the peer of a_killed_peer_ends_both_ways_soon_without_lanes",
+        NO_LANES,
+    );
 }
