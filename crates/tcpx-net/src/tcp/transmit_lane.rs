@@ -246,7 +246,9 @@ impl Owner for Queue {
                     self.chunk = chunk.payload.len() as u64;
                     return Next::Chunk(Writing {
                         head: self.seal.begin(&chunk.header),
-                        by_pages: self.shared.may_splice(),
+                        // Of one that was sent before, the peer may have read the other copy: nothing says then when
+                        // this one's pages were.
+                        by_pages: chunk.attempt == 0 && self.shared.may_splice(),
                         chunk,
                         uncopied: None,
                     });
