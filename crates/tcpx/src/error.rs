@@ -446,12 +446,14 @@ impl Error {
                 report,
                 delivered,
             },
-            EndCause::TooLarge { bytes, capacity } => Self::TooLarge {
-                peer,
-                tag: operation.tag,
-                bytes,
-                capacity,
-            },
+            EndCause::TooLarge { bytes, capacity } if delivered == Delivered::None => {
+                Self::TooLarge {
+                    peer,
+                    tag: operation.tag,
+                    bytes,
+                    capacity,
+                }
+            }
             EndCause::Corrupt { .. } => Self::Corrupt {
                 peer,
                 path,

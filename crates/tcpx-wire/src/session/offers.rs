@@ -3,7 +3,7 @@
 use super::action::{Action, OperationId};
 use super::chunk_set::ChunkSet;
 use super::config::MAX_TRANSFER_BYTES;
-use super::error::{Delivered, EndCause, SessionError};
+use super::error::{EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
 use super::matching::{Arrival, MOST_TAGS};
 use super::stream::Plan;
@@ -171,10 +171,11 @@ impl Session {
             ..
         } = arrival;
         if bytes > receive.capacity {
-            let capacity = receive.capacity;
+            // A peer that lies has written to it before.
+            let (capacity, delivered) = (receive.capacity, receive.delivered());
             self.refuse(arrival, RefuseReason::TooLarge { capacity });
             let cause = EndCause::TooLarge { bytes, capacity };
-            self.end_receive(operation, Err((cause, Delivered::None)));
+            self.end_receive(operation, Err((cause, delivered)));
             return;
         }
         receive.course.clock.progressed(now);

@@ -115,6 +115,20 @@ fn rule_4_what_does_not_fit_a_window_is_answered() {
     pair.assert_clean();
 }
 
+/// A peer writes to a window, and says then that it has more than that holds.
+#[test]
+fn a_window_written_before_a_refusal_is_not_called_untouched() {
+    let mut pair = Pair::new(addressed(), 4);
+    let small = pair.receive(1, receive(1, 20_000, Level::Placed));
+    pair.run(Duration::from_millis(1));
+    pair.with(1, |session, _| session.window_touched(small));
+    pair.send(0, send(1, 20_001, Level::Placed));
+    pair.settle(Duration::from_secs(1));
+    let error = pair.error(1, small);
+    assert!(matches!(error.cause, EndCause::TooLarge { .. }));
+    assert_eq!(error.delivered, Delivered::Partial { bytes: 0 });
+}
+
 /// Rule 6: a receive that ends and is posted again does not end the send that was on its way.
 #[test]
 fn rule_6_a_receive_that_is_posted_again_takes_the_send_that_crossed() {
