@@ -18,7 +18,8 @@ use tcpx_wire::record::{LENGTH_BYTES, Records};
 use tcpx_wire::{FrameDecoder, Level, Place, Role, Settings, Tag, TransferId, WindowKey};
 
 use crate::random::Random;
-use crate::system::{fail, note};
+use crate::system::{self, fail, note};
+use crate::tally;
 
 /// What becomes of a message, be it a frame or a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +139,7 @@ fn give(stream: &mut TcpStream, out: &mut Vec<u8>) -> bool {
 impl Liar {
     /// Connects, and does what the set-up asks for.
     pub fn connect(address: SocketAddr, auth: &Auth, label: u8, manners: Manners) -> Option<Self> {
+        system::lie();
         let until = DialOptions::until(Instant::now() + LONG);
         let dialled = dial(address, auth, &until).ok()?;
         let mut liar = Self {
@@ -197,6 +199,7 @@ impl Liar {
         liar.put(&Message::Frame(Frame::Ready));
         liar.flush()?;
         for more in 0..liar.manners.lanes {
+            tally::saw("lanes beyond the agreed");
             // Refused or not: nobody says anything on it.
             drop(liar.lane(address, &dialled.session, LANES + more));
         }
@@ -225,6 +228,7 @@ impl Liar {
 
     /// Until its peer is gone, or it has said what nobody can go on from. It asks for the key of the peer's window.
     pub fn run(mut self, key: impl Fn() -> Option<WindowKey>, is_over: impl Fn() -> bool) {
+        system::lie();
         let mut beat = Instant::now();
         let mut beats = 0;
         while !is_over() {
@@ -438,6 +442,7 @@ impl Liar {
         let lie = self.manners.lies.iter().find(|(at, _)| *at == number);
         let lie = lie.map(|(_, lie)| *lie);
         if let Some(lie) = lie {
+            tally::saw(&format!("lie: {lie:?}").to_lowercase());
             note(|| {
                 format!("the liar, {lie:?}: {message:?}")
                     .chars()
@@ -579,6 +584,7 @@ impl Liar {
             };
             lane.coming = Some((header, header.length as usize));
             if self.manners.early {
+                tally::saw("early acknowledgement");
                 lane.rests_until = Instant::now() + self.manners.pause;
                 self.placed(&header);
             }

@@ -98,7 +98,8 @@ impl Plan {
         let strict = random.one_in(2);
         let pace = random.below(4);
         let (pieces, sizes): (Vec<usize>, &[usize]) = match pace {
-            0 => (vec![1], TINY),
+            0 if random.one_in(2) => (vec![1], TINY),
+            0 => (vec![1, 1, 1, 1448], TINY),
             1 => (vec![1, 7, 100, 1448], SMALL),
             2 => (vec![100, 1448, 4096, 65_536], LARGE),
             _ => (vec![1448, 16_384, 262_144], LARGE),
@@ -299,7 +300,8 @@ impl Plan {
             5 => Fault::Refuse(span(random, SECOND)),
             6 if encrypt => Fault::Flip(which),
             6 | 7 => Fault::StallAll(span(random, SECOND)),
-            8 | 9 => Fault::Doze(which, span(random, SECOND)),
+            8 => Fault::Doze(which, span(random, SECOND)),
+            9 => Fault::SlowCopies(span(random, SECOND)),
             10 => Fault::HalfClose(which),
             11 => Fault::TimeJump(span(random, 20 * SECOND)),
             12 => Fault::StallAll(span(random, 30 * SECOND)),

@@ -13,6 +13,7 @@ use tcpx::{
 use crate::liar::Liar;
 use crate::plan::{Action, Manner, Plan, SLOT, SLOTS, Side};
 use crate::system::{self, fail, note};
+use crate::tally;
 
 const GUARD: usize = 64;
 /// What lies around and in a destination before anything comes.
@@ -211,6 +212,9 @@ impl Program<'_> {
                 break;
             }
             note(|| format!("{}.{} {action:?}", self.scene.number, self.side));
+            if matches!(action, Action::Revoke) {
+                tally::saw("revoke");
+            }
             self.act(action);
             self.look();
         }
@@ -331,12 +335,16 @@ impl Program<'_> {
                 }
                 self.check_window(false);
             }
-            Action::Fork => system::fork(|| {
-                self.running.clear();
-                self.window = None;
-                self.connection = None;
-            }),
+            Action::Fork => {
+                tally::saw("fork");
+                system::fork(|| {
+                    self.running.clear();
+                    self.window = None;
+                    self.connection = None;
+                });
+            }
             Action::Leave => {
+                tally::saw("leave");
                 // What runs is cancelled, and nobody hears how it ends.
                 for running in std::mem::take(&mut self.running) {
                     self.forget(running);
@@ -550,6 +558,7 @@ impl Program<'_> {
             if running.cancel_at.is_some_and(|cancel| cancel <= now) {
                 running.cancel_at = None;
                 running.cancelled = true;
+                tally::saw("cancel");
                 running.transfer.cancel();
             }
             match running.transfer.test() {
@@ -657,6 +666,9 @@ impl Program<'_> {
             fail(&format!(
                 "an operation with a deadline of {deadline:?} ended after {age:?}"
             ));
+        }
+        if deadline.is_some_and(|deadline| outcome.is_err() && age >= deadline) {
+            tally::saw("deadline that passed");
         }
         let held = matches!(outcome, Err(Error::MemoryHeld { .. }));
         if let Err(error) = &outcome

@@ -2,14 +2,17 @@
 
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::plan::Plan;
-use crate::{log, programs, system};
+use crate::{log, programs, system, tally};
 
-/// Longest run of a seed on this machine; a run that takes longer stands still.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Seconds of a core that the run of a seed takes at most, and seconds on a machine that does other things too: one
+/// that takes longer stands still.
+const MOST_SECONDS: (u64, libc::c_uint) = (60, 600);
+
+/// Among so many seeds everything has occurred that a seed can choose.
+const MANY: u64 = 1_000;
 
 /// How a run ended.
 struct Outcome {
@@ -19,12 +22,12 @@ struct Outcome {
 
 struct Run {
     seed: u64,
+    core: usize,
     process: libc::pid_t,
     output: std::fs::File,
-    started: Instant,
 }
 
-fn start(seed: u64, without: &[usize], verbose: bool) -> std::io::Result<Run> {
+fn start(seed: u64, core: usize, without: &[usize], verbose: bool) -> std::io::Result<Run> {
     // SAFETY: a name that ends; the descriptor is new.
     let output = unsafe {
         let fd = libc::memfd_create(c"output".as_ptr(), libc::MFD_CLOEXEC);
@@ -44,24 +47,28 @@ fn start(seed: u64, without: &[usize], verbose: bool) -> std::io::Result<Run> {
             unsafe { libc::dup2(output.as_raw_fd(), 2) };
         }
         drop(output);
-        live(seed, without, verbose);
+        live(seed, core, without, verbose);
     }
     Ok(Run {
         seed,
+        core,
         process,
         output,
-        started: Instant::now(),
     })
 }
 
-fn live(seed: u64, without: &[usize], verbose: bool) -> ! {
-    // SAFETY: a limit of this process, and a signal that nobody else handles.
+fn live(seed: u64, core: usize, without: &[usize], verbose: bool) -> ! {
+    // SAFETY: limits of this process, and signals that nobody else handles.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        let most = libc::rlimit {
+            rlim_cur: MOST_SECONDS.0,
+            rlim_max: MOST_SECONDS.0,
+        };
+        libc::setrlimit(libc::RLIMIT_CPU, &raw const most);
+        libc::alarm(MOST_SECONDS.1);
         std::env::set_var("TCPX_STATUS", "0");
         // Threads that run one at a time do so fastest on one core.
-        let core =
-            libc::getpid() as usize % std::thread::available_parallelism().map_or(1, usize::from);
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
@@ -70,6 +77,16 @@ fn live(seed: u64, without: &[usize], verbose: bool) -> ! {
     if verbose {
         eprintln!("{plan:#?}");
         log::begin();
+    }
+    let network = &plan.system.network;
+    for (name, is_so) in [
+        ("one byte at a time", network.pieces == [1]),
+        ("tiny window", network.window < 1_000),
+        ("several peers", plan.connections.len() > 1),
+    ] {
+        if is_so {
+            tally::saw(name);
+        }
     }
     system::begin(plan.system.clone());
     programs::run(&plan);
@@ -81,41 +98,38 @@ fn live(seed: u64, without: &[usize], verbose: bool) -> ! {
 }
 
 impl Run {
-    /// How it ended, if it has; one that takes too long is ended.
-    fn ended(&mut self, wait: bool) -> Option<Outcome> {
-        let mut status = 0;
-        let flags = if wait { 0 } else { libc::WNOHANG };
-        // SAFETY: our own child.
-        let ended = unsafe { libc::waitpid(self.process, &raw mut status, flags) };
-        if ended == 0 {
-            if self.started.elapsed() > LIMIT {
-                // SAFETY: our own child.
-                unsafe { libc::kill(self.process, libc::SIGKILL) };
-                return self.ended(true);
-            }
-            return None;
-        }
-        let mut output = String::new();
-        let _ = self.output.rewind();
+    /// How it ended: its process has, with this status.
+    fn outcome(mut self, status: libc::c_int) -> Outcome {
         let mut bytes = Vec::new();
+        // What cannot be read is not shown.
+        let _ = self.output.rewind();
         let _ = self.output.read_to_end(&mut bytes);
-        output.push_str(&String::from_utf8_lossy(&bytes));
-        let passed = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+        let mut output = String::from_utf8_lossy(&bytes).into_owned();
         if libc::WIFSIGNALED(status) {
             output += &format!("FAILED: ended by signal {}\n", libc::WTERMSIG(status));
         }
-        Some(Outcome { passed, output })
+        Outcome {
+            passed: libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            output,
+        }
     }
 }
 
+/// Waits until one of these has ended.
+fn one_ended(running: &mut Vec<Run>) -> std::io::Result<(u64, usize, Outcome)> {
+    let mut status = 0;
+    // SAFETY: this process has no other children.
+    let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+    let Some(at) = running.iter().position(|run| run.process == ended) else {
+        return Err(std::io::Error::last_os_error());
+    };
+    let run = running.swap_remove(at);
+    Ok((run.seed, run.core, run.outcome(status)))
+}
+
 fn outcome(seed: u64, without: &[usize], verbose: bool) -> std::io::Result<Outcome> {
-    let mut run = start(seed, without, verbose)?;
-    loop {
-        if let Some(outcome) = run.ended(false) {
-            return Ok(outcome);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut running = vec![start(seed, 0, without, verbose)?];
+    one_ended(&mut running).map(|(_, _, outcome)| outcome)
 }
 
 /// What kind of failure it is: its first line without numbers.
@@ -156,64 +170,48 @@ fn shrink(seed: u64, failure: &str) -> std::io::Result<Vec<usize>> {
     Ok(without)
 }
 
-pub fn replay(seed: u64, without: &[usize]) -> ExitCode {
-    match outcome(seed, without, true) {
-        Ok(outcome) => {
-            print!("{}", outcome.output);
-            if outcome.passed {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            }
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+/// Whether it passed.
+pub fn replay(seed: u64, without: &[usize]) -> std::io::Result<bool> {
+    let outcome = outcome(seed, without, true)?;
+    print!("{}", outcome.output);
+    Ok(outcome.passed)
 }
 
-/// Runs seeds until so `many` have failed.
-pub fn all(from: u64, seeds: u64, jobs: u64, many: usize) -> ExitCode {
+/// Runs seeds until so `many` have failed, one at a time on each core; whether all passed.
+pub fn all(from: u64, seeds: u64, many: usize) -> std::io::Result<bool> {
+    tally::begin()?;
     let started = Instant::now();
-    let mut next = from;
+    let mut left = from..from + seeds;
+    let mut cores: Vec<usize> =
+        (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
     let mut running: Vec<Run> = Vec::new();
     let mut failed: Vec<(u64, String)> = Vec::new();
     let mut passed = 0u64;
-    while (next < from + seeds && failed.len() < many) || !running.is_empty() {
-        while next < from + seeds && (running.len() as u64) < jobs && failed.len() < many {
-            match start(next, &[], false) {
-                Ok(run) => running.push(run),
-                Err(error) => {
-                    eprintln!("{error}");
-                    return ExitCode::FAILURE;
-                }
-            }
-            next += 1;
-        }
-        let mut at = 0;
-        while at < running.len() {
-            match running[at].ended(false) {
-                None => at += 1,
-                Some(outcome) => {
-                    let run = running.swap_remove(at);
-                    if outcome.passed {
-                        passed += 1;
-                    } else {
-                        println!("seed {} failed: {}", run.seed, kind(&outcome.output));
-                        let _ = std::io::stdout().flush();
-                        failed.push((run.seed, outcome.output));
-                    }
-                }
-            }
-        }
-        std::thread::sleep(Duration::from_micros(300));
-    }
-    for (seed, output) in failed.iter().take(1) {
-        print!("\nseed {seed}:\n{output}");
-        if many > 1
-            && let Ok(without) = shrink(*seed, output)
+    loop {
+        while failed.len() < many
+            && !cores.is_empty()
+            && let Some(seed) = left.next()
+            && let Some(core) = cores.pop()
         {
+            running.push(start(seed, core, &[], false)?);
+        }
+        if running.is_empty() {
+            break;
+        }
+        let (seed, core, outcome) = one_ended(&mut running)?;
+        cores.push(core);
+        if outcome.passed {
+            passed += 1;
+        } else {
+            println!("seed {seed} failed: {}", kind(&outcome.output));
+            std::io::stdout().flush()?;
+            failed.push((seed, outcome.output));
+        }
+    }
+    if let Some((seed, output)) = failed.first() {
+        print!("\nseed {seed}:\n{output}");
+        if many > 1 {
+            let without = shrink(*seed, output)?;
             let list: Vec<_> = without.iter().map(ToString::to_string).collect();
             println!(
                 "replay: cargo xtask simulate --replay {seed} --without {}",
@@ -221,14 +219,22 @@ pub fn all(from: u64, seeds: u64, jobs: u64, many: usize) -> ExitCode {
             );
         }
     }
+    let tally = tally::all();
+    let counts: Vec<_> = tally
+        .iter()
+        .map(|(seeds, name)| format!("{name} {seeds}"))
+        .collect();
+    println!("seeds with a {}", counts.join(", "));
     println!(
         "{passed} seeds passed, {} failed, in {:.1} s",
         failed.len(),
         started.elapsed().as_secs_f64()
     );
-    if failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    if let Some((0, never)) = tally.first()
+        && passed > MANY
+    {
+        println!("a {never} has never occurred");
+        return Ok(false);
     }
+    Ok(failed.is_empty())
 }

@@ -15,8 +15,8 @@ mod threads;
 use std::cell::{Cell, UnsafeCell};
 use std::time::Duration;
 
-use crate::memory;
 use crate::random::Random;
+use crate::{memory, tally};
 use network::{Fault, Network};
 pub use raw::exit;
 use threads::Thread;
@@ -53,6 +53,8 @@ pub struct System {
     calls: u64,
     decisions: u64,
     threads: Vec<Thread>,
+    /// What may have made a descriptor ready, counted.
+    stirs: u64,
     network: Network,
     /// Faults strike from this decision on, counted from there.
     faults_from: Option<u64>,
@@ -74,6 +76,8 @@ const OUTSIDE: usize = usize::MAX;
 thread_local! {
     /// The number of this thread, if it is one of the simulated ones.
     static ME: Cell<usize> = const { Cell::new(OUTSIDE) };
+    /// It says that it has read what it has not.
+    static LIES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The system, for a thread of it; others go to the kernel.
@@ -93,6 +97,7 @@ pub fn begin(settings: Settings) {
         calls: 0,
         decisions: 0,
         threads: vec![Thread::running()],
+        stirs: 1,
         network: Network::new(settings.network.clone()),
         faults_from: None,
         next_fault: 0,
@@ -123,6 +128,15 @@ pub fn end_faults() {
 /// Time since the beginning.
 pub fn now() -> Nanos {
     system().map_or(0, |system| system.now)
+}
+
+/// What this thread reads may be something else by now: it has said before that it has read it.
+pub fn lie() {
+    LIES.set(true);
+}
+
+fn is_honest() -> bool {
+    !LIES.get()
 }
 
 /// Sockets that are open.
@@ -239,10 +253,15 @@ impl System {
             note(|| format!("fault: {fault:?}"));
             match fault {
                 Fault::TimeJump(span) => {
+                    tally::saw("time jump");
                     self.now += span;
                     self.jumped += span;
                 }
-                Fault::Doze(which, span) => self.doze(which, span),
+                Fault::Doze(which, span) => {
+                    tally::saw("thread that rests");
+                    self.doze(which, span);
+                }
+                Fault::SlowCopies(span) => self.copy_late(span),
                 fault => self.network.strike(&fault, self.now, &mut self.random),
             }
         }

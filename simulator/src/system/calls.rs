@@ -5,6 +5,7 @@
 //! there of its arguments is what its callers establish.
 #![allow(clippy::missing_safety_doc, clippy::similar_names)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::size_of;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -15,11 +16,11 @@ use super::threads::{self, Wait, called, pass, wait};
 use super::{MICRO, MILLI, Nanos, SECOND, System, raw, system};
 
 /// What a look at the clock takes: enough that a thread which looks without a pause does so for some hundred times at most.
-const CLOCK: Nanos = 400;
+const CLOCK: Nanos = MICRO;
 /// What a call takes.
 const CALL: Nanos = 300;
 /// Where a thread looks again and again, so that it does not do so for ever.
-const LOOK: Nanos = 2 * MICRO;
+const LOOK: Nanos = 5 * MICRO;
 
 macro_rules! pass_on {
     ($number:expr $(, $argument:expr)*) => {{
@@ -47,6 +48,13 @@ fn spec(at: Nanos) -> timespec {
     timespec {
         tv_sec: (at / SECOND) as i64,
         tv_nsec: (at % SECOND) as i64,
+    }
+}
+
+/// Descriptors may have become ready.
+fn stir() {
+    if let Some(system) = system() {
+        system.stirs += 1;
     }
 }
 
@@ -145,6 +153,13 @@ pub unsafe extern "C" fn pthread_create(
 pub unsafe extern "C" fn pthread_join(handle: libc::pthread_t, result: *mut *mut c_void) -> c_int {
     // SAFETY: the caller's.
     unsafe { threads::join(handle, result) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setname_np(handle: libc::pthread_t, name: *const c_char) -> c_int {
+    // SAFETY: the caller's name.
+    threads::named(handle, unsafe { CStr::from_ptr(name) });
+    0
 }
 
 /// Its arguments beyond the number are read as registers, which is how variable ones are given.
@@ -307,6 +322,17 @@ pub unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller's.
     unsafe { polled(fds, count, at(span).map(nanos)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(
+    poller: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut libc::epoll_event,
+) -> c_int {
+    stir();
+    pass_on!(libc::SYS_epoll_ctl, poller, operation, fd, event) as c_int
 }
 
 unsafe fn epolled(
@@ -490,6 +516,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
     called(CALL);
+    stir();
     let Some(system) = simulated(fd) else {
         return pass_on!(libc::SYS_connect, fd, to, length) as c_int;
     };
@@ -654,6 +681,7 @@ pub unsafe extern "C" fn setsockopt(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    stir();
     if let Some(system) = simulated(fd) {
         system.network.shutdown(fd, how);
     }
@@ -662,6 +690,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    stir();
     match simulated(fd) {
         None => pass_on!(libc::SYS_close, fd) as c_int,
         Some(system) => {
@@ -689,6 +718,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 
 /// What became of bytes that were given to a socket.
 fn gave(fd: c_int, result: isize) -> isize {
+    stir();
     if let Some(system) = simulated(fd) {
         match usize::try_from(result) {
             Ok(bytes) => system.network.was_given(fd, bytes, system.now),
@@ -707,7 +737,9 @@ fn gave(fd: c_int, result: isize) -> isize {
 fn got(fd: c_int, result: isize) -> isize {
     if let Some(system) = simulated(fd) {
         match result {
-            1.. => system.network.was_read(fd, result as usize),
+            1.. => system
+                .network
+                .was_read(fd, result as usize, super::is_honest()),
             0 => {
                 if let Some(error) = system.network.take_error(fd) {
                     return raw::fail(error);
@@ -842,6 +874,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: usize) ->
             [fd as usize, from as usize, length, 0, 0, 0],
         )
     };
+    stir();
     // Whoever is woken by it may come first.
     called(CALL);
     gave(fd, result)
@@ -859,6 +892,26 @@ pub unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> 
     })
 }
 
+thread_local! {
+    /// Memory whose pages this thread has given to a pipe, which it empties next.
+    static LOADED: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmsplice(
+    pipe: c_int,
+    from: *const iovec,
+    count: usize,
+    flags: c_uint,
+) -> isize {
+    let loaded = pass_on!(libc::SYS_vmsplice, pipe, from, count, flags);
+    // SAFETY: the caller's.
+    if let (Some(range), Ok(bytes)) = (unsafe { at(from) }, usize::try_from(loaded)) {
+        LOADED.set(Some((range.iov_base as usize, bytes)));
+    }
+    loaded
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice(
     from: c_int,
@@ -869,6 +922,11 @@ pub unsafe extern "C" fn splice(
     flags: c_uint,
 ) -> isize {
     called(CALL);
+    if let Some(system) = simulated(to) {
+        system
+            .network
+            .is_loaded(from, || LOADED.take().filter(|(_, bytes)| *bytes > 0));
+    }
     // SAFETY: the caller's.
     let moved = gave(to, unsafe {
         raw::call(
@@ -884,7 +942,7 @@ pub unsafe extern "C" fn splice(
         )
     });
     if let (Some(system), Ok(bytes)) = (simulated(to), usize::try_from(moved)) {
-        system.network.was_lent(to, bytes);
+        system.network.was_lent(from, to, bytes);
     }
     moved
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use super::{MICRO, MILLI, Nanos, SECOND, fail, note, raw};
 use crate::random::Random;
+use crate::tally;
 
 /// What a seed chooses of the network.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub enum Fault {
     TimeJump(Nanos),
     /// A thread does not run for a while, be it an event loop, the copy worker or the monitor.
     Doze(usize, Nanos),
+    /// The copy workers do not run for a while.
+    SlowCopies(Nanos),
     /// All links are reset, and new ones are refused for ever: the peer died.
     Die,
 }
@@ -63,14 +66,23 @@ enum Item {
     Reset,
 }
 
+/// Memory whose pages are in a stream instead of a copy.
+#[derive(Debug)]
+struct Lent {
+    /// The first byte's place in the stream.
+    at: u64,
+    start: usize,
+    /// What it holds, as long as somebody reads it.
+    bytes: Vec<u8>,
+}
+
 /// One direction of a link.
 #[derive(Debug, Default)]
 struct Direction {
     /// Bytes in the sender's socket.
     unsent: usize,
-    /// Those of them whose pages are lent, as they were when the socket took them: the first one's place in the
-    /// stream, and the bytes.
-    lent: VecDeque<(u64, Vec<u8>)>,
+    /// Memory that is lent to the stream, until its receiver has read it.
+    lent: VecDeque<Lent>,
     on_the_way: VecDeque<(Nanos, Item)>,
     bytes_on_the_way: usize,
     /// Bytes in the receiver's socket.
@@ -86,6 +98,7 @@ struct Direction {
     flips: bool,
     sent: u64,
     placed: u64,
+    read: u64,
     last_sent: Nanos,
     last_placed: Nanos,
     busy: Nanos,
@@ -138,24 +151,20 @@ pub struct Network {
     links: Vec<Link>,
     next_port: u16,
     refuses_until: Nanos,
+    /// By descriptor of a pipe's end: memory whose pages are in it.
+    pipes: BTreeMap<i32, (usize, usize)>,
 }
 
 impl Direction {
-    /// The next bytes leave the sender's socket: those whose pages were lent are what they were.
-    fn check_lent(&mut self, bytes: &[u8]) {
-        let from = self.sent;
-        let to = from + bytes.len() as u64;
-        while let Some((at, lent)) = self.lent.front() {
-            let end = at + lent.len() as u64;
-            let (first, last) = (from.max(*at), to.min(end));
-            if first < last {
-                let now = &bytes[(first - from) as usize..(last - from) as usize];
-                let then = &lent[(first - at) as usize..(last - at) as usize];
-                if now != then {
-                    fail("bytes changed while their socket had their pages");
-                }
+    /// Its receiver has read so much, in a `far` host as it came there and else from where it is lent.
+    fn let_go(&mut self, to: u64, is_honest: bool) {
+        while let Some(lent) = self.lent.front() {
+            let mut now = vec![0; lent.bytes.len()];
+            // What is not mapped any more is nobody's.
+            if is_honest && raw::read_memory(lent.start, &mut now) && now != lent.bytes {
+                fail("bytes changed while their socket had their pages");
             }
-            if end > to {
+            if lent.at + lent.bytes.len() as u64 > to {
                 return;
             }
             self.lent.pop_front();
@@ -172,6 +181,7 @@ impl Network {
             links: Vec::new(),
             next_port: 40_000,
             refuses_until: 0,
+            pipes: BTreeMap::new(),
         }
     }
 
@@ -260,9 +270,11 @@ impl Network {
             matches!(socket.kind, Kind::Listening { .. })
                 && socket.local.is_some_and(|local| local.port() == to.port())
         });
-        let listening = listening
-            .filter(|_| now >= self.refuses_until)
-            .ok_or(libc::ECONNREFUSED)?;
+        if now < self.refuses_until {
+            tally::saw("refused dial");
+            return Err(libc::ECONNREFUSED);
+        }
+        let listening = listening.ok_or(libc::ECONNREFUSED)?;
         let port = self.port();
         let link = self.links.len();
         let socket = self.socket(fd).ok_or(libc::EBADF)?;
@@ -343,26 +355,45 @@ impl Network {
         }
     }
 
-    /// The last so many bytes that came into a socket are pages of the program's memory, and no copy.
-    pub fn was_lent(&mut self, fd: i32, bytes: usize) {
+    /// A pipe has the pages of this memory, unless it has some already.
+    pub fn is_loaded(&mut self, pipe: i32, with: impl FnOnce() -> Option<(usize, usize)>) {
+        if !self.pipes.contains_key(&pipe) {
+            self.pipes.extend(with().map(|memory| (pipe, memory)));
+        }
+    }
+
+    /// The last so many bytes that came into a socket are the first of the pages in a pipe, and no copy.
+    pub fn was_lent(&mut self, pipe: i32, fd: i32, bytes: usize) {
+        let Some((start, length)) = self.pipes.remove(&pipe) else {
+            fail("pages of a pipe that nobody has loaded");
+        };
+        if length > bytes {
+            self.pipes.insert(pipe, (start + bytes, length - bytes));
+        }
         if let Some((link, side)) = self.end_of(fd) {
-            let one = &mut self.links[link];
-            let direction = &mut one.directions[side];
-            let mut there = vec![0; direction.unsent];
-            let count = usize::try_from(raw::peek(one.far[side], &mut there)).unwrap_or(0);
             note(|| format!("{bytes} bytes are lent to link {link}"));
-            if count == there.len() && bytes <= count {
-                let first = count - bytes;
-                let at = direction.sent + first as u64;
-                direction.lent.push_back((at, there.split_off(first)));
+            tally::saw("lent pages");
+            let direction = &mut self.links[link].directions[side];
+            let mut content = vec![0; bytes];
+            if raw::read_memory(start, &mut content) {
+                let at = direction.sent + (direction.unsent - bytes) as u64;
+                direction.lent.push_back(Lent {
+                    at,
+                    start,
+                    bytes: content,
+                });
             }
         }
     }
 
     /// So many bytes were read from a socket.
-    pub fn was_read(&mut self, fd: i32, bytes: usize) {
+    pub fn was_read(&mut self, fd: i32, bytes: usize, is_honest: bool) {
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
+            direction.read += bytes as u64;
+            if self.settings.near {
+                direction.let_go(direction.read, is_honest);
+            }
             direction.unread = direction.unread.saturating_sub(bytes);
             direction.full = false;
         }
@@ -467,7 +498,8 @@ impl Network {
         let direction = &mut self.links[link].directions[side];
         if !direction.over {
             direction.unsent = 0;
-            direction.lent.clear();
+            // What has left the socket is read as it lies there, whatever becomes of the connection.
+            direction.lent.retain(|lent| lent.at < direction.sent);
             direction.ended_on_the_way = true;
             direction.on_the_way.push_back((at, Item::Reset));
         }
@@ -579,10 +611,13 @@ impl Network {
             direction.unsent = 0;
             return;
         }
-        direction.check_lent(&bytes);
+        if !self.settings.near {
+            direction.let_go(direction.sent + count as u64, true);
+        }
         if std::mem::take(&mut direction.flips) {
             let bit = random.index(8 * count);
             bytes[bit / 8] ^= 1 << (bit % 8);
+            tally::saw("flipped bit");
         }
         direction.sent += count as u64;
         direction.bytes_on_the_way += count;
@@ -669,6 +704,7 @@ impl Network {
             Fault::Reset(which) => {
                 if let Some(link) = self.living(which).filter(|link| self.is_spare(*link, now)) {
                     note(|| format!("link {link} is reset"));
+                    tally::saw("reset");
                     self.was_reset(link, 0);
                     self.was_reset(link, 1);
                 }
@@ -677,6 +713,7 @@ impl Network {
                 if let Some(link) = self.living(which) {
                     let side = random.index(2);
                     note(|| format!("link {link} ends from side {side}"));
+                    tally::saw("half-close");
                     let direction = &mut self.links[link].directions[side];
                     direction.on_the_way.clear();
                     direction.bytes_on_the_way = 0;
@@ -687,12 +724,14 @@ impl Network {
             Fault::Stall(which, span) => {
                 if let Some(link) = self.living(which) {
                     note(|| format!("link {link} stands still"));
+                    tally::saw("stall");
                     for direction in &mut self.links[link].directions {
                         direction.stopped_until = direction.stopped_until.max(now + span);
                     }
                 }
             }
             Fault::StallAll(span) => {
+                tally::saw("stall of all");
                 for link in &mut self.links {
                     for direction in &mut link.directions {
                         direction.stopped_until = direction.stopped_until.max(now + span);
@@ -702,6 +741,7 @@ impl Network {
             Fault::Swallow(which) => {
                 if let Some(link) = self.living(which) {
                     note(|| format!("link {link} is swallowed"));
+                    tally::saw("swallowed link");
                     for direction in &mut self.links[link].directions {
                         direction.stopped_until = Nanos::MAX;
                     }
@@ -713,8 +753,9 @@ impl Network {
                 }
             }
             Fault::Refuse(span) => self.refuses_until = self.refuses_until.max(now + span),
-            Fault::TimeJump(_) | Fault::Doze(..) => {}
+            Fault::TimeJump(_) | Fault::Doze(..) | Fault::SlowCopies(_) => {}
             Fault::Die => {
+                tally::saw("death");
                 self.refuses_until = Nanos::MAX;
                 while let Some(link) = self.living(0) {
                     self.was_reset(link, 0);

@@ -43,10 +43,6 @@ pub fn fail(number: i32) -> isize {
 }
 
 pub fn read(fd: i32, into: &mut [u8]) -> isize {
-    receive(fd, into, 0)
-}
-
-fn receive(fd: i32, into: &mut [u8], flags: i32) -> isize {
     // SAFETY: the buffer lives for the call.
     unsafe {
         call(
@@ -55,7 +51,7 @@ fn receive(fd: i32, into: &mut [u8], flags: i32) -> isize {
                 fd as usize,
                 into.as_mut_ptr() as usize,
                 into.len(),
-                (libc::MSG_DONTWAIT | flags) as usize,
+                libc::MSG_DONTWAIT as usize,
                 0,
                 0,
             ],
@@ -63,9 +59,29 @@ fn receive(fd: i32, into: &mut [u8], flags: i32) -> isize {
     }
 }
 
-/// As [`read`], and the bytes stay where they are.
-pub fn peek(fd: i32, into: &mut [u8]) -> isize {
-    receive(fd, into, libc::MSG_PEEK)
+/// Reads this process's own memory; false where there is none.
+pub fn read_memory(start: usize, into: &mut [u8]) -> bool {
+    let iov_len = into.len();
+    let of = |start: usize| libc::iovec {
+        iov_base: start as *mut libc::c_void,
+        iov_len,
+    };
+    let (here, there) = (of(into.as_mut_ptr() as usize), of(start));
+    // SAFETY: the buffer lives for the call; memory that is not there is an error.
+    let count = unsafe {
+        call(
+            libc::SYS_process_vm_readv,
+            [
+                libc::getpid() as usize,
+                &raw const here as usize,
+                1,
+                &raw const there as usize,
+                1,
+                0,
+            ],
+        )
+    };
+    count == into.len() as isize
 }
 
 pub fn write(fd: i32, from: &[u8]) -> isize {

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{ME, Nanos, OUTSIDE, System, fail, raw, system};
+use crate::tally;
 
 /// Decisions of one run after which it counts as one that never ends.
 const MOST_DECISIONS: u64 = 4_000_000;
@@ -47,7 +48,10 @@ pub struct Thread {
     late: bool,
     /// It does not run before, whatever it waits for.
     dozes_until: Nanos,
+    /// By the count of what changes descriptors: it was not ready then.
+    unready_at: u64,
     handle: libc::pthread_t,
+    name: String,
 }
 
 impl Thread {
@@ -57,7 +61,9 @@ impl Thread {
             wait: Wait::Nothing,
             late: false,
             dozes_until: 0,
+            unready_at: 0,
             handle: 0,
+            name: String::new(),
         }
     }
 
@@ -69,7 +75,7 @@ impl Thread {
     }
 
     pub fn describe(&self) -> String {
-        format!("waits for {:?}", self.wait)
+        format!("{}: waits for {:?}", self.name, self.wait)
     }
 }
 
@@ -80,6 +86,7 @@ pub fn wait(what: Wait) -> bool {
         return false;
     };
     system.threads[me].wait = what;
+    system.threads[me].unready_at = 0;
     let next = system.next();
     if next != me {
         let mine: *const AtomicU32 = &raw const *system.threads[me].turn;
@@ -149,28 +156,35 @@ impl System {
         self.threads[living[which % living.len()]].dozes_until = self.now + span;
     }
 
+    /// The copy workers do not run for a while.
+    pub(super) fn copy_late(&mut self, span: Nanos) {
+        let until = self.now + span;
+        for thread in &mut self.threads {
+            if thread.name.starts_with("tcpx-copy") && !matches!(thread.wait, Wait::Ever) {
+                tally::saw("slow copies");
+                thread.dozes_until = thread.dozes_until.max(until);
+            }
+        }
+    }
+
     /// Who runs next; until somebody can, the network and the clock move.
     fn next(&mut self) -> usize {
+        let mut looked = false;
         loop {
             self.decisions += 1;
             if self.decisions > MOST_DECISIONS {
                 fail("the run makes no end: too many decisions");
             }
             self.strike();
-            let mut able = self.able();
-            let steps = self.network.steps(self.now);
-            let choices = able.len() + steps.len();
-            if choices > 0 {
-                let choice = self.random.index(choices);
-                if choice < able.len() {
-                    let (at, late) = able.swap_remove(choice);
-                    self.threads[at].wait = Wait::Nothing;
-                    self.threads[at].late = late;
-                    return at;
+            match self.choose() {
+                Choice::Thread(next) => return next,
+                Choice::Step => continue,
+                // Whatever else changes descriptors is seen before the clock moves.
+                Choice::Nobody if !std::mem::replace(&mut looked, true) => {
+                    self.stirs += 1;
+                    continue;
                 }
-                let step = &steps[choice - able.len()];
-                self.network.step(step, self.now, &mut self.random);
-                continue;
+                Choice::Nobody => {}
             }
             let limits = self.threads.iter().filter_map(|one| one.limit(self.now));
             let next = limits.chain(self.network.next_event(self.now)).min();
@@ -193,39 +207,59 @@ impl System {
         }
     }
 
-    /// Threads that can go on, each with whether it is because its time is over.
-    fn able(&self) -> Vec<(usize, bool)> {
-        let mut able = Vec::new();
-        let mut fds: Vec<libc::pollfd> = Vec::new();
-        let mut owners = Vec::new();
-        let awake = |one: &(usize, &Thread)| one.1.dozes_until <= self.now;
-        for (at, thread) in self.threads.iter().enumerate().filter(awake) {
-            let over = thread.wait.until().is_some_and(|until| until <= self.now);
-            let can = match &thread.wait {
-                Wait::Nothing => true,
-                Wait::End(of) => matches!(self.threads[*of].wait, Wait::Ever),
-                Wait::Descriptors { fds: of, .. } => {
-                    owners.extend(std::iter::repeat_n(at, of.len()));
-                    fds.extend_from_slice(of);
-                    false
-                }
-                Wait::Ever | Wait::Futex { .. } | Wait::Time(_) => false,
+    /// One of the threads that can go on, or a step of the network, each as likely: what descriptors say is asked only
+    /// where it matters.
+    fn choose(&mut self) -> Choice {
+        let mut threads: Vec<usize> = (0..self.threads.len())
+            .filter(|at| self.may_go_on(*at))
+            .collect();
+        let steps = self.network.steps(self.now);
+        while threads.len() + steps.len() > 0 {
+            let choice = self.random.index(threads.len() + steps.len());
+            if let Some(step) = choice.checked_sub(threads.len()) {
+                self.stirs += 1;
+                self.network.step(&steps[step], self.now, &mut self.random);
+                return Choice::Step;
+            }
+            let at = threads.swap_remove(choice);
+            let thread = &mut self.threads[at];
+            let is_ready = match &mut thread.wait {
+                Wait::Descriptors { fds, .. } => raw::poll(fds) > 0,
+                wait => wait.until().is_none_or(|until| until > self.now),
             };
-            if can || over {
-                able.push((at, !can));
+            if is_ready || thread.wait.until().is_some_and(|until| until <= self.now) {
+                thread.wait = Wait::Nothing;
+                thread.late = !is_ready;
+                return Choice::Thread(at);
             }
+            thread.unready_at = self.stirs;
         }
-        if !fds.is_empty() && raw::poll(&mut fds) > 0 {
-            let ready = fds.iter().zip(&owners).filter(|(fd, _)| fd.revents != 0);
-            for (_, at) in ready {
-                match able.iter_mut().find(|(of, _)| of == at) {
-                    Some((_, late)) => *late = false,
-                    None => able.push((*at, false)),
-                }
-            }
-        }
-        able
+        Choice::Nobody
     }
+
+    /// Whether a thread can go on, unless its descriptors say otherwise.
+    fn may_go_on(&self, at: usize) -> bool {
+        let thread = &self.threads[at];
+        let is_able = match &thread.wait {
+            Wait::Nothing => true,
+            Wait::Descriptors { .. } if thread.unready_at < self.stirs => true,
+            Wait::End(of) => matches!(self.threads[*of].wait, Wait::Ever),
+            Wait::Ever => false,
+            Wait::Descriptors { .. } | Wait::Futex { .. } | Wait::Time(_) => {
+                thread.wait.until().is_some_and(|until| until <= self.now)
+            }
+        };
+        is_able && thread.dozes_until <= self.now
+    }
+}
+
+/// What comes next.
+enum Choice {
+    Thread(usize),
+    /// The network has made a step.
+    Step,
+    /// Nothing can go on now.
+    Nobody,
 }
 
 struct Start {
@@ -298,6 +332,15 @@ pub unsafe fn spawn(
         system.threads.push(thread);
     }
     made
+}
+
+/// A thread has this name.
+pub fn named(handle: libc::pthread_t, name: &std::ffi::CStr) {
+    let of =
+        system().and_then(|system| system.threads.iter_mut().rfind(|one| one.handle == handle));
+    if let Some(thread) = of {
+        thread.name = name.to_string_lossy().into_owned();
+    }
 }
 
 /// Waits for a thread's end.

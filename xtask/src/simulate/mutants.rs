@@ -110,12 +110,32 @@ const MUTANTS: &[Mutant] = &[
         from: "permits: Arc::default(),",
         to: "permits: if MUTANT {\n                    static ALL: std::sync::LazyLock<Arc<Permits>> = std::sync::LazyLock::new(Arc::default);\n                    Arc::clone(&ALL)\n                } else {\n                    Arc::default()\n                },",
     },
+    // R3: a full queue of the copy worker, here one in which a job waits, fails operations.
+    Mutant {
+        name: "full-queue-fails",
+        file: "crates/tcpx-memory/src/worker.rs",
+        from: "self.queue.push(Ticket::admit(job)?, RESERVED)",
+        to: "self.queue.push(Ticket::admit(job)?, if MUTANT { 4095 } else { RESERVED })",
+    },
+    Mutant {
+        name: "full-queue-fails",
+        file: "crates/tcpx/src/core/jobs.rs",
+        from: "                    error: MemoryError::QueueFull { .. },\n                }) => {\n",
+        to: "                    error: MemoryError::QueueFull { .. },\n                }) if !MUTANT => {\n",
+    },
     // R5: a fork's child says goodbye on its parent's connection.
     Mutant {
         name: "child-says-goodbye",
         file: "crates/tcpx/src/connection/shared.rs",
         from: "        self.generation != fork::generation()\n",
         to: "        self.generation != fork::generation() && !MUTANT\n",
+    },
+    // R7: a chunk that comes twice counts twice, and what is not there counts as come.
+    Mutant {
+        name: "twice-counts",
+        file: "crates/tcpx-lanes/src/claims.rs",
+        from: "        if self.taken.overlaps(&part) {\n",
+        to: "        if self.taken.overlaps(&part) && (attempt > 0 || !MUTANT) {\n",
     },
     // R8: lanes that nobody takes stay.
     Mutant {
@@ -129,6 +149,20 @@ const MUTANTS: &[Mutant] = &[
         file: "crates/tcpx-net/src/tcp/repair.rs",
         from: "            continue;\n        }\n        let _ = bind_to_card",
         to: "            if MUTANT {\n                std::mem::forget(arrived.stream);\n            }\n            continue;\n        }\n        let _ = bind_to_card",
+    },
+    // Pages of a chunk that nobody wants any more are given back while its lane has them.
+    Mutant {
+        name: "unwanted-pages-return",
+        file: "crates/tcpx-net/src/tcp/transmit_table.rs",
+        from: "false if chunk.spliced == Some(lane) => Fate::Lent,",
+        to: "false if chunk.spliced == Some(lane) && !MUTANT => Fate::Lent,",
+    },
+    // A lane that ends sends what lies in pages that may be used for something else.
+    Mutant {
+        name: "no-abort",
+        file: "crates/tcpx-net/src/tcp/transmit_lane/end.rs",
+        from: "            abort(self.socket.as_fd());\n",
+        to: "            if !MUTANT {\n                abort(self.socket.as_fd());\n            }\n",
     },
     // R10: a wait without end is more than a clock can hold.
     Mutant {
