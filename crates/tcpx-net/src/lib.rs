@@ -28,6 +28,8 @@ pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError}
 pub use key_ring::{KeyRing, KeyRingError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge, Refusals};
+#[doc(hidden)]
+pub use nccl_net::export::fork::PerProcess;
 pub use network::{Exchange, Network, Setup, Side};
 pub use peer::Peer;
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};

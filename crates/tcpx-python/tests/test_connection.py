@@ -419,10 +419,11 @@ if child == 0:
     except tcpx.Error as error:
         print("refused:", type(error).__name__, flush=True)
     after = tcpx.connect(address).wait()
-    after.send(b"child").wait()
+    # Too long for the control lane: threads that the parent has and a fork does not copy move it.
+    after.send(b"child" * 1_000_000).wait()
     after.close()
     os._exit(0)
-before.send(b"parent").wait()
+before.send(b"parent" * 500_000).wait()
 _, status = os.waitpid(child, 0)
 before.close()
 sys.exit(status)
@@ -436,12 +437,13 @@ def test_a_forked_child_opens_its_own():
             received = []
             for _ in range(2):
                 connection = server.accept(timeout=PATIENCE)
-                buffer = bytearray(16)
+                buffer = bytearray(5_000_000)
                 report = connection.recv(buffer).wait(PATIENCE)
                 received.append(bytes(buffer[: report.nbytes]))
             out, err = peer.communicate(timeout=PATIENCE)
             assert peer.returncode == 0, err
-            assert received == [b"parent", b"child"] and out.startswith("refused: ")
+            are_whole = [received[0] == b"parent" * 500_000, received[1] == b"child" * 1_000_000]
+            assert are_whole == [True, True] and out.startswith("refused: ")
 
 
 def _spawned(line, pipe):

@@ -14,6 +14,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use tcpx_memory::awake::Awake;
+use tcpx_net::PerProcess;
 
 use crate::wait::wait;
 
@@ -77,12 +78,13 @@ struct State {
 impl Driver {
     /// The driver of all connections whose networks announce their completions.
     pub(crate) fn shared() -> std::io::Result<Arc<Self>> {
-        static SHARED: OnceLock<Arc<Driver>> = OnceLock::new();
-        if let Some(driver) = SHARED.get() {
+        static SHARED: PerProcess<OnceLock<Arc<Driver>>> = PerProcess::new();
+        let shared = SHARED.get();
+        if let Some(driver) = shared.get() {
             return Ok(Arc::clone(driver));
         }
         let driver = Self::new("tcpx-engine")?;
-        Ok(Arc::clone(SHARED.get_or_init(|| driver)))
+        Ok(Arc::clone(shared.get_or_init(|| driver)))
     }
 
     /// A driver of its own for a network that calls foreign code.

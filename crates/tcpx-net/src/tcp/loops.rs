@@ -2,16 +2,18 @@
 
 use std::sync::OnceLock;
 
+use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::event_loop::{EventLoops, loops_wanted};
 
 use crate::error::IoError;
 
-static LOOPS: OnceLock<Result<EventLoops, IoError>> = OnceLock::new();
+static LOOPS: PerProcess<OnceLock<Result<EventLoops, IoError>>> = PerProcess::new();
 
 /// The process's loops. The first use starts them, for as long as the process lives: `asked` in each
 /// direction, or with 0 as many as suit the machine; later ones take what there is.
 pub(super) fn get(asked: u16) -> Result<&'static EventLoops, IoError> {
     LOOPS
+        .get()
         .get_or_init(|| EventLoops::start("tcpx", loops_wanted(asked)).map_err(IoError::from))
         .as_ref()
         .map_err(Clone::clone)
@@ -19,7 +21,7 @@ pub(super) fn get(asked: u16) -> Result<&'static EventLoops, IoError> {
 
 /// Event loops per direction: those that run, else those that would be started.
 pub(super) fn per_direction(asked: u16) -> usize {
-    match LOOPS.get() {
+    match LOOPS.get().get() {
         Some(Ok(loops)) => loops.per_direction(),
         _ => loops_wanted(asked),
     }

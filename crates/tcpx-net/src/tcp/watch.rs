@@ -3,9 +3,10 @@
 //! It looks at a channel ten times a second while that has sent something which the peer has not
 //! placed yet, lacks a lane to dial or to ask for, or has none at all; otherwise it sleeps.
 
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
+use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::health::{Clock, STALL_BEHIND};
 use tcpx_lanes::monitor::{Attention, Look, Monitor, REST, TICK, Watched};
 use tcpx_lanes::tcp_info::{Transport, transport};
@@ -50,11 +51,15 @@ impl Speed {
     }
 }
 
-static MONITOR: LazyLock<Monitor> = LazyLock::new(|| Monitor::new("tcpx-watch"));
+/// This process's, as the thread of a parent is not in a fork's child.
+fn monitor() -> &'static Monitor {
+    static MONITOR: PerProcess<OnceLock<Monitor>> = PerProcess::new();
+    MONITOR.get().get_or_init(|| Monitor::new("tcpx-watch"))
+}
 
 /// For one channel.
 pub(super) fn attention() -> Attention {
-    MONITOR.attention()
+    monitor().attention()
 }
 
 /// Watches a channel until it is dropped.
@@ -64,7 +69,7 @@ pub(super) fn attention() -> Attention {
 pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     let lanes = usize::from(channel.roster.lanes());
     let now = Instant::now();
-    MONITOR.watch(Box::new(ChannelWatch {
+    monitor().watch(Box::new(ChannelWatch {
         channel: Arc::downgrade(channel),
         lanes: vec![(Clock::new(now), Speed::default()); lanes],
         looked: now,
@@ -74,7 +79,7 @@ pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
 
 /// Has every channel looked at soon.
 pub(super) fn wake() {
-    MONITOR.wake();
+    monitor().wake();
 }
 
 impl Watched for ChannelWatch {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{Awake, cores};
+use tcpx_net::PerProcess;
 
 use crate::driver::Turn;
 
@@ -17,7 +18,7 @@ const MOVING_BUDGET: Duration = Duration::from_micros(500);
 pub(super) const FEW_CORES: usize = 4;
 
 /// Whether a thread of this process looks without a pause; only where cores are few.
-static BUSY_POLLING: AtomicBool = AtomicBool::new(false);
+static BUSY_POLLING: PerProcess<AtomicBool> = PerProcess::new();
 
 /// One thread of those that look without a pause, of which few cores bear only one.
 pub(super) struct BusyPoll(Awake);
@@ -28,7 +29,7 @@ impl BusyPoll {
         match cores() {
             1 => None,
             cores if cores <= FEW_CORES => {
-                let first = !BUSY_POLLING.swap(true, Ordering::Relaxed);
+                let first = !BUSY_POLLING.get().swap(true, Ordering::Relaxed);
                 first.then(|| Self(awake))
             }
             _ => awake.may_look().then(|| Self(awake)),
@@ -47,7 +48,7 @@ impl BusyPoll {
 
 impl Drop for BusyPoll {
     fn drop(&mut self) {
-        BUSY_POLLING.store(false, Ordering::Relaxed);
+        BUSY_POLLING.get().store(false, Ordering::Relaxed);
     }
 }
 
