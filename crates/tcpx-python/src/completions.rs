@@ -3,10 +3,17 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
+
+/// How long an event loop stands still for what one of its tasks awaits, before it goes on with the others: a
+/// small message is answered within that, and to be woken for it takes longer.
+const FIRST_LOOK: Duration = Duration::from_micros(50);
+/// After a look in vain none is as long for this many times its span: at most a twentieth of the loop's time.
+const PAUSE: u32 = 20;
 
 /// What the engine's threads and the interpreter share.
 #[derive(Debug)]
@@ -48,9 +55,26 @@ impl Wake for Waker {
 #[derive(Debug)]
 pub(crate) struct Completions {
     list: Arc<List>,
+    /// From when on a first look may last.
+    look_from: Mutex<Instant>,
 }
 
 impl Completions {
+    /// What `look` finds, which it is told how long it may wait for.
+    pub(crate) fn first_look<T>(&self, look: impl FnOnce(Duration) -> Option<T>) -> Option<T> {
+        let from = || {
+            self.look_from
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        let lasts = *from() <= Instant::now();
+        let found = look(if lasts { FIRST_LOOK } else { Duration::ZERO });
+        if lasts && found.is_none() {
+            *from() = Instant::now() + FIRST_LOOK * PAUSE;
+        }
+        found
+    }
+
     /// Whether `waker` tells of this token here.
     pub(crate) fn is_of(&self, waker: &Waker, token: u64) -> bool {
         waker.token == token && Arc::ptr_eq(&waker.list, &self.list)
@@ -72,6 +96,7 @@ impl Completions {
             .map_err(|error| PyOSError::new_err((error.raw_os_error(), error.to_string())))?;
         let ended = Mutex::new(Vec::new());
         Ok(Self {
+            look_from: Mutex::new(Instant::now()),
             list: Arc::new(List { descriptor, ended }),
         })
     }
@@ -82,8 +107,7 @@ impl Completions {
     }
 
     /// The tokens of the transfers that have ended since the last call.
-    fn drain(&self, py: Python<'_>) -> Vec<u64> {
-        crate::held::release(py);
+    fn drain(&self) -> Vec<u64> {
         let mut counter = [0; 8];
         // Nothing to read is no error: another call has drained the list.
         let _ = rustix::io::read(&self.list.descriptor, &mut counter);

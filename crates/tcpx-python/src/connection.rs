@@ -118,7 +118,6 @@ impl Connection {
     /// Opens memory to the peer; `rights` are "get", "put" or "get+put".
     #[pyo3(signature = (memory, rights="get+put"))]
     fn expose(&self, py: Python<'_>, memory: &Bound<'_, PyAny>, rights: &str) -> PyResult<Window> {
-        crate::held::release(py);
         Window::open(py, self, memory, rights)
     }
 
@@ -192,7 +191,9 @@ impl Connection {
     /// Sends bytes that the peer's program gets from `notification()`.
     fn notify(&self, py: Python<'_>, message: &[u8]) -> PyResult<Transfer> {
         let connection = self.open()?;
-        py.detach(|| started(connection.notify(message), self.manual(&connection)))
+        crate::held::detached(py, || {
+            started(connection.notify(message), self.manual(&connection))
+        })
     }
 
     /// The peer's next notification: wait for it, or await it.
@@ -222,9 +223,8 @@ impl Connection {
     /// Makes all the progress that can be made now and never waits; whether there may be more to do at once. For
     /// `progress="manual"`; else there is no need for it.
     fn progress(&self, py: Python<'_>) -> PyResult<bool> {
-        crate::held::release(py);
         let connection = self.open()?;
-        check(py.detach(|| connection.progress()))
+        check(crate::held::detached(py, || connection.progress()))
     }
 
     /// A descriptor that is readable while `progress()` finds something to do, for `select` and the like under
@@ -272,9 +272,9 @@ impl Connection {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let outcome =
-            py.detach(|| connection.map_or(Ok(()), |connection| connection.close(timeout)));
-        crate::held::release(py);
+        let outcome = crate::held::detached(py, || {
+            connection.map_or(Ok(()), |connection| connection.close(timeout))
+        });
         check(outcome)
     }
 
@@ -322,12 +322,11 @@ impl Connection {
         access: Use,
         request: Request<'_>,
     ) -> PyResult<Transfer> {
-        crate::held::release(py);
         let connection = self.open()?;
         let memory = memory(object, access, self.gpu.as_ref())?;
         let after = after(request.stream.as_ref(), memory.on_gpu, memory.is_torch, py)?;
         let slice = memory.region.all();
-        py.detach(|| {
+        crate::held::detached(py, || {
             let outcome = match access {
                 Use::Read => {
                     let send = connection

@@ -2,15 +2,15 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::Instant;
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::connection::Connection;
 use crate::error::{check, raise};
-use crate::opening::{Dialling, LOOK, Listening, NextConnection, is_nobody};
-use crate::options::{Settings, duration};
+use crate::opening::{Dialling, Listening, NextConnection, is_nobody};
+use crate::options::Settings;
+use crate::transfer::wait_for;
 
 /// A listening port that accepts connections until it is closed.
 #[pyclass(frozen, subclass, module = "tcpx._tcpx")]
@@ -55,26 +55,15 @@ impl Endpoint {
     /// Waits for the next peer. Without a limit it waits until the endpoint is closed.
     #[pyo3(signature = (timeout=None))]
     fn _accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Connection> {
-        let deadline = match timeout {
-            Some(seconds) => Some(Instant::now() + duration("timeout", seconds)?),
-            None => None,
-        };
-        loop {
+        wait_for(py, timeout, |limit| {
             let endpoint = self.listening.open()?;
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let limit = left.map_or(LOOK, |left| left.min(LOOK));
             let before = self.listening.left_behind();
-            let outcome = before.unwrap_or_else(|| py.detach(move || endpoint.accept(limit)));
-            match outcome {
-                Ok(connection) => return Ok(Connection::new(connection, &self.listening.options)),
-                Err(error) if is_nobody(&error) => {}
-                Err(error) => return Err(raise(error)),
+            match before.unwrap_or_else(|| py.detach(move || endpoint.accept(limit))) {
+                Ok(connection) => Ok(Some(Connection::new(connection, &self.listening.options))),
+                Err(error) if is_nobody(&error) => Ok(None),
+                Err(error) => Err(raise(error)),
             }
-            py.check_signals()?;
-            if left.is_some_and(|left| left <= limit) {
-                return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
-            }
-        }
+        })
     }
 
     /// The next connection, for an event loop.

@@ -44,26 +44,23 @@ pub(crate) fn memory(
     access: Use,
     gpu: Option<&Gpu>,
 ) -> PyResult<Memory> {
+    // SAFETY: asks an object about its type, with the interpreter's lock.
+    if unsafe { pyo3::ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+        return host_buffer(PyUntypedBuffer::get(object)?, access);
+    }
     if let Ok(tuple) = object.cast::<PyTuple>() {
         return raw(tuple, gpu);
     }
     if is_torch(object) {
         return torch(object, gpu);
     }
-    match PyUntypedBuffer::get(object) {
-        Ok(buffer) => host_buffer(buffer, access),
-        Err(not_a_buffer) => {
-            if object.hasattr("__dlpack__")? {
-                return dlpack(object, access, gpu);
-            }
-            let error = PyTypeError::new_err(format!(
-                "expected a tensor, an array, a buffer or (address, bytes, device); {} is none of them",
-                object.get_type().qualname()?
-            ));
-            error.set_cause(object.py(), Some(not_a_buffer));
-            Err(error)
-        }
+    if object.hasattr("__dlpack__")? {
+        return dlpack(object, access, gpu);
     }
+    Err(PyTypeError::new_err(format!(
+        "expected a tensor, an array, a buffer or (address, bytes, device); {} is none of them",
+        object.get_type().qualname()?
+    )))
 }
 
 fn is_torch(object: &Bound<'_, PyAny>) -> bool {

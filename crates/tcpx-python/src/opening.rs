@@ -16,8 +16,8 @@ use crate::connection::Connection;
 use crate::error::raise;
 use crate::transfer::Tasks;
 
-/// An accepting thread looks this often whether a signal has come, or the endpoint was closed.
-pub(crate) const LOOK: Duration = Duration::from_millis(100);
+/// An accepting thread looks this often whether the endpoint was closed, or nobody waits any more.
+const LOOK: Duration = Duration::from_millis(100);
 
 type Outcome = Result<tcpx::Connection, Error>;
 
@@ -127,25 +127,26 @@ pub(crate) struct NextConnection(pub(crate) Arc<Listening>);
 
 #[pymethods]
 impl NextConnection {
-    /// Has `completions` told under `token` when there may be a connection; until `unwatch`.
-    fn watch(&self, completions: &Completions, token: u64) -> PyResult<()> {
+    /// The connection, if there is one.
+    fn look(&self, _completions: &Completions) -> PyResult<Option<Connection>> {
+        match self.0.left_behind() {
+            Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.0.options))),
+            Some(Err(error)) => Err(raise(error)),
+            None => self.0.open().map(|_| None),
+        }
+    }
+
+    /// The same; `completions` are told under `token` when there may be one, until `unwatch`.
+    fn watch(&self, completions: &Completions, token: u64) -> PyResult<Option<Connection>> {
         self.0.tasks.add(completions, token);
-        Ok(self.0.wait()?)
+        self.0.wait()?;
+        self.look(completions)
     }
 
     fn unwatch(&self, completions: &Completions, token: u64) {
         self.0.tasks.remove(completions, token);
         let mut accepts = self.0.accepts();
         accepts.waiting = accepts.waiting.saturating_sub(1);
-    }
-
-    /// The connection, if there is one.
-    fn take(&self) -> PyResult<Option<Connection>> {
-        match self.0.left_behind() {
-            Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.0.options))),
-            Some(Err(error)) => Err(raise(error)),
-            None => self.0.open().map(|_| None),
-        }
     }
 }
 
@@ -186,22 +187,23 @@ impl Dialling {
 
 #[pymethods]
 impl Dialling {
-    /// Has `completions` told under `token` when the connection is there, or cannot be.
-    fn watch(&self, completions: &Completions, token: u64) {
-        self.shared.tasks.add(completions, token);
-    }
-
-    fn unwatch(&self, completions: &Completions, token: u64) {
-        self.shared.tasks.remove(completions, token);
-    }
-
     /// The connection, if it is there.
-    fn take(&self) -> PyResult<Option<Connection>> {
+    fn look(&self, _completions: &Completions) -> PyResult<Option<Connection>> {
         let outcome = self.shared.outcome().take();
         match outcome {
             Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.options))),
             Some(Err(error)) => Err(raise(error)),
             None => Ok(None),
         }
+    }
+
+    /// The same; `completions` are told under `token` when it is there, or cannot be.
+    fn watch(&self, completions: &Completions, token: u64) -> PyResult<Option<Connection>> {
+        self.shared.tasks.add(completions, token);
+        self.look(completions)
+    }
+
+    fn unwatch(&self, completions: &Completions, token: u64) {
+        self.shared.tasks.remove(completions, token);
     }
 }

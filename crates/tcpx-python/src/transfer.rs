@@ -2,17 +2,41 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Wake};
+use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use tcpx::{Error, Report};
 
 use crate::completions::{Completions, Waker};
 use crate::error::{check, raise};
+use crate::options::duration;
 
 /// A waiting thread looks this often whether a signal (Ctrl-C) has come.
-pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// What `look` finds, which waits at most for as long as it is told; it is called again and again, at most for
+/// `timeout` seconds.
+pub(crate) fn wait_for<T>(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    mut look: impl FnMut(Duration) -> PyResult<Option<T>>,
+) -> PyResult<T> {
+    let span = timeout.map(|seconds| duration("timeout", seconds));
+    let deadline = span.transpose()?.map(|span| Instant::now() + span);
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
+        if let Some(found) = look(limit)? {
+            return Ok(found);
+        }
+        py.check_signals()?;
+        if left.is_some_and(|left| left <= limit) {
+            return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
+        }
+    }
+}
 
 /// A send, receive, put, get or batch that has started. Dropping it cancels it; its memory stays in use until
 /// nothing points at it any more.
@@ -57,11 +81,14 @@ impl Wake for Tasks {
 impl Transfer {
     /// The report, or `None` while the transfer runs. Never waits.
     fn test(&self, py: Python<'_>) -> PyResult<Option<PyReport>> {
-        crate::held::release(py);
-        match self.transfer.test() {
-            Some(outcome) => check(outcome).map(|report| Some(PyReport::of(&report))),
-            None => Ok(None),
-        }
+        self.outcome(py, Duration::ZERO)
+    }
+
+    /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was in vain before.
+    fn look(&self, py: Python<'_>, completions: &Completions) -> PyResult<Option<PyReport>> {
+        completions
+            .first_look(|limit| self.outcome(py, limit).transpose())
+            .transpose()
     }
 
     /// Waits for the end. `timeout` (seconds) bounds the wait and not the transfer, which goes on.
@@ -73,29 +100,14 @@ impl Transfer {
         timeout: Option<f64>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyReport> {
-        let deadline = match timeout {
-            Some(seconds) => Some(Instant::now() + crate::options::duration("timeout", seconds)?),
-            None => None,
-        };
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
-            if let Some(outcome) = py.detach(|| self.transfer.wait_timeout(limit)) {
-                crate::held::release(py);
-                let report = check(outcome)?;
-                if let Some(progress) = progress {
-                    progress.call1((report.bytes, report.bytes))?;
-                }
-                return Ok(PyReport::of(&report));
-            }
-            py.check_signals()?;
+        wait_for(py, timeout, |limit| {
+            let report = self.outcome(py, limit)?;
             if let Some(progress) = progress {
-                progress.call1(self.progress())?;
+                let ended = report.as_ref().map(|report| (report.nbytes, report.nbytes));
+                progress.call1(ended.unwrap_or_else(|| self.progress()))?;
             }
-            if left.is_some_and(|left| left <= limit) {
-                return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
-            }
-        }
+            Ok(report)
+        })
     }
 
     /// Asks for an early end; the transfer still ends once, with `CancelledError` or as it would have.
@@ -110,13 +122,14 @@ impl Transfer {
         (progress.bytes_done, progress.bytes_total)
     }
 
-    /// Has `completions` told of the end under `token`; true if the transfer has ended already.
-    fn watch(&self, completions: &Completions, token: u64) -> bool {
+    /// The report if there is one; else `completions` are told of the end under `token`.
+    fn watch(&self, completions: &Completions, token: u64) -> PyResult<Option<PyReport>> {
         self.tasks.add(completions, token);
         let waker = Arc::clone(&self.tasks).into();
-        self.transfer
-            .poll_outcome(&mut Context::from_waker(&waker))
-            .is_ready()
+        match self.transfer.poll_outcome(&mut Context::from_waker(&waker)) {
+            Poll::Pending => Ok(None),
+            Poll::Ready(outcome) => Ok(Some(PyReport::of(&check(outcome)?))),
+        }
     }
 
     /// Takes back `watch`.
@@ -147,12 +160,22 @@ impl Transfer {
 
     /// The report, once the transfer has ended. A task that is cancelled meanwhile cancels it.
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("tcpx._loop")?.call_method1("wait", (slf,))
+        static WAIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        WAIT.import(slf.py(), "tcpx._loop", "wait")?.call1((slf,))
     }
 
     fn __repr__(&self) -> String {
         let (done, total) = self.progress();
         format!("<tcpx.Transfer {done} of {total} bytes>")
+    }
+}
+
+impl Transfer {
+    /// The report, or `None` if the transfer still runs after `limit`.
+    fn outcome(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<PyReport>> {
+        let outcome = crate::held::detached(py, || self.transfer.wait_timeout(limit));
+        let report = outcome.map(check).transpose()?;
+        Ok(report.as_ref().map(PyReport::of))
     }
 }
 
@@ -222,6 +245,5 @@ pub(crate) fn make_progress(py: Python<'_>, manual: Option<&tcpx::Connection>) -
     let Some(connection) = manual else {
         return Ok(false);
     };
-    crate::held::release(py);
-    check(py.detach(|| connection.progress()))
+    check(crate::held::detached(py, || connection.progress()))
 }

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 use tcpx::{Deadlines, Gpu, Level, RegionSlice, Rights, WindowKey};
 
@@ -14,7 +15,7 @@ use crate::connection::Connection;
 use crate::error::check;
 use crate::memory::{Use, memory};
 use crate::options::{after, duration};
-use crate::transfer::{SIGNALS, Tasks, Transfer, make_progress, progress_fd, started};
+use crate::transfer::{Tasks, Transfer, make_progress, progress_fd, started, wait_for};
 
 /// Seconds that a revoke waits for what the peer has under way by default.
 const REVOKE_SECONDS: f64 = 5.0;
@@ -46,7 +47,7 @@ impl Window {
         };
         let memory = memory(object, access, connection.gpu())?;
         let connection = connection.open()?;
-        let window = py.detach(|| connection.expose(memory.region.all(), rights));
+        let window = crate::held::detached(py, || connection.expose(memory.region.all(), rights));
         let window = check(window)?;
         Ok(Self {
             key: window.key(),
@@ -72,8 +73,9 @@ impl Window {
     fn revoke(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = duration("timeout", timeout)?;
         let window = self.lock().take();
-        let outcome = py.detach(|| window.map_or(Ok(()), |window| window.revoke(timeout)));
-        crate::held::release(py);
+        let outcome = crate::held::detached(py, || {
+            window.map_or(Ok(()), |window| window.revoke(timeout))
+        });
         check(outcome)
     }
 
@@ -182,10 +184,9 @@ impl Batch {
     }
 
     pub(crate) fn launch(&mut self, py: Python<'_>) -> PyResult<Transfer> {
-        crate::held::release(py);
         let stream = self.stream.as_ref().map(|stream| stream.bind(py).clone());
         let after = after(stream.as_ref(), self.on_gpu, self.is_torch, py)?;
-        let transfer = py.detach(|| {
+        let transfer = crate::held::detached(py, || {
             let mut batch = self.connection.batch().after(after).level(self.level);
             for part in &self.parts {
                 let slice = part.slice.clone();
@@ -274,6 +275,11 @@ impl NextNotification {
     fn manual(&self) -> Option<&tcpx::Connection> {
         self.manual.then_some(&self.connection)
     }
+
+    fn next<'py>(&self, py: Python<'py>, limit: Duration) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let found = crate::held::detached(py, || self.connection.notification(limit));
+        Ok(check(found)?.map(|bytes| PyBytes::new(py, &bytes)))
+    }
 }
 
 #[pymethods]
@@ -281,30 +287,26 @@ impl NextNotification {
     /// The notification. `timeout` (seconds) bounds the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
-        let deadline = match timeout {
-            Some(seconds) => Some(Instant::now() + duration("timeout", seconds)?),
-            None => None,
-        };
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
-            if let Some(bytes) = check(py.detach(|| self.connection.notification(limit)))? {
-                return Ok(PyBytes::new(py, &bytes));
-            }
-            py.check_signals()?;
-            if left.is_some_and(|left| left <= limit) {
-                return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
-            }
-        }
+        wait_for(py, timeout, |limit| self.next(py, limit))
     }
 
     /// The notification, or `None` when there is none yet.
     fn test<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let found = py.detach(|| self.connection.notification(Duration::ZERO));
-        Ok(check(found)?.map(|bytes| PyBytes::new(py, &bytes)))
+        self.next(py, Duration::ZERO)
     }
 
-    /// Has `completions` told under `token` when there may be one; the notification, if it is there.
+    /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was in vain before.
+    fn look<'py>(
+        &self,
+        py: Python<'py>,
+        completions: &Completions,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        completions
+            .first_look(|limit| self.next(py, limit).transpose())
+            .transpose()
+    }
+
+    /// The notification if there is one; else `completions` are told under `token` when there may be.
     fn watch<'py>(
         &self,
         py: Python<'py>,
@@ -338,8 +340,9 @@ impl NextNotification {
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py()
-            .import("tcpx._loop")?
-            .call_method1("wait_notification", (slf,))
+        static RESULT_OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        RESULT_OF
+            .import(slf.py(), "tcpx._loop", "result_of")?
+            .call1((slf,))
     }
 }

@@ -66,7 +66,7 @@ class _Opening:
         return self._open_within(self._limit if timeout is None else timeout)
 
     def __await__(self) -> Generator[object, None, Connection]:
-        return _loop.opened(self._opening()).__await__()
+        return _loop.result_of(self._opening())
 
 
 class Connecting(_Opening):

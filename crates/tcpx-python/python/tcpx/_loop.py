@@ -1,4 +1,4 @@
-"""Awaiting transfers: one descriptor and one reader for each event loop."""
+"""Awaiting: one descriptor and one reader for each event loop."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import asyncio
 import itertools
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from . import _tcpx
 
 if TYPE_CHECKING:
-    from ._tcpx import (
-        Completions,
-        Connection,
-        Dialling,
-        NextConnection,
-        NextNotification,
-        Report,
-        Transfer,
-    )
+    from ._tcpx import Completions, NextNotification, Report, Transfer
+
+Result = TypeVar("Result", covariant=True)
 
 
-class _Watched(Protocol):
+class _Awaited(Protocol[Result]):
+    """What can be awaited: a result that is there or will be."""
+
+    def look(self, completions: Completions) -> Result | None: ...
+    def watch(self, completions: Completions, token: int) -> Result | None: ...
     def unwatch(self, completions: Completions, token: int) -> None: ...
-
-
-class _Driven(_Watched, Protocol):
-    """What may be on a connection on which the program makes progress."""
-
-    def progress_fd(self) -> int | None: ...
-    def make_progress(self) -> bool: ...
 
 
 _readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Reader] = (
@@ -42,74 +33,33 @@ class _Reader:
     """The completions of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._completions = _tcpx.Completions()
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._tokens = itertools.count(1)
+        self.completions = _tcpx.Completions()
+        self.waiting: dict[int, asyncio.Future[None]] = {}
+        self.tokens = itertools.count(1)
         # Descriptors of connections on which the program makes progress, and how many wait on each.
         self._driven: dict[int, int] = {}
         # The loop keeps the reader, and the reader not the loop.
-        loop.add_reader(self._completions.fileno(), self._ended)
+        loop.add_reader(self.completions.fileno(), self._ended)
 
     def _ended(self) -> None:
-        for token in self._completions.drain():
-            future = self._waiting.pop(token, None)
+        for token in self.completions.drain():
+            future = self.waiting.pop(token, None)
             if future is not None and not future.done():
                 future.set_result(None)
 
-    async def end_of(self, transfer: Transfer) -> None:
-        """Returns when the transfer has ended."""
-        token = next(self._tokens)
-        if not transfer.watch(self._completions, token):
-            await self._told_while_driving(transfer, token)
-
-    async def notification(self, waiting: NextNotification) -> bytes:
-        """The next notification. Another task may take the one that this one was woken for."""
-        while True:
-            token = next(self._tokens)
-            message = waiting.watch(self._completions, token)
-            if message is not None:
-                return message
-            await self._told_while_driving(waiting, token)
-
-    async def connection(self, opening: Dialling | NextConnection) -> Connection:
-        """The connection. Another task may take the one that this one was woken for."""
-        while True:
-            token = next(self._tokens)
-            opening.watch(self._completions, token)
-            try:
-                connection = opening.take()
-            except BaseException:
-                opening.unwatch(self._completions, token)
-                raise
-            if connection is not None:
-                opening.unwatch(self._completions, token)
-                return connection
-            await self._told(opening, token)
-
-    async def _told(self, watched: _Watched, token: int) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[token] = future
-        try:
-            await future
-        finally:
-            # Also where the task gave up: nobody waits under this token any more.
-            self._waiting.pop(token, None)
-            watched.unwatch(self._completions, token)
-
-    async def _told_while_driving(self, watched: _Driven, token: int) -> None:
-        descriptor = watched.progress_fd()
-        if descriptor is None:
-            await self._told(watched, token)
-            return
+    def drive(
+        self, awaited: Transfer | NextNotification, descriptor: int, future: asyncio.Future[None]
+    ) -> Generator[object, None, None]:
+        """Waits for the future, and makes progress meanwhile."""
         loop = asyncio.get_running_loop()
         self._driven[descriptor] = self._driven.get(descriptor, 0) + 1
         if self._driven[descriptor] == 1:
-            loop.add_reader(descriptor, watched.make_progress)
+            loop.add_reader(descriptor, awaited.make_progress)
         try:
             # What can be done at once need not make the descriptor readable.
-            while watched.make_progress():
+            while awaited.make_progress():
                 pass
-            await self._told(watched, token)
+            yield from future
         finally:
             self._driven[descriptor] -= 1
             if self._driven[descriptor] == 0:
@@ -117,31 +67,42 @@ class _Reader:
                 loop.remove_reader(descriptor)
 
 
-def _reader() -> _Reader:
+# What may be on a connection on which the program makes progress.
+_DRIVEN = (_tcpx.Transfer, _tcpx.NextNotification)
+
+
+def result_of(awaited: _Awaited[Result]) -> Generator[object, None, Result]:
+    """The ``__await__`` of everything."""
     loop = asyncio.get_running_loop()
     reader = _readers.get(loop)
     if reader is None:
         reader = _readers[loop] = _Reader(loop)
-    return reader
+    found = awaited.look(reader.completions)
+    # Another task may take what this one was woken for.
+    while found is None:
+        token = next(reader.tokens)
+        future = reader.waiting[token] = loop.create_future()
+        try:
+            found = awaited.watch(reader.completions, token)
+            if found is None:
+                if isinstance(awaited, _DRIVEN) and (descriptor := awaited.progress_fd()) is not None:
+                    yield from reader.drive(awaited, descriptor, future)
+                else:
+                    yield from future
+        finally:
+            # Also where the task gave up: nobody waits under this token any more.
+            reader.waiting.pop(token, None)
+            awaited.unwatch(reader.completions, token)
+    return found
 
 
 def wait(transfer: Transfer) -> Generator[object, None, Report]:
     """The ``__await__`` of a transfer. A task that is cancelled cancels the transfer."""
-    report: Report | None = transfer.test()
-    if report is None:
-        try:
-            yield from _reader().end_of(transfer).__await__()
-        except asyncio.CancelledError:
-            transfer.cancel()
-            raise
-        report = transfer.test()
-        assert report is not None, "the engine reported an end without an outcome"
-    return report
-
-
-def wait_notification(waiting: NextNotification) -> Generator[object, None, bytes]:
-    """The ``__await__`` of a notification."""
-    return _reader().notification(waiting).__await__()
+    try:
+        return (yield from result_of(transfer))
+    except asyncio.CancelledError:
+        transfer.cancel()
+        raise
 
 
 async def track(
@@ -164,8 +125,3 @@ async def track(
 
 async def _awaited(transfer: Transfer) -> Report:
     return await transfer
-
-
-async def opened(opening: Dialling | NextConnection) -> Connection:
-    """The connection that is dialled or accepted."""
-    return await _reader().connection(opening)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import base64
+import contextlib
 import itertools
 import json
 import logging
@@ -23,7 +24,7 @@ import select
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, cast
@@ -67,6 +68,17 @@ class _Reader:
 
     def remove(self, token: int) -> None:
         self._actions.pop(token, None)
+
+    def at_end(self, transfer: _tcpx.Transfer, action: Callable[[int], None]) -> None:
+        """Calls ``action`` once when the transfer has ended: in the thread, or at once where it has already."""
+        token = self.add(action)
+        try:
+            is_over = transfer.watch(self.completions, token) is not None
+        except Error:
+            is_over = True
+        if is_over:
+            self.remove(token)
+            action(token)
 
     def stop(self) -> None:
         if self.process == os.getpid():
@@ -149,10 +161,17 @@ class _Messages:
             except Error as error:
                 failed(error)
 
-        token = self._reader.add(over)
-        if transfer.watch(self._reader.completions, token):
-            self._reader.remove(token)
-            over(token)
+        self._reader.at_end(transfer, over)
+
+
+class _End:
+    """Awaits a transfer, which goes on where the task does not."""
+
+    def __init__(self, transfer: _tcpx.Transfer) -> None:
+        self._transfer = transfer
+
+    def __await__(self) -> Generator[object, None, _tcpx.Report]:
+        return _loop.result_of(self._transfer)
 
 
 @dataclass(frozen=True)
@@ -284,11 +303,7 @@ class TcpxWork(Work):
     def _watch(self) -> None:
         """Has the reader's thread end this."""
         assert self._transfer is not None
-        reader = _reader()
-        token = reader.add(lambda _: self._look())
-        if self._transfer.watch(reader.completions, token):
-            reader.remove(token)
-            self._look()
+        _reader().at_end(self._transfer, lambda _: self._look())
 
     def _look(self) -> None:
         """Takes the transfer's outcome if there is one."""
@@ -522,9 +537,8 @@ class TcpxTransport(Transport):
             if told is not None:
                 waiting.unwatch(completions, told)
             told = self._reader.add(self._accept)
-            waiting.watch(completions, told)
             try:
-                connection = waiting.take()
+                connection = waiting.watch(completions, told)
             except ClosedError:
                 self._reader.remove(told)
                 waiting.unwatch(completions, told)
@@ -738,8 +752,9 @@ class TcpxTransport(Transport):
             return
         try:
             if transfer is not None and not work.is_completed():
-                end = _loop._reader().end_of(transfer)
-                await asyncio.wait_for(end, max(0.0, until - time.monotonic()))
+                # What it raises stands in the work too.
+                with contextlib.suppress(Error):
+                    await asyncio.wait_for(_End(transfer), max(0.0, until - time.monotonic()))
         except asyncio.TimeoutError:
             if not work.is_completed():
                 raise TimeoutError(_PENDING) from None
