@@ -1,11 +1,8 @@
 //! CRC32C (Castagnoli), the checksum of headers, frames and verified transfers.
 
-mod join;
 pub mod polynomial;
 
 use crc_fast::{CrcAlgorithm, Digest};
-
-pub(crate) use join::Joiner;
 
 /// CRC32C of the bytes.
 pub fn crc32c(bytes: &[u8]) -> u32 {

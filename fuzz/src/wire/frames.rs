@@ -5,7 +5,7 @@ use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, encode};
 /// Input: one byte that says how, then the stream.
 ///
 /// Even: the bytes as they are. Odd: kind, bytes before a payload, length and body of frame after frame, to which
-/// header and checksum are added, so that the bodies are reached.
+/// header and checksums are added, so that the bodies are reached.
 pub fn run(data: &[u8]) {
     let Some((how, rest)) = data.split_first() else {
         return;
@@ -61,7 +61,15 @@ pub fn framed(mut rest: &[u8]) -> Vec<u8> {
         stream.extend_from_slice(&sequence.to_le_bytes());
         stream.extend_from_slice(&[0; 4]);
         stream.extend_from_slice(body);
-        let crc = super::crc32c(&stream[start..]);
+        let mut summed = stream.len();
+        // An eager frame's fields end with the checksum of what is behind them.
+        let fields = usize::from(*fields);
+        if *kind == 7 && (4..=length).contains(&fields) {
+            summed = start + 16 + fields;
+            let of_payload = super::crc32c(&stream[summed..]);
+            stream[summed - 4..summed].copy_from_slice(&of_payload.to_le_bytes());
+        }
+        let crc = super::crc32c(&stream[start..summed]);
         stream[start + 12..start + 16].copy_from_slice(&crc.to_le_bytes());
     }
     stream

@@ -4,7 +4,7 @@ use super::field::{self, PayloadBytes};
 use super::{
     EAGER, Frame, FrameError, HEADER_BYTES, LEAST_PLAIN_BYTES, MAGIC, MAX_BODY_BYTES, kind_name,
 };
-use crate::crc::{Joiner, crc32c, crc32c_of_parts};
+use crate::crc::{crc32c, crc32c_of_parts};
 
 /// Bytes from a frame's start whose checksum is taken in one go: most frames are no longer.
 const START_BYTES: usize = 64;
@@ -37,7 +37,6 @@ pub struct FrameDecoder {
     failed: Option<FrameError>,
     /// Buffer of a payload that is used no more.
     spare: Vec<u8>,
-    joiner: Joiner,
 }
 
 impl FrameDecoder {
@@ -177,7 +176,7 @@ impl FrameDecoder {
         fields: &[u8],
         payload: PayloadBytes<'_>,
     ) -> Result<Frame, FrameError> {
-        let (expected, of_payload) = self.checksum(header.kind, bytes, fields, &payload);
+        let expected = checksum(bytes, fields);
         if header.crc != expected {
             return Err(FrameError::Checksum {
                 expected,
@@ -190,29 +189,24 @@ impl FrameDecoder {
                 arrived: header.sequence,
             });
         }
+        let frame = field::parse(header.kind, fields, payload, &mut self.spare)?;
+        // One that was changed on its way comes again under its number.
         self.sequence = self.sequence.wrapping_add(1);
-        field::parse(header.kind, fields, payload, &mut self.spare, of_payload)
+        Ok(frame)
     }
+}
 
-    /// CRC32C of a frame, and of its payload where that came with it.
-    fn checksum(
-        &mut self,
-        kind: u8,
-        bytes: &[u8; HEADER_BYTES],
-        fields: &[u8],
-        payload: &[u8],
-    ) -> (u32, Option<u32>) {
-        let (near, rest) = fields.split_at(fields.len().min(START_BYTES - HEADER_BYTES));
-        // In one piece with the header, whose checksum counts as 0.
-        let mut start = [0; START_BYTES];
-        start[..12].copy_from_slice(&bytes[..12]);
-        let start = &mut start[..HEADER_BYTES + near.len()];
-        start[HEADER_BYTES..].copy_from_slice(near);
-        match (kind, rest) {
-            (EAGER, []) => self.joiner.of_both(start, payload),
-            (_, []) => (crc32c(start), None),
-            _ => (crc32c_of_parts(&[start, rest, payload]), None),
-        }
+/// CRC32C of a frame but for an eager payload, which has its own.
+fn checksum(bytes: &[u8; HEADER_BYTES], fields: &[u8]) -> u32 {
+    let (near, rest) = fields.split_at(fields.len().min(START_BYTES - HEADER_BYTES));
+    // In one piece with the header, whose checksum counts as 0.
+    let mut start = [0; START_BYTES];
+    start[..12].copy_from_slice(&bytes[..12]);
+    let start = &mut start[..HEADER_BYTES + near.len()];
+    start[HEADER_BYTES..].copy_from_slice(near);
+    match rest {
+        [] => crc32c(start),
+        _ => crc32c_of_parts(&[start, rest]),
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES,
     most_payload,
 };
-use crate::crc::{Joiner, crc32c};
+use crate::crc::crc32c;
 use crate::pieces::MAX_PART_BYTES;
 
 /// Appends the frame's bytes to `out`.
@@ -14,16 +14,6 @@ use crate::pieces::MAX_PART_BYTES;
 /// # Errors
 /// When a field is out of bounds; `out` is then unchanged.
 pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), EncodeError> {
-    encode_with(&mut Joiner::default(), frame, sequence, out)
-}
-
-/// As [`encode`], with what the frames before have left.
-pub(super) fn encode_with(
-    joiner: &mut Joiner,
-    frame: &Frame,
-    sequence: u32,
-    out: &mut Vec<u8>,
-) -> Result<(), EncodeError> {
     check(frame)?;
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
@@ -37,19 +27,13 @@ pub(super) fn encode_with(
     header[2] = frame.kind();
     header[4..8].copy_from_slice(&body_bytes.to_le_bytes());
     header[8..12].copy_from_slice(&sequence.to_le_bytes());
-    let crc = match frame {
-        Frame::Eager { payload, .. } => {
-            let start = HEADER_BYTES + body_bytes as usize - payload.len();
-            // At most 44 bytes: transfer, level, and a put's destination.
-            header[3] = (start - HEADER_BYTES) as u8;
-            let (start, bytes) = bytes.split_at(start);
-            match payload.known_crc32c() {
-                Some(known) => joiner.with_known(start, bytes, known),
-                None => joiner.of_both(start, bytes).0,
-            }
-        }
-        _ => crc32c(bytes),
-    };
+    let mut summed = HEADER_BYTES + body_bytes as usize;
+    if let Frame::Eager { payload, .. } = frame {
+        summed -= payload.len();
+        // At most 48 bytes: transfer, level, a put's destination, the payload's checksum.
+        header[3] = (summed - HEADER_BYTES) as u8;
+    }
+    let crc = crc32c(&bytes[..summed]);
     bytes[12..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
     Ok(())
 }

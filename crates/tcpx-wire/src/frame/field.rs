@@ -28,14 +28,13 @@ impl Deref for PayloadBytes<'_> {
     }
 }
 
-/// Reads the body of a frame of the given kind: its fields, and the payload of an eager frame behind them, whose
-/// CRC32C `of_payload` is, where it is known. A payload takes the buffer `spare`.
+/// Reads the body of a frame of the given kind: its fields, and the payload of an eager frame behind them. A payload
+/// takes the buffer `spare`.
 pub(super) fn parse(
     kind: u8,
     fields: &[u8],
     payload: PayloadBytes<'_>,
     spare: &mut Vec<u8>,
-    of_payload: Option<u32>,
 ) -> Result<Frame, FrameError> {
     let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
     let mut body = Body {
@@ -43,7 +42,6 @@ pub(super) fn parse(
         rest: fields,
         payload,
         spare,
-        of_payload,
         most_payload: most_payload(kind),
     };
     let parsed = Frame::take(kind, &mut body)?;
@@ -59,7 +57,6 @@ pub(super) struct Body<'a> {
     rest: &'a [u8],
     payload: PayloadBytes<'a>,
     spare: &'a mut Vec<u8>,
-    of_payload: Option<u32>,
     most_payload: usize,
 }
 
@@ -243,13 +240,18 @@ impl Field for Vec<u8> {
 
 impl Field for Payload {
     fn put(&self, out: &mut Vec<u8>) {
+        self.crc32c().put(out);
         out.extend_from_slice(self);
     }
 
     fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        let arrived = u32::take(body, "crc32c")?;
         let bytes = std::mem::replace(&mut body.payload, PayloadBytes::Here(&[]));
-        let bytes = body.payload(field, bytes)?;
-        Ok(Self::with_sum(bytes, body.of_payload))
+        let payload = Self::from(body.payload(field, bytes)?);
+        match payload.crc32c() {
+            expected if expected == arrived => Ok(payload),
+            expected => Err(FrameError::Checksum { expected, arrived }),
+        }
     }
 }
 

@@ -5,9 +5,7 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::encode::encode_with;
-use super::{EncodeError, Frame, LEAST_PLAIN_BYTES};
-use crate::crc::Joiner;
+use super::{EncodeError, Frame, LEAST_PLAIN_BYTES, encode};
 
 /// Numbers, encodes and keeps the frames of one direction.
 ///
@@ -30,7 +28,6 @@ pub struct FrameLog {
     written: u64,
     /// Sequence number of the first kept frame.
     first: u32,
-    joiner: Joiner,
 }
 
 /// The end of a frame.
@@ -77,7 +74,6 @@ impl FrameLog {
             base: 0,
             written: 0,
             first: 0,
-            joiner: Joiner::default(),
         }
     }
 
@@ -88,7 +84,7 @@ impl FrameLog {
     pub fn push(&mut self, frame: &Frame) -> Result<(), EncodeError> {
         // Far fewer frames than a u32 counts are kept.
         let sequence = self.first.wrapping_add(self.ends.len() as u32);
-        encode_with(&mut self.joiner, frame, sequence, &mut self.bytes)?;
+        encode(frame, sequence, &mut self.bytes)?;
         let plain = match frame {
             Frame::Eager { payload, .. } if self.plain && payload.len() >= LEAST_PLAIN_BYTES => {
                 payload.len()

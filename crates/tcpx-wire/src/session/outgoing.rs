@@ -256,7 +256,7 @@ impl Session {
         let stage = match eager {
             Some(payload) => {
                 self.eager_used += eager_cost(bytes, pieces);
-                let payload = Payload::summed(payload);
+                let payload = Payload::from(payload);
                 let crc32c = payload.crc32c();
                 self.transmit.push_back(Frame::Eager {
                     transfer,

@@ -29,8 +29,11 @@ fn a_payload_begins_where_its_fields_end() {
         let with = |fields: u8| {
             let mut bytes = good.clone();
             bytes[3] = fields;
+            let (ours, whole) = (usize::from(good[3]), HEADER_BYTES + usize::from(fields));
+            let sum = crc32c(&bytes[whole..]);
+            bytes[HEADER_BYTES + ours - 4..HEADER_BYTES + ours].copy_from_slice(&sum.to_le_bytes());
             bytes[12..HEADER_BYTES].fill(0);
-            let sum = crc32c(&bytes);
+            let sum = crc32c(&bytes[..whole]);
             bytes[12..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
             // In one piece, and in two.
             let whole = decode_one(&bytes);
