@@ -1,9 +1,10 @@
 //! `cargo xtask dist`: what a user installs, in one folder, as a tarball and as a Debian package.
 
+mod image;
 mod packages;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -35,8 +36,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What is built for users, see the root's `Cargo.toml`.
 const PROFILE: &str = "shipped";
 
+/// The static program's host: its C library is in the program.
+const STATIC_TARGET: &str = "x86_64-unknown-linux-musl";
+
 /// Builds optimised, copies, strips, and prints where everything is. With `--out` it makes the
-/// folder alone.
+/// folder alone, with `--static` a program that needs nothing of its host, with `--image` a container image of the folder
+/// that was made before.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
     let target = PathBuf::from(
@@ -47,7 +52,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let (out, packages) = match arguments {
         [] => (target.join("dist"), Some(target.join("packages"))),
         [flag, folder] if flag == "--out" => (std::path::absolute(folder)?, None),
-        other => bail!("dist takes nothing or --out DIR, not {other:?}"),
+        [flag] if flag == "--static" => return static_program(&root, &target),
+        [flag] if flag == "--image" => {
+            return image::check(&root, &target.join("dist"), &target.join("image"));
+        }
+        other => bail!("dist takes nothing, --out DIR, --static or --image, not {other:?}"),
     };
     run_command(cargo().current_dir(&root).args([
         "build",
@@ -125,6 +134,40 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     ] {
         println!("{} ({} KiB)", path.display(), path.metadata()?.len() / 1024);
     }
+    Ok(())
+}
+
+/// The program without a C library of its host's: it runs on every Linux, also in an empty container. It loads nothing, so
+/// it moves host memory alone and drives no plugin.
+fn static_program(root: &Path, target: &Path) -> Result<()> {
+    let mut build = cargo();
+    build
+        .current_dir(root)
+        .args(["build", "--profile", PROFILE, "--locked"])
+        .args(["--package", "tcpx-cli", "--no-default-features"])
+        .args(["--target", STATIC_TARGET]);
+    // What the crates have of C calls nothing but what every C library has, but for the calls that glibc's headers
+    // put in place of those. A compiler that the user names is right already.
+    if std::env::var_os("CC_x86_64_unknown_linux_musl").is_none() {
+        build
+            .env("CC_x86_64_unknown_linux_musl", "cc")
+            .env("CFLAGS_x86_64_unknown_linux_musl", "-U_FORTIFY_SOURCE");
+    }
+    run_command(&mut build).with_context(|| {
+        format!("if the target is missing, `rustup target add {STATIC_TARGET}` installs it")
+    })?;
+    let packages = target.join("packages");
+    std::fs::create_dir_all(&packages)
+        .with_context(|| format!("cannot make {}", packages.display()))?;
+    let path = packages.join(format!("tcpx-{VERSION}-linux-x86_64-static"));
+    copy(
+        &target.join(STATIC_TARGET).join(PROFILE).join("tcpx"),
+        &path,
+    )?;
+    strip(&path);
+    let demo = ["demo", "--size", "1MiB"];
+    run_command(Command::new(&path).args(demo).stdout(Stdio::null()))?;
+    println!("{} ({} KiB)", path.display(), path.metadata()?.len() / 1024);
     Ok(())
 }
 

@@ -29,7 +29,8 @@ usage: cargo xtask COMMAND
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
   dist [--out DIR]       lay out what a user installs in target/dist, and a tarball and a deb in
-                         target/packages; with --out the folder alone
+                         target/packages; with --out the folder alone; --static: one static program;
+                         --image: tries the Containerfile with that folder
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   faults [--kills N] [--flips N] [--clients N] [--connects N] [--built FOLDER] [TEST...]
                          the tests of faults between real processes, those at random moments that often

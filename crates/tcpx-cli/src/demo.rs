@@ -80,7 +80,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Told, Error> {
             plugin.why
         ),
         None => say!(
-            "            plugin: left out, as its file is not beside this program (--plugin PATH)"
+            "            plugin: left out, as {}",
+            match cfg!(target_feature = "crt-static") {
+                true => "a static program loads none",
+                false => "its file is not beside this program (--plugin PATH)",
+            }
         ),
     }
     say!("\nas `tcpx transfer` does:");
@@ -120,6 +124,8 @@ fn find_plugin(args: &DemoArgs) -> Result<Option<PluginFile>, Error> {
     let places = Places::of_process();
     match &args.plugin {
         Some(path) => Ok(Some(places.find(Some(path))?)),
+        // A static program can load none.
+        None if cfg!(target_feature = "crt-static") => Ok(None),
         None => match places.own() {
             Err(PluginFileError::NotFound(_)) => Ok(None),
             found => Ok(Some(found?)),

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use super::RuleTable;
 use crate::rule::Rule;
 
-const SIOCETHTOOL: u32 = 0x8946;
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const GET_DRIVER: u32 = 0x03;
 const GET_FLAGS: u32 = 0x25;
 const SET_FLAGS: u32 = 0x26;
@@ -330,7 +330,7 @@ unsafe fn call(interface: &str, data: *mut libc::c_char) -> io::Result<()> {
     }
     request.ifr_ifru.ifru_data = data;
     // SAFETY: the request lives through the call, and the data is as the caller promises.
-    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL.into(), &raw mut request) };
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     if answer < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 /// `ETHTOOL_GDRVINFO` of linux/ethtool.h.
 const GET_DRIVER_INFO: u32 = 3;
 /// `SIOCETHTOOL` of linux/sockios.h.
-const ETHTOOL: libc::c_ulong = 0x8946;
+const ETHTOOL: libc::Ioctl = 0x8946;
 /// `struct ethtool_drvinfo`: the command, then the driver's name in 32 bytes, and more.
 const INFO_BYTES: usize = 196;
 
@@ -35,7 +35,7 @@ pub(super) fn driver_of(interface: &str) -> Option<String> {
     request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
     // SAFETY: the request names an interface and points at a driver information block that lives for
     // the call; the kernel writes no more than that block. There is no safe binding.
-    let done = unsafe { libc::ioctl(socket.as_raw_fd(), ETHTOOL as _, &raw mut request) };
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), ETHTOOL, &raw mut request) };
     if done != 0 {
         return None;
     }

@@ -13,7 +13,7 @@ use super::DmaBufError;
 use crate::region::Region;
 
 /// `UDMABUF_CREATE` of linux/udmabuf.h.
-const CREATE: u32 = 0x4018_7542;
+const CREATE: libc::Ioctl = 0x4018_7542;
 /// The descriptor closes on exec.
 const CLOEXEC: u32 = 1;
 /// Says how much one dma-buf may have, in MiB.
@@ -93,7 +93,7 @@ fn export(device: &File, memory: &OwnedFd, len: usize) -> std::io::Result<OwnedF
         size: len as u64,
     };
     // SAFETY: the request is the structure that this ioctl reads, and lives through the call.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), CREATE.into(), &raw const request) };
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), CREATE, &raw const request) };
     if fd < 0 {
         return Err(std::io::Error::last_os_error());
     }
