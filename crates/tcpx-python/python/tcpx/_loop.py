@@ -85,8 +85,9 @@ def result_of(awaited: _Awaited[Result]) -> Generator[object, None, Result]:
         try:
             found = awaited.watch(reader.completions, token)
             if found is None:
-                if isinstance(awaited, _DRIVEN) and (descriptor := awaited.progress_fd()) is not None:
-                    yield from reader.drive(awaited, descriptor, future)
+                driven: object = awaited
+                if isinstance(driven, _DRIVEN) and (descriptor := driven.progress_fd()) is not None:
+                    yield from reader.drive(driven, descriptor, future)
                 else:
                     yield from future
         finally:
