@@ -12,7 +12,8 @@ import time
 import tcpx
 
 SIZES = (0, 1, 4096, 1 << 20, 64 << 20)
-MESSAGES = 200
+# One for each of the messages that are under way at once: tasks go on in no certain order.
+TAGS = range(100, 300)
 
 
 def _receiver(line: str) -> None:
@@ -26,7 +27,7 @@ def _receiver(line: str) -> None:
     async def run() -> None:
         async with tcpx.connect(line) as connection:
             await asyncio.gather(*(answer(connection, tag, size) for tag, size in enumerate(SIZES)))
-            await asyncio.gather(*(answer(connection, 100, 4096) for _ in range(MESSAGES)))
+            await asyncio.gather(*(answer(connection, tag, 4096) for tag in TAGS))
 
     asyncio.run(run())
 
@@ -65,15 +66,15 @@ def _check(connection: tcpx.Connection, tag: int, size: int) -> bool:
 
 
 async def _many(connection: tcpx.Connection) -> bool:
-    async def one(data: bytes) -> bool:
+    async def one(tag: int, data: bytes) -> bool:
         digest = bytearray(32)
-        answer = connection.recv(digest, 100)
-        await connection.send(data, 100)
+        answer = connection.recv(digest, tag)
+        await connection.send(data, tag)
         await answer
         return digest == hashlib.sha256(data).digest()
 
-    same = await asyncio.gather(*(one(os.urandom(4096)) for _ in range(MESSAGES)))
-    print(f"{MESSAGES} awaited messages of 4 KiB: {sum(same)} compared equal")
+    same = await asyncio.gather(*(one(tag, os.urandom(4096)) for tag in TAGS))
+    print(f"{len(TAGS)} awaited messages of 4 KiB: {sum(same)} compared equal")
     return all(same)
 
 
