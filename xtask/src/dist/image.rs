@@ -18,6 +18,11 @@ pub(super) fn check(root: &Path, dist: &Path, work: &Path) -> Result<()> {
         println!("skipped: container image: no buildah, podman or running docker is here");
         return Ok(());
     };
+    ensure!(
+        dist.join("tcpx").is_file(),
+        "{} holds no program: run `cargo xtask dist` first",
+        dist.display()
+    );
     if work.exists() {
         fs::remove_dir_all(work).with_context(|| format!("cannot empty {}", work.display()))?;
     }
