@@ -13,13 +13,19 @@ use tcpx_tests::nccl_link::{
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
 use tcpx_tests::proxy::Fault;
 
-/// Threads of this process that are the plugin's.
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task")
-        .unwrap()
-        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.starts_with("tcpx-nccl"))
-        .count()
+/// Waits until this process has so many threads of the plugin: one that has begun names itself a moment later, and one that was
+/// joined is listed a moment longer.
+fn until_threads(count: usize) {
+    let listed = || {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .filter(|name| name.starts_with("tcpx-nccl"))
+            .count()
+    };
+    until(&format!("{count} threads of the plugin"), || {
+        listed() == count
+    });
 }
 
 #[test]
@@ -33,9 +39,9 @@ fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
                 let links: Vec<_> = (0..16).map(|_| Link::new(&*table, context)).collect();
                 links.iter().for_each(Link::warm);
                 // Two loops a direction, the door and the monitor, whatever the number of comms.
-                assert_eq!(threads(), 6);
+                until_threads(6);
                 links.into_iter().for_each(Link::close);
-                assert_eq!(threads(), 0);
+                until_threads(0);
             }
             assert_eq!(table.finalize(context), 0);
         },
@@ -272,7 +278,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
         for (receive, ..) in comms {
             assert_eq!(table.close_recv(receive), 0);
         }
-        assert_eq!(threads(), 0);
+        until_threads(0);
     });
 }
 
