@@ -14,6 +14,7 @@ mod header;
 mod kernels;
 mod lines;
 mod links;
+mod sanitize;
 mod simulate;
 mod variables;
 mod workspace;
@@ -39,6 +40,7 @@ usage: cargo xtask COMMAND
   lines [COMMIT]         lines of product Rust, and the change since the commit
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
+  sanitize [WHICH]       tests under Miri (memory) and ThreadSanitizer (threads), with a nightly toolchain
   simulate [...]         the engine on a simulated system, from seeds (tests/README.md)
   variables              check that docs/variables.md has every variable that the sources read";
 
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         "header" => header::run(rest),
         "lines" => lines::run(rest),
         "links" => links::run(rest),
+        "sanitize" => sanitize::run(rest),
         "simulate" => simulate::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),
