@@ -254,7 +254,7 @@ impl Plan {
                         manner: mine,
                     },
                 ),
-                8 if span % 4 == 0 => add(from, Action::Fork),
+                8 if span.is_multiple_of(4) => add(from, Action::Fork),
                 8 => add(from, Action::Pause(Duration::from_micros(span))),
                 _ => add(from, Action::Settle(settle)),
             }

@@ -1008,7 +1008,7 @@ fn program(
 /// What came of a client's dialling.
 enum Dialled {
     Engine(Connection),
-    Liar(Liar),
+    Liar(Box<Liar>),
 }
 
 type Dialling = std::thread::JoinHandle<Option<Dialled>>;
@@ -1078,7 +1078,8 @@ pub fn run(plan: &Plan) {
         accept(options(plan, &auth, side.manual, false), &|to| {
             let (auth, manners) = (auth.clone(), manners.clone());
             std::thread::spawn(move || {
-                Liar::connect(to, &auth, label(0), manners).map(Dialled::Liar)
+                let liar = Liar::connect(to, &auth, label(0), manners)?;
+                Some(Dialled::Liar(Box::new(liar)))
             })
         })
     });
