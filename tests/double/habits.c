@@ -4,6 +4,7 @@
  *
  * TCPX_HABITS lists more:
  *   receive-after-send   `irecv` gives no request until the peer has called `isend`
+ *   connects-when-accepted   `connect` gives no comm before an accept of this process was tried
  *   closes-together      `closeSend` and `closeRecv` of one pair of comms return once both were called; across
  *                        processes, where the variable TCPX_HABITS_PAIRS names a file that they share
  *   closes-alone         two closes at the same time end the process
@@ -55,6 +56,7 @@ static int habits_init(logger_fn log);
 EXPORT struct table ncclNetPlugin_v7 = {.name = "not chosen yet", .init = habits_init};
 
 static struct table inner;
+static atomic_bool accepting;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long sends, receives;
 
@@ -156,14 +158,18 @@ static int null_listen(int device, void *handle, void **comm)
 static int habits_connect(int device, void *handle, void **comm, struct device_handle **unused)
 {
     size_t pair = pair_of(handle);
+    *comm = NULL;
+    if (has("connects-when-accepted") && !accepting)
+        return OK;
     int code = inner.connect(device, handle, comm, unused);
-    if (code == OK && *comm)
+    if (code == OK && *comm && has("closes-together"))
         remember(*comm, pair);
     return code;
 }
 
 static int habits_accept(void *listener, void **comm, struct device_handle **device)
 {
+    accepting = true;
     int code = inner.accept(listener, comm, device);
     if (code != OK || !*comm)
         return code;
@@ -247,12 +253,13 @@ static int habits_init(logger_fn log)
         if (!share_pairs())
             return SYSTEM_ERROR;
         table->listen = habits_listen;
-        table->connect = habits_connect;
         table->close_send = habits_close_send;
         table->close_recv = habits_close_recv;
         table->close_listen = habits_close_listen;
     }
-    if (has("no-pool") || has("closes-together"))
+    if (has("connects-when-accepted") || has("closes-together"))
+        table->connect = habits_connect;
+    if (has("no-pool") || has("connects-when-accepted") || has("closes-together"))
         table->accept = habits_accept;
     if (has("incomplete"))
         table->test = NULL;

@@ -211,6 +211,33 @@ fn a_historic_program_works_unchanged_over_every_plugin() {
 }
 
 #[test]
+fn a_historic_program_connects_and_receives_before_its_peer_does() {
+    let program = program("historic_order", &sources().join("historic_order.c"));
+    let ends = |carrier: &Carrier, habit: &str, word: Option<&str>| {
+        let mut command = over(&program, carrier);
+        let (code, said) = Running::start(command.env(habits::HABITS, habit).args(word)).end();
+        assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"), "{carrier:?}");
+    };
+    let late = Carrier::PluginHost(habits::path().to_owned());
+    ends(&late, "connects-when-accepted,receive-after-send", None);
+    ends(&late, "connects-when-accepted", Some("alone"));
+    for carrier in [
+        Carrier::double(),
+        Carrier::plugin_host(),
+        Carrier::plugin_unpack(),
+    ] {
+        ends(&carrier, "", None);
+    }
+}
+
+#[test]
+fn a_close_that_hangs_is_bounded_named_and_made_again() {
+    let program = program("plugin_hangs", &sources().join("plugin_hangs.c"));
+    let (code, said) = Running::start(Command::new(&program).arg(double::path())).end();
+    assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
+}
+
+#[test]
 fn the_plugin_header_compiles_alone_and_for_old_sources() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("alone.c");

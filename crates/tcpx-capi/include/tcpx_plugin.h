@@ -8,7 +8,7 @@
  * except that the plugin is foreign code and may.
  *
  * Order of calls. tcpx_load_plugin; tcpx_listen on one side, its 128 bytes to the other;
- * tcpx_connect_v5 there and tcpx_accept_v5 here until both give a comm; tcpx_reg_mr; tcpx_isend and
+ * tcpx_connect_v5 there, tcpx_accept_v5 here until it gives a comm; tcpx_reg_mr; tcpx_isend and
  * tcpx_irecv; tcpx_wait_request; tcpx_irecv_consumed for each receive; the closes.
  *
  * Threads. Every call may be made from any thread. Calls on one comm (its requests and memory
@@ -104,7 +104,8 @@ typedef struct tcpx_request tcpx_request;
 #define TCPX_BAD_HANDLE 18
 
 /**
- * The time given was over before the request was done; it is still in flight.
+ * The time was over before the call was done: a request is still in flight, a comm not yet
+ * connected or closed. Make the call again to go on waiting.
  */
 #define TCPX_TIMEOUT 19
 
@@ -364,10 +365,13 @@ int tcpx_get_properties(int dev, struct tcpx_net_properties *props);
 int tcpx_listen(int dev, void *handle, tcpx_listen_comm **listen_comm);
 
 /**
- * Connects to a peer that listens. The first call polls the plugin for up to one second, so that
- * programs that call once get their comm. TCPX_SUCCESS with NULL in `*send_comm` means not yet:
- * call again with the same device and the same 128 bytes, until there is a comm, an error, or your
- * own deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
+ * Connects to a peer that listens, and gives a comm: one call is enough, before the peer accepts or
+ * after. A plugin that needs longer than a moment goes on connecting while this program accepts
+ * and registers memory: tcpx_reg_mr waits for it, and returns its error if there is one. NCCL polls
+ * connects without an end; here each wait has one.
+ *
+ * Closing the comm gives a connect up that is not done. Plugins have no call for that: what they
+ * hold for the attempt stays with them.
  *
  * `send_dev_handle` may be NULL; if not, it receives NULL: the sending side has no device queue.
  *
@@ -375,15 +379,6 @@ int tcpx_listen(int dev, void *handle, tcpx_listen_comm **listen_comm);
  * `handle` is NULL or 128 readable bytes; the others are NULL or writable.
  */
 int tcpx_connect_v5(int dev, void *handle, tcpx_send_comm **send_comm, void **send_dev_handle);
-
-/**
- * Gives up a connect that is not up yet. Plugins have no call for it: what they hold for the
- * attempt stays with them.
- *
- * The caller's part:
- * `handle` is NULL or 128 readable bytes.
- */
-int tcpx_connect_abandon(int dev, const void *handle);
 
 /**
  * Accepts the one connection of a listen comm. TCPX_SUCCESS with NULL in `*recv_comm` means not
@@ -404,6 +399,10 @@ int tcpx_accept_v5(tcpx_listen_comm *listen_comm,
 /**
  * Closes a send comm: its requests and registrations end with it, done or not. The peer may not
  * have received what is in flight, nor what is done; ask it before you close.
+ *
+ * A plugin that does not come back from it is waited for 5 seconds, then TCPX_TIMEOUT: the comm can
+ * only be closed any more, the memory registered on it must stay, and this call waits again. The
+ * same holds for the other closes.
  */
 int tcpx_close_send(tcpx_send_comm *send_comm);
 
@@ -425,6 +424,8 @@ int tcpx_close_listen(tcpx_listen_comm *listen_comm);
 /**
  * Registers `size` bytes at `data` on a send or receive comm. `type` is TCPX_PTR_HOST or
  * TCPX_PTR_CUDA; CUDA memory must start at a multiple of 4096 bytes, with its context current.
+ * A comm that is not connected yet is waited for, up to 10 seconds; then TCPX_TIMEOUT: call again
+ * to go on waiting, or close the comm.
  *
  * The memory must stay as it is until tcpx_dereg_mr or the close of the comm has returned.
  * While a request is in flight nobody may write what it sends, or touch what it receives into.
@@ -443,7 +444,8 @@ int tcpx_dereg_mr(void *comm, tcpx_memory *mhandle);
 /**
  * Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends
  * in the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room
- * now: 16 requests are in flight or done and not yet tested; test the oldest, then post again.
+ * now: 16 requests are in flight or done and not yet tested; test the oldest, then post again. What
+ * the plugin does not take yet is posted by the tests of the comm's requests, in order.
  *
  * The caller's part:
  * `request` is NULL or can be written. The bytes are not written until the request is done.
@@ -459,7 +461,8 @@ int tcpx_isend(tcpx_send_comm *send_comm,
  * Receives at most `sizes[0]` bytes to `data[0]`, which lies in `mhandles[0]`'s memory; `n` must
  * be 1. A message larger than that makes some plugins write past the end: agree on sizes before.
  * TCPX_SUCCESS with NULL in `*request` means no room now: 16 receives are in flight or not
- * consumed; finish and consume the oldest, then post again.
+ * consumed; finish and consume the oldest, then post again. What the plugin does not take yet, as
+ * some do before the peer's send, is posted by the tests of the comm's requests, in order.
  *
  * The caller's part:
  * The arrays are NULL or have one element; `request` is NULL or can be written. Nobody touches

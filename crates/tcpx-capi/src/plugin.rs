@@ -3,6 +3,7 @@
 //! The plugin's rules are kept by crate `nccl-net` and by the comm's ledger (`end`): at most 16
 //! requests, only the oldest one tested, never after done, consumed first in, first out.
 
+mod close;
 pub mod codes;
 mod descriptors;
 pub(crate) mod end;

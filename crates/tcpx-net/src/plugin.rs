@@ -24,6 +24,7 @@ use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
 
+pub use closer::{Closer, Closing, LONG_CLOSE};
 pub use offload::Offload;
 use set_up::{Limits, Started};
 pub use start::{is_linker_stuck, leave_process};

@@ -26,7 +26,8 @@ pub const TCPX_NOT_LOADED: c_int = 16;
 pub const TCPX_LOAD_FAILED: c_int = 17;
 /// A handle that this library did not give out, or that was closed or finished before.
 pub const TCPX_BAD_HANDLE: c_int = 18;
-/// The time given was over before the request was done; it is still in flight.
+/// The time was over before the call was done: a request is still in flight, a comm not yet
+/// connected or closed. Make the call again to go on waiting.
 pub const TCPX_TIMEOUT: c_int = 19;
 /// The plugin reported something that cannot be. The comm takes no more requests: close it.
 pub const TCPX_PLUGIN_FAULT: c_int = 20;
@@ -59,7 +60,7 @@ pub(crate) const fn phrase(code: c_int) -> &'static CStr {
         TCPX_NOT_LOADED => c"no plugin is loaded: call tcpx_load_plugin",
         TCPX_LOAD_FAILED => c"the plugin file cannot be loaded: see tcpx_last_error",
         TCPX_BAD_HANDLE => c"closed, finished or unknown handle: see tcpx_last_error",
-        TCPX_TIMEOUT => c"still in flight after the time given: wait again or close the comm",
+        TCPX_TIMEOUT => c"not done in time: call again to go on waiting",
         TCPX_PLUGIN_FAULT => c"the plugin breaks its contract: close the comm",
         TCPX_PANIC => c"a defect of libtcpx: close what the call was about and report it",
         _ => c"a code that libtcpx does not return",

@@ -1,35 +1,49 @@
 //! One end of a connection: its comm, and a ledger of what C was promised.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use nccl_net::constants::{MAX_REQUESTS_PER_COMM, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::{
-    Done, HostError, MemoryHandle, MemoryType, PostOutcome, RecvComm, SendComm, Ticket,
+    Connecting, Done, HostError, MemoryHandle, MemoryType, PostOutcome, RecvComm, SendComm, Ticket,
 };
+use tcpx_memory::Gpu;
 
 use crate::error::{Failure, Outcome};
-use crate::handles::Handle;
+use crate::handles::{self, Handle};
+use crate::plugin::close::Close;
+use crate::plugin::codes::TCPX_TIMEOUT;
 use crate::plugin::descriptors::Queue;
 use crate::plugin::memory::Registered;
 use crate::plugin::types::{
     TCPX_SIZE_UNKNOWN, tcpx_completion, tcpx_descriptor, tcpx_device_handle,
 };
 
+/// Longest wait of a registration for a connect that is not up yet.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+/// A plugin has no descriptor to wait on.
+const POLL_PAUSE: Duration = Duration::from_millis(1);
+
 /// An end. One call at a time; other ends are not held up by it.
 #[derive(Debug)]
 pub(crate) struct End {
     state: Mutex<State>,
+    close: Close,
 }
 
 #[derive(Debug)]
 struct State {
     comm: Comm,
-    /// In the order of posting, as the comm holds them.
+    /// Requests posted so far.
+    posted: u64,
+    /// In the order of posting: what the comm holds, then what the plugin has not taken yet.
     in_flight: VecDeque<Flight>,
     /// Done, in the same order. Sends leave when C was told; receives when they are consumed.
     finished: VecDeque<Finished>,
     memories: HashSet<Handle>,
+    /// Whose context was current when its memory was registered: plugins look for it when they close.
+    gpu: Option<Gpu>,
     /// The first failure; nothing is posted or tested after it.
     failed: Option<Failure>,
     /// The queue as `accept` shows it, at an address that stays.
@@ -45,6 +59,7 @@ unsafe impl Send for Shown {}
 
 #[derive(Debug)]
 enum Comm {
+    Connecting(Connecting),
     Send(SendComm),
     Recv(RecvComm, Option<QueueOrWhy>),
     Closed,
@@ -55,7 +70,10 @@ type QueueOrWhy = Outcome<Box<Queue>>;
 
 #[derive(Debug)]
 struct Flight {
+    /// The comm's own number of it, which counts the requests that it took.
     ticket: Ticket,
+    /// Until the plugin takes it.
+    waiting: Option<Piece>,
     request: Option<Handle>,
     memory: Handle,
     kind: MemoryType,
@@ -92,9 +110,9 @@ impl Finished {
 
 /// A piece of registered memory and what to post on it.
 #[derive(Debug)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct Piece {
     pub(crate) handle: Handle,
-    pub(crate) memory: &'a Registered,
+    pub(crate) memory: Arc<Registered>,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
     pub(crate) tag: i32,
@@ -105,17 +123,20 @@ impl End {
         Self {
             state: Mutex::new(State {
                 comm,
+                posted: 0,
                 in_flight: VecDeque::new(),
                 finished: VecDeque::new(),
                 memories: HashSet::new(),
+                gpu: None,
                 failed: None,
                 device,
             }),
+            close: Close::default(),
         }
     }
 
-    pub(crate) fn sending(comm: SendComm) -> Self {
-        Self::new(Comm::Send(comm), None)
+    pub(crate) fn connecting(attempt: Connecting) -> Self {
+        Self::new(Comm::Connecting(attempt), None)
     }
 
     pub(crate) fn receiving(comm: RecvComm) -> Outcome<Self> {
@@ -140,6 +161,27 @@ impl End {
         Ok(state)
     }
 
+    /// Whether the connect is still under way, after one more poll of it unless another call has the comm.
+    pub(crate) fn is_connecting(&self) -> bool {
+        match self.state.try_lock() {
+            Ok(mut state) => matches!(state.poll_connect(), Ok(false)),
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+        }
+    }
+
+    /// Polls the connect until it is up, or `limit` has passed; whether it is.
+    pub(crate) fn wait_connect(&self, limit: Duration) -> Outcome<bool> {
+        let deadline = Instant::now() + limit;
+        while !self.state()?.poll_connect()? {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL_PAUSE);
+        }
+        Ok(true)
+    }
+
     /// Where the description of the device queue lies; NULL without one.
     pub(crate) fn device(&self) -> Outcome<*mut tcpx_device_handle> {
         Ok(match &mut self.state()?.device {
@@ -159,14 +201,28 @@ impl End {
         kind: MemoryType,
         enter: impl FnOnce(MemoryHandle) -> Outcome<Handle>,
     ) -> Outcome<Handle> {
+        if !self.wait_connect(CONNECT_TIME)? {
+            return Err(Failure::new(
+                TCPX_TIMEOUT,
+                format!(
+                    "the plugin has not connected after {} s: see whether the peer accepts, then \
+                     call again to go on waiting, or close the comm",
+                    CONNECT_TIME.as_secs()
+                ),
+            ));
+        }
         let mut state = self.state()?;
         let memory = match &state.comm {
             // SAFETY: forwarded.
             Comm::Send(comm) => unsafe { comm.register(data, bytes, kind) }?,
             // SAFETY: forwarded.
             Comm::Recv(comm, _) => unsafe { comm.register(data, bytes, kind) }?,
-            Comm::Closed => return Err(Failure::closed("the comm")),
+            Comm::Connecting(_) | Comm::Closed => return Err(Failure::closed("the comm")),
         };
+        if kind == MemoryType::Cuda {
+            // Host memory that stands in for a GPU's has none.
+            state.gpu = Gpu::current().ok();
+        }
         let handle = enter(memory)?;
         state.memories.insert(handle);
         Ok(handle)
@@ -201,7 +257,7 @@ impl End {
     /// Posts a request; `enter` makes its handle out of its number. `None`: no room now.
     pub(crate) fn post(
         &self,
-        piece: &Piece<'_>,
+        piece: Piece,
         enter: impl FnOnce(u64) -> Outcome<Handle>,
     ) -> Outcome<Option<Handle>> {
         let mut guard = self.state()?;
@@ -215,39 +271,33 @@ impl End {
         if state.in_flight.len() + state.finished.len() >= MAX_REQUESTS_PER_COMM {
             return Ok(None);
         }
-        let Piece {
-            memory,
-            offset,
-            bytes,
-            tag,
-            ..
-        } = *piece;
-        let posted = match &mut state.comm {
-            Comm::Send(comm) => comm.isend(&memory.memory, offset, bytes, tag),
-            Comm::Recv(comm, queue) => {
-                let queue = queue.as_ref().filter(|_| memory.kind == MemoryType::Cuda);
-                let queue = queue.map(Result::as_ref).transpose();
-                if queue.map_err(Failure::clone)?.is_some() && bytes > UNPACK_MAX_RECEIVE_BYTES {
-                    return Err(Failure::argument(format!(
-                        "a receive of {bytes} bytes: the plugin's queue describes at most \
-                         {UNPACK_MAX_RECEIVE_BYTES} a request; send and receive in chunks"
-                    )));
-                }
-                comm.irecv(&memory.memory, offset, bytes, tag)
+        let (kind, bytes) = (piece.memory.kind, piece.bytes);
+        if let Comm::Recv(_, Some(queue)) = &state.comm
+            && kind == MemoryType::Cuda
+        {
+            queue.as_ref().map_err(Failure::clone)?;
+            if bytes > UNPACK_MAX_RECEIVE_BYTES {
+                return Err(Failure::argument(format!(
+                    "a receive of {bytes} bytes: the plugin's queue describes at most \
+                     {UNPACK_MAX_RECEIVE_BYTES} a request; send and receive in chunks"
+                )));
             }
-            Comm::Closed => return Err(Failure::closed("the comm")),
-        };
-        let ticket = match posted? {
-            PostOutcome::Posted(ticket) => ticket,
-            PostOutcome::Full => return Ok(None),
-        };
+        }
+        let ticket = Ticket(state.posted);
         state.in_flight.push_back(Flight {
             ticket,
             request: None,
             memory: piece.handle,
-            kind: memory.kind,
+            kind,
             bytes,
+            waiting: Some(piece),
         });
+        if let Err(failure) = state.post_waiting() {
+            // What waits before it meets the same error when it is tested.
+            state.in_flight.pop_back();
+            return Err(failure);
+        }
+        state.posted += 1;
         // Without a handle nobody could ever collect it.
         let handle = enter(ticket.0).map_err(|failure| state.fail(failure))?;
         if let Some(flight) = state.in_flight.back_mut() {
@@ -301,7 +351,7 @@ impl End {
         let inside = match &state.comm {
             Comm::Send(comm) => comm.look_inside_head(),
             Comm::Recv(comm, _) => comm.look_inside_head(),
-            Comm::Closed => None,
+            Comm::Connecting(_) | Comm::Closed => None,
         };
         // A plugin of another layout has nothing to say.
         let inside = inside
@@ -333,9 +383,13 @@ impl End {
         match ahead {
             Some(ahead) => format!(
                 "request {number} of {} bytes has {ahead} ahead of it and {} done ones wait to be \
-                 collected; {side}{beyond}{inside}",
+                 collected; {}{beyond}{inside}",
                 state.in_flight[ahead].bytes,
-                state.finished.len()
+                state.finished.len(),
+                match &state.in_flight[ahead].waiting {
+                    Some(_) => "the plugin has not taken it yet",
+                    None => side,
+                }
             ),
             None => "another thread has it".to_owned(),
         }
@@ -384,20 +438,25 @@ impl End {
         Ok(())
     }
 
-    /// Closes the comm; `forget` takes out all handles that end with it.
-    pub(crate) fn close(&self, forget: impl FnOnce(Vec<Handle>)) -> Outcome<()> {
+    /// Closes the comm, and takes out all handles that end with it.
+    pub(crate) fn close(self: &Arc<Self>, call: &'static str, handle: Handle) -> Outcome<()> {
+        let end = Arc::clone(self);
+        self.close
+            .run(handle, call, &self.state, move || end.close_now())
+    }
+
+    fn close_now(&self) -> Outcome<()> {
         // Whatever a panic left half done, the comm can be closed.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let comm = std::mem::replace(&mut state.comm, Comm::Closed);
-        let finished = state.finished.drain(..).map(|done| done.flight);
-        let mut ended: Vec<_> = finished.filter_map(|flight| flight.request).collect();
-        ended.extend(
-            state
-                .in_flight
-                .drain(..)
-                .filter_map(|flight| flight.request),
-        );
+        let finished = std::mem::take(&mut state.finished);
+        let finished = finished.into_iter().map(|done| done.flight);
+        let flights = finished.chain(std::mem::take(&mut state.in_flight));
+        let mut ended: Vec<_> = flights.filter_map(|flight| flight.request).collect();
         ended.extend(state.memories.drain());
+        let gpu = state.gpu.take();
+        drop(state);
+        let _entered = gpu.as_ref().map(Gpu::enter);
         let result = match comm {
             Comm::Send(comm) => comm.close(),
             Comm::Recv(comm, queue) => {
@@ -405,11 +464,10 @@ impl End {
                 drop(queue);
                 comm.close()
             }
-            Comm::Closed => return Err(Failure::closed("the comm")),
+            Comm::Connecting(_) | Comm::Closed => Ok(()),
         };
-        drop(state);
         // Registrations end after their comm.
-        forget(ended);
+        handles::remove(ended);
         Ok(result?)
     }
 }
@@ -435,12 +493,53 @@ impl State {
             .position(|done| done.flight.ticket.0 == number)
     }
 
+    /// Polls a connect that is not up; whether the comm is there.
+    fn poll_connect(&mut self) -> Outcome<bool> {
+        let Comm::Connecting(attempt) = &mut self.comm else {
+            return Ok(true);
+        };
+        if let Some(failure) = &self.failed {
+            return Err(failure.clone());
+        }
+        match attempt.poll() {
+            Ok(None) => Ok(false),
+            Ok(Some(comm)) => {
+                self.comm = Comm::Send(comm);
+                Ok(true)
+            }
+            Err(error) => Err(self.fail(error.into())),
+        }
+    }
+
+    /// Gives the plugin what it has not taken yet, as long as it takes it. There are plugins that take a
+    /// receive only once the peer has posted its send; NCCL posts again, programs need not.
+    fn post_waiting(&mut self) -> Outcome<()> {
+        for flight in &mut self.in_flight {
+            let Some(piece) = &flight.waiting else {
+                continue;
+            };
+            let (memory, offset, tag) = (&piece.memory.memory, piece.offset, piece.tag);
+            let posted = match &mut self.comm {
+                Comm::Send(comm) => comm.isend(memory, offset, flight.bytes, tag)?,
+                Comm::Recv(comm, _) => comm.irecv(memory, offset, flight.bytes, tag)?,
+                Comm::Connecting(_) | Comm::Closed => return Err(Failure::closed("the comm")),
+            };
+            match posted {
+                PostOutcome::Posted(ticket) => debug_assert_eq!(ticket, flight.ticket),
+                PostOutcome::Full => break,
+            }
+            flight.waiting = None;
+        }
+        Ok(())
+    }
+
     /// Tests the head; whether it is done.
     fn test_head(&mut self) -> Outcome<bool> {
+        self.post_waiting()?;
         let done = match &mut self.comm {
             Comm::Send(comm) => comm.test_head()?,
             Comm::Recv(comm, _) => comm.test_head()?,
-            Comm::Closed => return Err(Failure::closed("the comm")),
+            Comm::Connecting(_) | Comm::Closed => return Err(Failure::closed("the comm")),
         };
         let Some(done) = done else { return Ok(false) };
         let Some(flight) = self.in_flight.pop_front() else {

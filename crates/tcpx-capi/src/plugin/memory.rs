@@ -22,12 +22,12 @@ pub(crate) struct Registered {
 impl Registered {
     /// The piece at an address that C gave.
     pub(crate) fn piece(
-        &self,
+        self: &Arc<Self>,
         handle: Handle,
         data: *const c_void,
         size: c_int,
         tag: c_int,
-    ) -> Outcome<Piece<'_>> {
+    ) -> Outcome<Piece> {
         let bytes = usize::try_from(size).map_err(|_| {
             Failure::argument(format!("a size of {size} bytes: it must not be negative"))
         })?;
@@ -47,7 +47,7 @@ impl Registered {
         };
         Ok(Piece {
             handle,
-            memory: self,
+            memory: Arc::clone(self),
             offset,
             bytes,
             tag,
@@ -57,6 +57,8 @@ impl Registered {
 
 /// Registers `size` bytes at `data` on a send or receive comm. `type` is TCPX_PTR_HOST or
 /// TCPX_PTR_CUDA; CUDA memory must start at a multiple of 4096 bytes, with its context current.
+/// A comm that is not connected yet is waited for, up to 10 seconds; then TCPX_TIMEOUT: call again
+/// to go on waiting, or close the comm.
 ///
 /// The memory must stay as it is until tcpx_dereg_mr or the close of the comm has returned.
 /// While a request is in flight nobody may write what it sends, or touch what it receives into.

@@ -1,28 +1,28 @@
 //! From a device to a pair of comms, and their end.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use nccl_net::constants::HANDLE_BYTES;
-use nccl_net::{Accepting, Connecting, Handle128, ListenComm, RecvComm, SendComm};
+use nccl_net::{Accepting, Handle128, ListenComm, RecvComm};
 
 use crate::error::{Failure, Outcome, guard};
-use crate::handles::{self, Object};
+use crate::handles::{self, Handle, Object};
+use crate::plugin::close::Close;
 use crate::plugin::end::End;
 use crate::plugin::library::{device, plugin};
 use crate::plugin::types::{tcpx_listen_comm, tcpx_recv_comm, tcpx_send_comm};
 
-/// Connects that may be under way at once.
-const MAX_CONNECTS: usize = 4096;
-/// How long the first call of a connect polls: some programs call once and expect a comm.
-const FIRST_CALL: Duration = Duration::from_secs(1);
-/// A plugin has no descriptor to wait on.
-const POLL_PAUSE: Duration = Duration::from_millis(1);
+/// How long a connect is polled before its comm is given out all the same. A peer that refuses does so within it.
+const FIRST_POLLS: Duration = Duration::from_millis(100);
 
 /// A listen comm and how far its one accept has come.
 #[derive(Debug)]
-pub(crate) struct Listener(Mutex<Listening>);
+pub(crate) struct Listener {
+    state: Mutex<Listening>,
+    close: Close,
+}
 
 #[derive(Debug)]
 enum Listening {
@@ -35,7 +35,7 @@ enum Listening {
 
 impl Listener {
     fn accept(&self) -> Outcome<Option<RecvComm>> {
-        let mut state = self.0.lock().map_err(|_| Failure::poisoned())?;
+        let mut state = self.state.lock().map_err(|_| Failure::poisoned())?;
         let mut accepting = match std::mem::replace(&mut *state, Listening::Spent) {
             Listening::Waiting(listen) => listen.accept(),
             Listening::Accepting(accepting) => accepting,
@@ -57,80 +57,41 @@ impl Listener {
         Ok(comm)
     }
 
-    fn close(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(std::mem::replace(&mut *state, Listening::Closed));
+    fn close(self: &Arc<Self>, handle: Handle) -> Outcome<()> {
+        let listener = Arc::clone(self);
+        self.close.run(handle, "closeListen", &self.state, move || {
+            let mut state = listener
+                .state
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let listening = std::mem::replace(&mut *state, Listening::Closed);
+            drop(state);
+            drop(listening);
+            Ok(())
+        })
     }
 }
 
-/// A connect under way, found again by its device and handle.
-#[derive(Debug)]
-struct Attempt {
-    dev: usize,
-    handle: Handle128,
-    /// `None` once it has ended.
-    connecting: SharedConnecting,
+/// Ends whose connect was not up when it was given out.
+static CONNECTS: Mutex<Vec<Weak<End>>> = Mutex::new(Vec::new());
+
+/// Polls connects that are under way: there are plugins whose accept needs the peer's connect to be polled, and the
+/// peer does the same.
+fn poll_connects() {
+    let lock = || CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut connects = std::mem::take(&mut *lock());
+    // A failure is told to who uses the comm.
+    connects.retain(|end| end.upgrade().is_some_and(|end| end.is_connecting()));
+    lock().append(&mut connects);
 }
 
-static CONNECTS: Mutex<Vec<Attempt>> = Mutex::new(Vec::new());
-
-type SharedConnecting = Arc<Mutex<Option<Connecting>>>;
-
-/// The attempt that is under way, or a new one; and how long to poll it.
-fn attempt(dev: usize, handle: Handle128) -> Outcome<(SharedConnecting, Duration)> {
-    let mut connects = CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = connects
-        .iter()
-        .find(|known| known.dev == dev && known.handle == handle);
-    if let Some(known) = known {
-        return Ok((Arc::clone(&known.connecting), Duration::ZERO));
+fn connect(dev: usize, handle: Handle128) -> Outcome<Arc<End>> {
+    let end = Arc::new(End::connecting(plugin()?.connect(dev, handle)?));
+    if !end.wait_connect(FIRST_POLLS)? {
+        let mut connects = CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
+        connects.push(Arc::downgrade(&end));
     }
-    if connects.len() >= MAX_CONNECTS {
-        return Err(Failure::usage(format!(
-            "{MAX_CONNECTS} connects are under way: poll them until they end, or give them up with \
-             tcpx_connect_abandon"
-        )));
-    }
-    let connecting = Arc::new(Mutex::new(Some(plugin()?.connect(dev, handle)?)));
-    connects.push(Attempt {
-        dev,
-        handle,
-        connecting: Arc::clone(&connecting),
-    });
-    Ok((connecting, FIRST_CALL))
-}
-
-/// Takes an attempt out of the list; whether it was there.
-fn forget(dev: usize, handle: Handle128) -> Option<SharedConnecting> {
-    let mut connects = CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = connects
-        .iter()
-        .position(|known| known.dev == dev && known.handle == handle)?;
-    Some(connects.swap_remove(at).connecting)
-}
-
-fn connect(dev: usize, handle: Handle128) -> Outcome<Option<SendComm>> {
-    let (connecting, time) = attempt(dev, handle)?;
-    let deadline = Instant::now() + time;
-    // Only polls of the same attempt wait here; the list is free.
-    let mut state = connecting.lock().map_err(|_| Failure::poisoned())?;
-    let Some(attempt) = &mut *state else {
-        return Err(Failure::usage(
-            "another thread polled the same connect and it has ended: poll each from one thread",
-        ));
-    };
-    loop {
-        let polled = attempt.poll();
-        if !matches!(polled, Ok(None)) {
-            *state = None;
-            drop(forget(dev, handle));
-            return Ok(polled?);
-        }
-        if Instant::now() >= deadline {
-            return Ok(None);
-        }
-        std::thread::sleep(POLL_PAUSE);
-    }
+    Ok(end)
 }
 
 /// # Safety
@@ -171,7 +132,10 @@ pub unsafe extern "C" fn tcpx_listen(
         out_argument("handle", handle)?;
         out_argument("listen_comm", listen_comm)?;
         let (bytes, listen) = plugin()?.listen(device(dev)?)?;
-        let listener = Listener(Mutex::new(Listening::Waiting(listen)));
+        let listener = Listener {
+            state: Mutex::new(Listening::Waiting(listen)),
+            close: Close::default(),
+        };
         let entered = handles::insert(Object::Listen(Arc::new(listener)))?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe {
@@ -182,10 +146,13 @@ pub unsafe extern "C" fn tcpx_listen(
     })
 }
 
-/// Connects to a peer that listens. The first call polls the plugin for up to one second, so that
-/// programs that call once get their comm. TCPX_SUCCESS with NULL in `*send_comm` means not yet:
-/// call again with the same device and the same 128 bytes, until there is a comm, an error, or your
-/// own deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
+/// Connects to a peer that listens, and gives a comm: one call is enough, before the peer accepts or
+/// after. A plugin that needs longer than a moment goes on connecting while this program accepts
+/// and registers memory: tcpx_reg_mr waits for it, and returns its error if there is one. NCCL polls
+/// connects without an end; here each wait has one.
+///
+/// Closing the comm gives a connect up that is not done. Plugins have no call for that: what they
+/// hold for the attempt stays with them.
 ///
 /// `send_dev_handle` may be NULL; if not, it receives NULL: the sending side has no device queue.
 ///
@@ -204,10 +171,7 @@ pub unsafe extern "C" fn tcpx_connect_v5(
         unsafe { send_comm.write(std::ptr::null_mut()) };
         // SAFETY: by the caller's promise.
         let handle = unsafe { read_handle(handle) }?;
-        let Some(comm) = connect(device(dev)?, handle)? else {
-            return Ok(());
-        };
-        let entered = handles::insert(Object::Send(Arc::new(End::sending(comm))))?;
+        let entered = handles::insert(Object::Send(connect(device(dev)?, handle)?))?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe {
             send_comm.write(entered.to_pointer());
@@ -216,29 +180,6 @@ pub unsafe extern "C" fn tcpx_connect_v5(
             }
         }
         Ok(())
-    })
-}
-
-/// Gives up a connect that is not up yet. Plugins have no call for it: what they hold for the
-/// attempt stays with them.
-///
-/// # Safety
-/// `handle` is NULL or 128 readable bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tcpx_connect_abandon(dev: c_int, handle: *const c_void) -> c_int {
-    guard("tcpx_connect_abandon", || {
-        // SAFETY: by the caller's promise.
-        let handle = unsafe { read_handle(handle) }?;
-        match forget(device(dev)?, handle) {
-            Some(attempt) => {
-                drop(attempt);
-                Ok(())
-            }
-            None => Err(Failure::usage(
-                "no connect with this device and handle is under way: it gave its comm, failed, or \
-                 was never started",
-            )),
-        }
     })
 }
 
@@ -263,6 +204,7 @@ pub unsafe extern "C" fn tcpx_accept_v5(
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { recv_comm.write(std::ptr::null_mut()) };
         let (_, listener) = handles::listener(listen_comm)?;
+        poll_connects();
         let Some(comm) = listener.accept()? else {
             return Ok(());
         };
@@ -282,12 +224,15 @@ pub unsafe extern "C" fn tcpx_accept_v5(
 
 /// Closes a send comm: its requests and registrations end with it, done or not. The peer may not
 /// have received what is in flight, nor what is done; ask it before you close.
+///
+/// A plugin that does not come back from it is waited for 5 seconds, then TCPX_TIMEOUT: the comm can
+/// only be closed any more, the memory registered on it must stay, and this call waits again. The
+/// same holds for the other closes.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_close_send(send_comm: *mut tcpx_send_comm) -> c_int {
     guard("tcpx_close_send", || {
         let (handle, end) = handles::sender(send_comm)?;
-        handles::remove([handle]);
-        end.close(handles::remove)
+        end.close("deregMr or closeSend", handle)
     })
 }
 
@@ -301,8 +246,7 @@ pub extern "C" fn tcpx_close_send(send_comm: *mut tcpx_send_comm) -> c_int {
 pub unsafe extern "C" fn tcpx_close_recv(recv_comm: *mut tcpx_recv_comm) -> c_int {
     guard("tcpx_close_recv", || {
         let (handle, end) = handles::receiver(recv_comm)?;
-        handles::remove([handle]);
-        end.close(handles::remove)
+        end.close("deregMr or closeRecv", handle)
     })
 }
 
@@ -311,8 +255,6 @@ pub unsafe extern "C" fn tcpx_close_recv(recv_comm: *mut tcpx_recv_comm) -> c_in
 pub extern "C" fn tcpx_close_listen(listen_comm: *mut tcpx_listen_comm) -> c_int {
     guard("tcpx_close_listen", || {
         let (handle, listener) = handles::listener(listen_comm)?;
-        handles::remove([handle]);
-        listener.close();
-        Ok(())
+        listener.close(handle)
     })
 }

@@ -17,7 +17,7 @@ const EAGER_TESTS: u32 = 64;
 /// Pause between tests after that; plugins have no wake-up.
 const PAUSE: Duration = Duration::from_micros(50);
 
-fn post(end: &Arc<End>, piece: &Piece<'_>) -> Outcome<*mut tcpx_request> {
+fn post(end: &Arc<End>, piece: Piece) -> Outcome<*mut tcpx_request> {
     let enter = |number| handles::insert(Object::Request(Arc::clone(end), number));
     let posted = end.post(piece, enter)?;
     Ok(posted.map_or(std::ptr::null_mut(), Handle::to_pointer))
@@ -29,7 +29,8 @@ fn forget(request: Option<Handle>) {
 
 /// Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends
 /// in the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room
-/// now: 16 requests are in flight or done and not yet tested; test the oldest, then post again.
+/// now: 16 requests are in flight or done and not yet tested; test the oldest, then post again. What
+/// the plugin does not take yet is posted by the tests of the comm's requests, in order.
 ///
 /// # Safety
 /// `request` is NULL or can be written. The bytes are not written until the request is done.
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn tcpx_isend(
         unsafe { request.write(std::ptr::null_mut()) };
         let (_, end) = handles::sender(send_comm)?;
         let (handle, memory) = handles::memory(mhandle)?;
-        let posted = post(&end, &memory.piece(handle, data, size, tag)?)?;
+        let posted = post(&end, memory.piece(handle, data, size, tag)?)?;
         // SAFETY: as above.
         unsafe { request.write(posted) };
         Ok(())
@@ -62,7 +63,8 @@ pub unsafe extern "C" fn tcpx_isend(
 /// Receives at most `sizes[0]` bytes to `data[0]`, which lies in `mhandles[0]`'s memory; `n` must
 /// be 1. A message larger than that makes some plugins write past the end: agree on sizes before.
 /// TCPX_SUCCESS with NULL in `*request` means no room now: 16 receives are in flight or not
-/// consumed; finish and consume the oldest, then post again.
+/// consumed; finish and consume the oldest, then post again. What the plugin does not take yet, as
+/// some do before the peer's send, is posted by the tests of the comm's requests, in order.
 ///
 /// # Safety
 /// The arrays are NULL or have one element; `request` is NULL or can be written. Nobody touches
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn tcpx_irecv(
             unsafe { (data.read(), sizes.read(), tags.read(), mhandles.read()) };
         let (_, end) = handles::receiver(recv_comm)?;
         let (handle, memory) = handles::memory(mhandle)?;
-        let posted = post(&end, &memory.piece(handle, data, size, tag)?)?;
+        let posted = post(&end, memory.piece(handle, data, size, tag)?)?;
         // SAFETY: as above.
         unsafe { request.write(posted) };
         Ok(())

@@ -2,15 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
 use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
 use super::PluginMemory;
-use super::closer::Closer;
+use super::closer::{Closer, Closing, LONG_CLOSE};
 use super::offload::Offload;
 use super::registrations::{LARGEST_REQUEST, Registrations};
 use super::set_up::Started;
@@ -26,8 +24,6 @@ const MAX_IN_FLIGHT: u16 = 16;
 /// Largest receive that a device queue slot can describe: 2,048 fragments of 4 KiB at most, half
 /// of them possibly cut by segment boundaries.
 const LARGEST_UNPACKED: u64 = 4 << 20;
-/// A close that takes longer is logged. It is waited for all the same.
-const LONG_CLOSE: Duration = Duration::from_secs(5);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -51,30 +47,19 @@ pub(super) struct PluginChannel {
     failed: Vec<Completion>,
     closer: Arc<Closer>,
     side: Side,
-    closing: Vec<Closing>,
+    closing: Vec<ClosingComm>,
     stats: ChannelStats,
 }
 
 /// The close of one comm, which holds what the comm may still use: the registrations, and the memory
 /// of requests in flight.
 #[derive(Debug)]
-struct Closing {
-    pending: PendingClose,
-    /// It has come back, and holds nothing any more.
-    ended: Arc<AtomicBool>,
+struct ClosingComm {
+    close: Closing,
     /// Requests that were in flight on the comm.
     tokens: Vec<u64>,
     /// That it takes long was logged.
     logged: bool,
-}
-
-/// Tells of the end of a close, however that came.
-struct Ended(Arc<AtomicBool>);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
 }
 
 #[derive(Debug)]
@@ -185,20 +170,8 @@ impl PluginChannel {
         held: impl Send + 'static,
     ) {
         let (name, memory) = (self.name.clone(), self.started.memory.clone());
-        let ended = Arc::new(AtomicBool::new(false));
-        self.closing.push(Closing {
-            pending: PendingClose {
-                call,
-                since: Instant::now(),
-            },
-            ended: Arc::clone(&ended),
-            tokens,
-            logged: false,
-        });
-        let ended = Ended(ended);
-        self.closer.run(move || {
+        let close = self.closer.run(call, move || {
             // Dropped in the other order, whatever happens.
-            let _ended = ended;
             let held = held;
             let comm = comm;
             let entered = memory.enter();
@@ -209,6 +182,11 @@ impl PluginChannel {
                 tracing::warn!(channel = %name, call, %error, "closing a comm of the plugin");
             }
             drop(held);
+        });
+        self.closing.push(ClosingComm {
+            close,
+            tokens,
+            logged: false,
         });
     }
 
@@ -246,17 +224,17 @@ impl PluginChannel {
     fn look_at_closing(&mut self) {
         let mut at = 0;
         while let Some(closing) = self.closing.get_mut(at) {
-            if closing.ended.load(Ordering::Acquire) {
+            if closing.close.ended() {
                 let closing = self.closing.remove(at);
                 self.fail_requests(closing.tokens);
                 continue;
             }
-            let waited = closing.pending.since.elapsed();
-            if waited >= LONG_CLOSE && !closing.logged {
+            let pending = closing.close.pending();
+            if pending.since.elapsed() >= LONG_CLOSE && !closing.logged {
                 closing.logged = true;
                 tracing::warn!(
                     channel = %self.name,
-                    call = closing.pending.call,
+                    call = pending.call,
                     "the plugin has not come back from closing a comm; it keeps the comm's memory until then"
                 );
             }
@@ -561,7 +539,7 @@ impl Channel for PluginChannel {
     }
 
     fn pending_close(&self) -> Option<PendingClose> {
-        let pending = self.closing.iter().map(|closing| closing.pending);
+        let pending = self.closing.iter().map(|closing| closing.close.pending());
         pending.min_by_key(|pending| pending.since)
     }
 

@@ -6,17 +6,74 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::channel::PendingClose;
+
+/// A close that takes longer is reported; the comm's memory is the plugin's until it has returned.
+pub const LONG_CLOSE: Duration = Duration::from_secs(5);
 
 /// The threads on which comms are closed.
 const THREAD: &str = "tcpx-close";
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The closes of one connection, in their order.
+/// Closes comms one after the other: those of one connection.
 #[derive(Default)]
-pub(super) struct Closer {
+pub struct Closer {
     queue: Mutex<Queue>,
+}
+
+/// A close that was asked for.
+#[derive(Clone, Debug)]
+pub struct Closing {
+    pending: PendingClose,
+    end: Arc<End>,
+}
+
+#[derive(Debug, Default)]
+struct End {
+    come: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// Notifies of the end of a close, however that came.
+struct Ended(Arc<End>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        *self.0.lock() = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl End {
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.come.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Closing {
+    /// Which call it is, and since when.
+    pub fn pending(&self) -> PendingClose {
+        self.pending
+    }
+
+    /// Whether it has returned, and holds nothing any more.
+    pub fn ended(&self) -> bool {
+        *self.end.lock()
+    }
+
+    /// Waits at most so long for its end; whether it has ended.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let come = self.end.lock();
+        let waited = self
+            .end
+            .changed
+            .wait_timeout_while(come, limit, |come| !*come);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 #[derive(Default)]
@@ -27,12 +84,25 @@ struct Queue {
 }
 
 impl Closer {
-    /// Runs `job` after those before it; here and now if no thread can be had.
-    pub(super) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+    /// Runs `job`, which makes `call`, after those before it; here and now if no thread can be had.
+    pub fn run(
+        self: &Arc<Self>,
+        call: &'static str,
+        job: impl FnOnce() + Send + 'static,
+    ) -> Closing {
+        let since = Instant::now();
+        let closing = Closing {
+            pending: PendingClose { call, since },
+            end: Arc::default(),
+        };
+        let ended = Ended(Arc::clone(&closing.end));
         let mut queue = self.lock();
-        queue.waiting.push_back(Box::new(job));
+        queue.waiting.push_back(Box::new(move || {
+            let _ended = ended;
+            job();
+        }));
         if queue.running {
-            return;
+            return closing;
         }
         let closer = Arc::clone(self);
         let thread = std::thread::Builder::new().name(THREAD.to_owned());
@@ -42,6 +112,7 @@ impl Closer {
             tracing::warn!(%error, "no thread to close a plugin's comms on");
             self.work();
         }
+        closing
     }
 
     fn work(&self) {
@@ -72,7 +143,6 @@ impl std::fmt::Debug for Closer {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use super::*;
 
@@ -83,18 +153,22 @@ mod tests {
         let closer = Arc::new(Closer::default());
         let (tell, told) = mpsc::channel();
         let (let_go, hold) = mpsc::channel::<()>();
-        closer.run(move || hold.recv().unwrap());
-        closer.run(|| panic!("on purpose"));
+        let first = closer.run("first", move || hold.recv().unwrap());
+        let panics = closer.run("panics", || panic!("on purpose"));
         for number in 0..3 {
             let tell = tell.clone();
-            closer.run(move || tell.send(number).unwrap());
+            closer.run("tells", move || tell.send(number).unwrap());
         }
         assert!(told.try_recv().is_err(), "the first has not ended");
+        assert!(!first.ended() && !first.wait(Duration::from_millis(1)));
+        assert_eq!(first.pending().call, "first");
         let_go.send(()).unwrap();
+        assert!(first.wait(LONG) && panics.wait(LONG) && panics.ended());
         let order: Vec<_> = (0..3).map(|_| told.recv_timeout(LONG).unwrap()).collect();
         assert_eq!(order, [0, 1, 2]);
         // The thread may have ended; then there is another.
-        closer.run(move || tell.send(3).unwrap());
+        let last = closer.run("last", move || tell.send(3).unwrap());
         assert_eq!(told.recv_timeout(LONG), Ok(3));
+        assert!(last.wait(LONG));
     }
 }
