@@ -10,8 +10,9 @@ use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
-    ClientHandshake, Established, HandshakeError, LaneClient, LaneJoined, Message, Step,
+    ClientHandshake, Established, HandshakeError, LaneClient, Message, Step,
 };
+use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
 
 use crate::error::NetworkError;
@@ -145,9 +146,9 @@ impl ClientSide for Unwelcomed {
 }
 
 impl ClientSide for LaneClient {
-    type Outcome = LaneJoined;
+    type Outcome = LaneKeys;
 
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneJoined>, HandshakeError> {
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneKeys>, HandshakeError> {
         Self::receive(self, input)
     }
 
@@ -160,7 +161,7 @@ impl ClientSide for LaneClient {
 pub(crate) struct Unproved(pub(crate) LaneClient);
 
 impl ClientSide for Unproved {
-    type Outcome = (Message, LaneJoined);
+    type Outcome = (Message, LaneKeys);
 
     fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Self::Outcome>, HandshakeError> {
         Ok(match self.0.receive(input)? {

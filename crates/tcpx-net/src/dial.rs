@@ -167,8 +167,7 @@ pub(crate) fn ask_for_lane(
         }
     })?;
     let side = Unproved(handshake);
-    let (proof, joined) = auth::run_client(&stream, address, side, first, options.deadline)?;
-    let keys = joined.keys;
+    let (proof, keys) = auth::run_client(&stream, address, side, first, options.deadline)?;
     Ok(AnsweredLane {
         peer: address,
         proof,

@@ -4,8 +4,7 @@
 //!
 //! - **control**: the pattern `NKpsk2` of the Noise protocol framework (`NN` without a key), then a record of the
 //!   client that proves it, and a welcome. Both sides then hold a [`Session`], whose secret the server sent sealed.
-//! - **lane**: the pattern `NNpsk0` under the secret of a session, then a record that proves the client's answer to
-//!   be fresh.
+//! - **lane**: random bytes of both sides, and proofs that derive from them and the secret of a session.
 //!
 //! Every message has a fixed size; nothing is allocated before a peer has proved itself. The
 //! `receive` functions take bytes from the front of their input and never more than the handshake
@@ -23,7 +22,7 @@ mod session;
 
 pub use client::ClientHandshake;
 pub use error::{FirstBytes, HandshakeError};
-pub use lane::{LaneAccepted, LaneClient, LaneJoined, LaneRefusal, LaneRequest, LaneServer};
+pub use lane::{LaneAccepted, LaneClient, LaneRefusal, LaneRequest, LaneServer};
 pub use message::Message;
 pub(crate) use noise::public_key;
 pub use server::{ServerHandshake, ServerStep};

@@ -1,21 +1,19 @@
 //! Sealed records: what goes over a connection once its handshake is over.
 //!
-//! A record is a length (u16, little endian) and that many bytes: a transport message of the Noise protocol framework,
-//! so AES-256-GCM under the keys of this one connection and direction, with the number of the record as its nonce. The
-//! numbers are never sent: a record that is dropped, repeated or moved opens no more than one that was changed. After
-//! every [`REKEY_RECORDS`] records of a direction its key is replaced by the next one.
+//! A record is a length (u16, little endian) and that many bytes, sealed as those of a lane are
+//! ([`lane_seal`](crate::lane_seal)): under the keys of this one connection and direction, with the number of the record
+//! as its nonce. The numbers are never sent: a record that is dropped, repeated or moved opens no more than one that was
+//! changed.
 
-use snow::TransportState;
 use thiserror::Error;
+
+pub use crate::lane_seal::TAG_BYTES;
+use crate::lane_seal::{Forged, LaneKeys, Opener, Sealer};
 
 /// Bytes of a record's length.
 pub const LENGTH_BYTES: usize = 2;
-/// Bytes by which sealing makes something longer.
-pub const TAG_BYTES: usize = 16;
 /// Most bytes that one record seals.
 pub const MOST_BYTES: usize = 16 * 1024;
-/// Records that one key seals, which are at most 16 GiB: far below what AES-GCM may seal with one key.
-pub const REKEY_RECORDS: u64 = 1 << 20;
 
 /// Bytes of the record that seals `bytes` bytes.
 pub const fn sealed_bytes(bytes: usize) -> usize {
@@ -25,7 +23,8 @@ pub const fn sealed_bytes(bytes: usize) -> usize {
 /// Seals and opens the records of one connection.
 #[derive(Debug)]
 pub struct Records {
-    state: TransportState,
+    sealer: Sealer,
+    opener: Opener,
 }
 
 /// Bytes that are no record of this connection; nothing behind them means anything.
@@ -53,46 +52,35 @@ pub enum RecordError {
 }
 
 impl Records {
-    pub(crate) fn new(state: TransportState) -> Self {
-        Self { state }
+    /// Both directions, each at its first record.
+    pub fn new(keys: LaneKeys) -> Self {
+        let (sealer, opener) = keys.start();
+        Self { sealer, opener }
     }
 
     /// Appends the record that seals the beginning of `plain`, at most [`MOST_BYTES`] of it; returns how much that is.
-    ///
-    /// # Errors
-    /// After 2^64 records, which nobody lives to see: the connection has to end.
-    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<usize, RecordError> {
+    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> usize {
         let plain = &plain[..plain.len().min(MOST_BYTES)];
         let start = out.len();
         out.resize(start + sealed_bytes(plain.len()), 0);
-        let sealed = self.seal_into(plain, &mut out[start..]);
-        sealed
-            .map(|()| plain.len())
-            .inspect_err(|_| out.truncate(start))
+        self.seal_into(plain, &mut out[start..]);
+        plain.len()
     }
 
     /// The record that seals `plain`; `WHOLE` is its length.
-    pub(crate) fn seal_array<const WHOLE: usize>(
-        &mut self,
-        plain: &[u8],
-    ) -> Result<[u8; WHOLE], RecordError> {
+    pub(crate) fn seal_array<const WHOLE: usize>(&mut self, plain: &[u8]) -> [u8; WHOLE] {
         let mut whole = [0; WHOLE];
-        self.seal_into(plain, &mut whole)?;
-        Ok(whole)
+        self.seal_into(plain, &mut whole);
+        whole
     }
 
-    fn seal_into(&mut self, plain: &[u8], whole: &mut [u8]) -> Result<(), RecordError> {
+    fn seal_into(&mut self, plain: &[u8], whole: &mut [u8]) {
         let (length, sealed) = whole.split_at_mut(LENGTH_BYTES);
         // At most `MOST_BYTES` and a tag.
         length.copy_from_slice(&(sealed.len() as u16).to_le_bytes());
-        let number = self.state.sending_nonce();
-        self.state
-            .write_message(plain, sealed)
-            .map_err(|_| RecordError::Forged { number })?;
-        if (number + 1).is_multiple_of(REKEY_RECORDS) {
-            self.state.rekey_outgoing();
-        }
-        Ok(())
+        let (text, tag) = sealed.split_at_mut(plain.len());
+        text.copy_from_slice(plain);
+        tag.copy_from_slice(&self.sealer.seal(text));
     }
 
     /// Bytes behind its length that the next record has, once the length has come.
@@ -111,20 +99,17 @@ impl Records {
     }
 
     /// Opens the next record: `sealed` is all of it behind its length. What it sealed is at the beginning of `out`,
-    /// which must be as long as `sealed`; returns how much that is.
+    /// which must be at least as long as `sealed`; returns how much that is.
     ///
     /// # Errors
     /// It is not what the peer sealed next.
     pub fn open(&mut self, sealed: &[u8], out: &mut [u8]) -> Result<usize, RecordError> {
-        let number = self.state.receiving_nonce();
-        let opened = self
-            .state
-            .read_message(sealed, out)
-            .map_err(|_| RecordError::Forged { number })?;
-        if (number + 1).is_multiple_of(REKEY_RECORDS) {
-            self.state.rekey_incoming();
+        let out = &mut out[..sealed.len()];
+        out.copy_from_slice(sealed);
+        match self.opener.open(out) {
+            Ok(text) => Ok(text.len()),
+            Err(Forged { number }) => Err(RecordError::Forged { number }),
         }
-        Ok(opened)
     }
 
     /// Opens a whole record of a known length, which seals `BYTES` bytes.
@@ -142,11 +127,6 @@ impl Records {
         self.open(&whole[LENGTH_BYTES..], &mut room[..expected])?;
         Ok(std::array::from_fn(|at| room[at]))
     }
-
-    /// Records that this side has sealed on this connection: the number of the next one.
-    pub fn sealed(&self) -> u64 {
-        self.state.sending_nonce()
-    }
 }
 
 #[cfg(test)]
@@ -154,26 +134,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::handshake::{
-        LaneClient, ServerHandshake, ServerStep, Session, SessionId, Step, test_session,
-    };
 
-    /// Both ends of a connection of a session.
-    fn pair(entropy: u8) -> (Records, Records) {
-        let session: Session = test_session(SessionId([1; 16]));
-        let (mut client, hello) = LaneClient::new(&session, 0, 1, [entropy; 32]).unwrap();
-        let step = ServerHandshake::new(None, [2; 80], 0).receive(&mut &hello[..]);
-        let Ok(ServerStep::Lane(request)) = step else {
-            panic!("{step:?}");
-        };
-        let (mut server, answer) = request.accept(&session.key).unwrap();
-        let Ok(Step::SendLast(confirm, joined)) = client.receive(&mut &answer[..]) else {
-            panic!("no answer");
-        };
-        match server.receive(&mut &confirm[..]) {
-            Ok(Step::Done(accepted)) => (joined.records, accepted.joined.records),
-            other => panic!("{other:?}"),
-        }
+    /// Both ends of a connection with these keys.
+    fn pair(secret: u8) -> (Records, Records) {
+        let keys = |send, receive| Records::new(LaneKeys::new([send; 32], [receive; 32]));
+        (keys(secret, 0), keys(0, secret))
     }
 
     /// Opens a record that came whole.
@@ -187,7 +152,7 @@ mod tests {
 
     fn seal(records: &mut Records, plain: &[u8]) -> Vec<u8> {
         let mut whole = Vec::new();
-        assert_eq!(records.seal(plain, &mut whole), Ok(plain.len()));
+        assert_eq!(records.seal(plain, &mut whole), plain.len());
         whole
     }
 
@@ -195,9 +160,7 @@ mod tests {
         #[test]
         fn what_was_sealed_opens_in_order(texts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..20)) {
             let (mut one, mut other) = pair(3);
-            for (at, text) in texts.iter().enumerate() {
-                // The confirmation was the first record.
-                prop_assert_eq!(one.sealed(), at as u64 + 1);
+            for text in &texts {
                 let whole = seal(&mut one, text);
                 prop_assert_eq!(whole.len(), sealed_bytes(text.len()));
                 prop_assert_eq!(&open(&mut other, &whole).unwrap(), text);
@@ -247,33 +210,8 @@ mod tests {
         assert_eq!(open(&mut other, &first).unwrap(), b"first");
         assert_eq!(
             open(&mut other, &first),
-            Err(RecordError::Forged { number: 2 })
+            Err(RecordError::Forged { number: 1 })
         );
-    }
-
-    /// The same bytes sealed on two connections of one session have nothing in common: a nonce counts from 0 on each
-    /// of them, under keys of its own.
-    #[test]
-    fn each_connection_of_a_session_has_its_own_keys() {
-        let (mut one, _) = pair(3);
-        let (mut later, mut other) = pair(4);
-        let whole = seal(&mut one, b"the same bytes");
-        assert_ne!(whole, seal(&mut later, b"the same bytes"));
-        assert!(open(&mut other, &whole).is_err());
-    }
-
-    #[test]
-    fn keys_change_after_their_records_and_numbers_go_on() {
-        let (mut one, mut other) = pair(3);
-        let mut whole = Vec::new();
-        for number in 1..REKEY_RECORDS + 3 {
-            assert_eq!(one.sealed(), number, "no number comes twice");
-            whole.clear();
-            one.seal(&[], &mut whole).unwrap();
-            other
-                .open(&whole[LENGTH_BYTES..], &mut [0; TAG_BYTES])
-                .unwrap();
-        }
     }
 
     #[test]
@@ -281,7 +219,7 @@ mod tests {
         let (mut one, mut other) = pair(3);
         let text = vec![7; MOST_BYTES + 1];
         let mut whole = Vec::new();
-        assert_eq!(one.seal(&text, &mut whole), Ok(MOST_BYTES));
+        assert_eq!(one.seal(&text, &mut whole), MOST_BYTES);
         assert_eq!(open(&mut other, &whole).unwrap(), &text[1..]);
     }
 }

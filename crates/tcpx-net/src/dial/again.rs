@@ -151,6 +151,6 @@ impl Round {
     ) -> Result<Records, NetworkError> {
         let entropy = auth::entropy().map_err(|cause| no_random(peer, cause))?;
         let (handshake, first) = LaneClient::resume(&self.session, entropy);
-        Ok(auth::run_client(stream, peer, handshake, first, deadline)?.records)
+        auth::run_client(stream, peer, handshake, first, deadline).map(Records::new)
     }
 }

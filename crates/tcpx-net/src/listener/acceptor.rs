@@ -13,6 +13,7 @@ use tcpx_wire::handshake::{
     Established, LaneAccepted, LaneRefusal, LaneRequest, ServerHandshake, SessionId, SessionKey,
 };
 use tcpx_wire::key::Identity;
+use tcpx_wire::record::Records;
 
 use super::admission::{self, Candidate, Random, Source};
 use super::greeting::{Greeting, Progress};
@@ -276,7 +277,7 @@ impl Acceptor {
         };
         if accepted.resumes {
             tracing::info!(%peer, session = %accepted.session, "control connection resumed");
-            let records = accepted.joined.records;
+            let records = Records::new(accepted.keys);
             return session
                 .lanes
                 .deliver_control(ControlStream { stream, records });
@@ -286,7 +287,7 @@ impl Acceptor {
         }
         let lane = AcceptedLane {
             stream,
-            keys: accepted.joined.keys,
+            keys: accepted.keys,
             lane: accepted.lane,
             lanes: accepted.lanes,
             peer,

@@ -11,7 +11,6 @@ use super::noise::{self, Secret};
 use super::session::SessionKey;
 use super::{Established, HandshakeError, Message, Session, SessionId, Step};
 use crate::key::ClientKey;
-use crate::record::Records;
 
 /// Opens a session.
 #[derive(Debug)]
@@ -138,7 +137,7 @@ impl ClientHandshake {
                 capabilities: theirs & self.capabilities,
                 authenticated: self.authenticated,
             },
-            records: records(*state),
+            records: noise::records(*state),
             client: None,
         };
         let confirm = established.confirm();
@@ -169,14 +168,6 @@ enum State {
     Welcome(Box<Established>),
     Ended,
 }
-
-/// The keys of a connection whose handshake is over.
-pub(super) fn records(state: HandshakeState) -> Records {
-    Records::new(state.into_transport_mode().expect(COMPLETE))
-}
-
-/// Of [`records`].
-const COMPLETE: &str = "both messages of the handshake have been read or written";
 
 fn value(field: &'static str, expected: &'static str, arrived: u64) -> HandshakeError {
     HandshakeError::Value {

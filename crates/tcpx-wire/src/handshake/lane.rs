@@ -1,38 +1,39 @@
 //! Both sides of a lane that joins a session, and of a control connection that takes the place of a
 //! broken one: the same messages with another purpose, which both sides must have seen alike.
 //!
-//! Each connection has keys of its own: they come from the session's secret and from ephemeral keys of this handshake.
+//! Each connection has keys of its own: they come from the session's secret and from random bytes of both sides.
 
-use snow::HandshakeState;
+use hkdf::Hkdf;
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use super::client::records;
 use super::error::Status;
 use super::message::{
-    CONFIRM_BYTES, Collector, HEAD_BYTES, Head, LANE_ANSWER_BYTES, LANE_CLAIM_BYTES,
-    LANE_HELLO_BYTES, LANE_NOISE_BYTES, PURPOSE_LANE, PURPOSE_RESUME, array,
+    Collector, HEAD_BYTES, Head, LANE_ANSWER_BYTES, LANE_CLAIM_BYTES, LANE_HELLO_BYTES,
+    LANE_NONCE_BYTES, LANE_PROOF_BYTES, PURPOSE_LANE, PURPOSE_RESUME, array,
 };
-use super::noise::{self, ENTROPY_BYTES, Secret};
+use super::noise::{MARK_BYTES, mark};
 use super::server::ServerStep;
 use super::session::SessionKey;
 use super::{HandshakeError, Message, Session, SessionId, Step};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
-use crate::record::Records;
 
 /// Joins a lane to a session, on the client.
 #[derive(Debug)]
 pub struct LaneClient {
     lane: u16,
     lanes: u16,
+    hello: [u8; LANE_HELLO_BYTES],
     collector: Collector,
     /// Gone once the handshake ended.
-    state: Option<Box<HandshakeState>>,
+    key: Option<SessionKey>,
 }
 
 impl LaneClient {
     /// Bytes of randomness that one needs.
-    pub const ENTROPY_BYTES: usize = ENTROPY_BYTES;
+    pub const ENTROPY_BYTES: usize = LANE_NONCE_BYTES;
 
     /// A handshake for lane `lane` of `lanes` and the first bytes to send.
     ///
@@ -45,7 +46,7 @@ impl LaneClient {
         session: &Session,
         lane: u16,
         lanes: u16,
-        entropy: [u8; ENTROPY_BYTES],
+        entropy: [u8; Self::ENTROPY_BYTES],
     ) -> Result<(Self, Message), HandshakeError> {
         in_range(lane, lanes)?;
         Ok(Self::with_purpose(
@@ -61,7 +62,7 @@ impl LaneClient {
     /// the first bytes to send.
     ///
     /// `entropy` must be fresh from a cryptographic random source.
-    pub fn resume(session: &Session, entropy: [u8; ENTROPY_BYTES]) -> (Self, Message) {
+    pub fn resume(session: &Session, entropy: [u8; Self::ENTROPY_BYTES]) -> (Self, Message) {
         Self::with_purpose(PURPOSE_RESUME, session, 0, 1, entropy)
     }
 
@@ -70,23 +71,21 @@ impl LaneClient {
         session: &Session,
         lane: u16,
         lanes: u16,
-        entropy: [u8; ENTROPY_BYTES],
+        entropy: [u8; Self::ENTROPY_BYTES],
     ) -> (Self, Message) {
-        let mut claim: [u8; LANE_CLAIM_BYTES] =
+        let mut hello: [u8; LANE_HELLO_BYTES] =
             Head::ours(purpose, u8::from(session.authenticated), lane).start();
-        claim[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
-        claim[SESSION_AT..].copy_from_slice(&session.id.0);
-        let secret = Secret::Session(&session.key.0);
-        let mut state = noise::initiator(&secret, &claim, Zeroizing::new(entropy));
-        let mut hello = [0; LANE_HELLO_BYTES];
-        hello[..LANE_CLAIM_BYTES].copy_from_slice(&claim);
-        let first = noise::write::<LANE_NOISE_BYTES>(&mut state, &[]);
-        hello[LANE_CLAIM_BYTES..].copy_from_slice(&first);
+        hello[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
+        hello[SESSION_AT..LANE_CLAIM_BYTES].copy_from_slice(&session.id.0);
+        let (claimed, proof) = hello.split_at_mut(MARK_AT);
+        claimed[LANE_CLAIM_BYTES..].copy_from_slice(&entropy);
+        proof.copy_from_slice(&mark(&session.key.0, claimed));
         let handshake = Self {
             lane,
             lanes,
+            hello,
             collector: Collector::new(),
-            state: Some(Box::new(state)),
+            key: Some(session.key.clone()),
         };
         (handshake, Message::from(&hello))
     }
@@ -95,34 +94,34 @@ impl LaneClient {
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
-    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneJoined>, HandshakeError> {
-        let mut state = self.state.take().ok_or(HandshakeError::Ended)?;
+    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneKeys>, HandshakeError> {
+        let key = self.key.take().ok_or(HandshakeError::Ended)?;
         let Some(head) = self.collector.head(input)? else {
-            self.state = Some(state);
+            self.key = Some(key);
             return Ok(Step::NeedMore);
         };
         head.accepted("lane answer", Some((self.lane, self.lanes)))?;
         let Some(answer) = self.collector.message::<LANE_ANSWER_BYTES>(input) else {
-            self.state = Some(state);
+            self.key = Some(key);
             return Ok(Step::NeedMore);
         };
-        let forged = HandshakeError::LaneProof { lane: self.lane };
-        if (head.auth, head.padding()) != (0, 0) {
-            return Err(forged);
+        let (said, proof) = answer.split_at(ANSWER_PROOF_AT);
+        let secrets = Secrets::new(&key, &self.hello, said);
+        let proved: bool = secrets.server_proof().ct_eq(proof).into();
+        if !proved || (head.auth, head.padding()) != (0, 0) {
+            return Err(HandshakeError::LaneProof { lane: self.lane });
         }
-        noise::read::<0>(&mut state, &answer[HEAD_BYTES..]).ok_or_else(|| forged.clone())?;
-        let keys = noise::lane_keys(&mut state);
-        let mut records = records(*state);
-        let confirm = records
-            .seal_array::<CONFIRM_BYTES>(&[])
-            .map_err(|_| forged)?;
-        let joined = LaneJoined { records, keys };
-        Ok(Step::SendLast(Message::from(&confirm), joined))
+        let (from_client, from_server) = secrets.directions();
+        let proof = Message::from(&secrets.client_proof());
+        Ok(Step::SendLast(
+            proof,
+            LaneKeys::new(from_client, from_server),
+        ))
     }
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
-        if self.state.is_none() {
+        if self.key.is_none() {
             return HandshakeError::Ended;
         }
         HandshakeError::Truncated {
@@ -133,13 +132,36 @@ impl LaneClient {
     }
 }
 
-/// What a client's connection has once it has joined.
-#[derive(Debug)]
-pub struct LaneJoined {
-    /// Seals and opens what follows, if it took the place of the control connection.
-    pub records: Records,
-    /// The secrets of what follows, if it is a lane.
-    pub keys: LaneKeys,
+/// What derives from a session's secret and all that both sides have said.
+struct Secrets(Zeroizing<[u8; Self::BYTES]>);
+
+impl Secrets {
+    /// Two proofs, and a secret for each direction.
+    const BYTES: usize = 2 * LANE_PROOF_BYTES + 64;
+
+    fn new(key: &SessionKey, hello: &[u8; LANE_HELLO_BYTES], answer: &[u8]) -> Self {
+        let both = [&hello[..], answer].concat();
+        let (_, secret) = Hkdf::<Sha256>::extract(Some(&key.0), &both);
+        let mut out = Zeroizing::new([0; Self::BYTES]);
+        secret
+            .expand(b"tcpx lane", &mut *out)
+            .expect("HKDF-SHA256 yields up to 8160 bytes and 96 are asked for");
+        Self(out)
+    }
+
+    fn server_proof(&self) -> [u8; LANE_PROOF_BYTES] {
+        array(&*self.0, 0)
+    }
+
+    fn client_proof(&self) -> [u8; LANE_PROOF_BYTES] {
+        array(&*self.0, LANE_PROOF_BYTES)
+    }
+
+    /// The secrets of what the client sends, and of what the server does.
+    fn directions(&self) -> ([u8; 32], [u8; 32]) {
+        let first = 2 * LANE_PROOF_BYTES;
+        (array(&*self.0, first), array(&*self.0, first + 32))
+    }
 }
 
 /// A connection that wants to be a lane, on the server; not proved yet.
@@ -149,7 +171,8 @@ pub struct LaneRequest {
     lanes: u16,
     resumes: bool,
     hello: [u8; LANE_HELLO_BYTES],
-    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+    /// Sent as it is.
+    nonce: [u8; LANE_NONCE_BYTES],
 }
 
 /// Why the server refuses a lane.
@@ -173,26 +196,27 @@ impl LaneRequest {
         self,
         key: &SessionKey,
     ) -> Result<(LaneServer, Message), Box<(Message, HandshakeError)>> {
-        let (claim, first) = self.hello.split_at(LANE_CLAIM_BYTES);
-        let mut state = noise::responder(&Secret::Session(&key.0), claim, self.entropy);
-        if noise::read::<0>(&mut state, first).is_none() {
+        let (claimed, proof) = self.hello.split_at(MARK_AT);
+        if !bool::from(mark(&key.0, claimed).ct_eq(proof)) {
             let error = HandshakeError::LaneProof { lane: self.lane };
             return Err(Box::new((refused(Status::WrongKey), error)));
         }
         let mut answer: [u8; LANE_ANSWER_BYTES] = Head::ours(Status::Ok as u8, 0, 0).start();
-        let second = noise::write::<LANE_NOISE_BYTES>(&mut state, &[]);
-        answer[HEAD_BYTES..].copy_from_slice(&second);
-        let keys = noise::lane_keys(&mut state);
-        let joined = LaneJoined {
-            records: records(state),
-            keys,
-        };
+        let (said, proof) = answer.split_at_mut(ANSWER_PROOF_AT);
+        said[HEAD_BYTES..].copy_from_slice(&self.nonce);
+        let secrets = Secrets::new(key, &self.hello, said);
+        proof.copy_from_slice(&secrets.server_proof());
+        let (from_client, from_server) = secrets.directions();
         let server = LaneServer {
-            session: self.session,
             lane: self.lane,
-            lanes: self.lanes,
-            resumes: self.resumes,
-            joined: Some(joined),
+            expected: secrets.client_proof(),
+            accepted: Some(LaneAccepted {
+                session: self.session,
+                lane: self.lane,
+                lanes: self.lanes,
+                resumes: self.resumes,
+                keys: LaneKeys::new(from_server, from_client),
+            }),
             collector: Collector::new(),
         };
         Ok((server, Message::from(&answer)))
@@ -238,12 +262,11 @@ impl LaneRequest {
 /// Waits for a lane's proof, on the server.
 #[derive(Debug)]
 pub struct LaneServer {
-    session: SessionId,
     lane: u16,
-    lanes: u16,
-    resumes: bool,
+    /// The proof.
+    expected: [u8; LANE_PROOF_BYTES],
     /// Gone once the handshake ended.
-    joined: Option<LaneJoined>,
+    accepted: Option<LaneAccepted>,
     collector: Collector,
 }
 
@@ -258,8 +281,8 @@ pub struct LaneAccepted {
     pub lanes: u16,
     /// It is no lane, but takes the place of the control connection.
     pub resumes: bool,
-    /// What it has.
-    pub joined: LaneJoined,
+    /// The secrets of what follows.
+    pub keys: LaneKeys,
 }
 
 impl LaneServer {
@@ -268,32 +291,25 @@ impl LaneServer {
     /// # Errors
     /// When the handshake failed; further calls fail too.
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneAccepted>, HandshakeError> {
-        let mut joined = self.joined.take().ok_or(HandshakeError::Ended)?;
-        let Some(confirm) = self.collector.message::<CONFIRM_BYTES>(input) else {
-            self.joined = Some(joined);
+        let accepted = self.accepted.take().ok_or(HandshakeError::Ended)?;
+        let Some(proof) = self.collector.message::<LANE_PROOF_BYTES>(input) else {
+            self.accepted = Some(accepted);
             return Ok(Step::NeedMore);
         };
-        joined
-            .records
-            .open_array::<0>(&confirm)
-            .map_err(|_| HandshakeError::LaneProof { lane: self.lane })?;
-        Ok(Step::Done(LaneAccepted {
-            session: self.session,
-            lane: self.lane,
-            lanes: self.lanes,
-            resumes: self.resumes,
-            joined,
-        }))
+        match self.expected.ct_eq(&proof).into() {
+            true => Ok(Step::Done(accepted)),
+            false => Err(HandshakeError::LaneProof { lane: self.lane }),
+        }
     }
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
-        if self.joined.is_none() {
+        if self.accepted.is_none() {
             return HandshakeError::Ended;
         }
         HandshakeError::Truncated {
             message: "lane proof",
-            expected: CONFIRM_BYTES,
+            expected: LANE_PROOF_BYTES,
             arrived: self.collector.held(),
         }
     }
@@ -303,7 +319,7 @@ impl LaneServer {
 pub(super) fn request(
     head: Head,
     hello: [u8; LANE_HELLO_BYTES],
-    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+    nonce: [u8; LANE_NONCE_BYTES],
 ) -> Result<ServerStep, HandshakeError> {
     let value = |field, expected, arrived| HandshakeError::Value {
         message: "lane hello",
@@ -338,7 +354,7 @@ pub(super) fn request(
         lanes,
         resumes: head.kind == PURPOSE_RESUME,
         hello,
-        entropy,
+        nonce,
     }))
 }
 
@@ -366,7 +382,10 @@ fn in_range(lane: u16, lanes: u16) -> Result<(), HandshakeError> {
     Ok(())
 }
 
-// Places in the lane hello.
+// Places in the lane hello, and in its answer.
 const LANES_AT: usize = HEAD_BYTES;
 const SESSION_AT: usize = 24;
+const MARK_AT: usize = LANE_CLAIM_BYTES + LANE_NONCE_BYTES;
+const ANSWER_PROOF_AT: usize = HEAD_BYTES + LANE_NONCE_BYTES;
 const _: () = assert!(SESSION_AT + SessionId::BYTES == LANE_CLAIM_BYTES);
+const _: () = assert!(MARK_AT + MARK_BYTES == LANE_HELLO_BYTES);

@@ -35,10 +35,12 @@ pub(super) const CONFIRM_BYTES: usize = record::sealed_bytes(0);
 pub(super) const WELCOME_BYTES: usize = record::sealed_bytes(1);
 /// What a lane says openly: the beginning, lanes, session.
 pub(super) const LANE_CLAIM_BYTES: usize = 40;
-/// Noise's messages of a lane, each.
-pub(super) const LANE_NOISE_BYTES: usize = EPHEMERAL_BYTES + TAG_BYTES;
-pub(super) const LANE_HELLO_BYTES: usize = LANE_CLAIM_BYTES + LANE_NOISE_BYTES;
-pub(super) const LANE_ANSWER_BYTES: usize = HEAD_BYTES + LANE_NOISE_BYTES;
+/// Random bytes of each side of a lane.
+pub(super) const LANE_NONCE_BYTES: usize = 32;
+/// What proves that a side knows the session's secret, and has seen what the other one said.
+pub(super) const LANE_PROOF_BYTES: usize = 16;
+pub(super) const LANE_HELLO_BYTES: usize = LANE_CLAIM_BYTES + LANE_NONCE_BYTES + MARK_BYTES;
+pub(super) const LANE_ANSWER_BYTES: usize = HEAD_BYTES + LANE_NONCE_BYTES + LANE_PROOF_BYTES;
 const LONGEST: usize = SERVER_HELLO_BYTES;
 
 pub(super) const PURPOSE_CONTROL: u8 = 0;

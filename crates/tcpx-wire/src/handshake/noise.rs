@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::key::{ClientKey, Identity, STATIC_BYTES};
 use crate::lane_seal::LaneKeys;
+use crate::record::Records;
 
 /// Bytes of an ephemeral public key, which begins every message of a handshake.
 pub(super) const EPHEMERAL_BYTES: usize = 32;
@@ -25,8 +26,6 @@ pub(super) const ENTROPY_BYTES: usize = 32;
 const KEYED: &str = "Noise_NKpsk2_25519_AESGCM_SHA256";
 /// Nobody knows anything.
 const OPEN: &str = "Noise_NN_25519_AESGCM_SHA256";
-/// Both know a secret of their session.
-const IN_SESSION: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
 /// The invariant of every call of `snow` here but reading what a peer sent.
 const OWN: &str = "the suite has this pattern and all that it needs, and buffers are large enough";
@@ -39,8 +38,6 @@ pub(super) enum Secret<'a> {
     Client(&'a ClientKey),
     /// What a server has.
     Server(&'a Identity),
-    /// The secret of a session.
-    Session(&'a [u8; 32]),
 }
 
 /// The beginning of a handshake; `prologue` is what both sides must have seen alike.
@@ -74,7 +71,6 @@ fn build(
     let name = match secret {
         Secret::None => OPEN,
         Secret::Client(_) | Secret::Server(_) => KEYED,
-        Secret::Session(_) => IN_SESSION,
     };
     let suite = Box::new(Suite { entropy });
     let builder = Builder::with_resolver(name.parse().expect(OWN), suite);
@@ -90,7 +86,6 @@ fn build(
             // The pre-shared key follows, once the client has said which one it has.
             finish(builder.local_private_key(identity.private()).expect(OWN))
         }
-        Secret::Session(secret) => finish(builder.psk(0, secret).expect(OWN)),
     };
     built.expect(OWN)
 }
@@ -119,24 +114,23 @@ pub(super) fn set_psk(state: &mut HandshakeState, psk: &[u8; STATIC_BYTES]) {
     state.set_psk(2, psk).expect(OWN);
 }
 
-/// The secrets of a connection whose handshake is complete: those that its transport keys are, from which others
-/// derive ([`LaneKeys`]).
-pub(super) fn lane_keys(state: &mut HandshakeState) -> LaneKeys {
+/// Seals and opens what follows on a connection whose handshake is complete.
+pub(super) fn records(mut state: HandshakeState) -> Records {
     let (from_initiator, from_responder) = state.dangerously_get_raw_split();
     let (from_initiator, from_responder) = (
         Zeroizing::new(from_initiator),
         Zeroizing::new(from_responder),
     );
-    match state.is_initiator() {
+    Records::new(match state.is_initiator() {
         true => LaneKeys::new(*from_initiator, *from_responder),
         false => LaneKeys::new(*from_responder, *from_initiator),
-    }
+    })
 }
 
-/// Shows at the cost of a hash that whoever sent a hello knows the server's public key: the beginning of
-/// HMAC-SHA256 (which is HKDF's first step) over the hello up to here.
-pub(super) fn mark(public: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
-    let (mac, _) = Hkdf::<Sha256>::extract(Some(public), hello);
+/// Shows at the cost of a hash that whoever sent a hello knows the server's public key, or a lane's the session's secret:
+/// the beginning of HMAC-SHA256 (which is HKDF's first step) over the hello up to here.
+pub(super) fn mark(key: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
+    let (mac, _) = Hkdf::<Sha256>::extract(Some(key), hello);
     std::array::from_fn(|at| mac[at])
 }
 

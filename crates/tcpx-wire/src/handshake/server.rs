@@ -3,7 +3,6 @@
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use super::client::records;
 use super::error::Status;
 use super::message::{
     CAPABILITIES_BYTES, CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, KEYED_CLAIM_BYTES,
@@ -146,8 +145,7 @@ impl ServerHandshake {
             }
             PURPOSE_LANE | PURPOSE_RESUME => {
                 if let Some(hello) = self.collector.message::<LANE_HELLO_BYTES>(input) {
-                    let entropy = Zeroizing::new(array(&*self.entropy, 0));
-                    return lane::request(head, hello, entropy);
+                    return lane::request(head, hello, array(&*self.entropy, 0));
                 }
             }
             other => {
@@ -245,7 +243,7 @@ impl ServerHandshake {
         server[HEAD_BYTES..].copy_from_slice(&second);
         self.state = State::Confirm(Box::new(Established {
             session,
-            records: records(state),
+            records: noise::records(state),
             client,
         }));
         Ok(ServerStep::Send(Message::from(&server)))

@@ -150,7 +150,7 @@ impl Scene {
     fn write(&mut self, mut bytes: &[u8]) {
         let mut sealed = Vec::new();
         while !bytes.is_empty() {
-            let count = self.records.seal(bytes, &mut sealed).unwrap();
+            let count = self.records.seal(bytes, &mut sealed);
             bytes = &bytes[count..];
         }
         self.peer.write_all(&sealed).unwrap();

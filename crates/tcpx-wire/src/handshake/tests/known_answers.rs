@@ -27,8 +27,8 @@ fn the_bytes_are_the_documented_ones() {
         hex(&answer),
         "544350580d0a1a0a02000000000100008f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f83e8a18453b1144e97b87fb4997fa1ef4cf0d2f693e933b3d17ecc59e6b4ed5dca50ee428ea7e9b1f951b40bc6802ab1e84e5f24eaf7a920aea0eb72dc203d3f09db4f60e9e995f1"
     );
-    assert_eq!(hex(&proof), "100039020e6cc95c7464fe693562b7c17e63");
-    assert_eq!(hex(&welcome), "1100b58ac80f8d36069652975b7d83ea2d6bce");
+    assert_eq!(hex(&proof), "10005d72b6c43af191c8499de1c12d0e0992");
+    assert_eq!(hex(&welcome), "110084b83e74a0150e7f4f97970afa96939eb0");
 
     let session = established.session;
     let (mut client, hello) = LaneClient::new(&session, 3, 8, [3; 32]).unwrap();
@@ -36,15 +36,26 @@ fn the_bytes_are_the_documented_ones() {
     let Ok(ServerStep::Lane(request)) = lane.receive(&mut &hello[..]) else {
         panic!("no lane");
     };
-    let (_, answer) = request.accept(&session.key).unwrap();
-    let (proof, _) = sent_last(client.receive(&mut &answer[..]));
+    let (mut server, answer) = request.accept(&session.key).unwrap();
+    let (proof, ours) = sent_last(client.receive(&mut &answer[..]));
+    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
+        panic!("the proof did not fit");
+    };
     assert_eq!(
         hex(&hello),
-        "544350580d0a1a0a02000000010103000800000000000000202122232425262728292a2b2c2d2e2f5dfedd3b6bd47f6fa28ee15d969d5bb0ea53774d488bdaf9df1c6e0124b3ef2273b1db5be22ae8d9c33796030b379342"
+        "544350580d0a1a0a02000000010103000800000000000000202122232425262728292a2b2c2d2e2f0303030303030303030303030303030303030303030303030303030303030303931d9ba5608a58ef1c60451a92be8ee9"
     );
     assert_eq!(
         hex(&answer),
-        "544350580d0a1a0a02000000000000008f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285fd1a18e980a8954b182fbc82a8da7c7e3"
+        "544350580d0a1a0a0200000000000000000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fce5f09c6500ea40b4fa0ca14961d2af9"
     );
-    assert_eq!(hex(&proof), "1000426e4e88cfced705a4bc80a2bdf10032");
+    assert_eq!(hex(&proof), "4c84516454ea3b7d4e807c7417023674");
+    let headers = [ours, accepted.keys].map(|keys| hex(&keys.start().0.seal_header(&[7; 48])));
+    assert_eq!(
+        headers,
+        [
+            "23b09bf82d28c70c5b51a13326f2485cd40c0e6c0e17aa16541fdd87e958d53fe6a5afcce8cd084ff4f11a953b0313948fd6335e7204192d6b5026285b72420c",
+            "27f94477ad23e7692d71f85fdcfc6865fb2dc92a9cb9950202ad851f1af53a9840529963843b8205d22e0061613ed356eee8553e2d6eb44e909fc19a238de3db",
+        ]
+    );
 }

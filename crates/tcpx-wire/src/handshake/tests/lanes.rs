@@ -9,16 +9,17 @@ fn a_lane_joins_its_session_even_when_no_new_session_is_taken() {
         (session.id, 3, 8)
     );
     let (mut server, answer) = request.accept(&session.key).unwrap();
-    let (proof, mut ours) = sent_last(client.receive(&mut &answer[..]));
-    let Ok(Step::Done(mut accepted)) = server.receive(&mut &proof[..]) else {
+    let (proof, ours) = sent_last(client.receive(&mut &answer[..]));
+    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
         panic!("the proof did not fit");
     };
     assert_eq!(
         (accepted.session, accepted.lane, accepted.lanes),
         (session.id, 3, 8)
     );
-    assert_sealed_between(&mut ours.records, &mut accepted.joined.records);
-    assert_sealed_between(&mut accepted.joined.records, &mut ours.records);
+    let (mut ours, mut theirs) = (Records::new(ours), Records::new(accepted.keys));
+    assert_sealed_between(&mut ours, &mut theirs);
+    assert_sealed_between(&mut theirs, &mut ours);
     for ended in [
         client.receive(&mut &answer[..]).map(drop),
         server.receive(&mut &proof[..]).map(drop),
@@ -60,7 +61,7 @@ fn a_recorded_lane_joins_nothing() {
 }
 
 /// A lane that has joined, both ends.
-fn joined(entropy: u8) -> (LaneJoined, LaneJoined) {
+fn joined(entropy: u8) -> (LaneKeys, LaneKeys) {
     let (mut client, hello) =
         LaneClient::new(&test_session(SessionId([1; 16])), 0, 1, [entropy; 32]).unwrap();
     let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &hello[..]) else {
@@ -70,7 +71,7 @@ fn joined(entropy: u8) -> (LaneJoined, LaneJoined) {
     let (mut server, answer) = request.accept(&key).unwrap();
     let (proof, ours) = sent_last(client.receive(&mut &answer[..]));
     match server.receive(&mut &proof[..]) {
-        Ok(Step::Done(accepted)) => (ours, accepted.joined),
+        Ok(Step::Done(accepted)) => (ours, accepted.keys),
         other => panic!("the proof did not fit: {other:?}"),
     }
 }
@@ -78,17 +79,17 @@ fn joined(entropy: u8) -> (LaneJoined, LaneJoined) {
 #[test]
 fn each_lane_and_direction_has_keys_of_its_own() {
     let (client, server) = joined(3);
-    let (mut sends, mut opens) = client.keys.start();
-    let (mut answers, mut reads) = server.keys.start();
+    let (mut sends, mut opens) = client.start();
+    let (mut answers, mut reads) = server.start();
     let sealed = sends.seal_header(&[7; 48]);
     assert_eq!(reads.open_header(&mut sealed.clone()), Ok([7; 48]));
     let answer = answers.seal_header(&[7; 48]);
     assert_ne!(sealed, answer, "one nonce, two keys");
     assert_eq!(opens.open_header(&mut answer.clone()), Ok([7; 48]));
-    // The same lane, opened anew.
+    // The same lane, opened anew; its server has drawn the same bytes.
     let (client, server) = joined(4);
-    let (mut sends, _) = client.keys.start();
-    let (_, mut reads) = server.keys.start();
+    let (mut sends, _) = client.start();
+    let (_, mut reads) = server.start();
     assert_ne!(sends.seal_header(&[7; 48]), sealed);
     assert!(reads.open_header(&mut sealed.clone()).is_err());
 }
@@ -140,12 +141,12 @@ fn a_control_connection_takes_the_place_of_another_with_the_sessions_key() {
     assert!(request.resumes());
     assert_eq!(request.session(), session.id);
     let (mut server, answer) = request.accept(&session.key).unwrap();
-    let (proof, mut ours) = sent_last(client.receive(&mut &answer[..]));
-    let Ok(Step::Done(mut accepted)) = server.receive(&mut &proof[..]) else {
+    let (proof, ours) = sent_last(client.receive(&mut &answer[..]));
+    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
         panic!("the proof did not fit");
     };
     assert!(accepted.resumes);
-    assert_sealed_between(&mut ours.records, &mut accepted.joined.records);
+    assert_sealed_between(&mut Records::new(ours), &mut Records::new(accepted.keys));
 }
 
 #[test]
