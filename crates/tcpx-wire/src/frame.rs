@@ -25,7 +25,7 @@ pub use encode::encode;
 pub use error::{EncodeError, FrameError};
 pub use log::{FrameLog, PositionError, Run};
 pub use payload::Payload;
-pub use placed::{InvalidPlaced, PlacedChunks};
+pub use placed::PlacedChunks;
 pub use settings::{InvalidSettings, Settings};
 
 /// Bytes of a frame's header.

@@ -54,8 +54,6 @@ fn frame_inputs_are_what_their_names_say() {
         "raw-sequence",
         "raw-too-long",
         "not-utf8",
-        "placed-past-end",
-        "placed-stray",
         "trailing",
         "all",
         "raw",

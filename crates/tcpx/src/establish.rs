@@ -326,7 +326,6 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;
     config.cancellable = network.can_cancel();
-    config.report_acknowledged = true;
     config.addressed = network.is_addressed();
     // Its chunks are kept until they are placed, and may be sent again.
     config.hold_until_placed = network.is_addressed();

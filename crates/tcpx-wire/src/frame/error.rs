@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{InvalidPlaced, InvalidSettings, MAX_BODY_BYTES};
+use super::{InvalidSettings, MAX_BODY_BYTES};
 
 /// The bytes that arrived are not the next frame; the connection cannot be used further.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -117,9 +117,6 @@ pub enum FrameError {
     /// The peer's settings are out of bounds.
     #[error(transparent)]
     Settings(#[from] InvalidSettings),
-    /// The peer's acknowledgement is out of bounds.
-    #[error(transparent)]
-    Placed(#[from] InvalidPlaced),
 }
 
 /// A frame that no receiver would take.

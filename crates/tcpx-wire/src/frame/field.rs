@@ -316,6 +316,7 @@ structures! {
         memory: String, software: String
     } => validate
     Place { window: u64, secret: WindowSecret, offset: u64 }
+    PlacedChunks { first: u32, bits: u64 }
 }
 
 /// Enums whose variants have fields: their number, then those.
@@ -350,23 +351,6 @@ choices! {
         1 Put { to: Extent, notified: bool }
         2 Reply { request: u64 }
         3 Notification { first: TransferId, count: u32 }
-    }
-}
-
-impl Field for PlacedChunks {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.first().put(out);
-        self.count().put(out);
-        out.extend(self.bitmap());
-    }
-
-    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
-        let first = u32::take(body, "first")?;
-        let count = u16::take(body, "count")?;
-        // Checked before the bitmap's length is derived from it.
-        Self::new(first, count)?;
-        let bitmap = body.bytes("bitmap", Self::bitmap_bytes(count))?;
-        Ok(Self::from_bitmap(first, count, bitmap)?)
     }
 }
 

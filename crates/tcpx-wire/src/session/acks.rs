@@ -6,7 +6,7 @@ use super::Session;
 use super::action::OperationId;
 use super::config::Config;
 use super::incoming::ReceiveStage;
-use crate::frame::{Frame, PlacedChunks, TransferId};
+use crate::frame::{Frame, PlacedChunks};
 use crate::time::Time;
 
 /// Which receives owe acknowledgements, and by when.
@@ -74,10 +74,9 @@ impl Session {
         {
             std::mem::swap(&mut chunks, &mut granted.unacked);
             chunks.sort_unstable();
-            for run in runs(&chunks) {
-                if let Some(frame) = placed_frame(matched.transfer, run) {
-                    self.transmit.push_back(frame);
-                }
+            let transfer = matched.transfer;
+            for chunks in placed(&chunks) {
+                self.transmit.push_back(Frame::Placed { transfer, chunks });
             }
             let paid = chunks.len();
             // The buffer is used again.
@@ -94,27 +93,19 @@ impl Session {
     }
 }
 
-/// Cuts ascending chunks into pieces that one frame can report.
-fn runs(chunks: &[u32]) -> impl Iterator<Item = &[u32]> {
+/// What reports ascending chunks.
+fn placed(chunks: &[u32]) -> impl Iterator<Item = PlacedChunks> {
     let mut rest = chunks;
     std::iter::from_fn(move || {
         let first = *rest.first()?;
-        let span = u32::from(PlacedChunks::MAX_COUNT);
-        let end = rest.partition_point(|chunk| chunk - first < span);
+        let end = rest.partition_point(|chunk| chunk - first < PlacedChunks::SPAN);
         let (run, tail) = rest.split_at(end);
         rest = tail;
-        Some(run)
+        let bits = run
+            .iter()
+            .fold(0, |bits, chunk| bits | 1 << (chunk - first));
+        Some(PlacedChunks { first, bits })
     })
-}
-
-fn placed_frame(transfer: TransferId, run: &[u32]) -> Option<Frame> {
-    let (first, last) = (*run.first()?, *run.last()?);
-    let count = u16::try_from(last - first + 1).ok()?;
-    let mut chunks = PlacedChunks::new(first, count).ok()?;
-    for chunk in run {
-        chunks.insert(*chunk);
-    }
-    Some(Frame::Placed { transfer, chunks })
 }
 
 #[cfg(test)]
@@ -160,23 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn runs_span_at_most_one_frame() {
-        let chunks = [0, 5, 1023, 1024, 2047, 2048, u32::MAX - 1, u32::MAX];
-        let runs: Vec<&[u32]> = runs(&chunks).collect();
-        assert_eq!(
-            runs,
-            [
-                &[0, 5, 1023][..],
-                &[1024, 2047],
-                &[2048],
-                &[u32::MAX - 1, u32::MAX]
-            ]
-        );
-        for run in runs {
-            let Some(Frame::Placed { chunks, .. }) = placed_frame(TransferId(1), run) else {
-                panic!("no frame for {run:?}");
-            };
-            assert_eq!(chunks.iter().collect::<Vec<_>>(), run);
-        }
+    fn sets_span_at_most_one_frame() {
+        let chunks = [0, 5, 63, 64, 127, 128, u32::MAX - 1, u32::MAX];
+        let sets: Vec<PlacedChunks> = placed(&chunks).collect();
+        let firsts: Vec<u32> = sets.iter().map(|set| set.first).collect();
+        assert_eq!(firsts, [0, 64, 128, u32::MAX - 1]);
+        let all = sets.iter().flat_map(|set| set.iter());
+        assert!(all.eq(chunks));
     }
 }

@@ -256,8 +256,7 @@ pub enum Action {
         /// Its tag, for the log.
         tag: Tag,
     },
-    /// The peer placed a chunk of a send, see
-    /// [`Config::report_acknowledged`](super::Config::report_acknowledged).
+    /// The peer placed a chunk of a send.
     ChunkAcknowledged {
         /// The send.
         operation: OperationId,

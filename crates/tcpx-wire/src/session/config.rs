@@ -85,9 +85,6 @@ pub struct Config {
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
     /// twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
-    /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
-    /// default.
-    pub report_acknowledged: bool,
     /// Longest time [`Session::close`](super::Session::close) takes; 2 s by default.
     pub close_timeout: Duration,
     /// Longest wait for the data plane and the peer to stop a cancelled operation; 5 s by default.
@@ -109,7 +106,6 @@ impl Config {
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,
-            report_acknowledged: false,
             close_timeout: Duration::from_secs(2),
             cancel_timeout: Duration::from_secs(5),
         }

@@ -106,7 +106,7 @@ impl Session {
                     unexpected("eager credit", "no more than is in use", found)
                 })?;
             }
-            Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, &chunks),
+            Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, chunks),
             Frame::Digest { transfer, crc32c } => {
                 return self.peer_digest(now, transfer, crc32c);
             }

@@ -231,7 +231,7 @@ impl Session {
         &mut self,
         now: Time,
         transfer: TransferId,
-        chunks: &PlacedChunks,
+        chunks: PlacedChunks,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "placed";
         let transfer = self.sent_as(transfer);
@@ -249,20 +249,16 @@ impl Session {
             .as_ref()
             .is_some_and(|cancel| cancel.quiet);
         for index in chunks.iter() {
-            let problem = if index >= granted.plan.chunks {
-                "does not exist"
-            } else if !granted.posted.contains(index) {
+            let problem = if !granted.posted.contains(index) {
                 "was never sent"
             } else if !granted.acked.insert(index) {
                 "was acknowledged before"
             } else {
                 let chunk = granted.plan.chunk(index);
                 granted.acked_bytes += u64::from(chunk.length);
-                if self.config.report_acknowledged {
-                    let operation = OperationId::send(transfer);
-                    self.actions
-                        .push_back(Action::ChunkAcknowledged { operation, chunk });
-                }
+                let operation = OperationId::send(transfer);
+                self.actions
+                    .push_back(Action::ChunkAcknowledged { operation, chunk });
                 if self.config.hold_until_placed && granted.sent.contains(index) && !quiet {
                     self.send_stream.release(&chunk);
                 }

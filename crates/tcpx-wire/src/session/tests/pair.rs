@@ -533,7 +533,7 @@ impl Pair {
             assert!(side.windows.is_empty(), "open windows: {:?}", side.windows);
             session.assert_nothing_one_sided();
             let config = &session.config;
-            if config.hold_until_placed && config.report_acknowledged {
+            if config.hold_until_placed {
                 assert!(side.kept.is_empty(), "kept for ever: {:?}", side.kept);
             }
         }

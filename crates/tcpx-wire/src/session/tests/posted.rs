@@ -10,7 +10,6 @@ fn addressed() -> Config {
     Config {
         addressed: true,
         hold_until_placed: true,
-        report_acknowledged: true,
         ..small_chunks(1)
     }
 }

@@ -83,7 +83,6 @@ fn play(schedule: &Schedule) {
     config.ours.receive_window = schedule.receive_window;
     config.ours.eager_credit = 64 * 1024;
     config.hold_until_placed = schedule.hold_until_placed;
-    config.report_acknowledged = true;
     config.cancellable = schedule.cancellable;
     config.addressed = schedule.addressed;
     config.close_timeout = Duration::from_secs(100);

@@ -101,7 +101,6 @@ fn weather(storm: &Storm) -> Pair {
     config.ours.eager_credit = 64 * 1024;
     config.ours.dead_after_ms = 100_000;
     config.hold_until_placed = storm.hold;
-    config.report_acknowledged = true;
     config.addressed = true;
     config.max_operations = storm.capacity;
     config.close_timeout = Duration::from_secs(150);

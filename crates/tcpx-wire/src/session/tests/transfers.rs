@@ -95,7 +95,6 @@ fn windows_of_one_still_progress() {
 fn chunks_that_hold_their_window_until_they_are_placed() {
     let mut config = small_chunks(3);
     config.hold_until_placed = true;
-    config.report_acknowledged = true;
     both_ways(&config, 500_000, Level::Placed, 4);
 }
 

@@ -1,9 +1,7 @@
 //! Bytes that are no frame, and frames that do not become bytes: the error names what is wrong, and where.
 
 use super::*;
-use crate::frame::{
-    EncodeError, GoodbyeReason, Grant, InvalidPlaced, InvalidSettings, RefuseReason,
-};
+use crate::frame::{EncodeError, GoodbyeReason, Grant, InvalidSettings, RefuseReason};
 
 #[test]
 fn each_header_error_names_what_arrived() {
@@ -199,15 +197,6 @@ fn each_body_error_names_its_field() {
             expected: "0 for this reason",
             arrived: 5
         })
-    );
-
-    let placed = Frame::Placed {
-        transfer,
-        chunks: PlacedChunks::single(3),
-    };
-    assert_eq!(
-        decode_one(&tampered(&placed, |bytes| *bytes.last_mut().unwrap() = 3)),
-        Err(FrameError::Placed(InvalidPlaced::StrayBits { count: 1 }))
     );
 
     let channels = HEADER_BYTES + 2 + "tcp".len();
