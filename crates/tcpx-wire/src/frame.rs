@@ -22,7 +22,7 @@ use field::{Body, Field};
 pub use decoder::FrameDecoder;
 pub use detail::Detail;
 pub use encode::encode;
-pub use error::{EncodeError, FrameError};
+pub use error::FrameError;
 pub use log::{FrameLog, PositionError, Run};
 pub use payload::Payload;
 pub use placed::PlacedChunks;
@@ -109,7 +109,7 @@ macro_rules! frames {
                             $({ $( $field: <$type>::take(body, stringify!($field))?, )+ })?
                             $(( <$inner_type>::take(body, stringify!($inner))? ))?,
                     )+
-                    arrived => return Err(FrameError::Kind { arrived }),
+                    arrived => return Err(FrameError::kind(arrived)),
                 })
             }
         }

@@ -31,7 +31,7 @@ pub use key::{
     AnyKey, ClientKey, Clients, Identity, Key, KeyError, KeyId, KeyName, KeyNameError, KnownClient,
 };
 pub use pieces::{PieceList, PieceListError, PieceRun};
-pub use plan::{ChunkPlan, PlanError, Taper};
+pub use plan::{ChunkPlan, Taper};
 pub use scatter::{Fragment, ScatterList};
 pub use session::Session;
 pub use time::Time;

@@ -1,7 +1,5 @@
 //! How a transfer is cut into chunks.
 
-use thiserror::Error;
-
 use crate::session::CHUNK_GRAIN_BYTES;
 
 /// Chunks that become shorter towards the end of a transfer, so that all lanes are done with their last ones
@@ -65,39 +63,25 @@ pub struct ChunkPlan {
 }
 
 impl ChunkPlan {
-    /// Plans a transfer of `bytes` in chunks of `chunk_bytes`; 0 bytes have no chunk.
-    ///
-    /// # Errors
-    /// When `chunk_bytes` is 0, more than `u32::MAX` chunks would be needed, or the taper does not fit: it is
-    /// longer than the transfer, or its chunks are not of whole grains.
-    pub fn new(bytes: u64, chunk_bytes: u32, taper: Option<Taper>) -> Result<Self, PlanError> {
+    /// Plans a transfer of `bytes` in chunks of `chunk_bytes`; 0 bytes have no chunk. `None` where `chunk_bytes` is 0,
+    /// more than `u32::MAX` chunks would be needed, or the taper does not fit: it is longer than the transfer, or its
+    /// chunks are not of whole grains.
+    pub fn new(bytes: u64, chunk_bytes: u32, taper: Option<Taper>) -> Option<Self> {
         if chunk_bytes == 0 {
-            return Err(PlanError::ZeroChunk);
+            return None;
         }
         let body = match taper {
             None => bytes,
             Some(taper) => {
-                let unfit = || PlanError::Taper {
-                    bytes,
-                    chunk_bytes,
-                    taper,
-                };
-                let tail = taper.bytes(chunk_bytes).ok_or_else(unfit)?;
-                let body = bytes.checked_sub(tail).ok_or_else(unfit)?;
+                let body = bytes.checked_sub(taper.bytes(chunk_bytes)?)?;
                 // Shorter chunks begin at a grain, and the last of them is shorter by what that takes.
                 body.next_multiple_of(CHUNK_GRAIN_BYTES.into())
             }
         };
         let body_chunks = body.div_ceil(chunk_bytes.into());
         let chunks = body_chunks + u64::from(taper.map_or(0, Taper::chunks));
-        if u32::try_from(chunks).is_err() {
-            return Err(PlanError::TooManyChunks {
-                bytes,
-                chunk_bytes,
-                chunks,
-            });
-        }
-        Ok(Self {
+        u32::try_from(chunks).ok()?;
+        Some(Self {
             bytes,
             chunk_bytes,
             taper,
@@ -170,40 +154,6 @@ impl ChunkPlan {
     }
 }
 
-/// A transfer that cannot be cut as asked.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// Chunks of no bytes never end.
-    #[error("chunk length: expected at least 1 byte, 0 arrived; set a chunk length")]
-    ZeroChunk,
-    /// The chunks cannot be numbered.
-    #[error(
-        "{bytes} bytes in chunks of {chunk_bytes} are {chunks} chunks, expected at most 4294967295; use longer chunks"
-    )]
-    TooManyChunks {
-        /// Length of the transfer in bytes.
-        bytes: u64,
-        /// Length of a chunk in bytes.
-        chunk_bytes: u32,
-        /// Chunks this makes.
-        chunks: u64,
-    },
-    /// The shorter chunks do not fit.
-    #[error(
-        "{bytes} bytes that end with {} chunks of each of {} lengths below {chunk_bytes}: expected lengths that are multiples of {CHUNK_GRAIN_BYTES} and together no more than there is; use the same build on both hosts",
-        .taper.each, .taper.halvings
-    )]
-    Taper {
-        /// Length of the transfer in bytes.
-        bytes: u64,
-        /// Length of a chunk in bytes.
-        chunk_bytes: u32,
-        /// The shorter chunks.
-        taper: Taper,
-    },
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -260,14 +210,8 @@ mod tests {
         let plan = ChunkPlan::new(bytes, u32::MAX, None).unwrap();
         let (offset, length) = plan.range(u32::MAX - 1);
         assert_eq!(offset + u64::from(length), bytes);
-        assert!(matches!(
-            ChunkPlan::new(bytes + 1, u32::MAX, None),
-            Err(PlanError::TooManyChunks {
-                chunks: 4_294_967_296,
-                ..
-            })
-        ));
-        assert_eq!(ChunkPlan::new(1, 0, None), Err(PlanError::ZeroChunk));
+        assert_eq!(ChunkPlan::new(bytes + 1, u32::MAX, None), None);
+        assert_eq!(ChunkPlan::new(1, 0, None), None);
     }
 
     #[test]
@@ -287,7 +231,7 @@ mod tests {
         let taper = Taper::new(2, 3);
         for (bytes, chunk_bytes) in [(36_863, 16_384), (u64::MAX, 8192), (1 << 20, 20_480)] {
             let refused = ChunkPlan::new(bytes, chunk_bytes, taper);
-            assert!(matches!(refused, Err(PlanError::Taper { .. })), "{bytes}");
+            assert_eq!(refused, None, "{bytes}");
         }
         assert_eq!(ChunkPlan::new(36_864, 16_384, taper).unwrap().count(), 6);
     }

@@ -334,6 +334,11 @@ impl Session {
     }
 }
 
+/// A frame for a transfer that does not exist.
+fn unknown(frame: &'static str, transfer: TransferId) -> SessionError {
+    unexpected(frame, "a live transfer", format!("{transfer} is not"))
+}
+
 fn unexpected(
     frame: &'static str,
     expected: &'static str,

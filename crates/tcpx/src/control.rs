@@ -10,9 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
-use tcpx_wire::frame::{
-    EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError, Run,
-};
+use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, FrameLog, PositionError, Run};
 use tcpx_wire::handshake::{Established, HandshakeError};
 use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records};
 
@@ -47,10 +45,8 @@ pub(crate) enum ControlEnd {
     Welcome(HandshakeError),
     /// What came is not what the peer sealed.
     Record(RecordError),
-    /// The peer sent something that is not the protocol.
+    /// The peer sent something that is not the protocol, or this side would have.
     Frame(FrameError),
-    /// The session made a frame that the protocol does not allow.
-    Encode(EncodeError),
     /// The peer claims to have what was not sent, or to lack what it had.
     Position(PositionError),
 }
@@ -62,7 +58,7 @@ impl ControlEnd {
             Self::Eof | Self::Io(_) | Self::Record(_) => true,
             // Of a message that is not sealed: records do not open where they were changed.
             Self::Frame(error) => matches!(error, FrameError::Checksum { .. }),
-            Self::Welcome(_) | Self::Encode(_) | Self::Position(_) => false,
+            Self::Welcome(_) | Self::Position(_) => false,
         }
     }
 }
@@ -342,7 +338,7 @@ impl Control {
             self.untold = (0, 0);
             let next = self.decoder.next_sequence();
             let told = self.log.push(&Frame::Received { next });
-            told.map_err(ControlEnd::Encode)?;
+            told.map_err(ControlEnd::Frame)?;
         }
         Ok(())
     }
@@ -432,7 +428,7 @@ impl Control {
         if self.broken && !self.resumable {
             return Ok(());
         }
-        self.log.push(frame).map_err(ControlEnd::Encode)
+        self.log.push(frame).map_err(ControlEnd::Frame)
     }
 
     /// Gives queued bytes to the socket.

@@ -417,7 +417,6 @@ impl Error {
             }
             ControlEnd::Record(error) => frame(&error),
             ControlEnd::Frame(error) => frame(&error),
-            ControlEnd::Encode(error) => frame(&error),
             ControlEnd::Position(error) => frame(&error),
         };
         Self::lost(peer, failure)

@@ -252,17 +252,19 @@ impl Header {
         if magic != MAGIC {
             return Err(FrameError::Magic { arrived: magic });
         }
-        if kind_name(kind).is_none() {
-            return Err(FrameError::Kind { arrived: kind });
-        }
+        let Some(frame) = kind_name(kind) else {
+            return Err(FrameError::kind(kind));
+        };
         let arrived = u32::from_le_bytes([l0, l1, l2, l3]);
         let body_bytes = arrived as usize;
         // Of other kinds it is 0.
         if fields != 0 && (kind != EAGER || usize::from(fields) > body_bytes) {
-            return Err(FrameError::Fields { arrived: fields });
+            let expected = "before a payload that the body has room for";
+            return Err(FrameError::field(frame, "fields", expected, fields.into()));
         }
         if body_bytes > MAX_BODY_BYTES {
-            return Err(FrameError::BodyTooLong { arrived });
+            let expected = format!("of at most {MAX_BODY_BYTES} bytes");
+            return Err(FrameError::field(frame, "a body", expected, arrived.into()));
         }
         Ok(Self {
             kind,

@@ -1,7 +1,7 @@
 //! Frame to bytes.
 
 use super::{
-    EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES,
+    Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES,
     most_payload,
 };
 use crate::crc::crc32c;
@@ -13,7 +13,7 @@ use crate::pieces::MAX_PART_BYTES;
 ///
 /// # Errors
 /// When a field is out of bounds; `out` is then unchanged.
-pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), FrameError> {
     check(frame)?;
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
@@ -38,11 +38,11 @@ pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), Enc
     Ok(())
 }
 
-fn check(frame: &Frame) -> Result<(), EncodeError> {
+fn check(frame: &Frame) -> Result<(), FrameError> {
     let actual = match frame {
         Frame::Settings(settings) => return Ok(settings.validate()?),
         Frame::Grant { grant, .. } | Frame::Posted { grant, .. } if grant.chunk_bytes == 0 => {
-            return Err(EncodeError::ZeroChunk);
+            return Err(FrameError::field("grant", "chunk_bytes", "at least 1", 0));
         }
         Frame::Setup { payload, .. } | Frame::Pieces { part: payload, .. } => payload.len(),
         Frame::Eager { payload, .. } => payload.len(),
@@ -52,12 +52,13 @@ fn check(frame: &Frame) -> Result<(), EncodeError> {
     if actual <= limit {
         return Ok(());
     }
-    Err(EncodeError::TooLong {
-        frame: frame.name(),
-        field: "payload",
-        limit,
-        actual,
-    })
+    let expected = format!("of at most {limit} bytes");
+    Err(FrameError::field(
+        frame.name(),
+        "payload",
+        expected,
+        actual as u64,
+    ))
 }
 
 // The payload and the fixed fields beside it.

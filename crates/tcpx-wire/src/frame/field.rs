@@ -36,7 +36,7 @@ pub(super) fn parse(
     payload: PayloadBytes<'_>,
     spare: &mut Vec<u8>,
 ) -> Result<Frame, FrameError> {
-    let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
+    let frame = kind_name(kind).ok_or_else(|| FrameError::kind(kind))?;
     let mut body = Body {
         frame,
         rest: fields,
@@ -47,7 +47,7 @@ pub(super) fn parse(
     let parsed = Frame::take(kind, &mut body)?;
     match body.rest.len() {
         0 => Ok(parsed),
-        left => Err(FrameError::TrailingBytes { frame, left }),
+        left => Err(body.value("its end", "behind the last field", left as u64)),
     }
 }
 
@@ -95,10 +95,9 @@ impl<'a> Body<'a> {
             return Err(self.too_long(field, limit, length));
         }
         let bytes = self.bytes(field, length)?;
-        std::str::from_utf8(bytes).map_err(|error| FrameError::Text {
-            frame: self.frame,
-            field,
-            at: error.valid_up_to(),
+        std::str::from_utf8(bytes).map_err(|error| {
+            let other = bytes[error.valid_up_to()];
+            self.value(field, "in UTF-8", other.into())
         })
     }
 
@@ -135,30 +134,17 @@ impl<'a> Body<'a> {
     }
 
     fn truncated(&self, field: &'static str, needed: usize) -> FrameError {
-        FrameError::Truncated {
-            frame: self.frame,
-            field,
-            needed,
-            left: self.rest.len(),
-        }
+        let expected = format!("of {needed} bytes");
+        self.value(field, expected, self.rest.len() as u64)
     }
 
     fn too_long(&self, field: &'static str, limit: usize, arrived: usize) -> FrameError {
-        FrameError::TooLong {
-            frame: self.frame,
-            field,
-            limit,
-            arrived,
-        }
+        let expected = format!("of at most {limit} bytes");
+        self.value(field, expected, arrived as u64)
     }
 
-    fn value(&self, field: &'static str, expected: &'static str, arrived: u64) -> FrameError {
-        FrameError::Value {
-            frame: self.frame,
-            field,
-            expected,
-            arrived,
-        }
+    fn value(&self, field: &'static str, expected: impl Into<String>, arrived: u64) -> FrameError {
+        FrameError::field(self.frame, field, expected, arrived)
     }
 }
 

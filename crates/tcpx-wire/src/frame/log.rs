@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::{EncodeError, Frame, LEAST_PLAIN_BYTES, encode};
+use super::{Frame, FrameError, LEAST_PLAIN_BYTES, encode};
 
 /// Numbers, encodes and keeps the frames of one direction.
 ///
@@ -81,7 +81,7 @@ impl FrameLog {
     ///
     /// # Errors
     /// When a field is out of bounds; nothing was appended then.
-    pub fn push(&mut self, frame: &Frame) -> Result<(), EncodeError> {
+    pub fn push(&mut self, frame: &Frame) -> Result<(), FrameError> {
         // Far fewer frames than a u32 counts are kept.
         let sequence = self.first.wrapping_add(self.ends.len() as u32);
         encode(frame, sequence, &mut self.bytes)?;

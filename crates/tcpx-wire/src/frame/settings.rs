@@ -44,26 +44,21 @@ impl Settings {
     /// # Errors
     /// The first field that is out of bounds.
     pub fn validate(&self) -> Result<(), InvalidSettings> {
-        let range = |field, arrived: u32, least: u32, most: u32| {
+        let check = |field, arrived: u64, least: u64, most: u64| {
             if (least..=most).contains(&arrived) {
                 return Ok(());
             }
-            Err(InvalidSettings::Range {
+            Err(InvalidSettings {
                 field,
+                expected: format!("{least} to {most}"),
                 arrived,
-                least,
-                most,
             })
         };
-        let text = |field, text: &str, least: usize| {
-            if (least..=Self::MAX_TEXT_BYTES).contains(&text.len()) {
-                return Ok(());
-            }
-            Err(InvalidSettings::Text {
-                field,
-                arrived: text.len(),
-                least,
-            })
+        let range = |field, arrived: u32, least: u32, most: u32| {
+            check(field, arrived.into(), least.into(), most.into())
+        };
+        let text = |field, text: &str, least| {
+            check(field, text.len() as u64, least, Self::MAX_TEXT_BYTES as u64)
         };
         text("network", &self.network, 1)?;
         text("memory", &self.memory, 0)?;
@@ -101,29 +96,12 @@ impl Settings {
 
 /// A setting outside its bounds.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum InvalidSettings {
-    /// A number is out of range.
-    #[error(
-        "settings: {field} must be {least} to {most}, {arrived} arrived; correct it on that side"
-    )]
-    Range {
-        /// Name of the field.
-        field: &'static str,
-        /// What arrived.
-        arrived: u32,
-        /// Least legal value.
-        least: u32,
-        /// Greatest legal value.
-        most: u32,
-    },
-    /// A text is too short or too long.
-    #[error("settings: {field} must be {least} to 64 bytes, {arrived} arrived; shorten it")]
-    Text {
-        /// Name of the field.
-        field: &'static str,
-        /// Its length in bytes.
-        arrived: usize,
-        /// Least legal length.
-        least: usize,
-    },
+#[error("settings: {field} must be {expected}, {arrived} arrived; correct it on that side")]
+pub struct InvalidSettings {
+    /// Name of the field.
+    pub field: &'static str,
+    /// The legal values; of a text, its length in bytes.
+    pub expected: String,
+    /// What arrived.
+    pub arrived: u64,
 }

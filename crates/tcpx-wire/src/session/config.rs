@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::error::SessionError;
-use crate::frame::Settings;
+use crate::frame::{InvalidSettings, Settings};
 use crate::plan::{ChunkPlan, Taper};
 
 /// Smallest chunk both sides may agree on, and what every chunk size is a multiple of.
@@ -139,7 +139,7 @@ impl Config {
             chunk_bytes == agreed && tail.is_some_and(|tail| bytes / 2 >= tail)
         });
         ChunkPlan::new(bytes, chunk_bytes, taper)
-            .unwrap_or_else(|_| ChunkPlan::even(bytes, chunk_bytes))
+            .unwrap_or_else(|| ChunkPlan::even(bytes, chunk_bytes))
     }
 
     /// Bytes of the chunks of a transfer to here.
@@ -192,19 +192,19 @@ impl Agreed {
         }
         for chunk_bytes in [ours.chunk_bytes, theirs.chunk_bytes] {
             if chunk_bytes < CHUNK_GRAIN_BYTES || chunk_bytes % CHUNK_GRAIN_BYTES != 0 {
-                return Err(SessionError::ChunkBytes {
-                    arrived: chunk_bytes,
-                });
+                return Err(invalid(
+                    "chunk_bytes",
+                    "a multiple of 4096, at least that,",
+                    chunk_bytes,
+                ));
             }
         }
         // Below this even a busy but healthy side would look dead or do nothing but prove its life.
         const LEAST_PATIENCE_MS: u32 = 30;
         for dead_after_ms in [ours.dead_after_ms, theirs.dead_after_ms] {
             if dead_after_ms < LEAST_PATIENCE_MS {
-                return Err(SessionError::Patience {
-                    arrived_ms: dead_after_ms,
-                    least_ms: LEAST_PATIENCE_MS,
-                });
+                let expected = format!("at least {LEAST_PATIENCE_MS}");
+                return Err(invalid("dead_after_ms", expected, dead_after_ms));
             }
         }
         let heartbeat_ms = ours.heartbeat_ms.min(theirs.dead_after_ms / 3);
@@ -219,6 +219,15 @@ impl Agreed {
             dead_after: Duration::from_millis(ours.dead_after_ms.into()),
         })
     }
+}
+
+fn invalid(field: &'static str, expected: impl Into<String>, arrived: u32) -> SessionError {
+    let (expected, arrived) = (expected.into(), arrived.into());
+    SessionError::Settings(InvalidSettings {
+        field,
+        expected,
+        arrived,
+    })
 }
 
 #[cfg(test)]

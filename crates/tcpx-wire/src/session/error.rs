@@ -8,8 +8,6 @@ use thiserror::Error;
 use super::config::MAX_TRANSFER_BYTES;
 use super::stall::StallReport;
 use crate::frame::{CancelReason, GoodbyeReason, InvalidSettings, RefuseReason, Role, TransferId};
-use crate::pieces::PieceListError;
-use crate::plan::PlanError;
 
 /// A request that the session did not take.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -92,23 +90,7 @@ pub enum SessionError {
         /// The peer's.
         theirs: String,
     },
-    /// A chunk size that no plan can use.
-    #[error(
-        "chunk size: expected a multiple of 4096 bytes, at least 4096, {arrived} arrived; correct the setting"
-    )]
-    ChunkBytes {
-        /// What arrived.
-        arrived: u32,
-    },
-    /// A side gives up too early.
-    #[error("dead_after_ms: expected at least {least_ms}, {arrived_ms} arrived; raise the setting")]
-    Patience {
-        /// What arrived.
-        arrived_ms: u32,
-        /// The bound.
-        least_ms: u32,
-    },
-    /// A frame at a point where it means nothing.
+    /// A frame at a point where it means nothing, or that says what cannot be.
     #[error("{frame}: expected {expected}, but {found}; {REPORT}")]
     Unexpected {
         /// The frame that arrived.
@@ -118,72 +100,6 @@ pub enum SessionError {
         /// What is the case.
         found: String,
     },
-    /// The peer's transfers must count up by one.
-    #[error("{frame}: expected transfer {expected}, {arrived} arrived; {REPORT}")]
-    TransferOrder {
-        /// The frame that arrived.
-        frame: &'static str,
-        /// The next transfer.
-        expected: TransferId,
-        /// The one that arrived.
-        arrived: TransferId,
-    },
-    /// A frame for a transfer that does not exist.
-    #[error("{frame}: expected a live transfer, but {transfer} is not; {REPORT}")]
-    UnknownTransfer {
-        /// The frame that arrived.
-        frame: &'static str,
-        /// The transfer it names.
-        transfer: TransferId,
-    },
-    /// A grant that the transfer cannot be cut by.
-    #[error("grant of transfer {transfer}: {problem}; {REPORT}")]
-    Plan {
-        /// Its transfer.
-        transfer: TransferId,
-        /// What does not fit.
-        problem: PlanError,
-    },
-    /// A field has the wrong value.
-    #[error(
-        "{frame} of transfer {transfer}: expected {field} {expected}, {arrived} arrived; {REPORT}"
-    )]
-    Field {
-        /// The frame that arrived.
-        frame: &'static str,
-        /// Its transfer.
-        transfer: TransferId,
-        /// The field.
-        field: &'static str,
-        /// The legal value, or the greatest one.
-        expected: u64,
-        /// The value that arrived.
-        arrived: u64,
-    },
-    /// An acknowledgement names a chunk that cannot be placed now.
-    #[error("placed, transfer {transfer}: chunk {chunk} of {chunks} {problem}; {REPORT}")]
-    Acknowledgement {
-        /// The transfer.
-        transfer: TransferId,
-        /// The chunk.
-        chunk: u32,
-        /// Chunks of the transfer.
-        chunks: u32,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// More eager bytes than this side holds for the peer.
-    #[error(
-        "eager, transfer {transfer}: expected at most {credit} bytes of credit used, {used} are; {REPORT}"
-    )]
-    EagerOverCredit {
-        /// The transfer.
-        transfer: TransferId,
-        /// Bytes granted.
-        credit: u64,
-        /// Bytes used with this frame.
-        used: u64,
-    },
     /// More than the peer may have.
     #[error("the peer has more than {limit} {what}; {REPORT}")]
     TooMany {
@@ -191,14 +107,6 @@ pub enum SessionError {
         what: &'static str,
         /// The bound.
         limit: u64,
-    },
-    /// A list of pieces that cannot be.
-    #[error("list {list} of the peer: {error}; {REPORT}")]
-    Pieces {
-        /// The list.
-        list: u64,
-        /// Why.
-        error: PieceListError,
     },
 }
 

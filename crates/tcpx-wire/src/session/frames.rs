@@ -5,7 +5,7 @@ use super::action::Action;
 use super::config::Agreed;
 use super::error::{ConnectionFailure, EndCause, SessionError};
 use super::matching::Arrival;
-use super::unexpected;
+use super::{unexpected, unknown};
 use crate::frame::{Frame, GoodbyeReason, Role, Settings, TransferId};
 use crate::time::Time;
 
@@ -197,7 +197,7 @@ impl Session {
         if known {
             return Ok(());
         }
-        Err(SessionError::UnknownTransfer { frame, transfer })
+        Err(unknown(frame, transfer))
     }
 
     fn peer_quiet(

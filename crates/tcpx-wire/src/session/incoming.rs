@@ -9,7 +9,7 @@ use super::matching::Arrival;
 use super::one_sided::Origin;
 use super::posted::Posted;
 use super::stream::Plan;
-use super::{Session, unexpected};
+use super::{Session, unexpected, unknown};
 use crate::frame::{Frame, Level, Tag, TransferId};
 use crate::time::Time;
 
@@ -320,21 +320,15 @@ impl Session {
         crc32c: u32,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "digest";
-        let unknown = SessionError::UnknownTransfer {
-            frame: FRAME,
-            transfer,
-        };
+        let unknown = || unknown(FRAME, transfer);
         let found = self.by_transfer.get(&transfer).copied();
         let is_closed = |window| self.posting.has_named(window);
         if found.is_none() && transfer.window().is_some_and(is_closed) {
             // Its window was closed before.
             return Ok(());
         }
-        let operation = found.ok_or_else(|| unknown.clone())?;
-        let receive = self
-            .receives
-            .get_mut(&operation)
-            .ok_or_else(|| unknown.clone())?;
+        let operation = found.ok_or_else(unknown)?;
+        let receive = self.receives.get_mut(&operation).ok_or_else(unknown)?;
         if let Some(posted) = &mut receive.posted {
             // Its first chunk is still to come.
             let is_first = posted.expected.replace(crc32c).is_none();
@@ -344,7 +338,7 @@ impl Session {
                 return Ok(());
             }
         }
-        let matched = receive.matched.as_mut().ok_or(unknown)?;
+        let matched = receive.matched.as_mut().ok_or_else(unknown)?;
         let wanted = matched.level == Level::Verified
             && matched.expected.is_none()
             && matches!(matched.stage, ReceiveStage::Granted(_));

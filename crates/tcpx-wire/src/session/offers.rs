@@ -27,23 +27,19 @@ impl Session {
             None => MAX_TRANSFER_BYTES,
         };
         if arrival.bytes > limit {
-            return Err(SessionError::Field {
-                frame,
-                transfer,
-                field: "at most bytes",
-                expected: limit,
-                arrived: arrival.bytes,
-            });
+            let found = format!("transfer {transfer} has {} of {limit}", arrival.bytes);
+            return Err(unexpected(frame, "no more bytes than agreed", found));
         }
         if arrival.eager.is_some() {
-            let credit = self.config.ours.eager_credit.into();
+            let credit = u64::from(self.config.ours.eager_credit);
             let used = self.eager_held + arrival.credit();
             if used > credit {
-                return Err(SessionError::EagerOverCredit {
-                    transfer,
-                    credit,
-                    used,
-                });
+                let found = format!("transfer {transfer} makes it {used} bytes of {credit}");
+                return Err(unexpected(
+                    frame,
+                    "no more credit used than there is",
+                    found,
+                ));
             }
             self.eager_held = used;
         }
@@ -76,11 +72,8 @@ impl Session {
                 || self.one_sided.has_arrival(transfer)
         };
         if is_late && (is_eager || is_known()) || transfer.window().is_some() {
-            return Err(SessionError::TransferOrder {
-                frame,
-                expected,
-                arrived: transfer,
-            });
+            let found = format!("{transfer} arrived, not {expected}");
+            return Err(unexpected(frame, "transfers that count up", found));
         }
         self.next_arrival = self.next_arrival.max(transfer.0 + 1);
         Ok(())

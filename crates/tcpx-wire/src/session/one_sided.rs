@@ -390,13 +390,11 @@ impl Session {
         self.check_peers()?;
         let transfer = arrival.transfer;
         if arrival.bytes > MAX_NOTIFICATION_BYTES {
-            return Err(SessionError::Field {
+            return Err(unexpected(
                 frame,
-                transfer,
-                field: "a notification of at most bytes",
-                expected: MAX_NOTIFICATION_BYTES,
-                arrived: arrival.bytes,
-            });
+                "a notification of at most 65536 bytes",
+                format!("transfer {transfer} has {}", arrival.bytes),
+            ));
         }
         let end = first.0.checked_add(count.into());
         let Some(end) = end.filter(|end| *end <= transfer.0) else {
@@ -675,13 +673,14 @@ impl Session {
         };
         let expected = self.receives.get(&operation).map_or(0, |get| get.capacity);
         if arrival.bytes != expected {
-            return Err(SessionError::Field {
+            return Err(unexpected(
                 frame,
-                transfer: arrival.transfer,
-                field: "as many bytes as asked for,",
-                expected,
-                arrived: arrival.bytes,
-            });
+                "as many bytes as were asked for",
+                format!(
+                    "transfer {} has {} of {expected}",
+                    arrival.transfer, arrival.bytes
+                ),
+            ));
         }
         self.match_up(now, operation, arrival);
         Ok(())

@@ -69,7 +69,9 @@ impl PieceLists {
             ));
         }
         let read = self.coming.read_part(part);
-        read.map_err(|error| SessionError::Pieces { list, error })?;
+        read.map_err(|error| {
+            unexpected("pieces", "a list that can be", format!("{list}: {error}"))
+        })?;
         let pieces = within(self.kept_pieces, cost(&self.coming), MAX_PIECES);
         let pieces = pieces.ok_or_else(|| SessionError::TooMany {
             what: "pieces of lists",

@@ -8,7 +8,7 @@ use super::config::{Agreed, CHUNK_GRAIN_BYTES};
 use super::error::{Delivered, EndCause, SessionError};
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
-use super::{Session, unexpected};
+use super::{Session, unexpected, unknown};
 use crate::frame::{Grant, Level, PlacedChunks, RefuseReason, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
@@ -22,21 +22,16 @@ impl Grant {
         bytes: u64,
         agreed: &Agreed,
     ) -> Result<Plan, SessionError> {
-        let field = |field, expected: u64, arrived: u64| SessionError::Field {
-            frame,
-            transfer,
-            field,
-            expected,
-            arrived,
-        };
         let (most, chunk_bytes) = (agreed.chunk_bytes, self.chunk_bytes);
-        if chunk_bytes > most || chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES)
-        {
-            let name = "chunk_bytes in grains, at most";
-            return Err(field(name, most.into(), chunk_bytes.into()));
-        }
-        let cut = ChunkPlan::new(bytes, chunk_bytes, self.taper)
-            .map_err(|problem| SessionError::Plan { transfer, problem })?;
+        let are_agreed =
+            chunk_bytes <= most && chunk_bytes > 0 && chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES);
+        let cut = ChunkPlan::new(bytes, chunk_bytes, self.taper).filter(|_| are_agreed);
+        let cut = cut.ok_or_else(|| {
+            let found = format!(
+                "{self:?} cuts the {bytes} bytes of transfer {transfer}, of {most} at most"
+            );
+            unexpected(frame, "chunks as agreed, which make the transfer", found)
+        })?;
         Ok(Plan::named(cut, self.window))
     }
 }
@@ -67,26 +62,25 @@ impl Session {
         }
         let (bytes, asked) = (send.bytes, send.asked);
         if level < asked {
-            return Err(SessionError::Field {
-                frame: FRAME,
-                transfer,
-                field: "level",
-                expected: asked as u64,
-                arrived: level as u64,
-            });
+            return Err(unexpected(
+                FRAME,
+                "the level that was asked for",
+                format!("{level:?} arrived for transfer {transfer}, not {asked:?}"),
+            ));
         }
         let cut = grant.plan(FRAME, transfer, bytes, &agreed)?.cut();
         let place = self.send_stream.end();
         if self.config.addressed {
             self.send_windows.name(FRAME, grant.window)?;
         } else if grant.window != place {
-            return Err(SessionError::Field {
-                frame: FRAME,
-                transfer,
-                field: "its first chunk's number",
-                expected: place,
-                arrived: grant.window,
-            });
+            return Err(unexpected(
+                FRAME,
+                "its first chunk's number",
+                format!(
+                    "{} arrived for transfer {transfer}, not {place}",
+                    grant.window
+                ),
+            ));
         }
         if let Some(send) = self.sends.get_mut(&transfer).filter(|send| send.has_left()) {
             send.granted_next = Some((cut, grant.window, level));
@@ -175,13 +169,11 @@ impl Session {
         }
         let cause = match reason {
             RefuseReason::TooLarge { capacity } if capacity >= send.bytes => {
-                return Err(SessionError::Field {
-                    frame: FRAME,
-                    transfer,
-                    field: "a capacity below",
-                    expected: send.bytes,
-                    arrived: capacity,
-                });
+                return Err(unexpected(
+                    FRAME,
+                    "a capacity below its length",
+                    format!("{capacity} holds the {} of transfer {transfer}", send.bytes),
+                ));
             }
             RefuseReason::TooLarge { capacity } => EndCause::TooLarge {
                 bytes: send.bytes,
@@ -264,12 +256,12 @@ impl Session {
                 }
                 continue;
             };
-            return Err(SessionError::Acknowledgement {
-                transfer,
-                chunk: index,
-                chunks: granted.plan.chunks,
-                problem,
-            });
+            let chunks = granted.plan.chunks;
+            return Err(unexpected(
+                FRAME,
+                "each chunk once, which was sent",
+                format!("chunk {index} of {chunks} of transfer {transfer} {problem}"),
+            ));
         }
         send.course.clock.progressed(now);
         if self.config.hold_until_placed {
@@ -305,13 +297,11 @@ impl Session {
             ));
         };
         if matches != (crc32c == expected) {
-            return Err(SessionError::Field {
-                frame: FRAME,
-                transfer,
-                field: "matches to follow from checksum",
-                expected: expected.into(),
-                arrived: crc32c.into(),
-            });
+            return Err(unexpected(
+                FRAME,
+                "an outcome that follows from the checksum",
+                format!("{crc32c:#010x} arrived for transfer {transfer}, not {expected:#010x}"),
+            ));
         }
         if matches && matches!(send.stage, SendStage::Eager(_)) && asked < Level::Verified {
             return Err(unexpected(
@@ -337,7 +327,6 @@ fn live<'a>(
     frame: &'static str,
     transfer: TransferId,
 ) -> Result<&'a mut Outgoing, SessionError> {
-    sends
-        .get_mut(&transfer)
-        .ok_or(SessionError::UnknownTransfer { frame, transfer })
+    let send = sends.get_mut(&transfer);
+    send.ok_or_else(|| unknown(frame, transfer))
 }

@@ -224,13 +224,11 @@ impl Session {
         };
         let transfer = TransferId::to_window(grant.window);
         if capacity == 0 || capacity > MAX_TRANSFER_BYTES {
-            return Err(SessionError::Field {
-                frame: FRAME,
-                transfer,
-                field: "at most bytes, and one at least",
-                expected: MAX_TRANSFER_BYTES,
-                arrived: capacity,
-            });
+            return Err(unexpected(
+                FRAME,
+                "a window that a transfer fits into, and no longer than any",
+                format!("transfer {transfer} has one of {capacity} bytes"),
+            ));
         }
         let plan = grant.plan(FRAME, transfer, capacity, &agreed)?;
         self.send_windows.name(FRAME, grant.window)?;

@@ -87,6 +87,11 @@ fn error(session: &mut Session, frames: impl IntoIterator<Item = Frame>) -> Sess
     panic!("no frames");
 }
 
+/// Whether an error names this.
+fn says(error: &SessionError, what: &str) -> bool {
+    error.to_string().contains(what)
+}
+
 fn sending(bytes: u64) -> Session {
     let mut session = session(config());
     session
@@ -117,23 +122,23 @@ fn settings_come_first_once_and_within_bounds() {
         with(|s| s.receive_window = 0),
         SessionError::Settings(_)
     ));
-    assert_eq!(
-        with(|s| s.chunk_bytes = 4095),
-        SessionError::ChunkBytes { arrived: 4095 }
-    );
-    assert_eq!(
-        with(|s| s.chunk_bytes = 4097),
-        SessionError::ChunkBytes { arrived: 4097 }
-    );
+    let setting = |error| match error {
+        SessionError::Settings(invalid) => (invalid.field, invalid.arrived),
+        other => panic!("{other}"),
+    };
+    for arrived in [4095, 4097] {
+        let found = match arrived {
+            4095 => with(|s| s.chunk_bytes = 4095),
+            _ => with(|s| s.chunk_bytes = 4097),
+        };
+        assert_eq!(setting(found), ("chunk_bytes", arrived));
+    }
     assert!(matches!(
         with(|s| s.network = "plugin:x".into()),
         SessionError::NetworkMismatch { .. }
     ));
     let patience = with(|s| (s.heartbeat_ms, s.dead_after_ms) = (1, 2));
-    assert!(matches!(
-        patience,
-        SessionError::Patience { arrived_ms: 2, .. }
-    ));
+    assert_eq!(setting(patience), ("dead_after_ms", 2));
     assert!(unexpected(error(&mut session(config()), [Frame::Ready])));
 }
 
@@ -157,10 +162,7 @@ fn a_transfer_has_its_name_and_its_number_alone() {
         vec![waiting(1, 5), payload(0, 5)],
     ] {
         let found = error(&mut session(config()), wrong);
-        assert!(
-            matches!(found, SessionError::TransferOrder { .. }),
-            "{found}"
-        );
+        assert!(says(&found, "transfers that count up"), "{found}");
     }
     // A number that waits, and one that no side can have come to.
     for wrong in [
@@ -175,37 +177,17 @@ fn a_transfer_has_its_name_and_its_number_alone() {
 #[test]
 fn an_absurd_length_is_refused() {
     let found = error(&mut session(config()), [waiting(0, u64::MAX)]);
-    assert!(matches!(
-        found,
-        SessionError::Field {
-            arrived: u64::MAX,
-            ..
-        }
-    ));
+    assert!(says(&found, &format!("has {} of", u64::MAX)), "{found}");
     let found = error(&mut session(config()), [payload(0, 16 * 1024 + 1)]);
-    assert!(matches!(
-        found,
-        SessionError::Field {
-            expected: 16_384,
-            arrived: 16_385,
-            ..
-        }
-    ));
+    assert!(says(&found, "has 16385 of 16384"), "{found}");
 }
 
 #[test]
 fn eager_payload_beyond_the_credit_is_refused() {
     let frames = (0..17).map(|at| payload(at, 16 * 1024));
     let found = error(&mut session(config()), frames);
-    let (credit, used) = (256 * 1024, 272 * 1024);
-    assert_eq!(
-        found,
-        SessionError::EagerOverCredit {
-            transfer: TransferId(16),
-            credit,
-            used
-        }
-    );
+    let beyond = "transfer 16 makes it 278528 bytes of 262144";
+    assert!(says(&found, beyond), "{found}");
 }
 
 #[test]
@@ -239,10 +221,7 @@ fn empty_eager_payloads_are_bounded_too() {
     // Each costs 256 bytes of credit.
     let frames = (0..1025).map(|at| payload(at, 0));
     let found = error(&mut session(config()), frames);
-    assert!(
-        matches!(found, SessionError::EagerOverCredit { .. }),
-        "{found}"
-    );
+    assert!(says(&found, "no more credit used"), "{found}");
 }
 
 /// Rule 7: whoever asks for more than was agreed is refused; an honest side holds back.
@@ -297,7 +276,7 @@ fn credit_that_was_never_used_does_not_come_back() {
 
 #[test]
 fn a_grant_must_continue_the_stream_with_chunks_of_at_most_the_agreed_size() {
-    const MOST: &str = "chunk_bytes in grains, at most";
+    const MOST: &str = "chunks as agreed";
     let chunk = 512 * 1024;
     for (wrong, field) in [
         (grant(chunk, 1), "its first chunk's number"),
@@ -307,49 +286,37 @@ fn a_grant_must_continue_the_stream_with_chunks_of_at_most_the_agreed_size() {
         (grant(0, 0), MOST),
     ] {
         let found = error(&mut sending(1 << 20), [wrong]);
-        assert!(
-            matches!(&found, SessionError::Field { field: of, .. } if *of == field),
-            "{found}"
-        );
+        assert!(says(&found, field), "{found}");
     }
     let found = error(&mut sending(1 << 20), [grant(chunk, 0), grant(chunk, 2)]);
     assert!(matches!(found, SessionError::Unexpected { .. }));
     let mut session = session(config());
     session.send(Time(0), send(1, 1, Level::Verified)).unwrap();
     let found = error(&mut session, [grant(chunk, 0)]);
-    assert!(matches!(found, SessionError::Field { field: "level", .. }));
+    assert!(says(&found, "the level that was asked for"), "{found}");
 }
 
 #[test]
 fn acknowledgements_of_what_was_not_sent_or_twice_are_refused() {
-    let problem = |frames: Vec<Frame>| match error(&mut sending(100 << 20), frames) {
-        SessionError::Acknowledgement {
-            problem,
-            chunks: 200,
-            ..
-        } => problem,
-        other => panic!("{other}"),
+    let refused = |frames: Vec<Frame>, problem: &str| {
+        let found = error(&mut sending(100 << 20), frames);
+        assert!(says(&found, "of 200 of transfer 0 was"), "{found}");
+        assert!(says(&found, problem), "{found}");
     };
     let granted = || grant(512 * 1024, 0);
-    assert_eq!(
-        problem(vec![granted(), placed(200, &[200])]),
-        "was never sent"
-    );
-    assert_eq!(
-        problem(vec![granted(), placed(u32::MAX - 7, &[u32::MAX])]),
-        "was never sent"
+    refused(vec![granted(), placed(200, &[200])], "was never sent");
+    refused(
+        vec![granted(), placed(u32::MAX - 7, &[u32::MAX])],
+        "was never sent",
     );
     // 4 channels with a window of 12: chunk 48 is not posted.
-    assert_eq!(
-        problem(vec![granted(), placed(0, &[47, 48])]),
-        "was never sent"
-    );
-    assert_eq!(
-        problem(vec![granted(), placed(0, &[1]), placed(1, &[1])]),
-        "was acknowledged before"
+    refused(vec![granted(), placed(0, &[47, 48])], "was never sent");
+    refused(
+        vec![granted(), placed(0, &[1]), placed(1, &[1])],
+        "was acknowledged before",
     );
     let overlapping = vec![granted(), placed(0, &[0, 1, 2]), placed(2, &[2, 3])];
-    assert_eq!(problem(overlapping), "was acknowledged before");
+    refused(overlapping, "was acknowledged before");
 }
 
 #[test]
@@ -399,10 +366,7 @@ fn frames_for_transfers_that_do_not_exist_are_refused() {
     ];
     for frame in frames {
         let found = error(&mut session(config()), [frame.clone()]);
-        assert!(
-            matches!(found, SessionError::UnknownTransfer { .. }),
-            "{frame:?}: {found}"
-        );
+        assert!(says(&found, "a live transfer"), "{frame:?}: {found}");
     }
 }
 
@@ -439,22 +403,13 @@ fn frames_in_the_wrong_state_are_refused() {
     ] {
         let last = frames.last().cloned();
         let found = error(&mut sending(1000), frames);
-        assert!(
-            !matches!(found, SessionError::UnknownTransfer { .. }),
-            "{last:?}: {found}"
-        );
+        assert!(!says(&found, "a live transfer"), "{last:?}: {found}");
     }
     for extra in [Frame::EagerDone { transfer: T0 }, verdict(true)] {
         let mut session = session(config());
         session.send(Time(0), eager(1, 4, Level::Verified)).unwrap();
         let found = error(&mut session, [Frame::EagerDone { transfer: T0 }, extra]);
-        assert!(
-            matches!(
-                found,
-                SessionError::Unexpected { .. } | SessionError::Field { .. }
-            ),
-            "{found}"
-        );
+        assert!(matches!(found, SessionError::Unexpected { .. }), "{found}");
     }
     let digest = Frame::Digest {
         transfer: T0,

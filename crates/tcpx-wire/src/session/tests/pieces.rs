@@ -190,7 +190,7 @@ fn rule_14_each_piece_counts_for_256_bytes_of_credit() {
     let used = 2 * (975 + 975 * 256);
     let refused = session.frame(Time(0), put(1)).unwrap_err();
     assert!(
-        matches!(refused, SessionError::EagerOverCredit { used: of, .. } if of == used),
+        refused.to_string().contains(&format!(" {used} bytes of ")),
         "{refused}"
     );
 }
@@ -276,10 +276,7 @@ fn rule_13_lists_beyond_the_bound_end_the_connection() {
         last: true,
         part: vec![0xff],
     };
-    assert!(matches!(
-        hostile(vec![bytes]),
-        SessionError::Pieces { list: 0, .. }
-    ));
+    assert!(unexpected(hostile(vec![bytes])));
     let many = strided(0, MAX_PIECES.into(), 1);
     let full = hostile(vec![part(0, true, &many), part(1, false, &one)]);
     assert!(matches!(full, SessionError::TooMany { .. }));

@@ -1,7 +1,18 @@
 //! Bytes that are no frame, and frames that do not become bytes: the error names what is wrong, and where.
 
 use super::*;
-use crate::frame::{EncodeError, GoodbyeReason, Grant, InvalidSettings, RefuseReason};
+use crate::frame::{GoodbyeReason, Grant, InvalidSettings, RefuseReason};
+
+const ROOM: &str = "before a payload that the body has room for";
+
+fn field(frame: &'static str, field: &'static str, expected: &str, arrived: u64) -> FrameError {
+    FrameError::Field {
+        frame,
+        field,
+        expected: expected.to_owned(),
+        arrived,
+    }
+}
 
 #[test]
 fn each_header_error_names_what_arrived() {
@@ -12,10 +23,11 @@ fn each_header_error_names_what_arrived() {
         decode_one(&bytes).unwrap_err()
     };
     assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
-    assert_eq!(with(2, 0), FrameError::Kind { arrived: 0 });
-    assert_eq!(with(2, 29), FrameError::Kind { arrived: 29 });
-    assert_eq!(with(3, 4), FrameError::Fields { arrived: 4 });
-    assert_eq!(with(7, 1), FrameError::BodyTooLong { arrived: 1 << 24 });
+    assert_eq!(with(2, 0), field("unknown", "kind", "1 to 28", 0));
+    assert_eq!(with(2, 29), field("unknown", "kind", "1 to 28", 29));
+    assert_eq!(with(3, 4), field("ready", "fields", ROOM, 4));
+    let most = format!("of at most {MAX_BODY_BYTES} bytes");
+    assert_eq!(with(7, 1), field("ready", "a body", &most, 1 << 24));
     assert!(matches!(with(12, !good[12]), FrameError::Checksum { .. }));
 }
 
@@ -42,21 +54,17 @@ fn a_payload_begins_where_its_fields_end() {
             whole
         };
         assert_eq!(with(good[3]), Ok(Some(eager_of(length))));
-        assert!(matches!(
-            with(good[3] - 1),
-            Err(FrameError::Truncated { .. })
-        ));
+        let short = with(good[3] - 1);
+        assert!(matches!(short, Err(FrameError::Field { .. })), "{short:?}");
         if length > 0 {
-            assert!(matches!(
-                with(good[3] + 1),
-                Err(FrameError::TrailingBytes { left: 1, .. })
-            ));
+            let long = field("eager", "its end", "behind the last field", 1);
+            assert_eq!(with(good[3] + 1), Err(long));
         }
     }
     let mut beyond = bytes_of(&eager_of(0), 0);
     beyond[3] += 1;
-    let arrived = beyond[3];
-    assert_eq!(decode_one(&beyond), Err(FrameError::Fields { arrived }));
+    let refused = field("eager", "fields", ROOM, beyond[3].into());
+    assert_eq!(decode_one(&beyond), Err(refused));
 }
 
 fn eager_of(length: usize) -> Frame {
@@ -74,12 +82,9 @@ fn a_header_is_judged_before_its_body_arrives() {
     header[4..8].copy_from_slice(&(MAX_BODY_BYTES as u32 + 1).to_le_bytes());
     let mut decoder = FrameDecoder::new();
     assert_eq!(decoder.next(&mut &header[..9]), Ok(None));
-    assert_eq!(
-        decoder.next(&mut &header[9..]),
-        Err(FrameError::BodyTooLong {
-            arrived: MAX_BODY_BYTES as u32 + 1
-        })
-    );
+    let most = format!("of at most {MAX_BODY_BYTES} bytes");
+    let refused = field("ready", "a body", &most, MAX_BODY_BYTES as u64 + 1);
+    assert_eq!(decoder.next(&mut &header[9..]), Err(refused));
     assert_eq!(decoder.buffered(), 0);
 }
 
@@ -94,28 +99,15 @@ fn each_body_error_names_its_field() {
     };
     assert_eq!(
         decode_one(&tampered(&waiting, |bytes| bytes[HEADER_BYTES + 8] = 3)),
-        Err(FrameError::Value {
-            frame: "waiting",
-            field: "level",
-            expected: "0 to 2",
-            arrived: 3
-        })
+        Err(field("waiting", "level", "0 to 2", 3))
     );
     assert_eq!(
         decode_one(&tampered(&waiting, |bytes| bytes.truncate(HEADER_BYTES + 13))),
-        Err(FrameError::Truncated {
-            frame: "waiting",
-            field: "bytes",
-            needed: 8,
-            left: 4
-        })
+        Err(field("waiting", "bytes", "of 8 bytes", 4))
     );
     assert_eq!(
         decode_one(&tampered(&waiting, |bytes| bytes.push(0))),
-        Err(FrameError::TrailingBytes {
-            frame: "waiting",
-            left: 1
-        })
+        Err(field("waiting", "its end", "behind the last field", 1))
     );
 
     let grant = Frame::Grant {
@@ -129,14 +121,9 @@ fn each_body_error_names_its_field() {
     };
     assert_eq!(
         decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + 8] = 0)),
-        Err(FrameError::Value {
-            frame: "grant",
-            field: "chunk_bytes",
-            expected: "at least 1",
-            arrived: 0
-        })
+        Err(field("grant", "chunk_bytes", "at least 1", 0))
     );
-    for (at, field, expected, arrived) in [
+    for (at, name, expected, arrived) in [
         (21, "halvings", "1 to 8", 0),
         (21, "halvings", "1 to 8", 9),
         (22, "each", "1 to 1024", 0),
@@ -145,22 +132,12 @@ fn each_body_error_names_its_field() {
         let value = if at == 23 { 255 } else { arrived as u8 };
         assert_eq!(
             decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + at] = value)),
-            Err(FrameError::Value {
-                frame: "grant",
-                field,
-                expected,
-                arrived
-            })
+            Err(field("grant", name, expected, arrived))
         );
     }
     assert_eq!(
         decode_one(&tampered(&grant, |bytes| bytes.truncate(bytes.len() - 1))),
-        Err(FrameError::Truncated {
-            frame: "grant",
-            field: "each",
-            needed: 2,
-            left: 1
-        })
+        Err(field("grant", "each", "of 2 bytes", 1))
     );
 
     let goodbye = Frame::Goodbye {
@@ -169,20 +146,11 @@ fn each_body_error_names_its_field() {
     };
     assert_eq!(
         decode_one(&tampered(&goodbye, |bytes| *bytes.last_mut().unwrap() = b'x')),
-        Err(FrameError::Text {
-            frame: "goodbye",
-            field: "detail",
-            at: 0
-        })
+        Err(field("goodbye", "detail", "in UTF-8", 0xc3))
     );
     assert_eq!(
         decode_one(&tampered(&goodbye, |bytes| bytes[HEADER_BYTES + 2] = 3)),
-        Err(FrameError::TooLong {
-            frame: "goodbye",
-            field: "detail",
-            limit: 512,
-            arrived: 0x302
-        })
+        Err(field("goodbye", "detail", "of at most 512 bytes", 0x302))
     );
 
     let refuse = Frame::Refuse {
@@ -191,12 +159,7 @@ fn each_body_error_names_its_field() {
     };
     assert_eq!(
         decode_one(&tampered(&refuse, |bytes| bytes[HEADER_BYTES + 8] = 1)),
-        Err(FrameError::Value {
-            frame: "refuse",
-            field: "capacity",
-            expected: "0 for this reason",
-            arrived: 5
-        })
+        Err(field("refuse", "capacity", "0 for this reason", 5))
     );
 
     let channels = HEADER_BYTES + 2 + "tcp".len();
@@ -204,11 +167,10 @@ fn each_body_error_names_its_field() {
         decode_one(&tampered(&Frame::Settings(settings()), |bytes| bytes
             [channels] =
             0)),
-        Err(FrameError::Settings(InvalidSettings::Range {
+        Err(FrameError::Settings(InvalidSettings {
             field: "channels",
-            arrived: 0,
-            least: 1,
-            most: 1024
+            expected: "1 to 1024".to_owned(),
+            arrived: 0
         }))
     );
 }
@@ -230,12 +192,12 @@ fn a_frame_out_of_bounds_is_not_encoded() {
     });
     assert_eq!(
         too_long,
-        EncodeError::TooLong {
-            frame: "eager",
-            field: "payload",
-            limit: MAX_EAGER_BYTES,
-            actual: MAX_EAGER_BYTES + 1
-        }
+        field(
+            "eager",
+            "payload",
+            &format!("of at most {MAX_EAGER_BYTES} bytes"),
+            MAX_EAGER_BYTES as u64 + 1
+        )
     );
     let network = "n".repeat(65);
     assert!(matches!(
@@ -243,7 +205,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
             network,
             ..settings()
         })),
-        EncodeError::Settings(InvalidSettings::Text {
+        FrameError::Settings(InvalidSettings {
             field: "network",
             arrived: 65,
             ..
@@ -254,7 +216,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
             dead_after_ms: 500,
             ..settings()
         })),
-        EncodeError::Settings(InvalidSettings::Range {
+        FrameError::Settings(InvalidSettings {
             field: "dead_after_ms",
             ..
         })
@@ -269,6 +231,6 @@ fn a_frame_out_of_bounds_is_not_encoded() {
                 taper: None
             }
         }),
-        EncodeError::ZeroChunk
+        field("grant", "chunk_bytes", "at least 1", 0)
     );
 }
