@@ -8,6 +8,7 @@ use tcpx_tests::content::Content;
 use tcpx_tests::double;
 use tcpx_tests::pair::{LONG, Listening, double_network};
 use tcpx_tests::withholding::Withholding;
+use tcpx_wire::session::EndCause;
 
 const CHUNK: u64 = 512 << 10;
 /// Chunks that are consumed before that is withheld.
@@ -44,7 +45,10 @@ fn withheld_consumption_ends_in_a_stall_that_names_chunk_offset_and_who_owes_it(
             .wait_timeout(STALL * 10)
             .expect("its deadline bounds it")
             .expect_err("nothing is consumed");
-        let Error::Stalled { report, .. } = &error else {
+        let Error::Operation { error: cause, .. } = &error else {
+            panic!("{error}");
+        };
+        let EndCause::Stalled(report) = &cause.cause else {
             panic!("{error}");
         };
         let (chunk, offset) = (CONSUMED as u32, CONSUMED * CHUNK);

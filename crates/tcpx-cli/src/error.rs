@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tcpx::{MemoryError, NetworkError, Refusals};
+use tcpx::{ErrorKind, MemoryError, NetworkError, Refusals};
 use tcpx_net::{ChannelError, IoError, SocketError};
 use tcpx_wire::session::{ConnectionFailure, EndCause};
 
@@ -277,7 +277,7 @@ fn engine_hint(error: &tcpx::Error) -> Option<&'static str> {
         tcpx::Error::Setting { .. } => {
             Some("correct that setting (`--help` says what each one takes)")
         }
-        tcpx::Error::Stalled { .. } => Some(
+        tcpx::Error::Operation { .. } if error.kind() == ErrorKind::TimedOut => Some(
             "look at the other side and at the path between the hosts (a smaller MTU on the way drops large packets: `tcpx doctor --explain D007`), or allow more with --timeout",
         ),
         tcpx::Error::Network(NetworkError::TimedOut { .. }) => Some(

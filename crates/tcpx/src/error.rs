@@ -11,7 +11,7 @@ use tcpx_net::{ChannelError, IoError, NetworkError, Peer, SocketError};
 use tcpx_wire::handshake::HandshakeError;
 use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, OperationKind, RequestError,
-    SessionError, StallReport,
+    SessionError,
 };
 
 use crate::control::ControlEnd;
@@ -32,55 +32,7 @@ pub enum Error {
     /// Memory could not be had, reached or lent.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// An operation made no progress for too long, or took too long in all.
-    #[error("peer {peer} ({path}): {report}; {delivered}")]
-    Stalled {
-        /// The peer.
-        peer: Peer,
-        /// The data path.
-        path: String,
-        /// Where it stands and who owes the next step.
-        report: Box<StallReport>,
-        /// What the destination holds.
-        delivered: Delivered,
-    },
-    /// The receive is smaller than the send; nothing was written. Both sides end with this.
-    #[error(
-        "peer {peer}: tag {tag}: the send has {bytes} bytes and the receive room for {capacity}; nothing was written; post a receive that is large enough"
-    )]
-    TooLarge {
-        /// The peer.
-        peer: Peer,
-        /// What both matched on.
-        tag: u64,
-        /// Bytes of the send.
-        bytes: u64,
-        /// Room of the receive.
-        capacity: u64,
-    },
-    /// Source and destination differ.
-    #[error("peer {peer} ({path}): {operation}: {error}")]
-    Corrupt {
-        /// The peer.
-        peer: Peer,
-        /// The data path.
-        path: String,
-        /// Which one.
-        operation: OperationName,
-        /// Both checksums and what to do.
-        error: Box<OperationError>,
-    },
-    /// This program cancelled the operation.
-    #[error("peer {peer}: {operation}: cancelled by this program; {delivered}")]
-    Cancelled {
-        /// The peer.
-        peer: Peer,
-        /// Which one.
-        operation: OperationName,
-        /// What the destination holds.
-        delivered: Delivered,
-    },
-    /// The operation failed for another reason.
+    /// An operation failed; [`Error::kind`] says in which way.
     #[error("peer {peer} ({path}): {operation}: {error}")]
     Operation {
         /// The peer.
@@ -89,7 +41,7 @@ pub enum Error {
         path: String,
         /// Which one.
         operation: OperationName,
-        /// What happened.
+        /// What happened, and what the destination holds.
         error: Box<OperationError>,
     },
     /// An operation ended, but the network may still touch its memory, which stays allocated until
@@ -266,11 +218,14 @@ impl Error {
             Self::Network(NetworkError::AcceptTimedOut { .. }) => ErrorKind::TimedOut,
             Self::Network(_) | Self::Unresolved { .. } => ErrorKind::Connect,
             Self::Memory(_) => ErrorKind::Memory,
-            Self::Stalled { .. } | Self::TimedOut { .. } => ErrorKind::TimedOut,
-            Self::TooLarge { .. } => ErrorKind::TooLarge,
-            Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::Cancelled { .. } => ErrorKind::Cancelled,
+            Self::TimedOut { .. } => ErrorKind::TimedOut,
             Self::Operation { error, .. } => match error.cause {
+                EndCause::Stalled(_) | EndCause::DeadlinePassed(_) => ErrorKind::TimedOut,
+                EndCause::TooLarge { .. } if error.delivered == Delivered::None => {
+                    ErrorKind::TooLarge
+                }
+                EndCause::Corrupt { .. } => ErrorKind::Corrupt,
+                EndCause::Cancelled => ErrorKind::Cancelled,
                 EndCause::ConnectionLost { .. } => ErrorKind::ConnectionLost,
                 EndCause::Closed | EndCause::PeerClosed { .. } => ErrorKind::Closed,
                 _ => ErrorKind::Operation,
@@ -290,11 +245,7 @@ impl Error {
     /// Who is at the other end of the connection concerned, if there is one.
     pub fn peer(&self) -> Option<SocketAddr> {
         match self {
-            Self::Stalled { peer, .. }
-            | Self::TimedOut { peer, .. }
-            | Self::TooLarge { peer, .. }
-            | Self::Corrupt { peer, .. }
-            | Self::Cancelled { peer, .. }
+            Self::TimedOut { peer, .. }
             | Self::Operation { peer, .. }
             | Self::ConnectionLost { peer, .. }
             | Self::ChannelLost { peer, .. }
@@ -316,13 +267,7 @@ impl Error {
     /// The tag of the operation concerned, if there is one.
     pub fn tag(&self) -> Option<u64> {
         match self {
-            Self::Stalled { report, .. } => report.kind.has_tag().then_some(report.tag.0),
-            Self::TooLarge { tag, .. } => Some(*tag),
-            Self::Corrupt { operation, .. }
-            | Self::Cancelled { operation, .. }
-            | Self::Operation { operation, .. } => {
-                operation.kind.has_tag().then_some(operation.tag)
-            }
+            Self::Operation { operation, .. } => operation.kind.has_tag().then_some(operation.tag),
             Self::MemoryHeld { error } => error.tag(),
             _ => None,
         }
@@ -331,9 +276,7 @@ impl Error {
     /// What the destination holds of the operation concerned, if there is one.
     pub fn delivered(&self) -> Option<Delivered> {
         match self {
-            Self::Stalled { delivered, .. } | Self::Cancelled { delivered, .. } => Some(*delivered),
-            Self::Corrupt { error, .. } | Self::Operation { error, .. } => Some(error.delivered),
-            Self::TooLarge { .. } => Some(Delivered::None),
+            Self::Operation { error, .. } => Some(error.delivered),
             Self::MemoryHeld { error } => error.delivered(),
             _ => None,
         }
@@ -343,10 +286,12 @@ impl Error {
     /// errors of a plugin, whose text names it at its end.
     pub fn check(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Stalled { .. } | Self::EngineStuck { .. } | Self::CloseStuck { .. } => {
-                "TCPX-D034"
-            }
-            Self::Corrupt { .. } => "TCPX-D035",
+            Self::EngineStuck { .. } | Self::CloseStuck { .. } => "TCPX-D034",
+            Self::Operation { error, .. } => match error.cause {
+                EndCause::Stalled(_) | EndCause::DeadlinePassed(_) => "TCPX-D034",
+                EndCause::Corrupt { .. } => "TCPX-D035",
+                _ => return None,
+            },
             Self::ConnectionLost { .. } => "TCPX-D031",
             Self::ChannelLost { error, .. } => match **error {
                 ChannelError::PeerClosed { .. } | ChannelError::LaneLost { .. } => "TCPX-D031",
@@ -437,39 +382,11 @@ impl Error {
         error: OperationError,
         held: bool,
     ) -> Self {
-        let delivered = error.delivered;
-        let error = match error.cause {
-            EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => Self::Stalled {
-                peer,
-                path,
-                report,
-                delivered,
-            },
-            EndCause::TooLarge { bytes, capacity } if delivered == Delivered::None => {
-                Self::TooLarge {
-                    peer,
-                    tag: operation.tag,
-                    bytes,
-                    capacity,
-                }
-            }
-            EndCause::Corrupt { .. } => Self::Corrupt {
-                peer,
-                path,
-                operation,
-                error: Box::new(error),
-            },
-            EndCause::Cancelled => Self::Cancelled {
-                peer,
-                operation,
-                delivered,
-            },
-            _ => Self::Operation {
-                peer,
-                path,
-                operation,
-                error: Box::new(error),
-            },
+        let error = Self::Operation {
+            peer,
+            path,
+            operation,
+            error: Box::new(error),
         };
         if held {
             Self::MemoryHeld {

@@ -403,7 +403,7 @@ impl Transfer {
     }
 
     /// Asks for an early end. The operation still ends exactly once: with
-    /// [`Error::Cancelled`], or with its result if that came first.
+    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), or with its result if that came first.
     ///
     /// A message that the peer sends to a receive at this very moment ends with it: its send fails,
     /// and says why.

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx::{
-    Auth, Completion, CompletionQueue, Connection, Endpoint, Error, Key, Options, Region, Transfer,
-    wait_any,
+    Auth, Completion, CompletionQueue, Connection, Endpoint, Error, ErrorKind, Key, Options,
+    Region, Transfer, wait_any,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -207,8 +207,9 @@ fn a_kept_handle_can_be_cancelled_and_its_end_does_not_cancel() {
     assert_eq!(first[0].outcome.as_ref().map(|report| report.bytes), Ok(8));
     kept.cancel();
     let second = collect(&queue, 1);
-    assert!(matches!(&second[0].outcome, Err(Error::Cancelled { .. })));
-    assert!(matches!(kept.wait(), Err(Error::Cancelled { .. })));
+    let cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
+    assert!(second[0].outcome.as_ref().is_err_and(cancelled));
+    assert!(kept.wait().as_ref().is_err_and(cancelled));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use tcpx::{
-    After, Auth, ClientKey, Connection, Deadlines, Endpoint, Error, Key, KeyRing, Level, Options,
-    Region,
+    After, Auth, ClientKey, Connection, Deadlines, Endpoint, Error, ErrorKind, Key, KeyRing, Level,
+    Options, Region,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -157,9 +157,9 @@ fn too_small_a_receive_is_an_error_on_both_sides_and_writes_nothing() {
             .expect("room");
         let send = client.send(source.all(), 9).start().expect("room");
         let error = send.wait().expect_err("it does not fit");
-        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
         let error = receive.wait().expect_err("it does not fit");
-        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
         assert!(contents(&destination, len).iter().all(|byte| *byte == 0xA5));
     }
 }
@@ -178,7 +178,7 @@ fn a_receive_without_a_send_ends_with_who_owes_what() {
         .start()
         .expect("room");
     let error = receive.wait().expect_err("nobody sends");
-    assert!(matches!(error, Error::Stalled { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(
         error
             .to_string()
@@ -210,7 +210,7 @@ fn memory_under_transfer_is_not_readable() {
     assert!(destination.read_to(0, &mut [0; 1]).is_err());
     receive.cancel();
     let error = receive.wait().expect_err("it was cancelled");
-    assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     assert!(destination.read_to(0, &mut [0; 1]).is_ok());
 }
 
@@ -593,7 +593,7 @@ fn an_address_that_leads_nowhere_is_said() {
     ];
     for error in errors {
         let error = error.expect_err("nobody is there");
-        assert_eq!(error.kind(), tcpx::ErrorKind::Connect);
+        assert_eq!(error.kind(), ErrorKind::Connect);
         assert!(error.to_string().contains("HOST:PORT"), "{error}");
     }
 }

@@ -152,6 +152,9 @@ pub unsafe extern "C" fn tcpx_error_delivered(bytes: *mut u64) -> c_int {
 
 #[cfg(test)]
 mod tests {
+    use tcpx::OperationName;
+    use tcpx_wire::session::{EndCause, OperationError, OperationKind};
+
     use super::*;
 
     #[test]
@@ -168,11 +171,20 @@ mod tests {
 
     #[test]
     fn the_facts_of_an_error_come_along_and_go_with_the_next() {
-        let error = Error::TooLarge {
+        let error = Error::Operation {
             peer: ([127, 0, 0, 1], 1).into(),
-            tag: 1,
-            bytes: 2,
-            capacity: 1,
+            path: "tcp".to_owned(),
+            operation: OperationName {
+                kind: OperationKind::Send,
+                tag: 1,
+            },
+            error: Box::new(OperationError {
+                cause: EndCause::TooLarge {
+                    bytes: 2,
+                    capacity: 1,
+                },
+                delivered: Delivered::None,
+            }),
         };
         assert_eq!(guard("a", || Err(error.into())), TCPX_ERR_TOO_LARGE);
         // SAFETY: NULL is allowed.

@@ -145,18 +145,10 @@ fn engine() -> Vec<tcpx::Error> {
         }),
     };
     let mut all = vec![
-        tcpx::Error::Stalled {
-            peer,
-            path: "tcp".into(),
-            report: stall(),
-            delivered: Delivered::Partial { bytes: 4096 },
-        },
-        tcpx::Error::TooLarge {
-            peer,
-            tag: 42,
+        operation(EndCause::TooLarge {
             bytes: 9,
             capacity: 8,
-        },
+        }),
         operation(EndCause::Cancelled),
         operation(EndCause::Stalled(stall())),
         operation(EndCause::DeadlinePassed(stall())),

@@ -157,7 +157,7 @@ pub struct OperationError {
 pub enum EndCause {
     /// The receive is smaller than the transfer; both sides end with this.
     #[error(
-        "the transfer is {bytes} bytes, the matching receive holds {capacity}; post a receive that is large enough"
+        "the send has {bytes} bytes, the receive room for {capacity}; post a receive that is large enough"
     )]
     TooLarge {
         /// Length of the transfer.
