@@ -1,23 +1,11 @@
 //! Tokens on their way back to the kernel.
 
+use std::ops::Range;
+
+use tcpx_wire::range_set::RangeSet;
 use thiserror::Error;
 
 use crate::cmsg::{Dialect, SOL_SOCKET};
-
-/// Tokens `start` to `start + count - 1`; the kernel's `dmabuf_token`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TokenRange {
-    /// The first.
-    pub start: u32,
-    /// How many; at least 1.
-    pub count: u32,
-}
-
-impl TokenRange {
-    fn end(self) -> u64 {
-        u64::from(self.start) + u64::from(self.count)
-    }
-}
 
 /// Tokens of one socket that are to be given back, as few ranges.
 ///
@@ -45,9 +33,7 @@ impl TokenRange {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSet {
-    /// Ascending, apart from each other unless their counts cannot be added in 32 bits.
-    ranges: Vec<TokenRange>,
-    fragments: u64,
+    ranges: RangeSet,
     /// Set while a batch is taken but not all given back.
     outstanding: Option<Outstanding>,
 }
@@ -71,24 +57,14 @@ impl TokenSet {
         Self::default()
     }
 
-    /// No tokens, with room for so many ranges.
-    pub fn with_capacity(ranges: usize) -> Self {
-        Self {
-            ranges: Vec::with_capacity(ranges),
-            ..Self::default()
-        }
-    }
-
     /// Adds a token.
     ///
     /// # Errors
     /// When it is there already, or a batch has not been given back entirely: the kernel may have
     /// reused its tokens for what was just received.
     pub fn insert(&mut self, token: u32) -> Result<(), TokenError> {
-        self.insert_range(TokenRange {
-            start: token,
-            count: 1,
-        })
+        let token = u64::from(token);
+        self.insert_range(token..token + 1)
     }
 
     /// Moves all tokens of `other`, which belong to the same socket, here.
@@ -97,11 +73,9 @@ impl TokenSet {
     /// As for [`Self::insert`]; the tokens not moved stay in `other`.
     pub fn append(&mut self, other: &mut Self) -> Result<(), TokenError> {
         other.settled()?;
-        // From the back, so that what is left needs no moving.
-        while let Some(range) = other.ranges.last() {
-            self.insert_range(*range)?;
-            other.fragments -= u64::from(range.count);
-            other.ranges.pop();
+        while let Some(range) = other.ranges.first() {
+            self.insert_range(range.clone())?;
+            other.ranges.take_first(range.start);
         }
         Ok(())
     }
@@ -109,18 +83,17 @@ impl TokenSet {
     /// Forgets all tokens and keeps the room: for a socket that was closed, which gives them back.
     pub fn clear(&mut self) {
         self.ranges.clear();
-        self.fragments = 0;
         self.outstanding = None;
     }
 
     /// The tokens, ascending.
-    pub fn ranges(&self) -> &[TokenRange] {
-        &self.ranges
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.ranges.iter().cloned()
     }
 
     /// Number of tokens, one for each fragment.
     pub fn fragments(&self) -> u64 {
-        self.fragments
+        self.ranges().map(|range| range.end - range.start).sum()
     }
 
     /// Whether there is no token.
@@ -139,13 +112,14 @@ impl TokenSet {
         let mut bytes = [0; BATCH_BYTES];
         let mut used = 0;
         let mut room = Self::MOST_FRAGMENTS;
-        for (range, place) in self.ranges.iter().zip(bytes.chunks_exact_mut(RANGE_BYTES)) {
-            let count = range.count.min(room);
+        for (range, place) in self.ranges().zip(bytes.chunks_exact_mut(RANGE_BYTES)) {
+            // No more than there is room for; tokens have 32 bits.
+            let count = (range.end - range.start).min(room.into()) as u32;
             if count == 0 {
                 break;
             }
             room -= count;
-            place[..4].copy_from_slice(&range.start.to_ne_bytes());
+            place[..4].copy_from_slice(&(range.start as u32).to_ne_bytes());
             place[4..].copy_from_slice(&count.to_ne_bytes());
             used += RANGE_BYTES;
         }
@@ -172,66 +146,28 @@ impl TokenSet {
         }
     }
 
-    fn insert_range(&mut self, range: TokenRange) -> Result<(), TokenError> {
+    fn insert_range(&mut self, range: Range<u64>) -> Result<(), TokenError> {
         self.settled()?;
-        let at = self
-            .ranges
-            .partition_point(|other| other.start <= range.start);
-        let before = at.checked_sub(1);
-        let joins_before = match before.map(|before| self.ranges[before]) {
-            Some(before) if before.end() > u64::from(range.start) => {
-                return Err(TokenError::Twice { token: range.start });
-            }
-            Some(before) => before.end() == u64::from(range.start),
-            None => false,
-        };
-        let joins_after = match self.ranges.get(at) {
-            Some(after) if range.end() > u64::from(after.start) => {
-                return Err(TokenError::Twice { token: after.start });
-            }
-            Some(after) => range.end() == u64::from(after.start),
-            None => false,
-        };
-        let mut joined = range;
-        let mut replaced = at..at;
-        if let Some(before) = before.filter(|_| joins_before)
-            && let Some(count) = self.ranges[before].count.checked_add(joined.count)
-        {
-            joined = TokenRange {
-                start: self.ranges[before].start,
-                count,
-            };
-            replaced.start = before;
+        if self.ranges.overlaps(&range) {
+            let mut twice = range.filter(|token| self.ranges.contains(*token));
+            // Tokens have 32 bits.
+            let token = twice.next().unwrap_or_default() as u32;
+            return Err(TokenError::Twice { token });
         }
-        if joins_after && let Some(count) = joined.count.checked_add(self.ranges[at].count) {
-            joined.count = count;
-            replaced.end = at + 1;
-        }
-        if replaced.is_empty() {
-            self.ranges.insert(at, joined);
-        } else {
-            self.ranges[replaced.start] = joined;
-            self.ranges.drain(replaced.start + 1..replaced.end);
-        }
-        self.fragments += u64::from(range.count);
+        self.ranges.insert(range);
         Ok(())
     }
 
     /// Takes so many tokens off the front.
     fn remove_front(&mut self, fragments: u32) {
-        let mut left = fragments;
-        let mut whole = 0;
-        for range in &mut self.ranges {
-            if range.count > left {
-                range.start += left;
-                range.count -= left;
-                break;
-            }
-            left -= range.count;
-            whole += 1;
+        let mut left = u64::from(fragments);
+        while left > 0
+            && let Some(first) = self.ranges.first().cloned()
+        {
+            let end = first.end.min(first.start + left);
+            left -= end - first.start;
+            self.ranges.remove(first.start..end);
         }
-        self.ranges.drain(..whole);
-        self.fragments -= u64::from(fragments);
     }
 }
 

@@ -4,13 +4,23 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Ranges of numbers, ascending, neither overlapping nor touching.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet(VecDeque<Range<u64>>);
 
 impl RangeSet {
     /// Ranges, not numbers.
     pub fn ranges(&self) -> usize {
         self.0.len()
+    }
+
+    /// The ranges, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.0.iter()
+    }
+
+    /// The first range.
+    pub fn first(&self) -> Option<&Range<u64>> {
+        self.0.front()
     }
 
     /// Whether no number is there.

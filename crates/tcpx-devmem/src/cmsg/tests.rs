@@ -204,7 +204,7 @@ fn receives_gather_into_one_list_in_stream_order() {
         (10, 11, 21)
     );
     assert_eq!(tokens.fragments(), 3);
-    assert_eq!(tokens.ranges().len(), 1);
+    assert_eq!(tokens.ranges().count(), 1);
 }
 
 #[test]
