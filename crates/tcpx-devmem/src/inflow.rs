@@ -174,7 +174,7 @@ impl Inflow {
             &mut self.tokens,
         )?;
         if let Some(target) = &self.target {
-            let new = self.gathered.list().fragments().iter().skip(before);
+            let new = self.gathered.list().iter().skip(before);
             let pinned = new
                 .map(|one| target.usage.pages(one.source_offset, one.length))
                 .fold(0, u64::saturating_add);
@@ -263,7 +263,7 @@ impl Inflow {
         let payload = match last {
             Some((pool, list, ticket)) => Payload::Scattered {
                 pool,
-                bytes: list.fragments().iter().map(|f| u64::from(f.length)).sum(),
+                bytes: list.iter().map(|f| u64::from(f.length)).sum(),
                 list,
                 ticket,
             },
@@ -280,12 +280,12 @@ impl Inflow {
     }
 
     fn cut_device(&mut self) -> Option<(Arc<BouncePool>, ScatterList, Ticket)> {
-        let fragments = self.gathered.list().fragments();
+        let fragments = self.gathered.list();
         if fragments.is_empty() {
             return None;
         }
         let pool = Arc::clone(&self.target.as_ref()?.pool);
-        let list: ScatterList = fragments.iter().copied().collect();
+        let list = fragments.to_vec();
         self.stats.fragments += list.len() as u64;
         let empty = self.spare.pop().unwrap_or_default();
         let tokens = std::mem::replace(&mut self.tokens, empty);

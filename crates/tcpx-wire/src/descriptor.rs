@@ -83,7 +83,7 @@ impl Descriptors {
     /// # Errors
     /// When the list breaks `limits`; there are then no copies.
     pub fn build(&mut self, list: &ScatterList, limits: Limits) -> Result<(), ScatterError> {
-        let result = self.fill(list.fragments(), limits);
+        let result = self.fill(list, limits);
         if result.is_err() {
             self.clear();
         }
@@ -174,11 +174,6 @@ impl Descriptors {
             self.even.push(descriptor, fragments.len());
             append(&mut self.entries, descriptor, adjacent);
         }
-        if fragments.is_empty() && limits.received_bytes != 0 {
-            return Err(ScatterError::Empty {
-                received_bytes: limits.received_bytes,
-            });
-        }
         if bytes != limits.received_bytes {
             return Err(ScatterError::Total {
                 expected: limits.received_bytes,
@@ -243,7 +238,7 @@ fn check(
     } = *fragment;
     let source_end = source_offset
         .checked_add(length.into())
-        .filter(|end| *end <= limits.pool_bytes)
+        .filter(|end| *end <= limits.pool_bytes && source_offset <= u32::MAX.into())
         .ok_or(ScatterError::Source {
             index,
             source_offset,
@@ -259,12 +254,8 @@ fn check(
             length,
             destination_bytes: limits.destination_bytes,
         })?;
-    let narrow = u32::try_from(source_offset).map_err(|_| ScatterError::SourceTooFar {
-        index,
-        source_offset,
-    })?;
     let descriptor = Descriptor {
-        source_offset: narrow,
+        source_offset: source_offset as u32,
         length,
         destination_offset,
     };
@@ -287,9 +278,9 @@ fn append(entries: &mut Vec<Descriptor>, next: Descriptor, adjacent: bool) {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScatterError {
-    /// A fragment reads outside the bounce pool.
+    /// A fragment reads outside the bounce pool, or its source cannot be named in 32 bits.
     #[error(
-        "fragment {index}: expected a source inside the pool of {pool_bytes} bytes, {length} bytes at {source_offset} arrived; close the channel"
+        "fragment {index}: expected a source inside the pool of {pool_bytes} bytes, in its first 4 GiB, {length} bytes at {source_offset} arrived; close the channel"
     )]
     Source {
         /// Its place in the list.
@@ -300,16 +291,6 @@ pub enum ScatterError {
         length: u32,
         /// Length of the pool in bytes.
         pool_bytes: u64,
-    },
-    /// A fragment's source cannot be named in 32 bits.
-    #[error(
-        "fragment {index}: expected a source offset below 4 GiB, {source_offset} arrived; use a smaller bounce pool"
-    )]
-    SourceTooFar {
-        /// Its place in the list.
-        index: usize,
-        /// Its source.
-        source_offset: u64,
     },
     /// A fragment writes outside the posted destination.
     #[error(
@@ -344,14 +325,6 @@ pub enum ScatterError {
         expected: u64,
         /// Bytes of the fragments.
         arrived: u64,
-    },
-    /// There is no fragment although bytes were received.
-    #[error(
-        "expected fragments for {received_bytes} received bytes, an empty list arrived; close the channel"
-    )]
-    Empty {
-        /// Bytes that the network reported.
-        received_bytes: u64,
     },
 }
 

@@ -117,7 +117,7 @@ fn gather(input: &Input, received: Received<'_>, binding: Binding, expected: &Na
                     }
                     destination += length as u64;
                 }
-                let added = &gathered.list().fragments()[before.list().len()..];
+                let added = &gathered.list()[before.list().len()..];
                 let added: Vec<_> = added
                     .iter()
                     .map(|piece| (piece.source_offset, piece.length, piece.destination_offset))

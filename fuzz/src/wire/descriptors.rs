@@ -23,11 +23,7 @@ pub fn run(data: &[u8]) {
             destination_offset: u64_at(piece, 12),
         })
         .collect();
-    let total = list
-        .fragments()
-        .iter()
-        .map(|piece| u64::from(piece.length))
-        .sum();
+    let total = list.iter().map(|piece| u64::from(piece.length)).sum();
     let limits = Limits {
         pool_bytes: u64_at(limits, 0),
         destination_bytes: u64_at(limits, 8),
@@ -40,11 +36,7 @@ pub fn run(data: &[u8]) {
 
     let mut descriptors = Descriptors::new();
     let result = descriptors.build(&list, limits);
-    assert_eq!(
-        result.is_ok(),
-        legal(list.fragments(), limits),
-        "{result:?}"
-    );
+    assert_eq!(result.is_ok(), legal(&list, limits), "{result:?}");
     if result.is_err() {
         assert!(descriptors.is_empty());
         return;
@@ -56,7 +48,7 @@ pub fn run(data: &[u8]) {
         descriptors.len()
     );
     // Same map from destination to source: every piece lies inside one copy at one distance.
-    for piece in list.fragments().iter().filter(|piece| piece.length > 0) {
+    for piece in list.iter().filter(|piece| piece.length > 0) {
         let inside = descriptors.as_slice().iter().any(|copy| {
             let Some(skipped) = piece
                 .destination_offset
@@ -71,7 +63,7 @@ pub fn run(data: &[u8]) {
     }
     // The even form, where there is one, is the very pieces of the list.
     if let Some(even) = descriptors.even_pieces() {
-        let pieces = list.fragments().iter().filter(|piece| piece.length > 0);
+        let pieces = list.iter().filter(|piece| piece.length > 0);
         let mut next = even.start;
         let mut count = 0;
         for (index, piece) in pieces.enumerate() {

@@ -275,7 +275,7 @@ proptest! {
                     other => panic!("{other:?}"),
                 };
                 let before: u64 = chunks[..token as usize].iter().map(|one| *one as u64).sum();
-                for fragment in list.fragments() {
+                for fragment in list {
                     assert_eq!(before + fragment.destination_offset, came.len() as u64);
                     let from = fragment.source_offset as usize;
                     let part = pool.slice().slice(from..from + fragment.length as usize).unwrap();

@@ -184,7 +184,6 @@ fn receives_gather_into_one_list_in_stream_order() {
 
     let list: Vec<_> = gathered
         .list()
-        .fragments()
         .iter()
         .map(|piece| (piece.source_offset, piece.length, piece.destination_offset))
         .collect();

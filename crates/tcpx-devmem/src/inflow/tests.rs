@@ -55,7 +55,7 @@ type Shape = (&'static str, u64, u64, Vec<(u64, u32)>);
 fn shape(out: &[Completion]) -> Vec<Shape> {
     let spans = |list: &ScatterList| {
         let span = |f: &Fragment| (f.destination_offset, f.length);
-        list.fragments().iter().map(span).collect::<Vec<_>>()
+        list.iter().map(span).collect::<Vec<_>>()
     };
     let one = |one: &Completion| match one {
         Completion::Part {

@@ -282,7 +282,10 @@ fn an_empty_list_is_only_legal_for_no_bytes() {
     assert_eq!(built(&[fragment(3, 0, 9)], limits(0)), Ok(vec![]));
     assert_eq!(
         built(&[], limits(5)),
-        Err(ScatterError::Empty { received_bytes: 5 })
+        Err(ScatterError::Total {
+            expected: 5,
+            arrived: 0
+        })
     );
     assert_eq!(
         built(&[fragment(3, 0, 9)], limits(5)),
@@ -329,9 +332,11 @@ fn each_broken_bound_is_named() {
     );
     assert_eq!(
         built(&[fragment(1 << 32, 10, 0)], limits(10)),
-        Err(ScatterError::SourceTooFar {
+        Err(ScatterError::Source {
             index: 0,
-            source_offset: 1 << 32
+            source_offset: 1 << 32,
+            length: 10,
+            pool_bytes: limits(10).pool_bytes
         })
     );
     assert_eq!(

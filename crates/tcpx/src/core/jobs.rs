@@ -56,7 +56,7 @@ impl Core {
         } else {
             operation.parts.entry(index).or_default();
         }
-        let sum = || list.fragments().iter().map(|f| u64::from(f.length)).sum();
+        let sum = || list.iter().map(|f| u64::from(f.length)).sum();
         let mut work = self.unpack_job(id, flight, pool, list, last.unwrap_or_else(sum));
         if last.is_some()
             && work.is_ok()
@@ -296,13 +296,12 @@ impl Core {
         if self.observer.is_none() {
             return;
         }
-        let fragments = list.fragments();
-        let sample = fragments
+        let sample = list
             .iter()
             .take(SAMPLE)
             .map(|f| (f.source_offset, f.length, f.destination_offset))
             .collect();
-        let probe = fragments.first().and_then(|first| {
+        let probe = list.first().and_then(|first| {
             let start = usize::try_from(first.source_offset).ok()?;
             let length = usize::try_from(first.length).ok()?.min(PROBE);
             let mut bytes = vec![0; length];
@@ -312,7 +311,7 @@ impl Core {
         });
         self.emit(&Event::ChunkArrived {
             chunk,
-            fragments: fragments.len(),
+            fragments: list.len(),
             sample,
             probe,
         });
