@@ -19,7 +19,7 @@ pub fn play(connection: &Connection, scenario: &Scenario, side: Side) -> Summary
         connection,
         scenario,
         summary: Summary {
-            path: connection.path().to_owned(),
+            path: connection.path(),
             ..Summary::default()
         },
     };

@@ -96,7 +96,7 @@ fn run(pool: usize, weather: Weather, sizes: &[u64]) -> Seen {
     let seen = Seen {
         counts: server_kernel.counts(),
         changes: changes.0.lock().expect("no panic").clone(),
-        path: server.path().to_owned(),
+        path: server.path(),
         bytes_in_pool: server.statistics().bytes_in_pool,
     };
     close(server, client);

@@ -217,7 +217,7 @@ impl Connection {
     /// The path that the bytes take, and why, in one line.
     #[getter]
     fn path(&self) -> PyResult<String> {
-        Ok(self.open()?.path().to_owned())
+        Ok(self.open()?.path())
     }
 
     /// Makes all the progress that can be made now and never waits; whether there may be more to do at once. For

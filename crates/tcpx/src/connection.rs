@@ -71,9 +71,8 @@ impl Connection {
 
     /// Which path the bytes take, and why, in one line for a person. It changes when a
     /// channel has to take another path: then it is that of the last one that did.
-    pub fn path(&self) -> &str {
-        let shared = &self.handle.0;
-        shared.changed_path.latest().unwrap_or(&shared.path)
+    pub fn path(&self) -> String {
+        self.handle.0.path()
     }
 
     /// The congestion control of the data channels' sockets at this end, as the kernel names it;
@@ -191,7 +190,7 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("peer", &self.handle.0.peer)
-            .field("path", &self.handle.0.path)
+            .field("path", &self.path())
             .field("handles", &Arc::strong_count(&self.handle))
             .finish_non_exhaustive()
     }

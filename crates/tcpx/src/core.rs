@@ -25,7 +25,7 @@ mod unpacker;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,6 @@ use crate::control::{Control, ControlEnd};
 use crate::driver::Turn;
 use crate::error::Error;
 use crate::event::{Event, Observer};
-use crate::path_news::PathNews;
 use crate::sink::{Finished, Sink};
 
 use ahead::Ahead;
@@ -103,8 +102,8 @@ pub(crate) struct Core {
     is_addressed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
-    /// The path that the bytes take since it changed.
-    pub(crate) changed_path: Arc<PathNews>,
+    /// The path that the bytes take.
+    pub(crate) path: Arc<Mutex<String>>,
     /// When to come again even if nothing happens.
     pub(crate) due: Option<Instant>,
     /// The last turn used up its share.
@@ -135,6 +134,7 @@ pub(crate) struct Parts {
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: Peer,
+    pub(crate) path: String,
     pub(crate) origin: Instant,
     pub(crate) resume: Option<Resume>,
     /// The network finds memory by the names of windows.
@@ -173,7 +173,7 @@ impl Core {
             peer_closed: false,
             is_addressed: parts.is_addressed,
             finished: false,
-            changed_path: Arc::default(),
+            path: Arc::new(Mutex::new(parts.path)),
             due: None,
             more: false,
             ended_some: false,

@@ -216,6 +216,7 @@ fn run(
         sink: Sink::new(Arc::clone(&driver), id),
         observer: options.observer.clone(),
         peer: set_up.peer,
+        path,
         origin: set_up.origin,
         resume: resume.map(|(session, side, inbox)| {
             let congestion = options.congestion.clone();
@@ -231,7 +232,7 @@ fn run(
     });
     // Networks that can only be polled are those of foreign code.
     let patience = Patience::new(poll_only, options.deadlines.stall);
-    let shared = Shared::new(core, Arc::clone(&driver), id, peer, path, patience);
+    let shared = Shared::new(core, Arc::clone(&driver), id, peer, patience);
     if options.progress == ProgressMode::Manual {
         shared.begin_manual();
     }

@@ -44,7 +44,6 @@ mod establish;
 mod event;
 mod notifications;
 mod options;
-mod path_news;
 mod progress_lease;
 mod report;
 mod requests;

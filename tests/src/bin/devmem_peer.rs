@@ -129,7 +129,7 @@ fn main() -> anyhow::Result<ExitCode> {
                 Endpoint::connect(address.parse::<SocketAddr>()?, &options)?
             }
         };
-        let path = connection.path().to_owned();
+        let path = connection.path();
         for round in 0..arguments.number("rounds", 1u64)? {
             let seed = arguments.number("seed", 1u64)? + 1000 * number + round;
             let summary = part::play(&connection, &arguments.scenario(seed)?, side);

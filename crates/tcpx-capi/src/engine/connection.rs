@@ -100,7 +100,7 @@ pub unsafe extern "C" fn tcpx_connection_path(
     guard("tcpx_connection_path", || {
         let (_, connection) = handles::connection(connection)?;
         // SAFETY: the caller's promise.
-        unsafe { give_text(connection.connection.path(), buffer, room, needed_bytes) }
+        unsafe { give_text(&connection.connection.path(), buffer, room, needed_bytes) }
     })
 }
 

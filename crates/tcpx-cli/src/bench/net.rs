@@ -85,7 +85,7 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
             short(memory.name()),
             short(&connection.peer().memory)
         ),
-        path: connection.path().to_owned(),
+        path: connection.path(),
         devices: devices_of(&memory, &devices),
     };
     let meter = Meter::begin(&connection, &memory, args.link.timeout.0);

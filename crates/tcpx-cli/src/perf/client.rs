@@ -100,7 +100,7 @@ pub(super) fn one(
 ) -> Result<Summary, Error> {
     let measured = measure(&connection, memory, work, go);
     let peer = connection.peer().clone();
-    let path = connection.path().to_owned();
+    let path = connection.path();
     let measured = link::part_after(connection, measured)?;
     measured.summary(work, path, [memory.describe(), peer.memory])
 }

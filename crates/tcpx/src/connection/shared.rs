@@ -18,7 +18,6 @@ use crate::drive::ProgressOwner;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::notifications::Notifications;
-use crate::path_news::PathNews;
 use crate::requests::Requests;
 
 /// What the engine and all handles share.
@@ -28,10 +27,9 @@ pub(crate) struct Shared {
     pub(crate) driver: Arc<Driver>,
     pub(crate) id: DrivenId,
     pub(super) peer: PeerInfo,
-    pub(super) path: String,
+    path: Arc<Mutex<String>>,
     /// The process that opened it, among those that forks made.
     generation: u32,
-    pub(super) changed_path: Arc<PathNews>,
     pub(super) gpu: Option<Gpu>,
     /// The program looks on: its code is called in the middle of the engine's work.
     observed: bool,
@@ -102,13 +100,12 @@ impl Shared {
         driver: Arc<Driver>,
         id: DrivenId,
         peer: PeerInfo,
-        path: String,
         patience: Patience,
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
         let observed = core.observer.is_some();
-        let changed_path = Arc::clone(&core.changed_path);
+        let path = Arc::clone(&core.path);
         let announces = core.announces();
         let notifications = core.notifications();
         Arc::new(Self {
@@ -119,7 +116,6 @@ impl Shared {
             peer,
             path,
             generation: fork::generation(),
-            changed_path,
             gpu,
             observed,
             origin,
@@ -258,6 +254,12 @@ impl Shared {
 
     pub(crate) fn notifications(&self) -> &Notifications {
         &self.notifications
+    }
+
+    /// Which path the bytes take.
+    pub(super) fn path(&self) -> String {
+        let path = self.path.lock();
+        path.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn peer_name(&self) -> Peer {

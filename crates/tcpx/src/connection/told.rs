@@ -17,14 +17,13 @@ impl Shared {
 
 impl Source for Shared {
     fn describe(&self) -> Option<Description> {
-        let path = self.changed_path.latest().unwrap_or(&self.path);
         let mut report = Box::new(ConnectionReport {
             id: 0,
             peer: self.peer.address.to_string(),
             key: self.peer.key.map(|key| key.to_string()),
             peer_software: self.peer.software.clone(),
             network: self.peer.network.clone(),
-            path: path.to_owned(),
+            path: self.path(),
             congestion: None,
             up_seconds: self.origin.elapsed().as_secs_f64(),
             counters: Counters::default(),

@@ -1,5 +1,7 @@
 //! What channels have finished, and pool space back to them.
 
+use std::sync::PoisonError;
+
 use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
 use tcpx_wire::scatter::ScatterList;
@@ -173,7 +175,9 @@ impl Core {
             0 | 1 => String::new(),
             _ => format!("channel {index}: "),
         };
-        self.changed_path.add(format!("{which}{path} ({why})"));
+        let mut current = self.path.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = format!("{which}{path} ({why})");
+        drop(current);
         self.emit(&Event::PathChanged {
             channel: u16::try_from(index).unwrap_or(u16::MAX),
             path,

@@ -73,6 +73,7 @@ impl Scene {
             sink: Sink::new(Arc::clone(&driver), driver.reserve()),
             observer: None,
             peer: address.into(),
+            path: String::new(),
             origin: Instant::now(),
             resume: None,
             is_addressed: false,
@@ -170,7 +171,7 @@ impl Scene {
         };
         let patience = Patience::new(false, LIMIT);
         let (driver, id) = (self.driver, 1);
-        let shared = Shared::new(self.core, driver, id, peer, String::new(), patience);
+        let shared = Shared::new(self.core, driver, id, peer, patience);
         let handle = Arc::new(Handle(shared));
         let transfer = Transfer::new(state, self.last.unwrap().into(), handle);
         (transfer, self.peer)
