@@ -62,7 +62,7 @@ pub struct Progress {
 }
 
 /// Splits elapsed time into wire, unpack and wait.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Phases {
     wire: Duration,
     unpack: Duration,
@@ -72,16 +72,6 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    pub(crate) fn new() -> Self {
-        Self {
-            wire: Duration::ZERO,
-            unpack: Duration::ZERO,
-            since: Duration::ZERO,
-            on_wire: 0,
-            unpacking: 0,
-        }
-    }
-
     /// Accounts the time since the last change, then changes the number of chunks on the wire and
     /// in the unpacker. `now` counts from the start of the operation.
     pub(crate) fn change(&mut self, now: Duration, on_wire: i32, unpacking: i32) {
@@ -113,7 +103,7 @@ mod tests {
 
     #[test]
     fn phases_add_up_to_the_elapsed_time() {
-        let mut phases = Phases::new();
+        let mut phases = Phases::default();
         phases.change(ms(10), 1, 0); // 10 ms of waiting, then one chunk on the wire
         phases.change(ms(15), -1, 1); // 5 ms of wire, then it is unpacked
         phases.change(ms(18), 1, 0); // 3 ms of unpack alone

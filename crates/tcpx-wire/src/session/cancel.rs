@@ -71,6 +71,16 @@ pub(super) fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -
     })
 }
 
+/// The peer, in this part of the transfer, ends it.
+pub(super) fn by_peer(from: Role, reason: CancelReason, detail: &str) -> EndCause {
+    let detail = detail.to_owned();
+    EndCause::PeerCancelled {
+        from,
+        reason,
+        detail,
+    }
+}
+
 /// Quotes the peer in an error that this side found by itself.
 fn quote(cause: &mut EndCause, detail: &Detail) {
     if let EndCause::Stalled(report) | EndCause::DeadlinePassed(report) = cause {
@@ -245,12 +255,7 @@ impl Session {
                 if let Some(posted) = &mut receive.posted {
                     posted.ended_as = Some(transfer);
                 }
-                let (from, detail) = (Role::Sender, detail.to_string());
-                let cause = EndCause::PeerCancelled {
-                    from,
-                    reason,
-                    detail,
-                };
+                let cause = by_peer(Role::Sender, reason, detail);
                 self.begin_cancel(now, operation, cause);
             }
         }
@@ -281,12 +286,7 @@ impl Session {
         if let Some(arrival) = receive.offered.take() {
             self.drop_arrival(&arrival);
         }
-        let (from, detail) = (Role::Sender, detail.to_string());
-        let cause = EndCause::PeerCancelled {
-            from,
-            reason,
-            detail,
-        };
+        let cause = by_peer(Role::Sender, reason, detail);
         self.cancel_operation(now, operation, cause);
     }
 
@@ -318,12 +318,7 @@ impl Session {
         match &mut send.course.cancel {
             Some(cancel) => quote(&mut cancel.cause, detail),
             None => {
-                let (from, detail) = (Role::Receiver, detail.to_string());
-                let cause = EndCause::PeerCancelled {
-                    from,
-                    reason,
-                    detail,
-                };
+                let cause = by_peer(Role::Receiver, reason, detail);
                 self.begin_cancel_send(now, transfer, cause);
             }
         }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::cancel::cancel_frame;
+use super::cancel::{by_peer, cancel_frame};
 use super::error::{EndCause, SessionError};
 use super::matching::{Arrival, PostedWindow};
 use super::one_sided::Origin;
@@ -332,11 +332,8 @@ impl Session {
         }
         match counts.receives.remove(number) {
             Some(operation) => {
-                let cause = EndCause::PeerCancelled {
-                    from: Role::Sender,
-                    reason: CancelReason::Requested,
-                    detail: "the send of its number was withdrawn".to_owned(),
-                };
+                let detail = "the send of its number was withdrawn";
+                let cause = by_peer(Role::Sender, CancelReason::Requested, detail);
                 self.cancel_operation(now, operation, cause);
             }
             None => counts.add_hole(number),

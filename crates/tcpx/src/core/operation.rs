@@ -99,7 +99,7 @@ impl Operation {
             parts: BTreeMap::new(),
             chunks: 0,
             started,
-            phases: Phases::new(),
+            phases: Phases::default(),
         }
     }
 
