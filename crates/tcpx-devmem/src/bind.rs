@@ -175,16 +175,15 @@ impl Devmem {
         options: &ReceiveOptions,
     ) -> Result<u32, DevmemError> {
         let interface = options.interface.as_str();
+        let subject = self.subject(interface);
         let holder = |queue| record.holds.iter().find(|hold| hold.queue == queue);
         if let Some(queue) = options.queue {
             return match holder(queue) {
                 None => Ok(queue),
-                Some(hold) => Err(DevmemError::QueueTaken {
-                    interface: interface.to_owned(),
-                    queue,
-                    by: format!("process {} ({})", hold.pid, hold.program),
-                    refusal: Refusal::of(libc::EBUSY),
-                }),
+                Some(hold) => {
+                    let by = format!("process {} ({})", hold.pid, hold.program);
+                    Err(subject.queue_taken(queue, &by, Refusal::of(libc::EBUSY)))
+                }
             };
         }
         // An interface that does not tell has one queue, and binding will say what is wrong with it.
@@ -196,12 +195,8 @@ impl Devmem {
                 return Ok(queue);
             }
         }
-        Err(DevmemError::QueueTaken {
-            interface: interface.to_owned(),
-            queue: queues - 1,
-            by: "others, as are all the rest".to_owned(),
-            refusal: Refusal::of(libc::EBUSY),
-        })
+        let by = "others, as are all the rest";
+        Err(subject.queue_taken(queues - 1, by, Refusal::of(libc::EBUSY)))
     }
 
     fn own_hold(&self, place: &Place, queue: u32) -> Result<Hold, DevmemError> {
@@ -234,7 +229,7 @@ impl Devmem {
     /// Binds memory for sending from it. Needs no privilege.
     ///
     /// # Errors
-    /// [`DevmemError::NoSend`] when the card cannot, [`DevmemError::OldKernel`] when the kernel cannot,
+    /// [`Why::NoSend`](crate::Why::NoSend) when the card cannot, [`DevmemError::OldKernel`] when the kernel cannot,
     /// or another refusal of the kernel.
     pub fn bind_send(&self, interface: &str, memory: &DmaBuf) -> Result<SendPath, DevmemError> {
         let ifindex = self.ifindex(interface)?;

@@ -84,7 +84,7 @@ impl Devmem {
     /// What an interface says about itself. Needs no privilege.
     ///
     /// # Errors
-    /// [`DevmemError::NoInterface`]; [`DevmemError::NoDriver`] for interfaces of software alone; or the
+    /// [`DevmemError::NoInterface`]; [`Why::NoDriver`](crate::Why::NoDriver) for interfaces of software alone; or the
     /// kernel's refusal.
     pub fn capability(&self, interface: &str) -> Result<Capability, DevmemError> {
         let ifindex = self.ifindex(interface)?;

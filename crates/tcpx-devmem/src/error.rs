@@ -32,6 +32,42 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// In which way the kernel refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Why {
+    /// The process may not.
+    NoPermission,
+    /// Headers are not split from payload.
+    HeaderSplitOff,
+    /// Small packets are not split.
+    HeaderThreshold,
+    /// An XDP program is attached.
+    Xdp,
+    /// An AF_XDP socket has the queue.
+    AfXdp,
+    /// The interface has fewer queues.
+    QueueOutOfRange,
+    /// Other memory is bound to the queue.
+    QueueTaken,
+    /// The queue is lent to a virtual interface.
+    QueueLeased,
+    /// The driver cannot give single queues other memory.
+    NoQueueOperations,
+    /// The interface does no DMA.
+    NoDma,
+    /// No driver stands behind the interface.
+    NoDriver,
+    /// The card cannot send from device memory.
+    NoSend,
+    /// The pool does not suit the card.
+    BadPool,
+    /// The card holds no more rules.
+    RulesFull,
+    /// In another one.
+    Other,
+}
+
 /// Why a step of setting up device memory, or of undoing it, was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -49,156 +85,6 @@ pub enum DevmemError {
     OldKernel {
         /// The interface.
         what: &'static str,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The process may not.
-    #[error(
-        "{operation} on {interface} is not permitted: {refusal}; run as root, or give the program the right: setcap cap_net_admin+ep PROGRAM"
-    )]
-    NoPermission {
-        /// The interface.
-        interface: String,
-        /// What was tried.
-        operation: &'static str,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// Headers are not split from payload.
-    #[error(
-        "{interface} does not split headers from payload: {refusal}; run `ethtool -G {interface} tcp-data-split on`, or use a card and driver that can"
-    )]
-    HeaderSplitOff {
-        /// The interface.
-        interface: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// Small packets are not split.
-    #[error(
-        "{interface} leaves small packets unsplit: {refusal}; run `ethtool -G {interface} hds-thresh 0`"
-    )]
-    HeaderThreshold {
-        /// The interface.
-        interface: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// An XDP program is attached.
-    #[error(
-        "{interface} has an XDP program, which cannot see device memory: {refusal}; run `ip link set dev {interface} xdp off`"
-    )]
-    Xdp {
-        /// The interface.
-        interface: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// An AF_XDP socket has the queue.
-    #[error(
-        "queue {queue} of {interface} belongs to an AF_XDP socket: {refusal}; stop the program that has it (`ss --xdp -p`), or take another queue"
-    )]
-    AfXdp {
-        /// The interface.
-        interface: String,
-        /// The queue.
-        queue: u32,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The interface has fewer queues.
-    #[error(
-        "{interface} has no queue {queue}, only {queues}: {refusal}; take one of 0..{queues}, or make more (`ethtool -L {interface} combined N`)"
-    )]
-    QueueOutOfRange {
-        /// The interface.
-        interface: String,
-        /// The queue asked for.
-        queue: u32,
-        /// Queues there are.
-        queues: u32,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// Other memory is bound to the queue.
-    #[error(
-        "queue {queue} of {interface} is taken by {by}: {refusal}; take another queue, or end its owner (`tcpx devmem status`)"
-    )]
-    QueueTaken {
-        /// The interface.
-        interface: String,
-        /// The queue.
-        queue: u32,
-        /// What is known about the owner.
-        by: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The queue is lent to a virtual interface.
-    #[error(
-        "queue {queue} of {interface} is leased to a virtual interface: {refusal}; bind it through that one, or take another queue"
-    )]
-    QueueLeased {
-        /// The interface.
-        interface: String,
-        /// The queue.
-        queue: u32,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The driver cannot give single queues other memory.
-    #[error(
-        "the driver of {interface} ({driver}) has no queue operations, so it cannot put payload into device memory: {refusal}; drivers that can: gve, bnxt_en, mlx5_core, fbnic (Linux 6.16 and later)"
-    )]
-    NoQueueOperations {
-        /// The interface.
-        interface: String,
-        /// Its driver, as sysfs names it.
-        driver: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The interface does no DMA.
-    #[error(
-        "{interface} ({driver}) does no DMA of its own: {refusal}; use a physical card, see `tcpx devices`"
-    )]
-    NoDma {
-        /// The interface.
-        interface: String,
-        /// Its driver, as sysfs names it.
-        driver: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// No driver stands behind the interface.
-    #[error(
-        "{interface} has no driver that can do {operation}: {refusal}; device memory needs a physical card, see `tcpx devices`"
-    )]
-    NoDriver {
-        /// The interface.
-        interface: String,
-        /// What was tried.
-        operation: &'static str,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The card cannot send from device memory.
-    #[error(
-        "{interface} cannot send from device memory: {refusal}; sends go through host memory instead"
-    )]
-    NoSend {
-        /// The interface.
-        interface: String,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// The pool does not suit the card.
-    #[error(
-        "{interface} cannot use this pool: {refusal}; make its pages whole and physically aligned, or use another kind of memory"
-    )]
-    BadPool {
-        /// The interface.
-        interface: String,
         /// The kernel's answer.
         refusal: Refusal,
     },
@@ -234,29 +120,17 @@ pub enum DevmemError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The card holds no more rules.
-    #[error(
-        "{interface} has no room for another flow rule ({rules} there are): {refusal}; use fewer channels, or remove rules (`ethtool -n {interface}`)"
-    )]
-    RulesFull {
-        /// The interface.
-        interface: String,
-        /// Rules there are.
-        rules: u32,
-        /// The kernel's answer.
-        refusal: Refusal,
-    },
-    /// Anything else that the kernel refuses.
-    #[error("{operation} on {interface} was refused: {refusal}; {hint}")]
+    /// The kernel refused a step on an interface.
+    #[error("{what}: {refusal}; {mend}")]
     Refused {
-        /// The interface.
-        interface: String,
-        /// What was tried.
-        operation: &'static str,
+        /// In which way.
+        why: Why,
+        /// The step, and on what.
+        what: String,
         /// The kernel's answer.
         refusal: Refusal,
         /// What to do.
-        hint: &'static str,
+        mend: String,
     },
     /// What the kernel sent is not what its interface says.
     #[error(
@@ -316,7 +190,15 @@ impl DevmemError {
     /// Whether this, in answer to a bind for sending, leaves the way through host memory: the card or
     /// the kernel cannot send from device memory at all.
     pub fn leaves_staging(&self) -> bool {
-        matches!(self, Self::NoSend { .. } | Self::OldKernel { .. })
+        self.why() == Some(Why::NoSend) || matches!(self, Self::OldKernel { .. })
+    }
+
+    /// In which way the kernel refused, if it did.
+    pub fn why(&self) -> Option<Why> {
+        match self {
+            Self::Refused { why, .. } => Some(*why),
+            _ => None,
+        }
     }
 }
 impl From<DevmemError> for NetworkError {

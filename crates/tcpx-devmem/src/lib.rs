@@ -50,7 +50,7 @@ pub use bind::{Adjust, Devmem, ReceiveOptions};
 pub use calls::{Arrival, LinuxSockets, SocketCalls};
 pub use capability::{Capability, KernelCapability};
 pub use card_state::CardState;
-pub use error::{DevmemError, Refusal};
+pub use error::{DevmemError, Refusal, Why};
 pub use flow::{Flow, FlowRule, Steering};
 pub use holders::Holder;
 pub use landing_test::{Landed, LandingError, watch_landing};

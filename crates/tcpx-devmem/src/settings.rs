@@ -249,17 +249,15 @@ impl Settings<'_> {
             Ok(()) => Ok(()),
             Err(error) => {
                 let refusal = error.refusal("setting the header split")?;
-                let interface = self.interface.to_owned();
+                let subject = self.subject();
                 let words = refusal.words.as_deref().unwrap_or_default();
                 Err(match change {
-                    _ if words.contains("XDP") => DevmemError::Xdp { interface, refusal },
+                    _ if words.contains("XDP") => subject.xdp(refusal),
                     _ if matches!(refusal.errno, libc::EPERM | libc::EACCES) => {
-                        self.subject().refused("setting the header split", refusal)
+                        subject.refused("setting the header split", refusal)
                     }
-                    RingsChange::Split(_) => DevmemError::HeaderSplitOff { interface, refusal },
-                    RingsChange::Threshold(_) => {
-                        DevmemError::HeaderThreshold { interface, refusal }
-                    }
+                    RingsChange::Split(_) => subject.header_split(refusal),
+                    RingsChange::Threshold(_) => subject.header_threshold(refusal),
                 })
             }
         }

@@ -29,11 +29,7 @@ pub(super) fn insert(
             rule: *at,
         });
     }
-    let full = |refusal| DevmemError::RulesFull {
-        interface: subject.interface.to_owned(),
-        rules: u32::try_from(others.len()).unwrap_or(u32::MAX),
-        refusal,
-    };
+    let full = |refusal| subject.rules_full(others.len(), refusal);
     let at = if table.driver_places {
         None
     } else {
@@ -41,7 +37,10 @@ pub(super) fn insert(
         let free = (0..table.places).rev().find(|at| !others.contains(at));
         Some(free.ok_or_else(|| full(Refusal::of(libc::ENOSPC)))?)
     };
-    let hold = hold(record, rule)?;
+    let hold = record.hold(rule.queue).ok_or_else(|| {
+        let by = "nobody any more: its record was removed";
+        subject.queue_taken(rule.queue, by, Refusal::of(libc::ENOENT))
+    })?;
     hold.rules.push(HeldRule { rule, at });
     records.write(record)?;
     let outcome = subject.kernel.insert_rule(subject.interface, &rule, at);
@@ -114,16 +113,4 @@ pub(super) fn table(subject: &Subject<'_>) -> Result<RuleTable, DevmemError> {
         .kernel
         .rules(subject.interface)
         .map_err(|error| subject.failed("reading the flow rules", &error))
-}
-
-fn hold(record: &mut Record, rule: Rule) -> Result<&mut Hold, DevmemError> {
-    let interface = record.interface.clone();
-    record
-        .hold(rule.queue)
-        .ok_or_else(|| DevmemError::QueueTaken {
-            interface,
-            queue: rule.queue,
-            by: "nobody any more: its record was removed".to_owned(),
-            refusal: Refusal::of(libc::ENOENT),
-        })
 }

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use tcpx_devmem::kernel::{Kernel, Linux};
-use tcpx_devmem::{Adjust, Devmem, DevmemError, Flow, ReceiveOptions};
+use tcpx_devmem::{Adjust, Devmem, DevmemError, Flow, ReceiveOptions, Why};
 use tcpx_memory::DmaBuf;
 
 /// The receiver's address in the machine.
@@ -84,7 +84,10 @@ fn bound(interface: &str) -> Result<()> {
 
 /// The error's name, as `refused` takes it.
 fn kind(error: &DevmemError) -> String {
-    let text = format!("{error:?}");
+    let text = match error.why() {
+        Some(why) => format!("{why:?}"),
+        None => format!("{error:?}"),
+    };
     text.split([' ', '(']).next().unwrap_or_default().to_owned()
 }
 
@@ -147,7 +150,7 @@ fn refusals(interface: &str) -> Result<()> {
     let foreign = tempfile::tempdir()?;
     let foreign = Devmem::new(std::sync::Arc::new(Linux), foreign.path().to_owned());
     match foreign.bind_receive(&options(interface, Some(1), Adjust::Nothing)?) {
-        Err(error @ DevmemError::QueueTaken { .. }) => println!("QueueTaken: {error}"),
+        Err(error) if error.why() == Some(Why::QueueTaken) => println!("QueueTaken: {error}"),
         other => bail!("expected the kernel's refusal of a bound queue, got {other:?}"),
     }
     let first = bound.steer(flow(7000))?;
@@ -164,12 +167,12 @@ fn refusals(interface: &str) -> Result<()> {
         Err(error) => Some(error),
     });
     match full {
-        Some(error @ DevmemError::RulesFull { .. }) => println!("RulesFull: {error}"),
+        Some(error) if error.why() == Some(Why::RulesFull) => println!("RulesFull: {error}"),
         other => bail!("expected RulesFull, got {other:?}"),
     }
     drop(rules);
     match devmem.bind_send("lo", &DmaBuf::host(POOL_BYTES)?) {
-        Err(error @ DevmemError::NoSend { .. }) => println!("NoSend: {error}"),
+        Err(error) if error.why() == Some(Why::NoSend) => println!("NoSend: {error}"),
         other => bail!("expected NoSend, got {other:?}"),
     }
     let path = devmem.bind_send(interface, &DmaBuf::host(POOL_BYTES)?)?;
@@ -187,7 +190,7 @@ fn without_rights(interface: &str) -> Result<()> {
     // SAFETY: a plain system call; this process has one thread.
     ensure!(unsafe { libc::setuid(65534) } == 0, "setuid");
     match devmem.bind_receive(&options) {
-        Err(error @ DevmemError::NoPermission { .. }) => println!("NoPermission: {error}"),
+        Err(error) if error.why() == Some(Why::NoPermission) => println!("NoPermission: {error}"),
         other => bail!("expected NoPermission, got {other:?}"),
     }
     match Devmem::system().bind_receive(&options) {
