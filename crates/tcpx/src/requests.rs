@@ -11,32 +11,21 @@ use crate::core::Core;
 /// holds its lock; leaving a request never waits for that.
 #[derive(Default)]
 pub(crate) struct Requests {
-    asked: Mutex<Asked>,
+    asked: Mutex<Vec<Ask>>,
     /// There may be some; for looking without the lock.
     any: AtomicBool,
 }
 
-#[derive(Default)]
-struct Asked {
-    cancels: Vec<OperationId>,
-    revokes: Vec<u64>,
-    close: bool,
+pub(crate) enum Ask {
+    Cancel(OperationId),
+    /// Closes a window.
+    Revoke(u64),
+    Close,
 }
 
 impl Requests {
-    pub(crate) fn cancel(&self, operations: impl Iterator<Item = OperationId>) {
-        self.lock().cancels.extend(operations);
-        self.any.store(true, Ordering::Release);
-    }
-
-    /// Closes a window.
-    pub(crate) fn revoke(&self, window: u64) {
-        self.lock().revokes.push(window);
-        self.any.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn close(&self) {
-        self.lock().close = true;
+    pub(crate) fn add(&self, asks: impl IntoIterator<Item = Ask>) {
+        self.lock().extend(asks);
         self.any.store(true, Ordering::Release);
     }
 
@@ -48,18 +37,16 @@ impl Requests {
         self.any.store(false, Ordering::Relaxed);
         let asked = std::mem::take(&mut *self.lock());
         let now = core.now();
-        for operation in asked.cancels {
-            core.session.cancel(now, operation);
-        }
-        for window in asked.revokes {
-            core.revoke(window);
-        }
-        if asked.close {
-            core.session.close(now);
+        for ask in asked {
+            match ask {
+                Ask::Cancel(operation) => core.session.cancel(now, operation),
+                Ask::Revoke(window) => core.revoke(window),
+                Ask::Close => core.session.close(now),
+            }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Asked> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Ask>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

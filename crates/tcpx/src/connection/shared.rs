@@ -18,7 +18,7 @@ use crate::drive::ProgressOwner;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::notifications::Notifications;
-use crate::requests::Requests;
+use crate::requests::{Ask, Requests};
 
 /// What the engine and all handles share.
 pub(crate) struct Shared {
@@ -237,18 +237,19 @@ impl Shared {
     }
 
     pub(crate) fn cancel(&self, operations: impl Iterator<Item = OperationId>) {
-        if self.is_inherited() {
-            return;
-        }
-        self.requests.cancel(operations);
-        self.nudge();
+        self.ask(operations.map(Ask::Cancel));
     }
 
     pub(crate) fn revoke(&self, window: u64) {
+        self.ask([Ask::Revoke(window)]);
+    }
+
+    /// Leaves requests, and has them seen to.
+    fn ask(&self, asks: impl IntoIterator<Item = Ask>) {
         if self.is_inherited() {
             return;
         }
-        self.requests.revoke(window);
+        self.requests.add(asks);
         self.nudge();
     }
 
@@ -283,14 +284,10 @@ impl Shared {
     }
 
     pub(super) fn close(&self) {
-        if self.is_inherited() {
-            return;
-        }
-        if self.progress_owner.is_manual() {
+        if !self.is_inherited() && self.progress_owner.is_manual() {
             self.end_manual(&mut self.lock());
         }
-        self.requests.close();
-        self.nudge();
+        self.ask([Ask::Close]);
     }
 }
 

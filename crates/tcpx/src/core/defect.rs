@@ -11,15 +11,16 @@ use crate::error::Error;
 impl Core {
     /// As [`Core::progress`]; a panic in it is the end of the connection.
     pub(crate) fn guarded_progress(&mut self) -> Turn {
-        match catch_unwind(AssertUnwindSafe(|| self.progress())) {
-            Ok(turn) => turn,
-            Err(panic) => self.defect(words(&*panic)),
-        }
+        self.guarded(Self::progress)
     }
 
     /// As [`start`](Self::start), guarded in the same way.
     pub(crate) fn guarded_start(&mut self) -> Turn {
-        match catch_unwind(AssertUnwindSafe(|| self.start())) {
+        self.guarded(Self::start)
+    }
+
+    fn guarded(&mut self, work: fn(&mut Self) -> Turn) -> Turn {
+        match catch_unwind(AssertUnwindSafe(|| work(self))) {
             Ok(turn) => turn,
             Err(panic) => self.defect(words(&*panic)),
         }
