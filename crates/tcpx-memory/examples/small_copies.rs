@@ -10,7 +10,7 @@ use tcpx_memory::{
     After, BouncePool, CudaError, Fence, Gpu, MemoryError, Region, SmallCopies, UnpackMethod,
     Unpacker, Work,
 };
-use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
+use tcpx_wire::{Descriptors, Fragment, Limits};
 
 const LIMIT: Duration = Duration::from_secs(1);
 
@@ -99,19 +99,18 @@ fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
 
 /// One piece that covers everything.
 fn whole(bytes: usize) -> Outcome<Arc<Descriptors>> {
-    let mut list = ScatterList::new();
-    list.push(Fragment {
+    let whole = Fragment {
         source_offset: 0,
         length: u32::try_from(bytes).map_err(text)?,
         destination_offset: 0,
-    });
+    };
     let limits = Limits {
         pool_bytes: bytes as u64,
         destination_bytes: bytes as u64,
         received_bytes: bytes as u64,
     };
     let mut descriptors = Descriptors::new();
-    descriptors.build(&list, limits).map_err(text)?;
+    descriptors.build(&[whole], limits).map_err(text)?;
     Ok(Arc::new(descriptors))
 }
 

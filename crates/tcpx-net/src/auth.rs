@@ -12,8 +12,8 @@ use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
     ClientHandshake, Established, HandshakeError, LaneClient, Message, Step,
 };
-use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
+use tcpx_wire::lane_seal::LaneKeys;
 
 use crate::error::NetworkError;
 use crate::key_ring::{self, KeyRing, KeyRingError};

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 pub use even::{EvenList, EvenPieces};
 
-use crate::scatter::{Fragment, ScatterList};
+use crate::scatter::Fragment;
 
 /// One copy from the bounce pool to the destination.
 ///
@@ -82,7 +82,7 @@ impl Descriptors {
     ///
     /// # Errors
     /// When the list breaks `limits`; there are then no copies.
-    pub fn build(&mut self, list: &ScatterList, limits: Limits) -> Result<(), ScatterError> {
+    pub fn build(&mut self, list: &[Fragment], limits: Limits) -> Result<(), ScatterError> {
         let result = self.fill(list, limits);
         if result.is_err() {
             self.clear();

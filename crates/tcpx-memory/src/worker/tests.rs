@@ -233,19 +233,18 @@ fn all_who_ask_share_one_worker() {
 fn descriptors_made_for_other_memory_are_refused() {
     let pool = BouncePool::from(region(&[1; 100]));
     let to = region(&[0; 100]);
-    let mut list = ScatterList::new();
-    list.push(Fragment {
+    let piece = Fragment {
         source_offset: 90,
         length: 11,
         destination_offset: 0,
-    });
+    };
     let limits = Limits {
         pool_bytes: 200,
         destination_bytes: 200,
         received_bytes: 11,
     };
     let mut descriptors = Descriptors::new();
-    descriptors.build(&list, limits).unwrap();
+    descriptors.build(&[piece], limits).unwrap();
     let work = |pool: &BouncePool, to| Work::Unpack {
         pool: pool.clone(),
         descriptors: Arc::new(descriptors.clone()),

@@ -15,7 +15,7 @@ fn fragment(source_offset: u64, length: u32, destination_offset: u64) -> Fragmen
 
 fn built(fragments: &[Fragment], limits: Limits) -> Result<Vec<Descriptor>, ScatterError> {
     let mut descriptors = Descriptors::new();
-    let result = descriptors.build(&fragments.iter().copied().collect(), limits);
+    let result = descriptors.build(fragments, limits);
     assert_eq!(
         result.is_err(),
         descriptors.is_empty() && limits.received_bytes > 0
@@ -78,7 +78,7 @@ proptest! {
         let mut descriptors = Descriptors::new();
         descriptors
             .build(
-                &list.iter().copied().collect(),
+                &list,
                 Limits { pool_bytes: POOL as u64, destination_bytes: end, received_bytes: total },
             )
             .unwrap();
@@ -121,7 +121,7 @@ proptest! {
         received in 0u64..128,
     ) {
         for list in [raw, small] {
-            let list: ScatterList = list.into_iter().map(|(s, l, d)| fragment(s, l, d)).collect();
+            let list: Vec<Fragment> = list.into_iter().map(|(s, l, d)| fragment(s, l, d)).collect();
             let limits = Limits { pool_bytes: 70, destination_bytes: 70, received_bytes: received };
             let mut descriptors = Descriptors::new();
             if descriptors.build(&list, limits).is_ok() {
@@ -169,9 +169,9 @@ proptest! {
         }) && list[count - 1].length <= list[0].length;
         let mut descriptors = Descriptors::new();
         // What was there before leaves no trace.
-        descriptors.build(&[fragment(0, 3, 0), fragment(8, 3, 3)].into_iter().collect(), limits(6)).unwrap();
+        descriptors.build(&[fragment(0, 3, 0), fragment(8, 3, 3)], limits(6)).unwrap();
         let total = list.iter().map(|piece| u64::from(piece.length)).sum();
-        descriptors.build(&list.iter().copied().collect(), limits(total)).unwrap();
+        descriptors.build(&list, limits(total)).unwrap();
         let pieces = descriptors.even_pieces();
         prop_assert_eq!(pieces.is_some(), is_even && count > 1, "{:?}", list);
         if let Some(EvenPieces { start, unit, last, sources }) = pieces {
@@ -194,9 +194,7 @@ fn even_lists_of_neighbouring_destinations_become_one() {
             fragment(from + 100 * index as u64, *length, to - u64::from(*length))
         });
         let pieces: Vec<_> = pieces.collect();
-        descriptors
-            .build(&pieces.into_iter().collect(), limits(to))
-            .unwrap();
+        descriptors.build(&pieces, limits(to)).unwrap();
         descriptors
     };
     let (first, second) = (list(0, &[8, 8]), list(1000, &[8, 8, 5]));
@@ -365,7 +363,7 @@ fn each_broken_bound_is_named() {
 #[test]
 fn blocks_hold_what_a_queue_slot_holds() {
     let mut descriptors = Descriptors::new();
-    let list: ScatterList = (0..5000).map(|at| fragment(at * 2, 1, at)).collect();
+    let list: Vec<Fragment> = (0..5000).map(|at| fragment(at * 2, 1, at)).collect();
     descriptors.build(&list, limits(5000)).unwrap();
     let lengths: Vec<usize> = descriptors.blocks().map(<[Descriptor]>::len).collect();
     assert_eq!(lengths, [2048, 2048, 904]);
@@ -376,7 +374,7 @@ fn building_again_reuses_the_room() {
     let mut descriptors = Descriptors::with_capacity(64);
     let room = descriptors.entries.as_ptr();
     for round in 0..10 {
-        let list: ScatterList = (0..64)
+        let list: Vec<Fragment> = (0..64)
             .rev()
             .map(|at| fragment(at * 3, 2, at * 3))
             .collect();

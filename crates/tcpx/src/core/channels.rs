@@ -317,7 +317,8 @@ pub(super) mod tests {
             destination_bytes: 100_000,
             received_bytes: 100_000,
         };
-        let built = Arc::get_mut(&mut list).map(|list| list.build(&entries.collect(), limits));
+        let built =
+            Arc::get_mut(&mut list).map(|list| list.build(&entries.collect::<Vec<_>>(), limits));
         assert_eq!(built, Some(Ok(())));
         let shared = Arc::clone(&list);
         unpacker.give_list_back(Arc::clone(&list));

@@ -247,8 +247,7 @@ fn what_a_card_wrote_is_flushed_before_it_is_unpacked() {
         received_bytes: 100,
     };
     let mut descriptors = Descriptors::new();
-    let list = std::iter::once(fragment).collect();
-    descriptors.build(&list, limits).unwrap();
+    descriptors.build(&[fragment], limits).unwrap();
     let descriptors = Arc::new(descriptors);
     let unpack = |pool| {
         let before = fake::device_memory::workers_flushes();

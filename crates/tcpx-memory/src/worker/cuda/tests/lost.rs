@@ -70,12 +70,11 @@ fn memory_of_a_gather_that_cannot_be_followed_is_kept() {
 
 /// A list of one piece by this method.
 fn unpack(pool: &Region, to: &Region, with: UnpackMethod) -> Work {
-    let mut scatter = ScatterList::new();
-    scatter.push(Fragment {
+    let piece = Fragment {
         source_offset: 0,
         length: pool.len() as u32,
         destination_offset: 0,
-    });
+    };
     let bytes = pool.len() as u64;
     let limits = Limits {
         pool_bytes: bytes,
@@ -83,7 +82,7 @@ fn unpack(pool: &Region, to: &Region, with: UnpackMethod) -> Work {
         received_bytes: bytes,
     };
     let mut descriptors = Descriptors::new();
-    descriptors.build(&scatter, limits).unwrap();
+    descriptors.build(&[piece], limits).unwrap();
     Work::Unpack {
         pool: BouncePool::from(pool.clone()),
         descriptors: Arc::new(descriptors),
