@@ -63,7 +63,7 @@ pub(super) fn open(
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<Lanes>, NetworkError> {
     let ours = interface.and_then(|name| address_of(name, setup.local.ip()));
-    let theirs = exchange.exchange(&hello(wanted, ours))?;
+    let theirs = exchange.exchange(&hello(wanted, ours), &mut ())?;
     let (count, address) = read_hello(&theirs).ok_or_else(|| {
         let start = theirs.get(..16).unwrap_or(&theirs);
         mismatch(
@@ -224,7 +224,7 @@ pub(super) fn agree_on_start(
             words
         }
     };
-    let theirs = exchange.exchange(&ours);
+    let theirs = exchange.exchange(&ours, &mut ());
     steered?;
     match theirs?.as_slice() {
         [READY] => Ok(()),

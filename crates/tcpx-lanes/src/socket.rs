@@ -108,7 +108,20 @@ pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListene
 
 /// Connects within the deadline; the stream is non-blocking.
 pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
-    let deadline = options.deadline;
+    let started = Instant::now();
+    let stream = begin_connect(peer, options)?;
+    let fail = |cause| io_error("poll", peer, cause);
+    match wait(&stream, PollFlags::OUT, options.deadline).map_err(fail)? {
+        true => connected(&stream, peer, started).map(|()| stream),
+        false => Err(SocketError::ConnectTimedOut {
+            peer,
+            waited: started.elapsed(),
+        }),
+    }
+}
+
+/// Begins to connect; once the stream, which is non-blocking, is writable, [`connected`] says what came of it.
+pub fn begin_connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
     let socket = new_socket(peer, &options.congestion, "making a socket")?;
@@ -129,24 +142,24 @@ pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, Soc
             .map_err(|cause| fail("binding the socket to its address", cause))?;
     }
     match socket.connect(&peer.into()) {
-        Ok(()) => {}
-        Err(cause) if cause.raw_os_error() == Some(libc::EINPROGRESS) => {
-            if !wait(&socket, PollFlags::OUT, deadline).map_err(|cause| fail("poll", cause))? {
-                return Err(SocketError::ConnectTimedOut {
-                    peer,
-                    waited: started.elapsed(),
-                });
-            }
-            if let Some(cause) = socket
-                .take_error()
-                .map_err(|cause| fail("SO_ERROR", cause))?
-            {
-                return Err(connect_error(peer, started.elapsed(), cause));
-            }
+        Err(cause) if cause.raw_os_error() != Some(libc::EINPROGRESS) => {
+            Err(connect_error(peer, started.elapsed(), cause))
         }
-        Err(cause) => return Err(connect_error(peer, started.elapsed(), cause)),
+        _ => Ok(socket.into()),
     }
-    Ok(socket.into())
+}
+
+/// Whether a stream that became writable is connected.
+pub fn connected(
+    stream: &TcpStream,
+    peer: SocketAddr,
+    started: Instant,
+) -> Result<(), SocketError> {
+    let error = stream.take_error();
+    match error.map_err(|cause| io_error("SO_ERROR", peer, cause))? {
+        Some(cause) => Err(connect_error(peer, started.elapsed(), cause)),
+        None => Ok(()),
+    }
 }
 
 /// Options for a stream that was accepted; the listener's congestion control came with it.

@@ -21,9 +21,9 @@ use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockRef, Socket, Type};
 use tcpx_memory::{CopyWorker, Gpu, Region};
 use tcpx_net::{
-    Auth, Channel, Completion, Congestion, DialOptions, Exchange, ListenOptions, Listener, Network,
-    NetworkError, Posted, Readiness, ReceiveWindow, SendChunk, Setup, Side, TcpNetwork, TcpOptions,
-    dial,
+    Auth, Channel, Completion, Congestion, DialOptions, Exchange, ListenOptions, Listener,
+    Meanwhile, Network, NetworkError, Posted, Readiness, ReceiveWindow, SendChunk, Setup, Side,
+    TcpNetwork, TcpOptions, dial,
 };
 use tcpx_wire::ChunkPlan;
 
@@ -34,7 +34,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 struct Wire(mpsc::Sender<Vec<u8>>, mpsc::Receiver<Vec<u8>>);
 
 impl Exchange for Wire {
-    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+    fn exchange(&mut self, payload: &[u8], _: &mut dyn Meanwhile) -> Result<Vec<u8>, NetworkError> {
         let gone = |reason: String| NetworkError::Control { reason };
         self.0
             .send(payload.to_vec())

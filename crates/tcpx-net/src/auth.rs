@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::ops::Deref;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ use tcpx_wire::handshake::{
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
 use tcpx_wire::lane_seal::LaneKeys;
 
-use crate::error::NetworkError;
+use crate::error::{NetworkError, SocketError};
 use crate::key_ring::{self, KeyRing, KeyRingError};
 
 /// Most bytes of a handshake that are looked at in one call.
@@ -113,116 +112,140 @@ pub(crate) fn receive_message<T>(
     Ok(Some(outcome))
 }
 
-/// The client's side of either handshake.
+/// The client's side of either handshake, up to its proof, which ends it: the server's welcome is a record.
 pub(crate) trait ClientSide {
     type Outcome;
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Self::Outcome>, HandshakeError>;
+    fn receive(&mut self, input: &mut &[u8]) -> Received<Self::Outcome>;
     fn closed(&self) -> HandshakeError;
 }
 
-/// A client that does not wait for its welcome: what it says next goes out right behind its proof.
-pub(crate) struct Unwelcomed(pub(crate) Option<ClientHandshake>);
+type Received<T> = Result<Option<(Message, T)>, HandshakeError>;
 
-impl ClientSide for Unwelcomed {
+impl ClientSide for ClientHandshake {
     type Outcome = Established;
 
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Established>, HandshakeError> {
-        let side = self.0.as_mut().ok_or(HandshakeError::Ended)?;
-        match side.receive(input)? {
-            Step::Send(proof) => {
-                let unwelcomed = self.0.take().and_then(ClientHandshake::into_unwelcomed);
-                let established = unwelcomed.ok_or(HandshakeError::Ended)?;
-                Ok(Step::SendLast(proof, established))
-            }
-            other => Ok(other),
+    fn receive(&mut self, input: &mut &[u8]) -> Received<Established> {
+        match self.receive(input)? {
+            Step::Send(proof) => Ok(self.take_unwelcomed().map(|session| (proof, session))),
+            _ => Ok(None),
         }
     }
 
     fn closed(&self) -> HandshakeError {
-        self.0
-            .as_ref()
-            .map_or(HandshakeError::Ended, ClientHandshake::closed)
+        self.closed()
     }
 }
 
 impl ClientSide for LaneClient {
     type Outcome = LaneKeys;
 
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneKeys>, HandshakeError> {
-        Self::receive(self, input)
+    fn receive(&mut self, input: &mut &[u8]) -> Received<LaneKeys> {
+        self.receive(input)
     }
 
     fn closed(&self) -> HandshakeError {
-        Self::closed(self)
+        self.closed()
     }
 }
 
-/// A lane's client that keeps its proof back.
-pub(crate) struct Unproved(pub(crate) LaneClient);
-
-impl ClientSide for Unproved {
-    type Outcome = (Message, LaneKeys);
-
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Self::Outcome>, HandshakeError> {
-        Ok(match self.0.receive(input)? {
-            Step::NeedMore => Step::NeedMore,
-            Step::SendLast(proof, joined) => Step::Done((proof, joined)),
-            // A lane's client yields neither.
-            Step::Send(_) | Step::Done(_) => return Err(HandshakeError::Ended),
-        })
-    }
-
-    fn closed(&self) -> HandshakeError {
-        self.0.closed()
-    }
-}
-
-/// Runs a client's handshake on a connected stream.
-pub(crate) fn run_client<S: ClientSide>(
-    stream: &TcpStream,
+/// A client's half of a handshake, from when its stream begins to connect.
+pub(crate) struct Client<S> {
+    pub(crate) stream: TcpStream,
+    pub(crate) deadline: Instant,
     peer: SocketAddr,
-    mut side: S,
-    first: impl Deref<Target = [u8]>,
-    deadline: Instant,
-) -> Result<S::Outcome, NetworkError> {
-    let io = |cause: io::Error| NetworkError::Io {
-        operation: "handshake",
-        address: peer.to_string(),
-        cause: cause.into(),
-        hint: "; the peer may have been overloaded or stopped: look at its log and try again",
-    };
-    let cut_off = |heard: bool| (!heard).then_some(NetworkError::CutOff { peer });
-    if send_message(stream, &first).is_err() {
-        return Err(NetworkError::CutOff { peer });
-    }
-    let mut heard = false;
-    loop {
-        if !socket::wait(stream, PollFlags::IN, deadline).map_err(io)? {
-            return Err(NetworkError::TimedOut {
-                peer,
-                operation: "the handshake",
-            });
+    side: S,
+    started: Instant,
+    /// Until it is connected.
+    first: Option<Message>,
+    heard: bool,
+}
+
+impl<S: ClientSide> Client<S> {
+    /// A stream that connects to `peer`, and the first message to it.
+    pub(crate) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        (side, first): (S, Message),
+        deadline: Instant,
+    ) -> Self {
+        Self {
+            stream,
+            deadline,
+            peer,
+            side,
+            started: Instant::now(),
+            first: Some(first),
+            heard: false,
         }
-        let step = match receive_message(stream, |input| side.receive(input)) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(cut_off(heard).unwrap_or_else(|| io(error))),
-            Ok(None) => match cut_off(heard) {
-                Some(error) => return Err(error),
-                None => Err(side.closed()),
-            },
-            Ok(Some(step)) => {
-                heard = true;
-                step
+    }
+
+    /// Runs it up to the proof, which it does not send.
+    pub(crate) fn run(mut self) -> Result<(Self, Message, S::Outcome), NetworkError> {
+        loop {
+            let waited = socket::wait(&self.stream, self.awaits(), self.deadline);
+            if !waited.map_err(|cause| self.io(cause))? {
+                return Err(self.overdue());
             }
+            if let Some((proof, outcome)) = self.advance()? {
+                return Ok((self, proof, outcome));
+            }
+        }
+    }
+
+    /// What to wait for before it [goes on](Self::advance).
+    pub(crate) fn awaits(&self) -> PollFlags {
+        match self.first {
+            Some(_) => PollFlags::OUT,
+            None => PollFlags::IN,
+        }
+    }
+
+    /// Takes what has come.
+    pub(crate) fn advance(&mut self) -> Result<Option<(Message, S::Outcome)>, NetworkError> {
+        if let Some(first) = self.first.take() {
+            socket::connected(&self.stream, self.peer, self.started)?;
+            return match send_message(&self.stream, &first) {
+                Ok(()) => Ok(None),
+                Err(_) => Err(NetworkError::CutOff { peer: self.peer }),
+            };
+        }
+        let step = match receive_message(&self.stream, |input| self.side.receive(input)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Ok(Some(step)) => step,
+            Ok(None) | Err(_) if !self.heard => {
+                return Err(NetworkError::CutOff { peer: self.peer });
+            }
+            Ok(None) => Err(self.side.closed()),
+            Err(error) => return Err(self.io(error)),
         };
-        match step.map_err(|error| handshake_error(peer, &error))? {
-            Step::NeedMore => {}
-            Step::Send(message) => send_message(stream, &message).map_err(io)?,
-            Step::SendLast(message, outcome) => {
-                send_message(stream, &message).map_err(io)?;
-                return Ok(outcome);
-            }
-            Step::Done(outcome) => return Ok(outcome),
+        self.heard = true;
+        step.map_err(|error| handshake_error(self.peer, &error))
+    }
+
+    pub(crate) fn send(&self, message: &Message) -> Result<(), NetworkError> {
+        send_message(&self.stream, message).map_err(|cause| self.io(cause))
+    }
+
+    /// What it means that the deadline has passed.
+    pub(crate) fn overdue(&self) -> NetworkError {
+        match self.first {
+            Some(_) => NetworkError::Socket(SocketError::ConnectTimedOut {
+                peer: self.peer,
+                waited: self.started.elapsed(),
+            }),
+            None => NetworkError::TimedOut {
+                peer: self.peer,
+                operation: "the handshake",
+            },
+        }
+    }
+
+    pub(crate) fn io(&self, cause: io::Error) -> NetworkError {
+        NetworkError::Io {
+            operation: "handshake",
+            address: self.peer.to_string(),
+            cause: cause.into(),
+            hint: "; the peer may have been overloaded or stopped: look at its log and try again",
         }
     }
 }

@@ -6,11 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket;
-use tcpx_wire::handshake::{ClientHandshake, Established, LaneClient, Message, Session};
+use tcpx_wire::handshake::{ClientHandshake, LaneClient, Message, Session};
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
 
-use crate::auth::{self, Auth, Unproved, Unwelcomed};
+use crate::auth::{self, Auth, Client};
 use crate::error::NetworkError;
 
 pub use again::{ControlStream, dial_control_again};
@@ -46,22 +46,23 @@ pub fn dial(
 ) -> Result<Dialled, NetworkError> {
     let key = auth.client_key();
     with_redials(options.deadline, || {
-        let stream = socket::connect(address, options)?;
+        let stream = socket::begin_connect(address, options)?;
+        // While it connects.
+        let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
+        let (handshake, first) = ClientHandshake::new(key.as_ref(), entropy, options.capabilities);
+        let client = Client::new(stream, address, (handshake, first), options.deadline);
+        let (client, proof, established) = client.run()?;
+        client.send(&proof)?;
+        let stream = client.stream;
         tracing::info!(
             peer = %address,
             congestion_control = socket::congestion_control(&stream),
             "connected"
         );
-        let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
-        let (handshake, first) = ClientHandshake::new(key.as_ref(), entropy, options.capabilities);
-        let side = Unwelcomed(Some(handshake));
-        let Established {
-            session, records, ..
-        } = auth::run_client(&stream, address, side, first, options.deadline)?;
         Ok(Dialled {
             stream,
-            session,
-            records,
+            session: established.session,
+            records: established.records,
         })
     })
 }
@@ -100,12 +101,14 @@ pub struct JoinedLane {
     pub keys: LaneKeys,
 }
 
+/// A lane on its way to the listener's answer.
+pub(crate) type LaneDial = Client<LaneClient>;
+
 /// A lane that the listener has answered, and that has yet to join its session. Dropped, it never was one.
-#[derive(Debug)]
 pub(crate) struct AnsweredLane {
-    peer: SocketAddr,
-    proof: Message,
-    joined: JoinedLane,
+    pub(crate) dial: LaneDial,
+    pub(crate) proof: Message,
+    pub(crate) keys: LaneKeys,
 }
 
 impl AnsweredLane {
@@ -114,22 +117,11 @@ impl AnsweredLane {
     /// # Errors
     /// The connection failed meanwhile.
     pub(crate) fn join(self) -> Result<JoinedLane, NetworkError> {
-        let Self {
-            peer,
-            proof,
-            joined,
-        } = self;
-        let fail = |operation| {
-            move |cause: std::io::Error| NetworkError::Io {
-                operation,
-                address: peer.to_string(),
-                cause: cause.into(),
-                hint: "",
-            }
-        };
-        auth::send_message(&joined.stream, &proof).map_err(fail("handshake"))?;
-        socket::prepare_lane(&joined.stream).map_err(fail("TCP_USER_TIMEOUT"))?;
-        Ok(joined)
+        let Self { dial, proof, keys } = self;
+        dial.send(&proof)?;
+        socket::prepare_lane(&dial.stream).map_err(|cause| dial.io(cause))?;
+        let stream = dial.stream;
+        Ok(JoinedLane { stream, keys })
     }
 }
 
@@ -146,33 +138,33 @@ pub fn dial_lane(
     options: &DialOptions,
 ) -> Result<JoinedLane, NetworkError> {
     with_redials(options.deadline, || {
-        ask_for_lane(address, session, lane, lanes, options)?.join()
+        open_lane(begin_lane(address, session, lane, lanes, options)?)
     })
 }
 
-/// As [`dial_lane`], up to the listener's answer, and once: whoever opens lanes knows whether their session still lives.
-pub(crate) fn ask_for_lane(
-    address: SocketAddr,
+/// Opens a lane that was [begun](begin_lane).
+pub(crate) fn open_lane(dial: LaneDial) -> Result<JoinedLane, NetworkError> {
+    let (dial, proof, keys) = dial.run()?;
+    AnsweredLane { dial, proof, keys }.join()
+}
+
+/// Begins what [`dial_lane`] does, once: whoever opens lanes knows whether their session still lives.
+pub(crate) fn begin_lane(
+    peer: SocketAddr,
     session: &Session,
     lane: u16,
     lanes: u16,
     options: &DialOptions,
-) -> Result<AnsweredLane, NetworkError> {
-    let stream = socket::connect(address, options)?;
-    let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
-    let (handshake, first) = LaneClient::new(session, lane, lanes, entropy).map_err(|error| {
-        NetworkError::Handshake {
-            peer: address,
-            reason: error.to_string(),
-        }
+) -> Result<LaneDial, NetworkError> {
+    let stream = socket::begin_connect(peer, options)?;
+    let entropy = auth::entropy().map_err(|cause| no_random(peer, cause))?;
+    let opened = LaneClient::new(session, lane, lanes, entropy);
+    let (handshake, first) = opened.map_err(|error| NetworkError::Handshake {
+        peer,
+        reason: error.to_string(),
     })?;
-    let side = Unproved(handshake);
-    let (proof, keys) = auth::run_client(&stream, address, side, first, options.deadline)?;
-    Ok(AnsweredLane {
-        peer: address,
-        proof,
-        joined: JoinedLane { stream, keys },
-    })
+    let side = (handshake, first);
+    Ok(Client::new(stream, peer, side, options.deadline))
 }
 
 fn no_random(address: SocketAddr, cause: std::io::Error) -> NetworkError {

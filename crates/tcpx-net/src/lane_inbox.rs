@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tcpx_wire::lane_seal::LaneKeys;
 
 use crate::dial::ControlStream;
@@ -183,7 +183,8 @@ impl LaneInbox {
             if Instant::now() >= deadline {
                 return Ok(None);
             }
-            exchange.wait(Some(readable.as_fd()), deadline)?;
+            let readable = PollFd::new(readable, PollFlags::IN);
+            exchange.wait(vec![readable], deadline)?;
         }
     }
 

@@ -2,11 +2,10 @@
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, poll};
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::socket::timespec;
 use tcpx_memory::CopyWorker;
@@ -58,32 +57,54 @@ pub struct Setup<'a> {
 
 /// Rounds of opaque set-up messages over the control connection.
 pub trait Exchange {
-    /// One round: sends our payload and returns the peer's. Both sides must call it equally often.
+    /// One round: sends our payload, has `other` go on until the peer's has come, and returns that. One that cannot leaves
+    /// `other` alone. Both sides must call it equally often.
     ///
     /// # Errors
     /// The control connection failed, the peer sent something else, or the set-up deadline passed.
-    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError>;
+    fn exchange(
+        &mut self,
+        payload: &[u8],
+        other: &mut dyn Meanwhile,
+    ) -> Result<Vec<u8>, NetworkError>;
 
     /// From here on nothing but the peer's own failure keeps this side from carrying chunks: it may be told, and wait no
     /// longer, while the rest is done. One that is not told waits for the end of [`Network::establish`].
     fn ready(&mut self) {}
 
-    /// Between rounds: waits until `descriptor` is readable, at most until `deadline`, and hears meanwhile
+    /// Between rounds: waits until one of the descriptors is ready, at most until `deadline`, and hears meanwhile
     /// whether the peer gives the set-up up; one that cannot hear waits all the same. May come back early.
     ///
     /// # Errors
     /// The peer gave up, or the control connection failed.
     fn wait(
         &mut self,
-        descriptor: Option<BorrowedFd<'_>>,
+        mut descriptors: Vec<PollFd<'_>>,
         deadline: Instant,
     ) -> Result<(), NetworkError> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut watched = descriptor.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
         // Interrupted or in vain: the caller looks again.
-        let _ = poll(watched.as_mut_slice(), Some(&timespec(left)));
+        let _ = poll(&mut descriptors, Some(&timespec(left)));
         Ok(())
     }
+}
+
+/// What goes on while a round of set-up messages waits for the peer.
+pub trait Meanwhile {
+    /// What it waits for itself.
+    fn awaits(&self) -> Vec<PollFd<'_>>;
+
+    /// Goes on without waiting.
+    fn advance(&mut self);
+}
+
+/// Nothing does.
+impl Meanwhile for () {
+    fn awaits(&self) -> Vec<PollFd<'_>> {
+        Vec::new()
+    }
+
+    fn advance(&mut self) {}
 }
 
 /// A way of moving chunks between processes.

@@ -174,7 +174,7 @@ impl Network for PluginNetwork {
         let (handles, accepting) = limits.bound(&self.started, "listen", move |started| {
             started.listen(count)
         })?;
-        let theirs = exchange.exchange(&handles);
+        let theirs = exchange.exchange(&handles, &mut ());
         let theirs = theirs.and_then(|theirs| self.handles(&theirs, count, setup.peer));
         let theirs = match theirs {
             Ok(theirs) => theirs,

@@ -13,7 +13,7 @@
 
 mod advert;
 mod agree;
-mod early;
+mod dials;
 mod lanes;
 mod loops;
 mod loss;
@@ -42,7 +42,6 @@ use tcpx_wire::Taper;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup, Side};
-use early::Early;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -191,8 +190,8 @@ impl Network for TcpNetwork {
         };
         let wanted = self.lanes(setup.channels);
         let wish = agree::wish(wanted, self.options.interfaces.as_deref(), setup)?;
-        let early = Early::start(wanted.0, &wish.1, setup);
-        let agreed = agree::agree(wish, setup, exchange)?;
+        let mut early = open::early(wanted.0, &wish.1, setup);
+        let agreed = agree::agree(wish, setup, &mut early, exchange)?;
         let lanes = agreed.lanes;
         // A filter may still refuse what comes.
         if setup.side == Side::Server && agreed.cards.filter.is_none() {

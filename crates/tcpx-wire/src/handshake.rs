@@ -22,7 +22,7 @@ mod session;
 
 pub use client::ClientHandshake;
 pub use error::{FirstBytes, HandshakeError};
-pub use lane::{LaneAccepted, LaneClient, LaneRefusal, LaneRequest, LaneServer};
+pub use lane::{LaneAccepted, LaneClient, LaneRequest, LaneServer};
 pub use message::Message;
 pub(crate) use noise::public_key;
 pub use server::{ServerHandshake, ServerStep};

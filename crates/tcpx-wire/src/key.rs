@@ -33,7 +33,11 @@ pub(crate) const STATIC_BYTES: usize = 32;
 /// Whoever holds it can serve and connect. It has no `Display`, and `Debug` hides it: it is printed only where
 /// [`Key::to_text`] is called.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
-pub struct Key([u8; Self::BYTES]);
+pub struct Key {
+    secret: [u8; Self::BYTES],
+    /// The public half of the static key pair.
+    public: [u8; STATIC_BYTES],
+}
 
 impl Key {
     /// Bytes of a key.
@@ -45,7 +49,14 @@ impl Key {
     pub fn generate(fill: &mut dyn FnMut(&mut [u8])) -> Self {
         let mut bytes = [0; Self::BYTES];
         fill(&mut bytes);
-        Self(bytes)
+        Self::of(bytes)
+    }
+
+    fn of(secret: [u8; Self::BYTES]) -> Self {
+        let public = [0; STATIC_BYTES];
+        let mut key = Self { secret, public };
+        key.public = public_key(&key.static_private());
+        key
     }
 
     /// Reads a key's text: base32 (RFC 4648, no padding) in either case; white space around it is ignored.
@@ -61,7 +72,7 @@ impl Key {
 
     /// The text for the server's key file.
     pub fn to_text(&self) -> String {
-        text::<{ Self::BYTES + CHECK_BYTES }>("tcpx server key", &self.0)
+        text::<{ Self::BYTES + CHECK_BYTES }>("tcpx server key", &self.secret)
     }
 
     /// What a client needs to connect.
@@ -69,7 +80,7 @@ impl Key {
         let mut psk = [0; PSK_BYTES];
         self.derive(b"pre-shared key", &mut psk);
         ClientKey {
-            public: public_key(&self.static_private()),
+            public: self.public,
             psk,
         }
     }
@@ -80,7 +91,7 @@ impl Key {
         let mut psk = [0; PSK_BYTES];
         fill(&mut psk);
         ClientKey {
-            public: public_key(&self.static_private()),
+            public: self.public,
             psk,
         }
     }
@@ -96,7 +107,7 @@ impl Key {
         self.derive(b"no client", &mut *decoy);
         Identity(Arc::new(Parts {
             private: self.static_private(),
-            public: public_key(&self.static_private()),
+            public: self.public,
             decoy,
             clients,
         }))
@@ -110,7 +121,7 @@ impl Key {
     }
 
     fn derive(&self, label: &[u8], out: &mut [u8]) {
-        Hkdf::<Sha256>::new(Some(b"tcpx key"), &self.0)
+        Hkdf::<Sha256>::new(Some(b"tcpx key"), &self.secret)
             .expand(label, out)
             .expect("HKDF-SHA256 yields up to 8160 bytes and at most 32 are asked for");
     }
@@ -118,7 +129,7 @@ impl Key {
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
+        self.secret.ct_eq(&other.secret).into()
     }
 }
 
@@ -201,7 +212,7 @@ impl ClientKey {
 
     /// Whether it connects to the server that has `key`.
     pub fn is_for(&self, key: &Key) -> bool {
-        self.public == public_key(&key.static_private())
+        self.public == key.public
     }
 
     pub(crate) fn public(&self) -> &[u8; STATIC_BYTES] {
@@ -265,9 +276,9 @@ impl AnyKey {
         }
         if text.len() == Key::TEXT_CHARACTERS {
             let bytes = decode::<{ Key::BYTES + CHECK_BYTES }>("tcpx server key", text)?;
-            let mut key = Key([0; Key::BYTES]);
-            key.0.copy_from_slice(&bytes[..Key::BYTES]);
-            return Ok(Self::Server(key));
+            let mut secret = Zeroizing::new([0; Key::BYTES]);
+            secret.copy_from_slice(&bytes[..Key::BYTES]);
+            return Ok(Self::Server(Key::of(*secret)));
         }
         let bytes = decode::<{ ClientKey::BYTES + CHECK_BYTES }>("tcpx client key", text)?;
         let mut key = ClientKey {

@@ -102,7 +102,7 @@ struct Agreed {
 /// Settings, the network's part, and both sides ready.
 fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<Agreed, Error> {
     let peer_settings = |set_up: &mut SetUp| {
-        set_up.wait_for("the peer's settings", |action| match action {
+        set_up.wait_for("the peer's settings", &mut (), |action| match action {
             Action::PeerSettings(settings) => Ok(settings),
             other => Err(other),
         })
@@ -136,7 +136,7 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
         None => peer_settings(set_up)?,
     };
     set_up.session.ready();
-    set_up.wait_for("the peer's data channels", |action| match action {
+    set_up.wait_for("the peer's data channels", &mut (), |action| match action {
         Action::PeerReady => Ok(()),
         other => Err(other),
     })?;

@@ -83,8 +83,14 @@ fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
 fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) -> bool {
     let end = match side {
         Side::Client(client) => client.receive(input).map(|step| step.map_done()),
-        Side::LaneClient(client) => client.receive(input).map(|step| step.map_done()),
-        Side::LaneServer(server) => server.receive(input).map(|step| step.map_done()),
+        Side::LaneClient(client) => client.receive(input).map(|answered| match answered {
+            Some((proof, _)) => Next::SendLast(proof.to_vec()),
+            None => Next::NeedMore,
+        }),
+        Side::LaneServer(server) => server.receive(input).map(|proved| match proved {
+            Some(_) => Next::Done,
+            None => Next::NeedMore,
+        }),
         Side::Server(server) => match server.receive(input) {
             Ok(ServerStep::NeedMore) => Ok(Next::NeedMore),
             Ok(ServerStep::Send(message)) => Ok(Next::Send(message.to_vec())),

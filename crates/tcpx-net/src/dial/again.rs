@@ -1,6 +1,6 @@
 //! Another control connection for a session, over whichever way works.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tcpx_wire::handshake::{LaneClient, Session};
 use tcpx_wire::record::Records;
 
 use super::{DialOptions, no_random};
-use crate::auth;
+use crate::auth::{self, Client};
 use crate::channel::Way;
 use crate::error::NetworkError;
 
@@ -136,21 +136,15 @@ impl Round {
                 reason: "another way was faster".to_owned(),
             });
         }
-        let records = self.prove(&stream, way.peer, options.deadline)?;
+        let entropy = auth::entropy().map_err(|cause| no_random(way.peer, cause))?;
+        let side = LaneClient::resume(&self.session, entropy);
+        let dial = Client::new(stream, way.peer, side, options.deadline);
+        let (dial, proof, keys) = dial.run()?;
+        dial.send(&proof)?;
+        let (stream, records) = (dial.stream, Records::new(keys));
         *over = true;
         // Before the lock is let go of: whoever ends the round takes it then, and finds this.
         drop(self.answers.send(Ok(ControlStream { stream, records })));
         Ok(())
-    }
-
-    fn prove(
-        &self,
-        stream: &TcpStream,
-        peer: SocketAddr,
-        deadline: Instant,
-    ) -> Result<Records, NetworkError> {
-        let entropy = auth::entropy().map_err(|cause| no_random(peer, cause))?;
-        let (handshake, first) = LaneClient::resume(&self.session, entropy);
-        auth::run_client(stream, peer, handshake, first, deadline).map(Records::new)
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
-    Established, LaneAccepted, LaneRefusal, LaneRequest, ServerHandshake, SessionId, SessionKey,
+    Established, LaneAccepted, LaneRequest, ServerHandshake, SessionId, SessionKey,
 };
 use tcpx_wire::key::Identity;
 use tcpx_wire::record::Records;
@@ -256,7 +256,7 @@ impl Acceptor {
                 }
             },
             None => {
-                let (answer, error) = request.refuse(LaneRefusal::UnknownSession);
+                let (answer, error) = request.refuse();
                 self.reports.refused(now, greeting.peer, &error);
                 greeting.refuse(&answer)
             }

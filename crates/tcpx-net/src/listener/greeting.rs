@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, recv};
 use tcpx_wire::handshake::{
     Established, HandshakeError, LaneAccepted, LaneRequest, LaneServer, Message, ServerHandshake,
-    ServerStep, Step,
+    ServerStep,
 };
 
 use crate::auth::{self, PEEK_BYTES};
@@ -112,7 +112,7 @@ impl Greeting {
         match self.try_advance() {
             Ok(progress) => progress,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Progress::Waiting,
-            Err(_) if self.is_farewell() => Progress::Gone,
+            Err(_) if !matches!(self.state, State::Hello(_)) => Progress::Gone,
             Err(error) => Progress::Failed(error.to_string()),
         }
     }
@@ -147,11 +147,8 @@ impl Greeting {
                     return Ok(Progress::Gone);
                 };
                 match step {
-                    Ok(Step::Done(accepted)) => Ok(Progress::Lane(Box::new(accepted))),
-                    // This side has nothing to send any more.
-                    Ok(Step::NeedMore | Step::Send(_) | Step::SendLast(..)) => {
-                        Ok(Progress::Waiting)
-                    }
+                    Ok(Some(accepted)) => Ok(Progress::Lane(Box::new(accepted))),
+                    Ok(None) => Ok(Progress::Waiting),
                     Err(error) => Ok(Progress::Failed(error.to_string())),
                 }
             }

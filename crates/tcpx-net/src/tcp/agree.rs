@@ -12,7 +12,7 @@ use super::advert::{Advert, NicAddress};
 use super::pairs::{pair_up, same_network};
 use crate::channel::Way;
 use crate::error::NetworkError;
-use crate::network::{Exchange, Setup, Side};
+use crate::network::{Exchange, Meanwhile, Setup, Side};
 
 /// What both sides agreed on.
 #[derive(Debug)]
@@ -86,13 +86,23 @@ pub(super) fn wish(
     Ok((ours, cards))
 }
 
-/// One round with the peer.
+/// The way of the control connection.
+pub(super) fn plain(setup: &Setup<'_>) -> Way {
+    Way {
+        local: None,
+        interface: None,
+        peer: setup.peer,
+    }
+}
+
+/// One round with the peer; `early` goes on meanwhile.
 pub(super) fn agree(
     (ours, cards): (Advert, Cards),
     setup: &Setup<'_>,
+    early: &mut dyn Meanwhile,
     exchange: &mut dyn Exchange,
 ) -> Result<Agreed, NetworkError> {
-    let arrived = exchange.exchange(&ours.encode())?;
+    let arrived = exchange.exchange(&ours.encode(), early)?;
     let theirs = Advert::decode(&arrived)
         .map_err(|(expected, arrived)| mismatch(setup, expected, arrived))?;
     if ours.encrypt != theirs.encrypt {
@@ -101,11 +111,7 @@ pub(super) fn agree(
             ours: ours.encrypt,
         });
     }
-    let plain = Way {
-        local: None,
-        interface: None,
-        peer: setup.peer,
-    };
+    let plain = plain(setup);
     let routes = match setup.side {
         Side::Server => vec![plain],
         Side::Client => {

@@ -6,21 +6,34 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::arrival;
 
-use super::agree::{Agreed, Cards, mismatch};
-use super::early::Early;
+use super::agree::{Agreed, Cards, mismatch, plain};
+use super::dials::Dials;
 use super::repair::{Arrivals, Dialler, Repair};
 use crate::channel::Way;
-use crate::dial::{JoinedLane, pauses};
+use crate::dial::JoinedLane;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
 /// A way that no lane could be opened over for this long is not used.
-pub(super) const TRY: Duration = Duration::from_millis(1500);
+const TRY: Duration = Duration::from_millis(1500);
+
+/// Lanes that the client opens while the server's wish is still under way to it: as many as it wishes the way of the
+/// control connection, unless they will take others.
+pub(super) fn early(lanes: u16, cards: &Cards, setup: &Setup<'_>) -> Dials {
+    let waits = setup.side == Side::Server || cards.bind();
+    let plain = vec![plain(setup); usize::from(lanes)];
+    let soon = setup.deadline.min(Instant::now() + TRY);
+    let mut dials = Dials::new(Dialler::new(setup, plain.clone()), soon);
+    for (lane, way) in (0..lanes).zip(plain).filter(|_| !waits) {
+        dials.want(lane, way, false, true);
+    }
+    dials
+}
 
 /// All lanes by number, how they come back when they die, and the ways they take, for a person.
 pub(super) fn open(
     agreed: Agreed,
-    early: Early,
+    early: Dials,
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
 ) -> Result<(Vec<JoinedLane>, Repair, String), NetworkError> {
@@ -51,46 +64,26 @@ pub(super) fn open(
 
 fn dial(
     lanes: u16,
-    early: Early,
+    mut dials: Dials,
     (routes, cards): (&[Way], &Cards),
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
 ) -> Result<(Vec<JoinedLane>, Dialler), NetworkError> {
     let spread = (0..lanes).zip(routes.iter().cycle());
     let spread: Vec<Way> = spread.map(|(_, route)| route.clone()).collect();
-    let plain = Way {
-        local: None,
-        interface: None,
-        peer: setup.peer,
-    };
-    // A way shows now whether it works; that of the control connection has to.
-    let deadline = if routes == [plain.clone()] {
-        setup.deadline
-    } else {
-        setup.deadline.min(Instant::now() + TRY)
-    };
-    let all: Vec<u16> = (0..lanes).collect();
+    let plain = plain(setup);
+    let is_plain = routes == [plain.clone()];
     let first = Dialler::new(setup, spread.clone());
-    let mut opened: Vec<_> = match routes == [plain.clone()] {
-        true => early.join(lanes),
-        false => Vec::new(),
-    };
-    opened.resize_with(all.len(), || None);
-    let rest: Vec<u16> = all
-        .iter()
-        .copied()
-        .filter(|lane| opened[usize::from(*lane)].is_none())
-        .collect();
-    let dialled = open_all(&rest, exchange, deadline, |lane| {
-        let route = &spread[usize::from(lane)];
-        first.try_way(lane, cards.share_network(route), deadline)
-    })?;
-    let mut dialled = dialled.into_iter();
-    let opened = opened.into_iter().map_while(|joined| match joined {
-        Some(joined) => Some(Ok((joined, plain.clone()))),
-        None => dialled.next(),
-    });
-    let opened: Vec<_> = opened.collect();
+    if is_plain {
+        dials.agreed(first, setup.deadline);
+    } else {
+        // A way shows now whether it works; that of the control connection has to.
+        dials = Dials::new(first, setup.deadline.min(Instant::now() + TRY));
+    }
+    for (lane, way) in (0..).zip(&spread).skip(dials.count()) {
+        dials.want(lane, way.clone(), cards.share_network(way), false);
+    }
+    let opened = dials.finish(spread.len(), exchange)?;
     let mut streams: Vec<Option<JoinedLane>> = Vec::with_capacity(spread.len());
     let mut taken: Vec<Option<Way>> = Vec::with_capacity(spread.len());
     let mut good: Vec<Way> = Vec::new();
@@ -114,7 +107,7 @@ fn dial(
     }
     if good.is_empty() {
         match (last, cards.forbids(setup.local.ip())) {
-            (Some(error), _) if routes == [plain.clone()] => return Err(error),
+            (Some(error), _) if is_plain => return Err(error),
             (Some(error), Some(filter)) => {
                 let text = error.to_string();
                 // Without that error's own advice.
@@ -132,85 +125,24 @@ fn dial(
         }
     }
     // Lanes that are open stay where they are; the others go where there are fewest.
-    let missing: Vec<u16> = all
-        .into_iter()
+    let missing: Vec<u16> = (0..lanes)
         .filter(|lane| taken[usize::from(*lane)].is_none())
         .collect();
     for lane in &missing {
         let uses = |way: &&Way| taken.iter().flatten().filter(|one| one == way).count();
         taken[usize::from(*lane)] = good.iter().min_by_key(uses).cloned();
     }
-    let dialler = Dialler::new(setup, taken.into_iter().flatten().collect());
-    let opened = open_all(&missing, exchange, setup.deadline, |lane| {
-        dialler.open(lane, setup.deadline)
-    })?;
+    let ways: Vec<Way> = taken.into_iter().flatten().collect();
+    let mut dials = Dials::new(Dialler::new(setup, ways.clone()), setup.deadline);
+    for lane in &missing {
+        dials.want(*lane, ways[usize::from(*lane)].clone(), false, false);
+    }
+    let opened = dials.finish(missing.len(), exchange)?;
     for (lane, opened) in missing.into_iter().zip(opened) {
-        streams[usize::from(lane)] = Some(opened?);
+        streams[usize::from(lane)] = Some(opened?.0);
     }
+    let dialler = Dialler::new(setup, ways);
     Ok((streams.into_iter().flatten().collect(), dialler))
-}
-
-/// Opens lanes at once; again and again those that the peer, crowded by strangers, cuts off before it has read from
-/// them. It cuts them off too when it has gone: the control connection tells.
-fn open_all<T: Send>(
-    lanes: &[u16],
-    exchange: &mut dyn Exchange,
-    deadline: Instant,
-    open: impl Fn(u16) -> Result<T, NetworkError> + Sync,
-) -> Result<Vec<Result<T, NetworkError>>, NetworkError> {
-    let mut opened = at_once(lanes, &open);
-    for pause in pauses() {
-        let is_cut_off = |at: &usize| matches!(opened[*at], Err(NetworkError::CutOff { .. }));
-        let cut_off: Vec<usize> = (0..lanes.len()).filter(is_cut_off).collect();
-        let until = Instant::now() + pause;
-        if cut_off.is_empty() || until >= deadline {
-            break;
-        }
-        tracing::debug!(
-            lanes = cut_off.len(),
-            "closed without an answer; dialling again"
-        );
-        while Instant::now() < until {
-            exchange.wait(None, until)?;
-        }
-        let again: Vec<u16> = cut_off.iter().map(|at| lanes[*at]).collect();
-        for (at, outcome) in cut_off.into_iter().zip(at_once(&again, &open)) {
-            opened[at] = outcome;
-        }
-    }
-    Ok(opened)
-}
-
-/// Opens lanes at once, the last one here and each other by a thread of its own, or here too where the system gives
-/// none.
-fn at_once<T: Send>(
-    lanes: &[u16],
-    open: impl Fn(u16) -> Result<T, NetworkError> + Sync,
-) -> Vec<Result<T, NetworkError>> {
-    let Some((last, others)) = lanes.split_last() else {
-        return Vec::new();
-    };
-    let open = &open;
-    std::thread::scope(|scope| {
-        let start = |lane: u16| {
-            let name = "tcpx-dial".to_owned();
-            let thread = std::thread::Builder::new().name(name);
-            thread.spawn_scoped(scope, move || open(lane))
-        };
-        let started: Vec<_> = others.iter().map(|lane| start(*lane)).collect();
-        let of_last = open(*last);
-        let opened = others.iter().zip(started).map(|(lane, started)| {
-            let Ok(thread) = started else {
-                return open(*lane);
-            };
-            thread.join().unwrap_or_else(|_| {
-                Err(NetworkError::Control {
-                    reason: "the thread that opens a lane panicked".to_owned(),
-                })
-            })
-        });
-        opened.chain([of_last]).collect()
-    })
 }
 
 fn collect(

@@ -16,8 +16,8 @@ use super::roster::Missing;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
-use crate::dial::{AnsweredLane, DialOptions, JoinedLane, ask_for_lane};
-use crate::error::{NetworkError, SocketError};
+use crate::dial::{DialOptions, JoinedLane, LaneDial, begin_lane, open_lane};
+use crate::error::NetworkError;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
 
@@ -62,89 +62,31 @@ impl Dialler {
     }
 
     /// Opens one lane.
-    pub(super) fn open(&self, lane: u16, deadline: Instant) -> Result<JoinedLane, NetworkError> {
-        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
-        let Some(route) = self.routes.get(usize::from(lane)) else {
-            return Err(self.no_route(lane));
+    fn open(&self, lane: u16, deadline: Instant) -> Result<JoinedLane, NetworkError> {
+        let Some(way) = self.routes.get(usize::from(lane)) else {
+            return Err(NetworkError::Control {
+                reason: format!("lane {lane} of {} has no route", self.routes.len()),
+            });
         };
-        self.dial(lane, lanes, route, deadline)
+        open_lane(self.begin(lane, way, deadline)?)
     }
 
-    /// Opens one lane up to the peer's answer.
-    pub(super) fn ask(&self, lane: u16, deadline: Instant) -> Result<AnsweredLane, NetworkError> {
-        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
-        let Some(route) = self.routes.get(usize::from(lane)) else {
-            return Err(self.no_route(lane));
-        };
-        let options = self.options(route, deadline);
-        ask_for_lane(route.peer, &self.session, lane, lanes, &options)
-    }
-
-    /// Opens one lane, and says which way it took: without the card's name where answers come in through
-    /// another card, as they do where cards of one network answer for each other; `shared` says whether
-    /// that may be.
-    pub(super) fn try_way(
+    /// Begins to open one lane.
+    pub(super) fn begin(
         &self,
         lane: u16,
-        shared: bool,
-        deadline: Instant,
-    ) -> Result<(JoinedLane, Way), NetworkError> {
-        let route = self.routes.get(usize::from(lane)).cloned();
-        let Some(route) = route else {
-            return Err(self.no_route(lane));
-        };
-        if route.interface.is_none() || !shared {
-            return Ok((self.open(lane, deadline)?, route));
-        }
-        let now = Instant::now();
-        let half = now + deadline.saturating_duration_since(now) / 2;
-        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
-        let bound = self.dial(lane, lanes, &route, half);
-        let unanswered = matches!(
-            bound,
-            Err(NetworkError::Socket(SocketError::ConnectTimedOut { .. })
-                | NetworkError::TimedOut { .. })
-        );
-        if !unanswered {
-            return bound.map(|stream| (stream, route));
-        }
-        let unbound = Way {
-            interface: None,
-            ..route.clone()
-        };
-        let opened = self.dial(lane, lanes, &unbound, deadline)?;
-        tracing::warn!(
-            peer = %route.peer, interface = route.interface,
-            "nothing comes back through this card unless others may bring it, so all lanes may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
-        );
-        Ok((opened, unbound))
-    }
-
-    fn no_route(&self, lane: u16) -> NetworkError {
-        NetworkError::Control {
-            reason: format!("lane {lane} of {} has no route", self.routes.len()),
-        }
-    }
-
-    fn dial(
-        &self,
-        lane: u16,
-        lanes: u16,
         way: &Way,
         deadline: Instant,
-    ) -> Result<JoinedLane, NetworkError> {
-        let options = self.options(way, deadline);
-        ask_for_lane(way.peer, &self.session, lane, lanes, &options)?.join()
-    }
-
-    fn options(&self, way: &Way, deadline: Instant) -> DialOptions {
-        DialOptions {
+    ) -> Result<LaneDial, NetworkError> {
+        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
+        let options = DialOptions {
             deadline,
             interface: way.interface.clone(),
             source: way.local,
             capabilities: 0,
             congestion: self.congestion.clone(),
-        }
+        };
+        begin_lane(way.peer, &self.session, lane, lanes, &options)
     }
 
     fn run(&self, channel: &std::sync::Weak<Shared>) {

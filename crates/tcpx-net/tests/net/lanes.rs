@@ -2,13 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use rustix::event::PollFd;
 use tcpx_lanes::sealing::Protection;
-use tcpx_net::{Cancel, ChannelError, Completion, Exchange, NetworkError, TcpOptions};
+use tcpx_net::{Cancel, ChannelError, Completion, Exchange, Meanwhile, NetworkError, TcpOptions};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
@@ -395,11 +395,11 @@ fn write_partial(mut lane: &TcpStream) {
 struct Gone;
 
 impl Exchange for Gone {
-    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+    fn exchange(&mut self, payload: &[u8], _: &mut dyn Meanwhile) -> Result<Vec<u8>, NetworkError> {
         Ok(payload.to_vec())
     }
 
-    fn wait(&mut self, _: Option<BorrowedFd<'_>>, _: Instant) -> Result<(), NetworkError> {
+    fn wait(&mut self, _: Vec<PollFd<'_>>, _: Instant) -> Result<(), NetworkError> {
         Err(NetworkError::Control {
             reason: "it has gone".to_owned(),
         })

@@ -202,7 +202,7 @@ fn sessions_that_nobody_accepts_are_bounded() {
         let mut byte = [0];
         late.read_exact(&mut byte).unwrap();
         if let Step::Send(proof) = handshake.receive(&mut byte.as_slice()).unwrap() {
-            break (proof, handshake.into_unwelcomed().unwrap());
+            break (proof, handshake.take_unwelcomed().unwrap());
         }
     };
     let mut last = dial_it().unwrap();

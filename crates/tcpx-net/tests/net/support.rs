@@ -12,8 +12,8 @@ use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
     Accepted, AcceptedLane, Auth, Channel, ChannelError, Completion, Congestion, DialOptions,
-    Exchange, ListenOptions, Listener, Network, NetworkError, Posted, Readiness, ReceiveWindow,
-    SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
+    Exchange, ListenOptions, Listener, Meanwhile, Network, NetworkError, Posted, Readiness,
+    ReceiveWindow, SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
 };
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::key::Key;
@@ -73,7 +73,7 @@ impl Wire {
 }
 
 impl Exchange for Wire {
-    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+    fn exchange(&mut self, payload: &[u8], _: &mut dyn Meanwhile) -> Result<Vec<u8>, NetworkError> {
         let gone = |_| NetworkError::Control {
             reason: "the other end has gone".to_owned(),
         };
@@ -284,8 +284,8 @@ pub(crate) fn raw_peer_with(
         let [low, high] = lanes.to_le_bytes();
         let flags = if protection == Protection::All { 3 } else { 1 };
         // As many lanes as asked for, and no addresses.
-        ours.exchange(&[b'T', b'C', b'P', b'L', 3, 0, low, high, flags, 0, 0, 0])
-            .unwrap();
+        let wish = [b'T', b'C', b'P', b'L', 3, 0, low, high, flags, 0, 0, 0];
+        ours.exchange(&wish, &mut ()).unwrap();
         (0..lanes)
             .map(|lane| {
                 let joined = dial_lane(address, &dialled.session, lane, lanes, &until).unwrap();

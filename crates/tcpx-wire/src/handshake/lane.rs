@@ -16,7 +16,7 @@ use super::message::{
 use super::noise::{MARK_BYTES, mark};
 use super::server::ServerStep;
 use super::session::SessionKey;
-use super::{HandshakeError, Message, Session, SessionId, Step};
+use super::{HandshakeError, Message, Session, SessionId};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
 
@@ -90,33 +90,34 @@ impl LaneClient {
         (handshake, Message::from(&hello))
     }
 
-    /// Takes what the handshake needs from the front of `input`; never yields [`Step::Send`] or [`Step::Done`].
+    /// Takes what the handshake needs from the front of `input`. Once the answer has come: the proof, with whose sending
+    /// the lane joins, and the secrets of what follows it.
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
-    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneKeys>, HandshakeError> {
+    pub fn receive(
+        &mut self,
+        input: &mut &[u8],
+    ) -> Result<Option<(Message, LaneKeys)>, HandshakeError> {
         let key = self.key.take().ok_or(HandshakeError::Ended)?;
         let Some(head) = self.collector.head(input)? else {
             self.key = Some(key);
-            return Ok(Step::NeedMore);
+            return Ok(None);
         };
         head.accepted("lane answer", Some((self.lane, self.lanes)))?;
         let Some(answer) = self.collector.message::<LANE_ANSWER_BYTES>(input) else {
             self.key = Some(key);
-            return Ok(Step::NeedMore);
+            return Ok(None);
         };
         let (said, proof) = answer.split_at(ANSWER_PROOF_AT);
-        let secrets = Secrets::new(&key, &self.hello, said);
-        let proved: bool = secrets.server_proof().ct_eq(proof).into();
+        let derived = derive(&key, &self.hello, said);
+        let proved: bool = derived[..CLIENT_PROOF_AT].ct_eq(proof).into();
         if !proved || (head.auth, head.padding()) != (0, 0) {
             return Err(HandshakeError::LaneProof { lane: self.lane });
         }
-        let (from_client, from_server) = secrets.directions();
-        let proof = Message::from(&secrets.client_proof());
-        Ok(Step::SendLast(
-            proof,
-            LaneKeys::new(from_client, from_server),
-        ))
+        let proof: [u8; LANE_PROOF_BYTES] = array(&*derived, CLIENT_PROOF_AT);
+        let keys = LaneKeys::new(array(&*derived, CLIENT_AT), array(&*derived, SERVER_AT));
+        Ok(Some((Message::from(&proof), keys)))
     }
 
     /// What it means that the peer closed the connection now.
@@ -132,36 +133,20 @@ impl LaneClient {
     }
 }
 
-/// What derives from a session's secret and all that both sides have said.
-struct Secrets(Zeroizing<[u8; Self::BYTES]>);
-
-impl Secrets {
-    /// Two proofs, and a secret for each direction.
-    const BYTES: usize = 2 * LANE_PROOF_BYTES + 64;
-
-    fn new(key: &SessionKey, hello: &[u8; LANE_HELLO_BYTES], answer: &[u8]) -> Self {
-        let both = [&hello[..], answer].concat();
-        let (_, secret) = Hkdf::<Sha256>::extract(Some(&key.0), &both);
-        let mut out = Zeroizing::new([0; Self::BYTES]);
-        secret
-            .expand(b"tcpx lane", &mut *out)
-            .expect("HKDF-SHA256 yields up to 8160 bytes and 96 are asked for");
-        Self(out)
-    }
-
-    fn server_proof(&self) -> [u8; LANE_PROOF_BYTES] {
-        array(&*self.0, 0)
-    }
-
-    fn client_proof(&self) -> [u8; LANE_PROOF_BYTES] {
-        array(&*self.0, LANE_PROOF_BYTES)
-    }
-
-    /// The secrets of what the client sends, and of what the server does.
-    fn directions(&self) -> ([u8; 32], [u8; 32]) {
-        let first = 2 * LANE_PROOF_BYTES;
-        (array(&*self.0, first), array(&*self.0, first + 32))
-    }
+/// What derives from a session's secret and all that both sides have said: a proof of the server and one of the client, a
+/// secret for what the client sends and one for what the server does.
+fn derive(
+    key: &SessionKey,
+    hello: &[u8; LANE_HELLO_BYTES],
+    answer: &[u8],
+) -> Zeroizing<[u8; 2 * LANE_PROOF_BYTES + 64]> {
+    let both = [&hello[..], answer].concat();
+    let (_, secret) = Hkdf::<Sha256>::extract(Some(&key.0), &both);
+    let mut out = Zeroizing::new([0; 2 * LANE_PROOF_BYTES + 64]);
+    secret
+        .expand(b"tcpx lane", &mut *out)
+        .expect("HKDF-SHA256 yields up to 8160 bytes and 96 are asked for");
+    out
 }
 
 /// A connection that wants to be a lane, on the server; not proved yet.
@@ -173,17 +158,6 @@ pub struct LaneRequest {
     hello: [u8; LANE_HELLO_BYTES],
     /// Sent as it is.
     nonce: [u8; LANE_NONCE_BYTES],
-}
-
-/// Why the server refuses a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LaneRefusal {
-    /// No such session.
-    UnknownSession,
-    /// The session has fewer lanes, or another number of them.
-    LaneOutOfRange,
-    /// The lane is already there.
-    Busy,
 }
 
 impl LaneRequest {
@@ -204,38 +178,29 @@ impl LaneRequest {
         let mut answer: [u8; LANE_ANSWER_BYTES] = Head::ours(Status::Ok as u8, 0, 0).start();
         let (said, proof) = answer.split_at_mut(ANSWER_PROOF_AT);
         said[HEAD_BYTES..].copy_from_slice(&self.nonce);
-        let secrets = Secrets::new(key, &self.hello, said);
-        proof.copy_from_slice(&secrets.server_proof());
-        let (from_client, from_server) = secrets.directions();
+        let derived = derive(key, &self.hello, said);
+        proof.copy_from_slice(&derived[..CLIENT_PROOF_AT]);
         let server = LaneServer {
             lane: self.lane,
-            expected: secrets.client_proof(),
+            expected: array(&*derived, CLIENT_PROOF_AT),
             accepted: Some(LaneAccepted {
                 session: self.session,
                 lane: self.lane,
                 lanes: self.lanes,
                 resumes: self.resumes,
-                keys: LaneKeys::new(from_server, from_client),
+                keys: LaneKeys::new(array(&*derived, SERVER_AT), array(&*derived, CLIENT_AT)),
             }),
             collector: Collector::new(),
         };
         Ok((server, Message::from(&answer)))
     }
 
-    /// Refuses the connection; send the message, then close it.
-    pub fn refuse(self, refusal: LaneRefusal) -> (Message, HandshakeError) {
-        let (status, error) = match refusal {
-            LaneRefusal::UnknownSession => (Status::UnknownSession, HandshakeError::UnknownSession),
-            LaneRefusal::LaneOutOfRange => (
-                Status::LaneOutOfRange,
-                HandshakeError::LaneOutOfRange {
-                    lane: self.lane,
-                    lanes: self.lanes,
-                },
-            ),
-            LaneRefusal::Busy => (Status::Busy, HandshakeError::Busy),
-        };
-        (refused(status), error)
+    /// There is no such session; send the message, then close the connection.
+    pub fn refuse(self) -> (Message, HandshakeError) {
+        (
+            refused(Status::UnknownSession),
+            HandshakeError::UnknownSession,
+        )
     }
 
     /// The session it claims.
@@ -260,7 +225,6 @@ impl LaneRequest {
 }
 
 /// Waits for a lane's proof, on the server.
-#[derive(Debug)]
 pub struct LaneServer {
     lane: u16,
     /// The proof.
@@ -286,18 +250,18 @@ pub struct LaneAccepted {
 }
 
 impl LaneServer {
-    /// Takes what the handshake needs from the front of `input`; never has anything to send.
+    /// Takes what the handshake needs from the front of `input`; a lane, once its proof has come.
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
-    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneAccepted>, HandshakeError> {
+    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Option<LaneAccepted>, HandshakeError> {
         let accepted = self.accepted.take().ok_or(HandshakeError::Ended)?;
         let Some(proof) = self.collector.message::<LANE_PROOF_BYTES>(input) else {
             self.accepted = Some(accepted);
-            return Ok(Step::NeedMore);
+            return Ok(None);
         };
         match self.expected.ct_eq(&proof).into() {
-            true => Ok(Step::Done(accepted)),
+            true => Ok(Some(accepted)),
             false => Err(HandshakeError::LaneProof { lane: self.lane }),
         }
     }
@@ -358,6 +322,14 @@ pub(super) fn request(
     }))
 }
 
+impl std::fmt::Debug for LaneServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LaneServer")
+            .field("accepted", &self.accepted)
+            .finish_non_exhaustive()
+    }
+}
+
 impl std::fmt::Debug for LaneRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LaneRequest")
@@ -389,3 +361,8 @@ const MARK_AT: usize = LANE_CLAIM_BYTES + LANE_NONCE_BYTES;
 const ANSWER_PROOF_AT: usize = HEAD_BYTES + LANE_NONCE_BYTES;
 const _: () = assert!(SESSION_AT + SessionId::BYTES == LANE_CLAIM_BYTES);
 const _: () = assert!(MARK_AT + MARK_BYTES == LANE_HELLO_BYTES);
+
+// Places in what derives; the server's proof comes first.
+const CLIENT_PROOF_AT: usize = LANE_PROOF_BYTES;
+const CLIENT_AT: usize = 2 * LANE_PROOF_BYTES;
+const SERVER_AT: usize = CLIENT_AT + 32;

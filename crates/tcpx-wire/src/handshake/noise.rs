@@ -72,7 +72,11 @@ fn build(
         Secret::None => OPEN,
         Secret::Client(_) | Secret::Server(_) => KEYED,
     };
-    let suite = Box::new(Suite { entropy });
+    let own = match secret {
+        Secret::Server(identity) => *identity.public(),
+        Secret::None | Secret::Client(_) => [0; STATIC_BYTES],
+    };
+    let suite = Box::new(Suite { entropy, own });
     let builder = Builder::with_resolver(name.parse().expect(OWN), suite);
     let builder = builder.prologue(prologue).expect(OWN);
     let built = match secret {
@@ -142,6 +146,8 @@ pub(crate) fn public_key(private: &[u8; STATIC_BYTES]) -> [u8; STATIC_BYTES] {
 /// X25519 from `curve25519-dalek`; AES-256-GCM and SHA-256 from `ring`, which uses the processor's instructions.
 struct Suite {
     entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+    /// The public half of this side's static key pair, if it has one.
+    own: [u8; STATIC_BYTES],
 }
 
 impl CryptoResolver for Suite {
@@ -150,7 +156,11 @@ impl CryptoResolver for Suite {
     }
 
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        matches!(choice, DHChoice::Curve25519).then(|| Box::<X25519>::default() as Box<dyn Dh>)
+        let pair = X25519 {
+            public: self.own,
+            ..X25519::default()
+        };
+        matches!(choice, DHChoice::Curve25519).then(|| Box::new(pair) as Box<dyn Dh>)
     }
 
     fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
@@ -197,8 +207,8 @@ impl Dh for X25519 {
     }
 
     fn set(&mut self, private: &[u8]) {
+        // The suite has given the public half.
         self.private.copy_from_slice(private);
-        self.public = public_key(&self.private);
     }
 
     fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {

@@ -1,11 +1,11 @@
 //! A control connection before it has a driver: the caller's thread pumps it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_net::{Exchange, NetworkError, Peer, SocketError};
+use tcpx_net::{Exchange, Meanwhile, NetworkError, Peer, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure};
 use tcpx_wire::{Session, Time};
 
@@ -57,15 +57,17 @@ impl SetUp {
         Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Pumps until `pick` takes an action; it gives back those that it does not want yet.
+    /// Pumps until `pick` takes an action, and has `other` go on; `pick` gives back those that it does not want yet.
     pub(super) fn wait_for<T>(
         &mut self,
         what: &'static str,
+        other: &mut dyn Meanwhile,
         pick: impl Fn(Action) -> Result<T, Action>,
     ) -> Result<T, Error> {
         let mut looked_at = 0;
         loop {
             self.transmit()?;
+            other.advance();
             self.keep_actions()?;
             while looked_at < self.pending.len() {
                 if let Some(action) = self.pending.remove(looked_at) {
@@ -84,7 +86,7 @@ impl SetUp {
                 .into());
             }
             if !self.take_frames()? {
-                self.sleep(None, self.deadline);
+                self.sleep(other.awaits(), self.deadline);
                 self.take_frames()?;
             }
             self.keep_time();
@@ -139,27 +141,21 @@ impl SetUp {
         }
     }
 
-    /// Waits until bytes arrive, `other` is readable or something is due.
-    fn sleep(&self, other: Option<BorrowedFd<'_>>, until: Instant) {
+    /// Waits until bytes arrive, one of the others is ready or something is due.
+    fn sleep<'a>(&'a self, mut watched: Vec<PollFd<'a>>, until: Instant) {
         let due = self
             .session
             .next_timeout()
             .map_or(until, |due| self.origin + Duration::from_micros(due.0));
         let sleep = until.min(due).saturating_duration_since(Instant::now());
         let mut flags = PollFlags::empty();
-        flags.set(PollFlags::IN, other.is_none() || self.has_room());
+        flags.set(PollFlags::IN, watched.is_empty() || self.has_room());
         flags.set(PollFlags::OUT, self.control.wants_write());
         let control = self.control.as_fd();
-        let other = other.as_ref().unwrap_or(&control);
         // Its end would be reported whatever is asked for.
-        let (control, flags) = match flags.is_empty() {
-            true => (other, PollFlags::IN),
-            false => (&control, flags),
-        };
-        let mut watched = [
-            PollFd::new(control, flags),
-            PollFd::new(other, PollFlags::IN),
-        ];
+        if !flags.is_empty() {
+            watched.push(PollFd::from_borrowed_fd(control, flags));
+        }
         // Interrupted or timed out: the loop looks at everything again.
         let _ = poll(&mut watched, Some(&timespec(sleep)));
     }
@@ -239,7 +235,7 @@ impl SetUp {
                 Err(theirs @ Error::Network(NetworkError::GivenUp { .. })) => return Some(theirs),
                 Err(_) => return None,
                 Ok(()) if Instant::now() >= until => return None,
-                Ok(()) => self.sleep(None, until),
+                Ok(()) => self.sleep(Vec::new(), until),
             }
         }
     }
@@ -256,7 +252,7 @@ impl SetUp {
                 return;
             }
             // A session that has ended and had no operation has nothing due before that.
-            self.sleep(None, until);
+            self.sleep(Vec::new(), until);
         }
     }
 }
@@ -272,7 +268,11 @@ fn for_network(error: Error) -> NetworkError {
 }
 
 impl Exchange for SetUp {
-    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+    fn exchange(
+        &mut self,
+        payload: &[u8],
+        other: &mut dyn Meanwhile,
+    ) -> Result<Vec<u8>, NetworkError> {
         let expected = self.round;
         self.round += 1;
         self.session
@@ -283,6 +283,7 @@ impl Exchange for SetUp {
         let (round, payload) = self
             .wait_for(
                 "the peer's part of the network set-up",
+                other,
                 |action| match action {
                     Action::Setup { round, payload, .. } => Ok((round, payload)),
                     other => Err(other),
@@ -303,11 +304,11 @@ impl Exchange for SetUp {
 
     fn wait(
         &mut self,
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptors: Vec<PollFd<'_>>,
         deadline: Instant,
     ) -> Result<(), NetworkError> {
         self.hear().map_err(for_network)?;
-        self.sleep(descriptor, deadline);
+        self.sleep(descriptors, deadline);
         self.hear().map_err(for_network)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Endpoint, Error, Options, TcpNetwork};
+use tcpx::{Auth, Endpoint, Error, Options, Refusals, TcpNetwork};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError};
 use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason};
@@ -273,6 +273,24 @@ fn a_session_with_one_lane_refuses_more_of_them() {
     // One that comes again takes the first one's place.
     let _again = dial(0, 1).expect("it has proved itself");
     is_closed(first);
+}
+
+/// The client has begun with its own wish, and the server has to bear lanes that nobody wants after all.
+#[test]
+fn lanes_that_are_opened_in_vain_are_no_refusals() {
+    let auth = Auth::Key(key());
+    let [mut fewer, mut more] = [options(&auth), options(&auth)];
+    (fewer.channels, more.channels) = (1, 8);
+    let endpoint = Endpoint::listen(local(), fewer).expect("a free port");
+    let address = endpoint.local_addr();
+    for _ in 0..10 {
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| endpoint.accept(LONG).expect("a peer with the key"));
+            let connected = Endpoint::connect(address, &more).expect("it listens");
+            drop((accepted.join().expect("no panic"), connected));
+        });
+    }
+    assert_eq!(endpoint.refusals(), Refusals::default());
 }
 
 fn is_closed(mut lane: TcpStream) {

@@ -38,7 +38,7 @@ fn the_bytes_are_the_documented_ones() {
     };
     let (mut server, answer) = request.accept(&session.key).unwrap();
     let (proof, ours) = sent_last(client.receive(&mut &answer[..]));
-    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
+    let Ok(Some(accepted)) = server.receive(&mut &proof[..]) else {
         panic!("the proof did not fit");
     };
     assert_eq!(
