@@ -111,10 +111,13 @@ impl Server {
 
     /// Has the thread serve metrics here.
     pub(crate) fn renew(&self, metrics: Option<Port>) {
-        if let Some(listeners) = &mut *self.orders.lock() {
+        let at = |port: &Option<Port>| port.as_ref().map(Arc::as_ptr);
+        if let Some(listeners) = &mut *self.orders.lock()
+            && at(&listeners.metrics) != at(&metrics)
+        {
             listeners.metrics = metrics;
+            self.orders.signal();
         }
-        self.orders.signal();
     }
 }
 
