@@ -19,7 +19,7 @@ use tcpx_wire::{FrameDecoder, Level, Place, Role, Settings, Tag, TransferId, Win
 
 use crate::random::Random;
 use crate::system::{self, fail, note};
-use crate::tally;
+use crate::{memory, tally};
 
 /// What becomes of a message, be it a frame or a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,8 @@ pub struct Manners {
     pub pause: Duration,
     /// Opens more lanes than were agreed.
     pub lanes: u16,
+    /// Says much more than its peer gives credit for.
+    pub floods: bool,
 }
 
 /// Length of its chunks and those that it grants.
@@ -57,6 +59,10 @@ const BEAT: Duration = Duration::from_secs(4);
 const NOTIFICATION: usize = 8;
 /// Messages of its own accord.
 const REQUESTS: u32 = 12;
+/// Messages of a flood, each as long as its peer takes one, and bytes of them that wait to be written.
+const FLOOD: (u64, usize) = (1_000, 64 << 10);
+/// No program receives anything of it.
+const UNUSED: Tag = Tag(9);
 /// Over one lane alone nobody lends pages.
 const LANES: u16 = 2;
 
@@ -103,6 +109,7 @@ pub struct Liar {
     /// By tag: the number of the next send.
     next: BTreeMap<Tag, u64>,
     requests: u32,
+    flooded: u64,
 }
 
 fn pause() {
@@ -139,6 +146,7 @@ fn give(stream: &mut TcpStream, out: &mut Vec<u8>) -> bool {
 impl Liar {
     /// Connects, and does what the set-up asks for.
     pub fn connect(address: SocketAddr, auth: &Auth, label: u8, manners: Manners) -> Option<Self> {
+        memory::aside().for_good();
         system::lie();
         let until = DialOptions::until(Instant::now() + LONG);
         let dialled = dial(address, auth, &until).ok()?;
@@ -161,6 +169,7 @@ impl Liar {
             granted: Vec::new(),
             next: BTreeMap::new(),
             requests: 0,
+            flooded: 0,
             manners,
         };
         // Before that the server may not know the session.
@@ -228,6 +237,7 @@ impl Liar {
 
     /// Until its peer is gone, or it has said what nobody can go on from. It asks for the key of the peer's window.
     pub fn run(mut self, key: impl Fn() -> Option<WindowKey>, is_over: impl Fn() -> bool) {
+        memory::aside().for_good();
         system::lie();
         let mut beat = Instant::now();
         let mut beats = 0;
@@ -241,6 +251,7 @@ impl Liar {
                 self.requests += 1;
                 self.request(key().as_ref());
             }
+            self.flood();
             let goes_on = take(&mut self.control, &mut self.came, 64 << 10) && self.hear();
             if !goes_on || !give(&mut self.control, &mut self.out) {
                 return;
@@ -341,6 +352,29 @@ impl Liar {
             }
         };
         self.say(Message::Frame(frame));
+    }
+
+    /// Messages that no receive waits for, and nobody has given credit for.
+    fn flood(&mut self) {
+        while self.manners.floods
+            && self.eager_most > 0
+            && self.flooded < FLOOD.0
+            && self.out.len() < FLOOD.1
+        {
+            tally::saw("flood of messages");
+            let transfer = self.transfer();
+            let frame = Frame::Eager {
+                transfer,
+                level: Level::Placed,
+                to: Destination::Receive {
+                    tag: UNUSED,
+                    number: self.flooded,
+                },
+                payload: vec![self.label; self.eager_most as usize].into(),
+            };
+            self.flooded += 1;
+            self.put(&Message::Frame(frame));
+        }
     }
 
     /// All chunks of a transfer.

@@ -3,6 +3,7 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("the simulator makes system calls of Linux on x86-64");
 
+mod fair;
 mod liar;
 mod log;
 mod memory;

@@ -83,6 +83,8 @@ pub struct Plan {
     pub stage: bool,
     /// The peer's address is this host's.
     pub near: bool,
+    /// What it is there for is how much one peer costs another one: see `fair`.
+    pub is_fair: bool,
     /// What can be left out: actions first, then faults.
     pub items: usize,
 }
@@ -96,20 +98,27 @@ impl Plan {
     pub fn new(seed: u64, without: &dyn Fn(usize) -> bool, verbose: bool) -> Self {
         let mut random = Random::new(seed.wrapping_mul(0xD134_2543_DE82_EF95) + 1);
         let strict = random.one_in(2);
-        let pace = random.below(4);
+        let is_fair = random.one_in(40);
+        let pace = if is_fair { 4 } else { random.below(4) };
         let (pieces, sizes): (Vec<usize>, &[usize]) = match pace {
             0 if random.one_in(2) => (vec![1], TINY),
             0 => (vec![1, 1, 1, 1448], TINY),
             1 => (vec![1, 7, 100, 1448], SMALL),
             2 => (vec![100, 1448, 4096, 65_536], LARGE),
+            4 => (vec![16_384, 65_536], LARGE),
             _ => (vec![1448, 16_384, 262_144], LARGE),
         };
+        // A flood of pieces of a byte each has no end.
+        let is_coarse = pieces.iter().all(|piece| *piece >= 100);
         let near = random.one_in(2);
         let least = random.pick(&[5, 20, 50, 500]) * MICRO;
+        let varies = random.pick(&[0, 10, 200, 5_000]) * MICRO;
+        let window = random.pick(&[300, 4_096, 65_536, 1 << 20]);
+        let in_flight = random.pick(&[2_000, 65_536, 1 << 20]);
         let network = network::Settings {
-            latency: (least, least + random.pick(&[0, 10, 200, 5_000]) * MICRO),
-            window: random.pick(&[300, 4_096, 65_536, 1 << 20]),
-            in_flight: random.pick(&[2_000, 65_536, 1 << 20]),
+            latency: (least, least + if is_fair { 0 } else { varies }),
+            window: if is_fair { 1 << 20 } else { window },
+            in_flight: if is_fair { 1 << 20 } else { in_flight },
             near,
             send_buffer: random.pick(&[None, None, Some(2_048), Some(16_384)]),
             pieces,
@@ -128,20 +137,27 @@ impl Plan {
         let mut liar = None;
         if random.one_in(4) {
             let side = Self::connection(&mut random, sizes, false, &mut item);
-            let manners = Self::manners(&mut random, &mut item);
+            let manners = Self::manners(&mut random, is_coarse, &mut item);
             let [_, side] = side;
             liar = item().then_some((side, manners));
         }
+        let ends = match is_fair {
+            true => 4,
+            false => 2 * connections.len() + usize::from(liar.is_some()),
+        };
         let encrypt = random.one_in(3);
-        let lanes = random.pick(&[1, 1, 2, 3, 4]);
-        let mut faults = Vec::new();
+        let lanes = random.pick(&[1, 1, 1, 2, 3, 4]);
+        let mut faults: Vec<(u64, Fault)> = Vec::new();
+        let mut last = 0;
         for _ in 0..random.pick(&[0, 1, 2, 4, 8]) {
-            let fault = (
-                random.below(6_000),
-                Self::fault(&mut random, strict, encrypt),
-            );
+            // One may strike while another one lasts.
+            last = match random.one_in(2) {
+                true => random.below(6_000),
+                false => last + random.below(100),
+            };
+            let fault = Self::fault(&mut random, strict, encrypt);
             if item() {
-                faults.push(fault);
+                faults.push((last, fault));
             }
         }
         faults.sort_by_key(|(at, _)| *at);
@@ -151,6 +167,8 @@ impl Plan {
                 cores: random.pick(&[1, 2, 4, 8]),
                 preempts: random.pick(&[3, 10, 50, 1_000]),
                 network,
+                ends,
+                late_copies: random.pick(&[0, 12]),
                 faults,
                 verbose,
             },
@@ -165,6 +183,7 @@ impl Plan {
             encrypt,
             stage: random.one_in(2),
             near,
+            is_fair,
             items,
         }
     }
@@ -273,7 +292,7 @@ impl Plan {
         sides
     }
 
-    fn manners(random: &mut Random, item: &mut dyn FnMut() -> bool) -> Manners {
+    fn manners(random: &mut Random, is_coarse: bool, item: &mut dyn FnMut() -> bool) -> Manners {
         let mut lies = Vec::new();
         for _ in 0..random.pick(&[0, 1, 1, 2, 8]) {
             let lie = (random.below(40), random.pick(LIES));
@@ -287,13 +306,14 @@ impl Plan {
             early: random.one_in(3),
             pause: Duration::from_millis(random.pick(&[0, 0, 20, 2_000, 40_000])),
             lanes: random.pick(&[0, 0, 0, 0, 0, 40]),
+            floods: random.one_in(4) && is_coarse && item(),
         }
     }
 
     fn fault(random: &mut Random, strict: bool, encrypt: bool) -> Fault {
         let which = random.index(64);
         let span = |random: &mut Random, most: Nanos| random.below(most) + MILLI;
-        match random.below(if strict { 10 } else { 14 }) {
+        match random.below(if strict { 14 } else { 19 }) {
             0..=2 => Fault::Reset(which),
             3 => Fault::Stall(which, span(random, 2 * SECOND)),
             4 => Fault::Swallow(which),
@@ -301,10 +321,15 @@ impl Plan {
             6 if encrypt => Fault::Flip(which),
             6 | 7 => Fault::StallAll(span(random, SECOND)),
             8 => Fault::Doze(which, span(random, SECOND)),
-            9 => Fault::SlowCopies(span(random, SECOND)),
-            10 => Fault::HalfClose(which),
-            11 => Fault::TimeJump(span(random, 20 * SECOND)),
-            12 => Fault::StallAll(span(random, 30 * SECOND)),
+            // As long as this, that a cancel does not wait for their end.
+            9 | 10 if !strict => Fault::SlowCopies(span(random, 7 * SECOND)),
+            9 | 10 => Fault::SlowCopies(span(random, SECOND)),
+            11 => Fault::Cut(which, span(random, 90 * SECOND)),
+            12 | 13 => Fault::Swallow(which),
+            14 => Fault::HalfClose(which),
+            15 => Fault::TimeJump(span(random, 20 * SECOND)),
+            16 => Fault::StallAll(span(random, 30 * SECOND)),
+            17 => Fault::FailedCopies(random.pick(&[1, 1, 2, 8])),
             _ => Fault::Die,
         }
     }

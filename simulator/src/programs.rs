@@ -9,11 +9,12 @@ use tcpx::{
     Auth, Connection, Deadlines, Delivered, Endpoint, Error, Level, Options, ProgressMode, Region,
     Report, Rights, TcpNetwork, TcpOptions, Transfer, Window, WindowKey,
 };
+use tcpx_memory::CopyWorker;
 
 use crate::liar::Liar;
 use crate::plan::{Action, Manner, Plan, SLOT, SLOTS, Side};
 use crate::system::{self, fail, note};
-use crate::tally;
+use crate::{memory, tally};
 
 const GUARD: usize = 64;
 /// What lies around and in a destination before anything comes.
@@ -26,7 +27,7 @@ const LONGEST: Duration = Duration::from_secs(150);
 const STALL: Duration = Duration::from_secs(30);
 /// An operation with a deadline ends by then.
 const LATE: Duration = Duration::from_secs(12);
-const GOODBYE: Duration = Duration::from_secs(60);
+pub const GOODBYE: Duration = Duration::from_secs(60);
 
 /// Messages of so many bytes tell each other apart.
 const LEAST_TOLD: usize = 8;
@@ -175,7 +176,7 @@ struct Program<'a> {
     receives: usize,
 }
 
-fn host(bytes: usize) -> Region {
+pub fn host(bytes: usize) -> Region {
     Region::host(bytes.max(1)).unwrap_or_else(|error| fail(&format!("no memory: {error}")))
 }
 
@@ -248,9 +249,9 @@ impl Program<'_> {
                 manner,
             } => {
                 let region = host(*bytes);
-                let data = content(name(scene.number, self.side, *message, 0), *bytes);
+                let name = name(scene.number, self.side, *message, 0);
                 region
-                    .write_from(0, &data)
+                    .write_from(0, &content(name, *bytes))
                     .unwrap_or_else(|error| fail(&error.to_string()));
                 let slice = region
                     .slice(..*bytes)
@@ -422,7 +423,7 @@ impl Program<'_> {
             let slice = region
                 .slice(..bytes)
                 .unwrap_or_else(|error| fail(&error.to_string()));
-            batch = batch.put(slice, &key, (GUARD + slot * SLOT) as u64);
+            batch = batch.put(slice, &key, (slot * SLOT) as u64);
             regions.push(region);
             let mut model = scene.model();
             let slot = model.slots.entry((1 - self.side, *slot)).or_default();
@@ -480,9 +481,7 @@ impl Program<'_> {
         let slice = region
             .slice(GUARD..GUARD + bytes)
             .unwrap_or_else(|error| fail(&error.to_string()));
-        let get = self
-            .connection()
-            .get(slice, &key, (GUARD + slot * SLOT) as u64);
+        let get = self.connection().get(slice, &key, (slot * SLOT) as u64);
         let started = get
             .level(Self::level(manner))
             .deadlines(Self::deadlines(manner))
@@ -729,6 +728,7 @@ impl Program<'_> {
     }
 
     fn received(&self, number: usize, tag: u64, region: &Region, outcome: &Result<Report, Error>) {
+        let _aside = memory::aside();
         let bytes = contents(region, "memory of a receive that has ended");
         Self::guards(&bytes, "a receive");
         let inner = &bytes[GUARD..bytes.len() - GUARD];
@@ -818,6 +818,7 @@ impl Program<'_> {
         notify: bool,
         succeeded: bool,
     ) {
+        let _aside = memory::aside();
         let mut model = self.scene.model();
         let owner = 1 - self.side;
         for (part, at) in slots.iter().enumerate() {
@@ -857,6 +858,7 @@ impl Program<'_> {
     }
 
     fn got(&self, slot: &Slot, bytes: usize, region: &Region, succeeded: bool) {
+        let _aside = memory::aside();
         let all = contents(region, "memory of a get that has ended");
         Self::guards(&all, "a get");
         let inner = &all[GUARD..all.len() - GUARD];
@@ -873,6 +875,7 @@ impl Program<'_> {
 
     /// This side's window, once nothing of the peer runs there, or whenever only its guards count.
     fn check_window(&self, settled: bool) {
+        let _aside = memory::aside();
         let region = &self.scene.windows[self.side];
         let Ok(bytes) = region.with_bytes(.., <[u8]>::to_vec) else {
             // Nobody says when that ends of a window that was dropped: only that it does.
@@ -910,6 +913,7 @@ impl Program<'_> {
 
     /// What no operation has any more is as the program left it.
     fn check_left(&self) {
+        let _aside = memory::aside();
         for region in &self.left {
             let bytes = contents(region, "memory of an operation that ended long ago");
             if bytes.iter().any(|byte| *byte != SCRIBBLED) {
@@ -919,7 +923,7 @@ impl Program<'_> {
     }
 }
 
-fn options(plan: &Plan, key: &Auth, manual: bool, encrypt: bool) -> Options {
+pub fn options(plan: &Plan, key: &Auth, manual: bool, encrypt: bool) -> Options {
     let network = TcpNetwork::new(TcpOptions {
         window: plan.window,
         stage_host: plan.stage,
@@ -947,14 +951,21 @@ fn program(
     unbroken: bool,
 ) -> Vec<Region> {
     let region = &scene.windows[side];
-    let window = connection.expose(region.all(), Rights::GetAndPut);
-    let window = window.unwrap_or_else(|error| fail(&format!("exposing failed: {error}")));
+    let slots = region.slice(GUARD..GUARD + SLOTS * SLOT);
+    let slots = slots.unwrap_or_else(|error| fail(&error.to_string()));
+    let window = match connection.expose(slots, Rights::GetAndPut) {
+        Ok(window) => Some(window),
+        Err(error) if scene.strict => fail(&format!("exposing failed: {error}")),
+        // A liar may have ended the connection, or another connection's faults, which have begun.
+        Err(_) => None,
+    };
+    let key = window.as_ref().map(Window::key);
     let mut keys = scene.keys.lock().unwrap_or_else(PoisonError::into_inner);
-    keys[side] = Some(window.key());
     if scene.lied {
         // As good as any.
-        keys[1 - side] = Some(window.key());
+        keys[1 - side].clone_from(&key);
     }
+    keys[side] = key;
     drop(keys);
     scene.ready.wait();
     if side == 0 {
@@ -964,7 +975,7 @@ fn program(
         scene,
         side,
         connection: Some(connection),
-        window: Some(window),
+        window,
         running: Vec::new(),
         left: Vec::new(),
         revoked: false,
@@ -1047,6 +1058,27 @@ impl Scene {
         {
             fail("a notification never came");
         }
+    }
+}
+
+/// All connections were closed: nothing of them stays.
+pub fn all_closed() {
+    // What is left of the connections ends by itself.
+    let until = Instant::now() + Duration::from_secs(60);
+    while system::open_sockets() > 0 {
+        if Instant::now() > until {
+            fail(&format!(
+                "{} sockets are open after everything was closed",
+                system::open_sockets()
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let in_use = CopyWorker::host().map(|worker| worker.pinned_in_use());
+    if !matches!(in_use, Ok(0)) {
+        fail(&format!(
+            "slots are in use after all connections were closed: {in_use:?}"
+        ));
     }
 }
 
@@ -1138,17 +1170,7 @@ pub fn run(plan: &Plan) {
     });
     system::end_faults();
     drop(endpoints);
-    // What is left of the connections ends by itself.
-    let until = Instant::now() + Duration::from_secs(60);
-    while system::open_sockets() > 0 {
-        if Instant::now() > until {
-            fail(&format!(
-                "{} sockets are open after everything was closed",
-                system::open_sockets()
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    all_closed();
     for window in scenes.iter().chain([&lied]).flat_map(|one| &one.windows) {
         contents(window, "a window, after all connections were closed");
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::{Duration, Instant};
 
 use crate::plan::Plan;
-use crate::{log, programs, system, tally};
+use crate::{fair, log, programs, system, tally};
 
 /// Seconds of a core that the run of a seed takes at most, and seconds on a machine that does other things too: one
 /// that takes longer stands still.
@@ -89,7 +89,12 @@ fn live(seed: u64, core: usize, without: &[usize], verbose: bool) -> ! {
         }
     }
     system::begin(plan.system.clone());
-    programs::run(&plan);
+    if plan.is_fair {
+        fair::run(&plan);
+    } else {
+        programs::run(&plan);
+    }
+    tally::needed(system::needed());
     let micros = system::now() / 1_000 - 1_000_000_000;
     let text = format!("{}, {micros} us\n", system::trail());
     // SAFETY: the text lives for the call.
@@ -225,6 +230,10 @@ pub fn all(from: u64, seeds: u64, many: usize) -> std::io::Result<bool> {
         .map(|(seeds, name)| format!("{name} {seeds}"))
         .collect();
     println!("seeds with a {}", counts.join(", "));
+    println!(
+        "at most {} KiB were allocated for an end of a connection",
+        tally::most_needed() >> 10
+    );
     println!(
         "{passed} seeds passed, {} failed, in {:.1} s",
         failed.len(),

@@ -27,11 +27,14 @@ pub const MICRO: Nanos = 1_000;
 pub const MILLI: Nanos = 1_000_000;
 pub const SECOND: Nanos = 1_000_000_000;
 
+/// Longer than any run.
+const FOREVER: Nanos = 100_000 * SECOND;
+
 /// Calls of one run after which it counts as one that never ends.
 const MOST_CALLS: u64 = 4_000_000;
 
-/// Bytes that a run may have allocated at a time.
-const MOST_MEMORY: usize = 96 << 20;
+/// Bytes that a run may have allocated at a time: those of the process, and of each end of a connection.
+const MOST_MEMORY: (usize, usize) = (4 << 20, 4 << 20);
 
 /// What a seed chooses of the system.
 #[derive(Clone, Debug)]
@@ -41,6 +44,10 @@ pub struct Settings {
     /// Another thread gets its turn at one of so many calls.
     pub preempts: u64,
     pub network: network::Settings,
+    /// So often a copy worker that is woken does so late.
+    pub late_copies: u32,
+    /// Ends of connections in this process, liars' apart.
+    pub ends: usize,
     /// By scheduling decision.
     pub faults: Vec<(u64, Fault)>,
     pub verbose: bool,
@@ -62,6 +69,8 @@ pub struct System {
     /// By which the clock has jumped, in sum.
     jumped: Nanos,
     most_memory: usize,
+    /// So many of the copy worker's next jobs fail.
+    failing_jobs: u32,
 }
 
 struct Global(UnsafeCell<Option<System>>);
@@ -89,6 +98,17 @@ fn system() -> Option<&'static mut System> {
     unsafe { (*SYSTEM.0.get()).as_mut() }
 }
 
+/// Whether the copy worker's next job fails.
+fn job_fails() -> bool {
+    let Some(system) = system().filter(|system| system.failing_jobs > 0) else {
+        return false;
+    };
+    system.failing_jobs -= 1;
+    tally::saw("failed copy");
+    note(|| "a job of the copy worker fails".to_owned());
+    true
+}
+
 /// Makes the calling thread the first one of a new system.
 pub fn begin(settings: Settings) {
     let system = System {
@@ -103,8 +123,10 @@ pub fn begin(settings: Settings) {
         next_fault: 0,
         jumped: 0,
         most_memory: 0,
+        failing_jobs: 0,
         settings,
     };
+    tcpx_memory::FAILS.get_or_init(|| job_fails);
     // SAFETY: there is one thread.
     unsafe { *SYSTEM.0.get() = Some(system) };
     ME.set(0);
@@ -122,6 +144,8 @@ pub fn end_faults() {
     if let Some(system) = system() {
         system.faults_from = None;
         system.network.heal();
+        system.end_dozes();
+        system.failing_jobs = 0;
     }
 }
 
@@ -170,6 +194,19 @@ pub fn fork(child: impl FnOnce()) {
 /// By how much the clock has jumped until now.
 pub fn jumped() -> Duration {
     Duration::from_nanos(system().map_or(0, |system| system.jumped))
+}
+
+/// Most bytes that were allocated at a time, for each end of a connection.
+pub fn needed() -> usize {
+    system().map_or(0, |system| system.most_memory / system.settings.ends.max(1))
+}
+
+/// Nothing moves on the connection of which this is a server's address, until faults end.
+pub fn stop_peer(port: u16) {
+    if let Some(system) = system() {
+        tally::saw("peer that takes nothing");
+        system.network.stop(port, system.now + FOREVER);
+    }
 }
 
 /// Decisions and calls until now, bytes that were allocated at a time, and a number in which every decision has its part.
@@ -221,8 +258,8 @@ impl System {
         self.now += takes;
         self.calls += 1;
         self.most_memory = self.most_memory.max(memory::live());
-        if self.most_memory > MOST_MEMORY {
-            fail("the process needs more and more memory");
+        if self.most_memory > MOST_MEMORY.0 + self.settings.ends * MOST_MEMORY.1 {
+            fail("the process needs more memory than its connections may");
         }
         if self.calls > MOST_CALLS {
             fail("the run makes no end: too many calls");
@@ -262,6 +299,7 @@ impl System {
                     self.doze(which, span);
                 }
                 Fault::SlowCopies(span) => self.copy_late(span),
+                Fault::FailedCopies(jobs) => self.failing_jobs = jobs,
                 fault => self.network.strike(&fault, self.now, &mut self.random),
             }
         }

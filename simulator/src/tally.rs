@@ -3,17 +3,19 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const NAMES: [&str; 27] = [
+const NAMES: [&str; 31] = [
     "reset",
     "half-close",
     "stall",
     "stall of all",
     "swallowed link",
+    "cut lane",
     "flipped bit",
     "refused dial",
     "time jump",
     "thread that rests",
     "slow copies",
+    "failed copy",
     "death",
     "one byte at a time",
     "tiny window",
@@ -23,7 +25,9 @@ const NAMES: [&str; 27] = [
     "leave",
     "fork",
     "several peers",
+    "peer that takes nothing",
     "lent pages",
+    "flood of messages",
     "lie: never",
     "lie: twice",
     "lie: late",
@@ -36,6 +40,8 @@ const NAMES: [&str; 27] = [
 /// Shared with the processes of all seeds: in how many each was seen, and which this one has seen.
 struct Tally {
     seeds: &'static [AtomicU64; NAMES.len()],
+    /// Most bytes that a run had allocated for each end of a connection.
+    most: &'static AtomicU64,
     seen: AtomicU64,
 }
 
@@ -44,10 +50,10 @@ static TALLY: OnceLock<Tally> = OnceLock::new();
 /// Before the first seed.
 pub fn begin() -> std::io::Result<()> {
     // SAFETY: new memory, of zeroes, which stays until the process ends.
-    let seeds = unsafe {
+    let (seeds, most) = unsafe {
         let memory = libc::mmap(
             std::ptr::null_mut(),
-            size_of::<[AtomicU64; NAMES.len()]>(),
+            size_of::<([AtomicU64; NAMES.len()], AtomicU64)>(),
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_ANONYMOUS,
             -1,
@@ -56,10 +62,11 @@ pub fn begin() -> std::io::Result<()> {
         if memory == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        &*memory.cast()
+        let shared: &([AtomicU64; NAMES.len()], AtomicU64) = &*memory.cast();
+        (&shared.0, &shared.1)
     };
     let seen = AtomicU64::new(0);
-    TALLY.get_or_init(|| Tally { seeds, seen });
+    TALLY.get_or_init(|| Tally { seeds, most, seen });
     Ok(())
 }
 
@@ -74,6 +81,20 @@ pub fn saw(name: &str) {
     if tally.seen.fetch_or(1 << at, Ordering::Relaxed) & (1 << at) == 0 {
         tally.seeds[at].fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// A run had allocated so many bytes for each end of a connection.
+pub fn needed(bytes: usize) {
+    if let Some(tally) = TALLY.get() {
+        tally.most.fetch_max(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// The most of that among all runs.
+pub fn most_needed() -> u64 {
+    TALLY
+        .get()
+        .map_or(0, |tally| tally.most.load(Ordering::Relaxed))
 }
 
 /// In how many seeds each was seen, the rarest first.

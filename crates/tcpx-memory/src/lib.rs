@@ -48,4 +48,6 @@ pub use region::{Gather, HostParts, Region, RegionId};
 pub use slice::RegionSlice;
 pub use small_copies::SmallCopies;
 pub use tcpx_wire::{Descriptor, Descriptors};
+#[cfg(feature = "simulation")]
+pub use worker::FAILS;
 pub use worker::{CopyWorker, Unpacker};

@@ -15,6 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use cuda::Unpacker;
+#[cfg(feature = "simulation")]
+pub use host::FAILS;
 
 use queue::{JobQueue, RESERVED, Ticket};
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use super::{MICRO, MILLI, Nanos, SECOND, fail, note, raw};
 use crate::random::Random;
-use crate::tally;
+use crate::{memory, tally};
 
 /// What a seed chooses of the network.
 #[derive(Clone, Debug)]
@@ -40,6 +40,8 @@ pub enum Fault {
     StallAll(Nanos),
     /// Nothing moves on a link any more, and nobody is told.
     Swallow(usize),
+    /// As `Swallow`, of a lane, and so does what is dialled in its place for a while: its card is cut off.
+    Cut(usize, Nanos),
     /// A bit flips on a link.
     Flip(usize),
     /// New connections are refused for a while.
@@ -50,12 +52,17 @@ pub enum Fault {
     Doze(usize, Nanos),
     /// The copy workers do not run for a while.
     SlowCopies(Nanos),
+    /// So many of the copy workers' next jobs fail.
+    FailedCopies(u32),
     /// All links are reset, and new ones are refused for ever: the peer died.
     Die,
 }
 
 /// Sockets of a connection's server, at most: four lanes and control, and some on their way in or out.
 const MOST_SOCKETS: usize = 24;
+/// Of what a client says first: its purpose and, where that is a lane, whose number.
+const HELLO_BYTES: usize = 16;
+const PURPOSE_LANE: u8 = 1;
 /// A link that is as old carries a connection.
 const SETTLED: Nanos = 200 * MILLI;
 
@@ -114,6 +121,8 @@ struct Link {
     directions: [Direction; 2],
     /// Where its client dialled: every connection has a listener to itself.
     port: u16,
+    /// What its client says first, as far as that has come.
+    hello: Vec<u8>,
     made: Nanos,
 }
 
@@ -151,8 +160,31 @@ pub struct Network {
     links: Vec<Link>,
     next_port: u16,
     refuses_until: Nanos,
+    /// Lanes whose cards are cut off, by their connection's port, and until when.
+    cuts: Vec<(u16, u16, Nanos)>,
     /// By descriptor of a pipe's end: memory whose pages are in it.
     pipes: BTreeMap<i32, (usize, usize)>,
+}
+
+impl Link {
+    /// The number of the lane that it is; `None` for a control connection, or before it has said so.
+    fn lane(&self) -> Option<u16> {
+        let hello = <[u8; HELLO_BYTES]>::try_from(&self.hello[..]).ok()?;
+        (hello[12] == PURPOSE_LANE).then(|| u16::from_le_bytes([hello[14], hello[15]]))
+    }
+
+    /// Nothing moves on it before.
+    fn stop(&mut self, until: Nanos) {
+        for direction in &mut self.directions {
+            direction.stopped_until = direction.stopped_until.max(until);
+        }
+    }
+
+    /// Both ends are there, and nobody has ended it.
+    fn lives(&self) -> bool {
+        let ended = |one: &Direction| one.over || one.ended;
+        self.open == [true; 2] && !self.directions.iter().any(ended)
+    }
 }
 
 impl Direction {
@@ -181,6 +213,7 @@ impl Network {
             links: Vec::new(),
             next_port: 40_000,
             refuses_until: 0,
+            cuts: Vec::new(),
             pipes: BTreeMap::new(),
         }
     }
@@ -296,6 +329,7 @@ impl Network {
             open: [true; 2],
             directions: Default::default(),
             port: to.port(),
+            hello: Vec::new(),
             made: now,
         });
         if let Kind::Listening { far, backlog } = &mut self.sockets[listening].kind {
@@ -364,6 +398,7 @@ impl Network {
 
     /// The last so many bytes that came into a socket are the first of the pages in a pipe, and no copy.
     pub fn was_lent(&mut self, pipe: i32, fd: i32, bytes: usize) {
+        let _aside = memory::aside();
         let Some((start, length)) = self.pipes.remove(&pipe) else {
             fail("pages of a pipe that nobody has loaded");
         };
@@ -388,6 +423,7 @@ impl Network {
 
     /// So many bytes were read from a socket.
     pub fn was_read(&mut self, fd: i32, bytes: usize, is_honest: bool) {
+        let _aside = memory::aside();
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
             direction.read += bytes as u64;
@@ -494,6 +530,7 @@ impl Network {
 
     /// One side's system tells the other that there is no connection.
     fn reset_from(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
+        let _aside = memory::aside();
         let at = self.arrives(&self.links[link].directions[side], now, random);
         let direction = &mut self.links[link].directions[side];
         if !direction.over {
@@ -589,6 +626,7 @@ impl Network {
     }
 
     fn take(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
+        let _aside = memory::aside();
         let at = self.arrives(&self.links[link].directions[side], now, random);
         let piece = random.pick(&self.settings.pieces);
         let one = &mut self.links[link];
@@ -622,10 +660,22 @@ impl Network {
         direction.sent += count as u64;
         direction.bytes_on_the_way += count;
         direction.last_sent = now;
-        direction.on_the_way.push_back((at, Item::Data(bytes)));
+        let missing = HELLO_BYTES.saturating_sub(one.hello.len());
+        if side == 0 && missing > 0 {
+            one.hello.extend(bytes.iter().take(missing));
+            let (port, lane) = (one.port, one.lane());
+            let is_cut =
+                |cut: &&(u16, u16, Nanos)| Some((cut.0, cut.1)) == lane.map(|lane| (port, lane));
+            let until = self.cuts.iter().filter(is_cut).map(|cut| cut.2).max();
+            one.stop(until.unwrap_or(0));
+        }
+        one.directions[side]
+            .on_the_way
+            .push_back((at, Item::Data(bytes)));
     }
 
     fn place(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
+        let _aside = memory::aside();
         let one = &mut self.links[link];
         let Some((at, item)) = one.directions[side].on_the_way.pop_front() else {
             return;
@@ -676,10 +726,8 @@ impl Network {
 
     /// A link among the living ones.
     fn living(&self, which: usize) -> Option<usize> {
-        let ended = |one: &Direction| one.over || one.ended;
-        let lives = |link: &Link| link.open == [true; 2] && !link.directions.iter().any(ended);
         let living: Vec<_> = (0..self.links.len())
-            .filter(|at| lives(&self.links[*at]))
+            .filter(|at| self.links[*at].lives())
             .collect();
         (!living.is_empty()).then(|| living[which % living.len()])
     }
@@ -699,7 +747,25 @@ impl Network {
         !self.settings.spares || self.links.iter().enumerate().any(works)
     }
 
+    /// A living lane whose connection has another one that no cut concerns.
+    fn to_cut(&self, which: usize) -> Option<(usize, u16, u16)> {
+        let is_cut = |port, lane| self.cuts.iter().any(|cut| (cut.0, cut.1) == (port, lane));
+        let lanes: Vec<_> = (0..self.links.len())
+            .filter(|at| self.links[*at].lives())
+            .filter_map(|at| Some((at, self.links[at].port, self.links[at].lane()?)))
+            .filter(|(_, port, lane)| !is_cut(*port, *lane))
+            .collect();
+        let has_other = |(_, port, lane): &&(usize, u16, u16)| {
+            lanes
+                .iter()
+                .any(|other| other.1 == *port && other.2 != *lane)
+        };
+        let able: Vec<_> = lanes.iter().filter(has_other).collect();
+        (!able.is_empty()).then(|| *able[which % able.len()])
+    }
+
     pub fn strike(&mut self, fault: &Fault, now: Nanos, random: &mut Random) {
+        let _aside = memory::aside();
         match *fault {
             Fault::Reset(which) => {
                 if let Some(link) = self.living(which).filter(|link| self.is_spare(*link, now)) {
@@ -725,26 +791,26 @@ impl Network {
                 if let Some(link) = self.living(which) {
                     note(|| format!("link {link} stands still"));
                     tally::saw("stall");
-                    for direction in &mut self.links[link].directions {
-                        direction.stopped_until = direction.stopped_until.max(now + span);
-                    }
+                    self.links[link].stop(now + span);
                 }
             }
             Fault::StallAll(span) => {
                 tally::saw("stall of all");
-                for link in &mut self.links {
-                    for direction in &mut link.directions {
-                        direction.stopped_until = direction.stopped_until.max(now + span);
-                    }
-                }
+                self.links.iter_mut().for_each(|link| link.stop(now + span));
             }
             Fault::Swallow(which) => {
                 if let Some(link) = self.living(which) {
                     note(|| format!("link {link} is swallowed"));
                     tally::saw("swallowed link");
-                    for direction in &mut self.links[link].directions {
-                        direction.stopped_until = Nanos::MAX;
-                    }
+                    self.links[link].stop(Nanos::MAX);
+                }
+            }
+            Fault::Cut(which, span) => {
+                if let Some((link, port, lane)) = self.to_cut(which) {
+                    note(|| format!("lane {lane}, link {link}, is cut"));
+                    tally::saw("cut lane");
+                    self.links[link].stop(Nanos::MAX);
+                    self.cuts.push((port, lane, now + span));
                 }
             }
             Fault::Flip(which) => {
@@ -753,7 +819,10 @@ impl Network {
                 }
             }
             Fault::Refuse(span) => self.refuses_until = self.refuses_until.max(now + span),
-            Fault::TimeJump(_) | Fault::Doze(..) | Fault::SlowCopies(_) => {}
+            Fault::TimeJump(_)
+            | Fault::Doze(..)
+            | Fault::SlowCopies(_)
+            | Fault::FailedCopies(_) => {}
             Fault::Die => {
                 tally::saw("death");
                 self.refuses_until = Nanos::MAX;
@@ -765,8 +834,15 @@ impl Network {
         }
     }
 
+    /// Nothing moves on the links of a connection before.
+    pub fn stop(&mut self, port: u16, until: Nanos) {
+        let links = self.links.iter_mut().filter(|link| link.port == port);
+        links.for_each(|link| link.stop(until));
+    }
+
     /// What stood still goes on.
     pub fn heal(&mut self) {
+        self.cuts.clear();
         for link in &mut self.links {
             for direction in &mut link.directions {
                 if direction.stopped_until < Nanos::MAX {

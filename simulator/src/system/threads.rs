@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{ME, Nanos, OUTSIDE, System, fail, raw, system};
 use crate::tally;
 
+/// By so much a copy worker is late at most: the monitor may have gone to sleep meanwhile.
+const LATEST_COPY: Nanos = 400 * super::MILLI;
+
 /// Decisions of one run after which it counts as one that never ends.
 const MOST_DECISIONS: u64 = 4_000_000;
 
@@ -72,6 +75,11 @@ impl Thread {
         let until = self.wait.until().map(|until| until.max(self.dozes_until));
         let dozes = (self.dozes_until > now).then_some(self.dozes_until);
         until.into_iter().chain(dozes).min()
+    }
+
+    /// It is a copy worker's, and has not ended.
+    fn copies(&self) -> bool {
+        self.name.starts_with("tcpx-copy") && !matches!(self.wait, Wait::Ever)
     }
 
     pub fn describe(&self) -> String {
@@ -143,6 +151,14 @@ pub fn wake(word: usize, most: usize, bits: u32) -> usize {
     while woken < most && !waiting.is_empty() {
         let at = waiting.swap_remove(system.random.index(waiting.len()));
         system.threads[at].wait = Wait::Nothing;
+        if system.faults_from.is_some()
+            && system.threads[at].copies()
+            && system.settings.late_copies > 0
+        {
+            system.settings.late_copies -= 1;
+            let until = system.now + system.random.below(LATEST_COPY);
+            system.threads[at].dozes_until = until.max(system.threads[at].dozes_until);
+        }
         woken += 1;
     }
     woken
@@ -156,13 +172,21 @@ impl System {
         self.threads[living[which % living.len()]].dozes_until = self.now + span;
     }
 
+    /// Every thread runs again.
+    pub(super) fn end_dozes(&mut self) {
+        for thread in &mut self.threads {
+            thread.dozes_until = 0;
+        }
+    }
+
     /// The copy workers do not run for a while.
     pub(super) fn copy_late(&mut self, span: Nanos) {
         let until = self.now + span;
         for thread in &mut self.threads {
-            if thread.name.starts_with("tcpx-copy") && !matches!(thread.wait, Wait::Ever) {
+            // Those that are slow do not become slower.
+            if thread.copies() && thread.dozes_until <= self.now {
                 tally::saw("slow copies");
-                thread.dozes_until = thread.dozes_until.max(until);
+                thread.dozes_until = until;
             }
         }
     }

@@ -171,6 +171,34 @@ const MUTANTS: &[Mutant] = &[
         from: "start + span.min(FOREVER)",
         to: "start + if MUTANT { span } else { span.min(FOREVER) }",
     },
+    // A chunk that could not be copied to its destination counts as placed.
+    Mutant {
+        name: "failed-copy-counts",
+        file: "crates/tcpx-net/src/tcp/receive_table.rs",
+        from: "            None => state.placed(index),\n            Some(error) => {\n",
+        to: "            None => state.placed(index),\n            Some(_) if MUTANT => state.placed(index),\n            Some(error) => {\n",
+    },
+    // A peer that sends without credit is let.
+    Mutant {
+        name: "endless-credit",
+        file: "crates/tcpx-wire/src/session/offers.rs",
+        from: "            if used > credit {\n",
+        to: "            if used > credit && !MUTANT {\n",
+    },
+    // A slot of a lane that ended is lost.
+    Mutant {
+        name: "slots-are-lost",
+        file: "crates/tcpx-net/src/tcp/transmit_table.rs",
+        from: "                Some(chunk) => {\n                    drop(chunk);\n",
+        to: "                Some(chunk) => {\n                    if MUTANT {\n                        std::mem::forget(chunk);\n                    } else {\n                        drop(chunk);\n                    }\n",
+    },
+    // A lane whose peer takes nothing keeps its loop busy.
+    Mutant {
+        name: "full-lane-spins",
+        file: "crates/tcpx-lanes/src/send_lane.rs",
+        from: "                0 => return Ok(Turn::Rest),\n",
+        to: "                0 => return Ok(if MUTANT { Turn::Again } else { Turn::Rest }),\n",
+    },
 ];
 
 /// What stands for [`MUTANT`](Mutant::to) in the sources: whether this process is to have that defect.

@@ -3,6 +3,10 @@
 use super::queue::JobQueue;
 use crate::cpu;
 
+/// Says that a job fails, as those of a GPU may, where a simulation has set it.
+#[cfg(feature = "simulation")]
+pub static FAILS: std::sync::OnceLock<fn() -> bool> = std::sync::OnceLock::new();
+
 /// Runs jobs in order until the queue stops and is empty.
 pub(super) fn run(queue: &JobQueue) {
     loop {
@@ -10,6 +14,11 @@ pub(super) fn run(queue: &JobQueue) {
         let stopping = queue.is_stopping();
         match queue.pop() {
             Some(ticket) => {
+                #[cfg(feature = "simulation")]
+                if FAILS.get().is_some_and(|fails| fails()) {
+                    ticket.finish(Err(crate::CudaError::NoCurrentContext.into()));
+                    continue;
+                }
                 let result = cpu::run(ticket.work());
                 ticket.finish(result);
             }
