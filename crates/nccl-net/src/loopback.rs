@@ -15,7 +15,7 @@ use crate::export::{
 use crate::library::Found;
 use crate::{
     AbiVersion, DeviceOffload, LoadMeta, LoadOptions, Plugin, PointerSupport, Properties,
-    QueueSlot, UnpackQueueWriter,
+    QueueSlot, ResultCode, UnpackQueueWriter,
 };
 
 /// Messages of one connection.
@@ -194,7 +194,7 @@ impl NetConnect for Connect {
         let mut listeners = LISTENERS.lock().unwrap();
         let slot = listeners
             .get_mut(&self.id)
-            .ok_or_else(|| NetError::remote("nobody listens there"))?;
+            .ok_or_else(|| NetError::new(ResultCode::RemoteError, "nobody listens there"))?;
         let pipe = Pipe::default();
         *slot = Some(pipe.clone());
         Ok(Some(Sender {

@@ -11,34 +11,6 @@ use crate::export::HostLogger;
 use crate::result::{RawResult, ResultCode};
 use crate::tables::LoggerFn;
 
-/// A collective of NCCL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Collective {
-    /// Broadcast.
-    Broadcast,
-    /// Reduce.
-    Reduce,
-    /// All-gather.
-    AllGather,
-    /// Reduce-scatter.
-    ReduceScatter,
-    /// All-reduce.
-    AllReduce,
-}
-
-impl Collective {
-    const fn from_raw(raw: c_int) -> Option<Self> {
-        Some(match raw {
-            0 => Self::Broadcast,
-            1 => Self::Reduce,
-            2 => Self::AllGather,
-            3 => Self::ReduceScatter,
-            4 => Self::AllReduce,
-            _ => return None,
-        })
-    }
-}
-
 /// A tuner of one communicator. Implement it and export it with
 /// [`export_tuner!`](crate::export_tuner).
 pub trait Tuner: Sized + Send + Sync + 'static {
@@ -49,20 +21,22 @@ pub trait Tuner: Sized + Send + Sync + 'static {
     fn start(logger: HostLogger, ranks: usize, nodes: usize) -> Option<Self>;
 
     /// What suits a collective of `bytes`.
-    fn choose(&self, collective: Collective, bytes: usize) -> Choice;
+    fn choose(&self, bytes: usize) -> Choice;
 }
 
 /// What a tuner says of one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Channels; `None` leaves NCCL's choice.
-    pub channels: Option<u32>,
+    /// Channels.
+    pub channels: u32,
     /// Whether NCCL may choose LL, which sends a flag with every four bytes.
     pub low_latency: bool,
     /// Whether NCCL may choose LL128, which sends a flag with every 120 bytes.
     pub low_latency_128: bool,
 }
 
+/// Kinds of collectives: broadcast, reduce, all-gather, reduce-scatter, all-reduce. Higher numbers are sends and receives.
+const COLLECTIVES: c_int = 5;
 /// Places of the protocols in a row of NCCL's table of costs.
 const LL: usize = 0;
 const LL128: usize = 1;
@@ -227,13 +201,13 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
     guard(|| {
         // SAFETY: NULL, or what `init_v3` made and `end` has not taken.
         let tuner = unsafe { context.cast::<T>().as_ref() };
-        let (Some(tuner), Some(collective)) = (tuner, Collective::from_raw(collective)) else {
+        let Some(tuner) = tuner.filter(|_| (0..COLLECTIVES).contains(&collective)) else {
             return Ok(());
         };
         if channels.is_null() {
             return Err(ResultCode::InvalidArgument);
         }
-        let choice = tuner.choose(collective, bytes);
+        let choice = tuner.choose(bytes);
         let is_known_table = protocols == PROTOCOLS && (0..=MAX_ALGORITHMS).contains(&algorithms);
         for (protocol, allowed) in [(LL, choice.low_latency), (LL128, choice.low_latency_128)] {
             if !allowed && !costs.is_null() && is_known_table {
@@ -241,12 +215,8 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
                 unsafe { forbid(protocol, costs.cast(), algorithms) };
             }
         }
-        if let Some(count) = choice.channels
-            && let Ok(count) = c_int::try_from(count)
-        {
-            // SAFETY: an out pointer of the host, not NULL.
-            unsafe { channels.write(count) };
-        }
+        // SAFETY: an out pointer of the host, not NULL.
+        unsafe { channels.write(c_int::try_from(choice.channels).unwrap_or(c_int::MAX)) };
         Ok(())
     })
 }
@@ -312,10 +282,10 @@ mod tests {
             (nodes > 1).then_some(Self(ranks))
         }
 
-        fn choose(&self, collective: Collective, bytes: usize) -> Choice {
-            assert_ne!(collective, Collective::Broadcast, "a broadcast");
+        fn choose(&self, bytes: usize) -> Choice {
+            assert_ne!(bytes, 1, "one byte");
             Choice {
-                channels: (bytes < 100).then_some(self.0 as u32 / 2),
+                channels: self.0 as u32 / 2,
                 low_latency: bytes < 100,
                 low_latency_128: bytes < 101,
             }
@@ -356,15 +326,15 @@ mod tests {
     #[test]
     fn a_panic_in_a_tuner_leaves_the_choice_to_nccl() {
         let table = tuner_v5::<Half>();
-        for (nodes, small) in [(2, 4), (1, -1)] {
+        for (nodes, channels) in [(2, 4), (1, -1)] {
             let mut context = std::ptr::null_mut();
             let none = std::ptr::null_mut();
             // SAFETY: an out pointer of this frame, no callbacks.
             let rc = unsafe { (table.init)(&raw mut context, 1, 8, nodes, None, none, none) };
             assert_eq!(rc, 0);
-            assert_eq!(ask(&table, context, 4, 99), (0, small));
-            assert_eq!(ask(&table, context, 4, 100), (0, -1));
-            assert_eq!(ask(&table, context, 4, 101), (0, -1));
+            for bytes in 99..=101 {
+                assert_eq!(ask(&table, context, 4, bytes), (0, channels));
+            }
             assert_eq!(ask(&table, context, 77, 1), (0, -1));
             if nodes > 1 {
                 let quiet = std::panic::take_hook();

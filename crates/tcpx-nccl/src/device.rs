@@ -34,11 +34,8 @@ impl Device {
     /// current context, which is the one NCCL works on.
     pub(crate) fn current(shared: &Shared) -> Result<Self, PluginError> {
         if shared.config.standin {
-            let worker = CopyWorker::host().map_err(|error| PluginError::Copy {
-                comm: "plugin".to_owned(),
-                operation: "starting the copy worker for host memory".to_owned(),
-                error: error.to_string(),
-            })?;
+            let failed = PluginError::copy("plugin", "starting the copy worker for host memory");
+            let worker = CopyWorker::host().map_err(failed)?;
             return Ok(Self { gpu: None, worker });
         }
         let no_device = |error: String| {
@@ -72,15 +69,13 @@ impl Device {
         }
         let device = Self::current(shared)?;
         if shared.config.mode == Mode::Cuda {
+            let failed =
+                PluginError::copy("plugin", "pinning memory that CUDA memory is moved through");
             device
                 .worker
                 .pinned()
                 .reserve(PINNED_SLOTS)
-                .map_err(|error| PluginError::Copy {
-                    comm: "plugin".to_owned(),
-                    operation: "pinning memory that CUDA memory is moved through".to_owned(),
-                    error: error.to_string(),
-                })?;
+                .map_err(failed)?;
         }
         Ok(Some(device))
     }

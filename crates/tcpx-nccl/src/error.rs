@@ -9,9 +9,6 @@ use thiserror::Error;
 /// `Clone` because a broken comm gives the same answer again and again.
 #[derive(Clone, Debug, Error)]
 pub enum PluginError {
-    /// A call came before a successful `init`.
-    #[error("the plugin is not initialised; call init first and check that it returned 0")]
-    NotInitialised,
     /// A device number out of range.
     #[error("device {device} does not exist, there are {count}; ask devices() for the number")]
     NoSuchDevice {
@@ -249,12 +246,20 @@ impl PluginError {
             | Self::BadHandle { .. }
             | Self::Environment { .. } => ResultCode::InvalidArgument,
             Self::Copy { .. } => ResultCode::UnhandledCudaError,
-            Self::NotInitialised
-            | Self::Protocol { .. }
+            Self::Protocol { .. }
             | Self::ReceiveTooSmall { .. }
             | Self::TooLarge { .. }
             | Self::ConsumeOrder { .. }
             | Self::UnknownRequest { .. } => ResultCode::InternalError,
+        }
+    }
+
+    /// A copy that failed, from what says why.
+    pub(crate) fn copy<E: ToString>(comm: &str, operation: &str) -> impl Fn(E) -> Self {
+        move |error| Self::Copy {
+            comm: comm.to_owned(),
+            operation: operation.to_owned(),
+            error: error.to_string(),
         }
     }
 

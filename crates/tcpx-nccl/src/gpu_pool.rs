@@ -11,6 +11,9 @@ use crate::copies::Copies;
 use crate::device::Device;
 use crate::error::PluginError;
 
+/// What its jobs do, for errors.
+const MOVING: &str = "moving a received message to the GPU pool";
+
 /// The pool and the moves into it, one for each queue slot.
 #[derive(Debug)]
 pub(crate) struct GpuPool {
@@ -31,13 +34,13 @@ impl GpuPool {
     pub(crate) fn new(device: &Device, landing: &Region) -> Result<Self, PluginError> {
         let memory = device
             .memory(landing.len())
-            .map_err(|error| failed("receive comm", &error.to_string()))?;
+            .map_err(PluginError::copy("receive comm", MOVING))?;
         let lease = memory
             .lease(.., Access::Write)
-            .map_err(|error| failed("receive comm", &error.to_string()))?;
+            .map_err(PluginError::copy("receive comm", MOVING))?;
         let source = landing
             .lease(.., Access::Write)
-            .map_err(|error| failed("receive comm", &error.to_string()))?;
+            .map_err(PluginError::copy("receive comm", MOVING))?;
         for lease in [&lease, &source] {
             lease.reserve_users(UNPACK_QUEUE_DEPTH);
         }
@@ -86,7 +89,7 @@ impl GpuPool {
                     received_bytes: bytes,
                 },
             )
-            .map_err(|error| failed(comm, &error.to_string()))?;
+            .map_err(PluginError::copy(comm, MOVING))?;
         self.copies.start(slot);
         let job = Job {
             work: Work::Unpack {
@@ -107,7 +110,7 @@ impl GpuPool {
         self.copies.reset(slot);
         match refused.error {
             MemoryError::QueueFull { .. } => Ok(false),
-            error => Err(failed(comm, &error.to_string())),
+            error => Err(PluginError::copy(comm, MOVING)(error)),
         }
     }
 
@@ -115,7 +118,7 @@ impl GpuPool {
     pub(crate) fn fetched(&self, comm: &str, slot: usize) -> Result<bool, PluginError> {
         self.copies
             .finished(slot)
-            .map_err(|error| failed(comm, &error))
+            .map_err(PluginError::copy(comm, MOVING))
     }
 
     /// The slot is free for another receive.
@@ -128,13 +131,5 @@ impl Drop for GpuPool {
     fn drop(&mut self) {
         // The pinned memory goes back into use by others once the comm is closed.
         self.copies.wait_quiet();
-    }
-}
-
-fn failed(comm: &str, error: &str) -> PluginError {
-    PluginError::Copy {
-        comm: comm.to_owned(),
-        operation: "moving a received message to the GPU pool".to_owned(),
-        error: error.to_owned(),
     }
 }

@@ -14,6 +14,8 @@ use crate::send::{Request, Source};
 
 /// Bytes of one piece: large enough for the copy engine and for a socket call.
 const PIECE_BYTES: usize = 512 << 10;
+/// What its jobs do, for errors.
+const COPYING: &str = "copying from device memory";
 /// Pieces copied or waiting for the socket.
 const PIECES: usize = 8;
 
@@ -43,7 +45,7 @@ impl Staging {
     pub(crate) fn new(device: &Device) -> Result<Self, PluginError> {
         let memory = device
             .shared_memory(PIECES * PIECE_BYTES)
-            .map_err(|error| failed("send comm", "allocating pinned staging", &error))?;
+            .map_err(PluginError::copy("send comm", "allocating pinned staging"))?;
         Ok(Self {
             device: device.clone(),
             memory,
@@ -79,7 +81,7 @@ impl Staging {
             let to = self.slot(slot, len);
             let (from, to) = from
                 .and_then(|from| Ok((from, to?)))
-                .map_err(|error| failed(comm, "cutting a send into pieces", &error))?;
+                .map_err(PluginError::copy(comm, "cutting a send into pieces"))?;
             self.copies.start(slot);
             let job = Job {
                 work: Work::Copy { from, to },
@@ -95,7 +97,7 @@ impl Staging {
                 return match refused.error {
                     // The next call tries again.
                     MemoryError::QueueFull { .. } => Ok(()),
-                    error => Err(failed(comm, "copying from device memory", &error)),
+                    error => Err(PluginError::copy(comm, COPYING)(error)),
                 };
             }
             self.pieces.push_back(Piece {
@@ -118,17 +120,13 @@ impl Staging {
         let ended = self
             .copies
             .finished(piece.slot)
-            .map_err(|error| PluginError::Copy {
-                comm: comm.to_owned(),
-                operation: "copying from device memory".to_owned(),
-                error,
-            })?;
+            .map_err(PluginError::copy(comm, COPYING))?;
         if !ended {
             return Ok(None);
         }
         let start = self
             .slot(piece.slot, piece.len)
-            .map_err(|error| failed(comm, "finding a staged piece", &error))?
+            .map_err(PluginError::copy(comm, "finding a staged piece"))?
             .host_ptr();
         Ok(start.map(|start| Span::new(start, piece.len).from(piece.sent)))
     }
@@ -167,13 +165,5 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // The host program may free its memory after the comm is closed.
         self.wait_quiet();
-    }
-}
-
-fn failed(comm: &str, operation: &str, error: &MemoryError) -> PluginError {
-    PluginError::Copy {
-        comm: comm.to_owned(),
-        operation: operation.to_owned(),
-        error: error.to_string(),
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net::constants::{level, subsystem};
 use nccl_net::export::HostLogger;
-use nccl_net::tuner::{Choice, Collective, Tuner};
+use nccl_net::tuner::{Choice, Tuner};
 
 /// Collectives up to so many bytes, and their channels.
 const CHANNELS: [(usize, u32); 4] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4), (64 << 20, 8)];
@@ -58,19 +58,17 @@ impl Tuner for TcpxTuner {
         Some(Self)
     }
 
-    fn choose(&self, _collective: Collective, bytes: usize) -> Choice {
+    fn choose(&self, bytes: usize) -> Choice {
         choice(bytes, CUDA_POINTERS.load(Ordering::Relaxed))
     }
 }
 
 fn choice(bytes: usize, cuda_pointers: bool) -> Choice {
     Choice {
-        channels: Some(
-            CHANNELS
-                .iter()
-                .find(|(limit, _)| bytes <= *limit)
-                .map_or(MOST_CHANNELS, |(_, channels)| *channels),
-        ),
+        channels: CHANNELS
+            .iter()
+            .find(|(limit, _)| bytes <= *limit)
+            .map_or(MOST_CHANNELS, |(_, channels)| *channels),
         low_latency: bytes <= LOW_LATENCY_BYTES,
         // Its flags lie within each line of 128 bytes, and a copy may write a line in two parts.
         low_latency_128: !cuda_pointers,
@@ -83,12 +81,12 @@ mod tests {
 
     #[test]
     fn channels_grow_with_the_bytes() {
-        let of = |bytes| TcpxTuner.choose(Collective::AllReduce, bytes);
+        let of = |bytes| TcpxTuner.choose(bytes);
         let channels = [8, (16 << 10) + 1, 1 << 20, 8 << 20].map(|bytes| of(bytes).channels);
-        assert_eq!(channels, [Some(1), Some(2), Some(2), Some(4)]);
-        assert_eq!(of((8 << 20) + 1).channels, Some(8));
-        assert_eq!(of(64 << 20).channels, Some(8));
-        assert_eq!(of((64 << 20) + 1).channels, Some(16));
+        assert_eq!(channels, [1, 2, 2, 4]);
+        assert_eq!(of((8 << 20) + 1).channels, 8);
+        assert_eq!(of(64 << 20).channels, 8);
+        assert_eq!(of((64 << 20) + 1).channels, 16);
         assert!(of(128 << 10).low_latency && !of(1 << 20).low_latency);
     }
 

@@ -25,16 +25,6 @@ impl NetError {
         }
     }
 
-    /// A system call failed or the peer is gone.
-    pub fn system(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ResultCode::SystemError, message)
-    }
-
-    /// A CUDA call failed.
-    pub fn cuda(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ResultCode::UnhandledCudaError, message)
-    }
-
     /// The plugin's own state is bad.
     pub fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ResultCode::InternalError, message)
@@ -48,11 +38,6 @@ impl NetError {
     /// The host called out of order.
     pub fn invalid_usage(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ResultCode::InvalidUsage, message)
-    }
-
-    /// The peer reported a failure.
-    pub fn remote(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ResultCode::RemoteError, message)
     }
 
     /// The code for the host.

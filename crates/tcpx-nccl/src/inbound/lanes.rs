@@ -22,11 +22,9 @@ impl Inbound {
                     capacity,
                 } => self.refuse(sequence, total, capacity),
                 Refusal::Protocol { expected, arrived } => self.protocol(expected, arrived),
-                Refusal::Copy(error) => PluginError::Copy {
-                    comm: self.name.clone(),
-                    operation: "copying a receive to GPU memory".to_owned(),
-                    error,
-                },
+                Refusal::Copy(error) => {
+                    PluginError::copy(&self.name, "copying a receive to GPU memory")(error)
+                }
             });
         }
         if self.waiting.is_none()

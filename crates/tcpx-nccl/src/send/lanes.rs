@@ -1,11 +1,13 @@
 //! The part of a send comm that has to do with lanes.
 
 use nccl_net::export::RequestId;
-use tcpx_memory::MemoryError;
 
 use super::{POLLS_BETWEEN_LOOKS, Progress, Source, State};
 use crate::error::PluginError;
 use crate::lanes::carriage::{Carriage, Load};
+
+/// What the jobs of its sends do, for errors.
+const COPYING: &str = "copying a send out of GPU memory";
 
 impl State {
     /// How far a request is; `None` for one that is not in flight.
@@ -85,16 +87,8 @@ impl State {
         match &self.carriage {
             Some(carriage) => carriage
                 .look_at_gpu()
-                .map_err(|error| self.not_copied(&error)),
+                .map_err(PluginError::copy(&self.name, COPYING)),
             None => Ok(()),
-        }
-    }
-
-    fn not_copied(&self, error: &MemoryError) -> PluginError {
-        PluginError::Copy {
-            comm: self.name.clone(),
-            operation: "copying a send out of GPU memory".to_owned(),
-            error: error.to_string(),
         }
     }
 
@@ -154,10 +148,9 @@ impl State {
             total: request.size,
             queued: before,
         };
-        match carriage.queue(load) {
-            Ok(queued) => request.written = queued,
-            Err(error) => return Err(self.not_copied(&error)),
-        }
+        request.written = carriage
+            .queue(load)
+            .map_err(PluginError::copy(&self.name, COPYING))?;
         let queued = request.written - before;
         if request.written == request.size {
             self.next += 1;
