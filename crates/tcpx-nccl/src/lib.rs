@@ -25,7 +25,6 @@ mod device;
 mod dialer;
 mod environment;
 mod error;
-mod fragments;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -39,7 +38,6 @@ mod landing;
 mod lanes;
 mod listener;
 mod memory;
-mod pages;
 mod pin;
 mod plugin;
 mod receive;
@@ -48,7 +46,6 @@ mod resume;
 mod ring;
 mod scatter;
 mod send;
-mod shuffle;
 mod staging;
 mod stall;
 mod status;

@@ -15,7 +15,6 @@ use super::group::Group;
 use super::inlet::{Claimed, Inlet, Part};
 use super::outlet::{Chunk, Outlet};
 use super::retention::{Kept, Retention};
-use crate::shuffle::Shuffle;
 
 const LANES: usize = 3;
 /// More than there are slots for, so that each of them serves several.
@@ -64,7 +63,7 @@ struct Lane {
 }
 
 struct World {
-    random: Shuffle,
+    random: u64,
     inlet: Inlet,
     group: Arc<Group>,
     outlet: Arc<Outlet>,
@@ -99,7 +98,7 @@ impl World {
         let take = |_| unsafe { retention.copy(Span::of(&[0])) }.map(|(kept, _)| kept);
         Self {
             _taken: (0..12).filter_map(take).collect(),
-            random: Shuffle::new(seed),
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             inlet,
             group,
             outlet: Arc::new(Outlet::new(Arc::default())),
@@ -117,7 +116,10 @@ impl World {
     }
 
     fn below(&mut self, most: usize) -> usize {
-        self.random.below(most)
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % most.max(1) as u64) as usize
     }
 
     /// Posts receives while there are slots, and queues their messages, as a grant lets the sender do.
