@@ -248,7 +248,7 @@ mod tests {
             threads: Some(1),
             ..default()
         };
-        for cores in 1..=FEW_CORES {
+        for cores in 1..=4 {
             let lanes = [default(), cuda.clone(), two.clone(), loops.clone()]
                 .map(|config| lanes_for(&config, cores));
             assert_eq!(lanes, [0, 2, 2, 2], "{cores} cores");
