@@ -1,8 +1,9 @@
 //! An agent of NIXL: its memory, its listeners, the agents that it knows, and what they told it.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use crate::conn::{Conn, Work};
 use crate::flight::Flight;
 use crate::info::{AgentId, ConnectionInfo, RegionInfo, own_addresses, this_host};
 use crate::link::Link;
+use crate::lock;
 use crate::memory::{Kind, Registered};
 use crate::message::MOST_NOTICE_BYTES;
 use crate::plan::Plan;
@@ -68,6 +70,12 @@ struct Notices {
     bytes: usize,
 }
 
+impl Notices {
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= MOST_NOTICES || self.bytes >= MOST_NOTICES_BYTES
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Agent {
@@ -76,7 +84,7 @@ pub(crate) struct Agent {
     pub(crate) config: Config,
     pub(crate) host: [u8; 16],
     info: Arc<ConnectionInfo>,
-    regions: RwLock<HashMap<u64, Arc<Registered>>>,
+    regions: Mutex<HashMap<u64, Arc<Registered>>>,
     next: AtomicU64,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     doors: Mutex<Vec<Door>>,
@@ -102,8 +110,19 @@ pub(crate) enum StartError {
     Thread(std::io::Error),
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Listens on every interface, whose addresses these are.
+fn listen(
+    config: &Config,
+    addresses: &[IpAddr],
+    port: u16,
+    gpu: Option<Gpu>,
+) -> Result<Endpoint, Error> {
+    let any = match addresses.iter().any(IpAddr::is_ipv4) || addresses.is_empty() {
+        true => IpAddr::from([0; 4]),
+        false => IpAddr::from([0; 16]),
+    };
+    let options = config.options(Auth::Key(config.listener_key.clone()), gpu);
+    Endpoint::listen((any, port).into(), options)
 }
 
 impl Agent {
@@ -112,13 +131,8 @@ impl Agent {
         let mut id = AgentId::default();
         getrandom::fill(&mut id).map_err(|error| StartError::Random(error.to_string()))?;
         let addresses = own_addresses(config.interfaces.as_deref());
-        let any = match addresses.iter().any(std::net::IpAddr::is_ipv4) || addresses.is_empty() {
-            true => std::net::IpAddr::from([0; 4]),
-            false => std::net::IpAddr::from([0; 16]),
-        };
-        let options = config.options(Auth::Key(config.listener_key.clone()), None);
         let endpoint =
-            Endpoint::listen((any, config.port).into(), options).map_err(StartError::Listen)?;
+            listen(&config, &addresses, config.port, None).map_err(StartError::Listen)?;
         let port = endpoint.local_addr().port();
         let host = this_host();
         let info = ConnectionInfo {
@@ -145,7 +159,7 @@ impl Agent {
             config,
             host,
             info: Arc::new(info),
-            regions: RwLock::default(),
+            regions: Mutex::default(),
             next: AtomicU64::new(1),
             peers: Mutex::default(),
             doors: Mutex::default(),
@@ -236,8 +250,7 @@ impl Agent {
             }
         };
         let memory = Arc::new(Registered::new(self.next_id(), address, len, kind));
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        regions.insert(memory.id, Arc::clone(&memory));
+        lock(&self.regions).insert(memory.id, Arc::clone(&memory));
         Ok(memory)
     }
 
@@ -246,19 +259,11 @@ impl Agent {
         if self.door(Some(gpu.ordinal())).is_some() {
             return Ok(());
         }
-        let any = match self.info.addresses.iter().any(std::net::IpAddr::is_ipv4) {
-            true => std::net::IpAddr::from([0; 4]),
-            false => std::net::IpAddr::from([0; 16]),
-        };
-        let options = self.config.options(
-            Auth::Key(self.config.listener_key.clone()),
-            Some(gpu.clone()),
-        );
         let failed = |error: String| {
             tracing::error!("no port for memory of GPU {}: {error}", gpu.ordinal());
             Status::BACKEND
         };
-        let endpoint = Endpoint::listen((any, 0).into(), options)
+        let endpoint = listen(&self.config, &self.info.addresses, 0, Some(gpu.clone()))
             .map_err(|error| failed(error.to_string()))?;
         self.accept_at(endpoint, Some(gpu.ordinal()))
             .map_err(|error| failed(error.to_string()))
@@ -272,9 +277,7 @@ impl Agent {
 
     /// Ends the use of registered memory, and waits for that.
     pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        regions.remove(&memory.id);
-        drop(regions);
+        lock(&self.regions).remove(&memory.id);
         memory.close();
         for conn in self.living() {
             conn.revoke(memory.id);
@@ -296,14 +299,12 @@ impl Agent {
 
     /// Registered memory by its name.
     pub(crate) fn region(&self, id: u64) -> Option<Arc<Registered>> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        regions.get(&id).cloned()
+        lock(&self.regions).get(&id).cloned()
     }
 
     /// Whether all of these bytes lie in one registered region.
     pub(crate) fn is_registered(&self, address: usize, len: usize) -> bool {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        regions
+        lock(&self.regions)
             .values()
             .any(|memory| memory.offset_of(address, len).is_some())
     }
@@ -411,9 +412,7 @@ impl Agent {
     /// Keeps a notification of a peer until the program asks; waits while too many are kept.
     pub(crate) fn push_notice(&self, from: &Arc<[u8]>, bytes: Vec<u8>) {
         let mut notices = lock(&self.notices);
-        while (notices.waiting.len() >= MOST_NOTICES || notices.bytes >= MOST_NOTICES_BYTES)
-            && !self.is_stopping()
-        {
+        while notices.is_full() && !self.is_stopping() {
             notices = self
                 .room
                 .wait_timeout(notices, ACCEPT)
@@ -433,7 +432,10 @@ impl Agent {
             }
             std::mem::take(&mut *notices)
         };
-        self.room.notify_all();
+        // To wake nobody is a call of the kernel too.
+        if taken.is_full() {
+            self.room.notify_all();
+        }
         for (from, bytes) in taken.waiting {
             give(&from, &bytes);
         }

@@ -7,7 +7,7 @@ mod serving;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use crate::abi::Status;
 use crate::agent::Agent;
 use crate::flight::Flight;
 use crate::info::AgentId;
+use crate::lock;
 use crate::message::{MOST_BYTES, Message};
 use asking::Keys;
 use serving::{Doorway, Partial};
@@ -90,10 +91,6 @@ impl fmt::Debug for Conn {
             .field("dead", &self.dead)
             .finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Conn {

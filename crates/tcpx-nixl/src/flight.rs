@@ -1,13 +1,14 @@
 //! One post of a transfer: how far it is, and what it holds.
 
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tcpx::{Transfer, WindowKey};
 
 use crate::abi::Status;
 use crate::conn::Conn;
+use crate::lock;
 use crate::memory::Hold;
 use crate::plan::Plan;
 
@@ -66,10 +67,6 @@ impl Flight {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How it stands.
     pub(crate) fn status(&self) -> Status {
         Status(self.status.load(Ordering::Acquire))
@@ -81,7 +78,7 @@ impl Flight {
 
     /// Its local memory; `None` once it is over.
     pub(crate) fn holds(&self) -> Option<Holds> {
-        self.lock().holds.clone()
+        lock(&self.inner).holds.clone()
     }
 
     /// What regions over its local memory keep a share of.
@@ -96,7 +93,7 @@ impl Flight {
 
     /// The engine moves it now. If it is over, that ends.
     pub(crate) fn set_running(&self, running: Running) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         if inner.holds.is_some() {
             inner.running = Some(running);
         } else {
@@ -107,7 +104,7 @@ impl Flight {
 
     /// Ends it, once. What still runs of it is cancelled unless all went well.
     pub(crate) fn end(&self, status: Status) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         if inner.holds.take().is_none() {
             return;
         }
@@ -130,7 +127,7 @@ impl Flight {
         if status != Status::IN_PROGRESS {
             return status;
         }
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         let Some(running) = &mut inner.running else {
             return self.status();
         };

@@ -34,4 +34,11 @@ mod message;
 mod plan;
 mod plugin;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use plugin::{nixl_plugin_fini, nixl_plugin_init};
+
+/// Locks, also what a thread held that panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,7 +1,7 @@
 //! The way to another agent: a connection when there is one, what waits for it meanwhile, and a new one
 //! after the loss of the old.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Gpu};
@@ -10,6 +10,7 @@ use crate::abi::Status;
 use crate::agent::Agent;
 use crate::conn::{Conn, Work};
 use crate::info::ConnectionInfo;
+use crate::lock;
 
 /// Longest time that connecting to one address takes, while there are others.
 const ONE_ADDRESS: Duration = Duration::from_secs(3);
@@ -57,13 +58,9 @@ impl Link {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives work to the connection, or keeps it until there is one.
     pub(crate) fn submit(self: &Arc<Self>, work: Work) -> Status {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match &mut *state {
             State::Up(conn) if !conn.is_dead() => {
                 let conn = Arc::clone(conn);
@@ -90,7 +87,7 @@ impl Link {
 
     /// Begins to connect, unless that was begun.
     pub(crate) fn dial(self: &Arc<Self>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let is_up = matches!(&*state, State::Up(conn) if !conn.is_dead());
         if is_up || matches!(&*state, State::Dialling(_) | State::Closed) {
             return;
@@ -118,7 +115,7 @@ impl Link {
 
     fn connect(&self, agent: &Arc<Agent>) {
         let connected = self.try_addresses(agent);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         match (connected, &mut *state) {
             (Some(conn), State::Dialling(waiting)) => {
                 let waiting = std::mem::take(waiting);
@@ -192,7 +189,7 @@ impl Link {
 
     /// What waited has failed.
     fn fail(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let waiting = match &mut *state {
             State::Dialling(waiting) => std::mem::take(waiting),
             _ => return,
@@ -206,7 +203,7 @@ impl Link {
 
     /// Ends it: what waits fails, and the connection says goodbye.
     pub(crate) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let old = std::mem::replace(&mut *state, State::Closed);
         drop(state);
         match old {

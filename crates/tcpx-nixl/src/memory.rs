@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Gpu, Region};
 
+use crate::lock;
+
 /// Where the bytes are.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
@@ -41,7 +43,7 @@ pub(crate) struct Hold(Arc<Registered>);
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = lock(&self.0.uses);
         uses.count -= 1;
         // Only deregistration waits, and a wake-up that nobody waits for is a call of the kernel too.
         if uses.count == 0 && uses.closed {
@@ -104,7 +106,7 @@ impl Registered {
 
     /// `None` once it was deregistered.
     pub(crate) fn hold(self: &Arc<Self>) -> Option<Hold> {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = lock(&self.uses);
         if uses.closed {
             return None;
         }
@@ -114,14 +116,13 @@ impl Registered {
 
     /// Nobody gets a hold any more.
     pub(crate) fn close(&self) {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses.closed = true;
+        lock(&self.uses).closed = true;
     }
 
     /// Waits until nothing points at it; `false` if something still does after `limit`.
     pub(crate) fn wait_unused(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = lock(&self.uses);
         while uses.count > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

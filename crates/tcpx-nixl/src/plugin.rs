@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::abi::{
     self, BlobDesc, DescList, EngineBase, InitParams, MetaDesc, NotifList, OptionalArgs, Plugin,
@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::flight::Flight;
 use crate::guard;
 use crate::info::{ConnectionInfo, RegionInfo};
+use crate::lock;
 use crate::logging;
 use crate::memory::Registered;
 use crate::plan::Plan;
@@ -441,10 +442,7 @@ unsafe extern "C" fn post(
             true => request.notice.clone(),
             false => notice(arguments),
         };
-        let mut flight = request
-            .flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut flight = lock(&request.flight);
         if flight.as_ref().is_some_and(|flight| !flight.is_over()) {
             return Err(Status::REPOST_ACTIVE);
         }
@@ -459,10 +457,7 @@ unsafe extern "C" fn check(_engine: *const Engine, handle: *const Request) -> St
     // SAFETY: the handle is ours.
     guarded(|| unsafe {
         let request = argument(handle)?;
-        let flight = request
-            .flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let flight = lock(&request.flight);
         match &*flight {
             Some(flight) => {
                 let status = flight.check();
@@ -481,10 +476,7 @@ unsafe extern "C" fn release(_engine: *const Engine, handle: *mut Request) -> St
     // SAFETY: the handle is ours, and NIXL hands it back until it was taken.
     guarded(|| unsafe {
         let request = argument(handle)?;
-        let flight = request
-            .flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let flight = lock(&request.flight);
         if let Some(flight) = &*flight {
             if flight.check() == Status::IN_PROGRESS {
                 flight.end(Status::CANCELED);

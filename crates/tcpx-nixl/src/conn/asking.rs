@@ -5,9 +5,10 @@ use std::sync::Arc;
 use tcpx::request::Batch;
 use tcpx::{After, Error, WindowKey};
 
-use super::{Conn, NOTICE_BYTES, lock, notice_part};
+use super::{Conn, NOTICE_BYTES, notice_part};
 use crate::abi::Status;
 use crate::flight::{Flight, Running};
+use crate::lock;
 use crate::memory::Hold;
 use crate::message::{MOST_BYTES, Message};
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tcpx::{Rights, Window};
 
-use super::{Conn, lock};
+use super::Conn;
+use crate::lock;
 use crate::message::{MOST_NOTICE_BYTES, Message};
 
 /// Windows that a peer may have open at a time.
