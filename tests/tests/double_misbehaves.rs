@@ -98,7 +98,7 @@ fn every_lie_in_the_device_queue_ends_in_an_error_that_names_it() {
         let words = match lie {
             Lie::CountBeyond => "claims 2049 fragments",
             Lie::CountHuge => "claims 18446744073709551615 fragments",
-            Lie::CountZero => "an empty list arrived",
+            Lie::CountZero => "524288 bytes together, 0 bytes arrived",
             Lie::OutsidePool => "inside the pool of",
             Lie::OutsideTarget => "expected a destination inside 524288 bytes",
             Lie::SumShort => "expected fragments of 524288 bytes together",
@@ -115,7 +115,7 @@ fn every_lie_in_the_device_queue_ends_in_an_error_that_names_it() {
 fn a_completion_without_its_bytes_is_not_taken_for_the_one_that_was_in_the_slot_before() {
     let _serial = double::serial();
     let error = lied_to(Lie::DoneEarly).to_string();
-    assert!(error.contains("an empty list arrived"), "{error}");
+    assert!(error.contains("together, 0 bytes arrived"), "{error}");
 }
 
 #[test]
