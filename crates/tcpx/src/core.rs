@@ -108,7 +108,7 @@ pub(crate) struct Core {
     pub(crate) due: Option<Instant>,
     /// The last turn used up its share.
     more: bool,
-    /// The program was told of the end of an operation since this was last forgotten.
+    /// An operation of the program's or of the peer's has ended, or all have, since this was last forgotten.
     ended_some: bool,
     /// Of transfers that have ended; woken when the lock is free again, as that runs the program's code.
     pub(crate) wakers: Vec<Waker>,

@@ -36,15 +36,11 @@ use crate::control::Asks;
 use crate::core::Core;
 use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
-use crate::wait::FOREVER;
 use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, look};
 use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
 pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
-/// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves
-/// them to the engine's thread.
-const SLEEP: Duration = Duration::from_millis(4);
 /// Pause of a thread that waits under manual progress, where another one has the token, or no one descriptor tells of
 /// all that it waits for.
 pub(crate) const MANUAL_PAUSE: Duration = Duration::from_micros(50);
@@ -126,13 +122,11 @@ impl ProgressOwner {
         self.is_manual() || self.is_taken() || self.lease.lasts_until().is_some()
     }
 
-    /// When the engine's thread looks whether the lease has expired.
+    /// When the engine's thread looks whether the lease has expired. Never, while a thread has the token for longer: it
+    /// begins another lease, and wakes the engine's thread for that.
     pub(crate) fn due(&self, origin: Instant) -> Option<Instant> {
-        let until = self.lease.lasts_until()?;
-        if self.is_taken() {
-            return Some(Instant::now() + PROGRESS_LEASE);
-        }
-        Some(origin + Duration::from_micros(until))
+        let until = origin + Duration::from_micros(self.lease.lasts_until()?);
+        (!self.is_taken() || Instant::now() < until).then_some(until)
     }
 
     /// Another connection has taken the control connection's place.
@@ -154,7 +148,7 @@ impl Shared {
         if self.progress_owner.is_manual() {
             return self.drive_manual(&ended, limit);
         }
-        let busy_poll = self.may_busy_poll().then(BusyPoll::begin).flatten();
+        let busy_poll = self.begin_busy_poll();
         if busy_poll.is_none() && !self.may_sleep() {
             return false;
         }
@@ -176,7 +170,7 @@ impl Shared {
     fn drive_manual(&self, ended: &impl Fn() -> bool, limit: Instant) -> bool {
         while self.progress_owner.is_manual() && Instant::now() < limit {
             if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
-                let busy_poll = self.may_busy_poll().then(BusyPoll::begin).flatten();
+                let busy_poll = self.begin_busy_poll();
                 if self.progress_until(busy_poll, ended, limit) {
                     return true;
                 }
@@ -275,6 +269,10 @@ impl Shared {
             false => Leaves::ToPoll,
         };
         self.release(leaves, more);
+    }
+
+    fn begin_busy_poll(&self) -> Option<BusyPoll> {
+        self.may_busy_poll().then(BusyPoll::begin).flatten()
     }
 
     fn may_busy_poll(&self) -> bool {
@@ -488,10 +486,6 @@ impl Shared {
         let began = Instant::now();
         let mut last = began;
         let may_sleep = self.may_sleep();
-        let longest_sleep = match self.progress_owner.is_manual() {
-            true => FOREVER,
-            false => SLEEP,
-        };
         let _context = self.stay_in_context();
         let mut taken_over = false;
         let mut more = false;
@@ -522,7 +516,7 @@ impl Shared {
                 core.pace.drive(true);
                 // A thread that is about to sleep hears of frames from the descriptor.
                 let soon = busy_poll.is_none() || starts && core.standing().moving;
-                let sleeps = soon && may_sleep && limit > began + SLEEP;
+                let sleeps = soon && may_sleep && limit > began + PROGRESS_LEASE;
                 core.control.ask(match (sleeps, has_frames && !starts) {
                     (false, _) => Asks::Always,
                     (true, true) => Asks::Once,
@@ -545,14 +539,17 @@ impl Shared {
                 break false;
             }
             let busy = turn.is_some_and(|turn| turn.busy);
+            let moving = turn.is_some_and(|turn| turn.moving);
+            let lanes_need_it = moving && cores() <= FEW_CORES;
             if busy {
                 // Frames may have come since: the next turn reads them.
                 (last, vain, has_frames) = (now, 0, true);
+                if busy_poll.is_none() && !lanes_need_it {
+                    busy_poll = self.begin_busy_poll();
+                }
                 continue;
             }
-            let moving = turn.is_some_and(|turn| turn.moving);
             if let Some(one) = &busy_poll {
-                let lanes_need_it = moving && cores() <= FEW_CORES;
                 let budget = one.budget(turn);
                 let patient = now.saturating_duration_since(last) <= budget;
                 if patient && !lanes_need_it {
@@ -566,9 +563,8 @@ impl Shared {
                 }
                 busy_poll = None;
             }
-            let until = limit.min(last + longest_sleep);
-            let sleeps = may_sleep && now < until && vain < VAIN_SLEEPS;
-            match sleeps.then(|| self.sleep(ended, until)) {
+            let sleeps = may_sleep && vain < VAIN_SLEEPS;
+            match sleeps.then(|| self.sleep(ended, limit)) {
                 Some(Some(woken)) => has_frames = woken.for_control,
                 Some(None) | None => break false,
             }

@@ -30,6 +30,8 @@ struct Inbox {
     count: usize,
     bytes: usize,
     ended: bool,
+    /// Threads that sleep until the next one: to wake none is a call of the kernel too.
+    sleeping: usize,
     /// Whom to wake at the next one, and what may keep the engine's thread at it meanwhile.
     waker: Option<(Waker, Option<EngineWatch>)>,
 }
@@ -75,7 +77,9 @@ impl Notifications {
         let mut inbox = self.lock();
         inbox.waiting.push_back(notification);
         self.ready.store(true, Ordering::Release);
-        self.changed.notify_one();
+        if inbox.sleeping > 0 {
+            self.changed.notify_one();
+        }
         inbox.waker.take().map(|(waker, _)| waker)
     }
 
@@ -138,12 +142,14 @@ impl Notifications {
 
     /// Sleeps until there is one, at most for `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Found {
-        let inbox = self.lock();
+        let mut inbox = self.lock();
         let nothing = |inbox: &mut Inbox| inbox.waiting.is_empty() && !inbox.ended;
+        inbox.sleeping += 1;
         let (mut inbox, _) = self
             .changed
             .wait_timeout_while(inbox, limit, nothing)
             .unwrap_or_else(PoisonError::into_inner);
+        inbox.sleeping -= 1;
         self.take_from(&mut inbox)
     }
 }

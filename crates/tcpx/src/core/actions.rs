@@ -177,6 +177,7 @@ impl Core {
         if reported {
             return;
         }
+        self.ended_some = true;
         let result = result.map_err(|error| {
             let channels = self.describe_channels();
             let operation = OperationName { kind, tag };
@@ -217,7 +218,6 @@ impl Core {
         // What follows a batch has no report of its own.
         let result = result.map(|report| (!follows).then_some(report));
         self.wakers.extend(state.end(result));
-        self.ended_some = true;
     }
 
     /// Short name of the data path, for errors.

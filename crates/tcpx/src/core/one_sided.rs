@@ -91,6 +91,7 @@ impl Core {
         }
         self.one_sided.postponed.clear();
         self.wakers.extend(self.one_sided.notifications.end());
+        self.ended_some = true;
     }
 
     pub(super) fn perform_one_sided(&mut self, action: Action) {

@@ -27,6 +27,23 @@ fn the_engine_has_the_connection_when_nobody_comes_back() {
 }
 
 #[test]
+fn the_engine_sleeps_while_a_thread_has_the_token_for_long() {
+    let (transfer, _peer) = waited_for();
+    let shared = &transfer.connection.0;
+    shared.release(Leaves::Served, false);
+    let owner = &shared.progress_owner;
+    owner.taken.store(true, Ordering::SeqCst);
+    let origin = shared.lock().origin;
+    // No later than the next lease ends: whoever begins that need not wake the engine's thread.
+    let until = owner.lease.lasts_until().map(Duration::from_micros);
+    let due = owner.due(origin);
+    assert!(due.is_none() || due == until.map(|until| origin + until));
+    while shared.since_origin(Instant::now()) <= owner.lease.lasts_until().unwrap() {}
+    assert_eq!(owner.due(origin), None);
+    assert!(owner.is_attended());
+}
+
+#[test]
 fn a_lease_lasts_as_long_as_any_other() {
     let (transfer, _peer) = waited_for();
     let shared = &transfer.connection.0;
