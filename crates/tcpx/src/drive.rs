@@ -350,12 +350,14 @@ impl Shared {
         let written = self.may_sleep() || !core.control.wants_write();
         let comes_back = leaves != Leaves::ToEngine;
         if comes_back && quiet && written && !core.sink.has_results() {
-            let now = core.ticked();
+            core.speak();
             if leaves == Leaves::Served {
+                // To write takes longer than a program that answers at once.
+                core.tick();
+                let now = core.ticked();
                 core.pace.leaves(now);
             }
-            core.speak();
-            let until = now + PROGRESS_LEASE;
+            let until = core.ticked() + PROGRESS_LEASE;
             self.progress_owner.lease.begin(self.since_origin(until));
             self.progress_owner.taken.store(false, Ordering::SeqCst);
             core.set_looked_for(false);

@@ -375,8 +375,11 @@ impl Session {
             ReceiveStage::Granted(_) => None,
         };
         if level < Level::Verified {
-            if eager.is_some() {
-                self.transmit.push_back(Frame::EagerDone { transfer });
+            let done = Frame::EagerDone { transfer };
+            match (eager, &receive.origin) {
+                (None, _) => {}
+                (Some(_), Origin::Get { .. }) => self.transmit.push_unawaited(done),
+                (Some(_), _) => self.transmit.push_back(done),
             }
             return self.end_receive(operation, Ok(Level::Placed));
         }

@@ -16,6 +16,8 @@ pub struct Waiting {
     pub urgent: bool,
     /// Acknowledgements, and credit for eager payload.
     pub acknowledgements: usize,
+    /// Those of them that no program of the peer waits for, as far as is known: of what a get has brought.
+    pub unawaited: usize,
     /// Receives that are posted to the peer.
     pub posted: usize,
     /// Posted receives that no send has come to, those included that wait here.
@@ -56,6 +58,12 @@ impl Outbox {
         self.frames.push_back(frame);
     }
 
+    /// An acknowledgement that no program of the peer waits for.
+    pub(super) fn push_unawaited(&mut self, acknowledgement: Frame) {
+        self.push_back(acknowledgement);
+        self.counted.unawaited += 1;
+    }
+
     pub(super) fn extend(&mut self, frame: Option<Frame>) {
         frame.into_iter().for_each(|frame| self.push_back(frame));
     }
@@ -65,6 +73,8 @@ impl Outbox {
         let (counter, bytes) = self.counters(&frame);
         *counter.0 -= 1;
         *counter.1 -= bytes;
+        let counted = &mut self.counted;
+        counted.unawaited = counted.unawaited.min(counted.acknowledgements);
         Some(frame)
     }
 

@@ -5,7 +5,8 @@
 //! - in its own turns everything waits until it looks in vain;
 //! - a small message waits behind as many others that are on their way, and a posted receive while the peer has another
 //!   one that it has not filled: it has enough to do until then;
-//! - an acknowledgement waits for the call that usually follows the end of a wait at once.
+//! - an acknowledgement waits for the call that usually follows the end of a wait at once, and that of a get for the next
+//!   call whenever it comes: no program of the peer waits for it.
 //!
 //! Who stops looking after the connection writes what is left; if it does not come back, the engine's thread does when
 //! the lease ends, after [`PROGRESS_LEASE`](crate::drive::PROGRESS_LEASE).
@@ -92,7 +93,10 @@ impl Pace {
             return self.looks_again;
         }
         match (waiting.eager, waiting.posted) {
-            (0, 0) => self.returns >= USUAL,
+            (0, 0) => {
+                let unawaited = waiting.unawaited > 0;
+                self.returns >= USUAL || unawaited && waiting.unawaited == waiting.acknowledgements
+            }
             (0, posted) => posted < MOST_POSTED && waiting.open > posted,
             (eager, _) => {
                 waiting.eager_bytes < WORTH_A_WRITE && sends.saturating_sub(eager) >= eager
@@ -108,6 +112,7 @@ mod tests {
     const ACKNOWLEDGEMENT: Waiting = Waiting {
         urgent: false,
         acknowledgements: 1,
+        unawaited: 0,
         posted: 0,
         open: 0,
         eager: 0,
@@ -154,6 +159,21 @@ mod tests {
         assert!(!pace.holds(&ACKNOWLEDGEMENT, 0));
         assert!(!returning(SOON * 2).holds(&ACKNOWLEDGEMENT, 0));
         assert!(!attended().holds(&ACKNOWLEDGEMENT, 0));
+    }
+
+    #[test]
+    fn the_acknowledgement_of_a_get_waits_whatever_follows() {
+        let unawaited = Waiting {
+            unawaited: 1,
+            ..ACKNOWLEDGEMENT
+        };
+        assert!(attended().holds(&unawaited, 0));
+        assert!(!Pace::default().holds(&unawaited, 0));
+        let with_another = Waiting {
+            acknowledgements: 2,
+            ..unawaited
+        };
+        assert!(!attended().holds(&with_another, 0));
     }
 
     #[test]

@@ -387,6 +387,22 @@ fn an_ended_send_is_told_of_before_a_put_arrives() {
     );
 }
 
+#[test]
+fn nobody_waits_for_the_acknowledgement_of_a_get() {
+    let mut session = session(config());
+    let asked = get(9, Level::Placed, place(0, 0));
+    let operation = session.get(Time(0), asked).unwrap();
+    drain_at(&mut session, Time(0));
+    let reply = payload(0, Destination::Reply { request: 0 });
+    session.frame(Time(0), reply).unwrap();
+    drain_at(&mut session, Time(0));
+    session.eager_copied(Time(0), operation);
+    let waiting = session.waiting();
+    assert_eq!((waiting.acknowledgements, waiting.unawaited), (1, 1));
+    drain_at(&mut session, Time(0));
+    assert_eq!(session.waiting(), Waiting::default());
+}
+
 /// Rule 15: the initiator holds gets back, and asks as others end.
 #[test]
 fn many_gets_wait_for_each_other() {
