@@ -158,70 +158,40 @@ fn read(request: NonNull<c_void>, posted: &Posted) -> Result<PrivateRequest, Pri
 pub(crate) fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Result<PrivateRequest, PrivateError> {
     // SAFETY: as many bytes as the structure has, all of whose fields are integers.
     let raw: RawRequest = unsafe { bytes.as_ptr().cast::<RawRequest>().read_unaligned() };
-    let expect = |holds: bool, field, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
-        holds.then_some(()).ok_or_else(|| PrivateError::Disagrees {
+    let disagrees = |field, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
+        let (expected, found) = (expected.to_string(), found.to_string());
+        PrivateError::Disagrees {
             field,
-            expected: expected.to_string(),
-            found: found.to_string(),
-        })
+            expected,
+            found,
+        }
+    };
+    let expect = |holds: bool, field, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
+        holds
+            .then_some(())
+            .ok_or_else(|| disagrees(field, expected, found))
+    };
+    let up_to = |most: usize, field, found: i64| {
+        let number = usize::try_from(found).ok().filter(|found| *found <= most);
+        number.ok_or_else(|| disagrees(field, &format_args!("0 to {most}"), &found))
     };
     let kind = posted.kind.raw();
     expect(raw.comm == posted.comm, "comm", &"the comm's", &raw.comm)?;
     expect(raw.data == posted.data, "data", &"the posted", &raw.data)?;
     expect(raw.mem_type == kind, "mem_type", &kind, &raw.mem_type)?;
-    let size = usize::try_from(raw.size)
-        .ok()
-        .filter(|size| *size <= posted.len);
-    let Some(size) = size else {
-        return Err(PrivateError::Disagrees {
-            field: "size",
-            expected: format!("0 to {}", posted.len),
-            found: raw.size.to_string(),
-        });
-    };
-    let pending = usize::try_from(raw.size_pending)
-        .ok()
-        .filter(|pending| *pending <= size);
-    let Some(pending) = pending else {
-        return Err(PrivateError::Disagrees {
-            field: "size_pending",
-            expected: format!("0 to {size}"),
-            found: raw.size_pending.to_string(),
-        });
-    };
+    let size = up_to(posted.len, "size", raw.size.into())?;
+    let pending = up_to(size, "size_pending", raw.size_pending.into())?;
     let slot = &raw.unpack_slot;
-    expect(
-        slot.active <= 1,
-        "unpack_slot.active",
-        &"0 or 1",
-        &slot.active,
-    )?;
-    let fragments = match (slot.active, posted.slot) {
-        (0, _) => None,
-        (_, None) => {
-            return Err(PrivateError::Disagrees {
-                field: "unpack_slot.active",
-                expected: "0 for a send".to_owned(),
-                found: "1".to_owned(),
-            });
-        }
-        (_, Some(own)) => {
-            let index = own.index() as u64;
-            expect(
-                slot.idx % UNPACK_QUEUE_DEPTH as u64 == index,
-                "unpack_slot.idx",
-                &index,
-                &slot.idx,
-            )?;
-            let most = UNPACK_SLOT_ENTRIES as u64;
-            expect(
-                slot.cnt_cache <= most,
-                "unpack_slot.cnt_cache",
-                &most,
-                &slot.cnt_cache,
-            )?;
-            // At most 2048.
-            Some(slot.cnt_cache as usize)
+    // A send has none.
+    let most = usize::from(posted.slot.is_some());
+    let is_active = up_to(most, "unpack_slot.active", slot.active.into())? == 1;
+    let fragments = match posted.slot.filter(|_| is_active) {
+        None => None,
+        Some(own) => {
+            let (index, own) = (slot.idx % UNPACK_QUEUE_DEPTH as u64, own.index() as u64);
+            expect(index == own, "unpack_slot.idx", &own, &slot.idx)?;
+            let count = i64::try_from(slot.cnt_cache).unwrap_or(i64::MAX);
+            Some(up_to(UNPACK_SLOT_ENTRIES, "unpack_slot.cnt_cache", count)?)
         }
     };
     Ok(PrivateRequest {
