@@ -9,7 +9,7 @@ use tcpx::{Connection, Deadlines, Error, ErrorKind, Level, Region, Rights, Windo
 
 use common::{contents, filled, random};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 const WINDOW: usize = 8 << 20;
 
 fn pair() -> (Connection, Connection) {
