@@ -25,6 +25,7 @@ mod device;
 mod dialer;
 mod environment;
 mod error;
+mod fragments;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -38,6 +39,7 @@ mod landing;
 mod lanes;
 mod listener;
 mod memory;
+mod pages;
 mod pin;
 mod plugin;
 mod receive;
@@ -46,6 +48,7 @@ mod resume;
 mod ring;
 mod scatter;
 mod send;
+mod shuffle;
 mod staging;
 mod stall;
 mod status;

@@ -107,6 +107,15 @@ impl Shared {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// A seed for the order of pages; need not be secret.
+    pub(crate) fn seed(&self) -> u64 {
+        let mut bytes = [0; 8];
+        match getrandom::fill(&mut bytes) {
+            Ok(()) => u64::from_ne_bytes(bytes),
+            Err(_) => self.number(),
+        }
+    }
+
     pub(crate) fn interface(&self, device: usize) -> Result<&Interface, PluginError> {
         self.interfaces
             .get(device % self.interfaces.len().max(1))

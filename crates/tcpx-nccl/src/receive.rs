@@ -55,7 +55,7 @@ impl RecvComm {
             let device = Device::current(&shared)
                 .inspect_err(|error| shared.log.info(&format!("{name}: {error}")))
                 .ok();
-            Some(Scatter::new(&shared.config, device)?)
+            Some(Scatter::new(&shared.config, device, shared.seed())?)
         } else {
             None
         };

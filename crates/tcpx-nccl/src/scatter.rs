@@ -12,7 +12,13 @@ use tcpx_memory::{MemoryError, Region};
 use crate::config::{Config, PAGE_BYTES, PoolKind};
 use crate::device::Device;
 use crate::error::PluginError;
+use crate::fragments::{self, Piece};
 use crate::gpu_pool::GpuPool;
+use crate::pages::Pages;
+use crate::shuffle::Shuffle;
+
+/// Pages that a receive may hold: each has a piece at least.
+const MOST_PAGES: usize = UNPACK_SLOT_ENTRIES;
 
 /// The pool, the queue and the handle of one receive comm.
 #[derive(Debug)]
@@ -27,15 +33,16 @@ pub(crate) struct Scatter {
     /// What `queue` writes into.
     _queue_memory: Region,
     handle: Region,
-    /// Pages of the pool that no receive holds.
-    free: Vec<u32>,
-    /// Pages held by the receive in each slot, in the order of its bytes.
+    pages: Pages,
+    shuffle: Shuffle,
+    /// Pages held by the receive in each slot.
     held: [Vec<u32>; UNPACK_QUEUE_DEPTH],
-    /// Bytes of the message that is arriving, and those of them that are here.
-    bytes: usize,
-    arrived: usize,
-    /// Kept from message to message: the host's thread allocates nothing.
+    /// The message that is arriving: its fragments, and those already complete.
+    pieces: Vec<Piece>,
     entries: Vec<LoadMeta>,
+    pages_needed: usize,
+    piece: usize,
+    inside: usize,
 }
 
 /// Whether a message has its pages.
@@ -58,13 +65,19 @@ pub(crate) enum Landed {
 }
 
 impl Scatter {
-    pub(crate) fn new(config: &Config, device: Option<Device>) -> Result<Self, PluginError> {
+    pub(crate) fn new(
+        config: &Config,
+        device: Option<Device>,
+        seed: u64,
+    ) -> Result<Self, PluginError> {
+        let allocated = |result: Result<Region, MemoryError>| {
+            result.map_err(|error| failed("receive comm", "allocating the pool", &error))
+        };
         let shared = |bytes| {
-            let memory = match &device {
+            allocated(match &device {
                 Some(device) => device.shared_memory(bytes),
                 None => Region::host(bytes),
-            };
-            memory.map_err(unallocated())
+            })
         };
         let landing = shared(config.pool_bytes)?;
         let gpu_pool = match (&device, config.pool) {
@@ -77,20 +90,19 @@ impl Scatter {
             .host_ptr()
             .and_then(|start| NonNull::new(start.cast::<NetUnpackMeta>()))
             .filter(|meta| meta.is_aligned())
-            .ok_or("the memory is not aligned to 16 bytes")
-            .map_err(PluginError::copy(
-                "receive comm",
-                "placing the unpack queue",
-            ))?;
+            .ok_or_else(|| PluginError::Copy {
+                comm: "receive comm".to_owned(),
+                operation: "placing the unpack queue".to_owned(),
+                error: "the memory is not aligned to 16 bytes".to_owned(),
+            })?;
         // SAFETY: zeroed, aligned memory of the queue's size that lives beside the writer, the only
         // one to write there.
         let queue = unsafe { UnpackQueueWriter::new(meta) };
         let handle_bytes = size_of::<UnpackNetDeviceHandle>();
-        let handle = match &device {
+        let handle = allocated(match &device {
             Some(device) => device.memory(handle_bytes),
             None => Region::host(handle_bytes),
-        };
-        let handle = handle.map_err(unallocated())?;
+        })?;
         // Field by field, as the layout says: queue, pool, head. The consumer steps its head
         // before it reads, so it starts one before slot 0.
         let mut bytes = [0; size_of::<UnpackNetDeviceHandle>()];
@@ -98,13 +110,13 @@ impl Scatter {
         let pool = gpu_pool.as_ref().map_or(&landing, |pool| &pool.memory);
         bytes[8..16].copy_from_slice(&device_view(pool).to_ne_bytes());
         bytes[16..].copy_from_slice(&u64::MAX.to_ne_bytes());
-        handle.write_from(0, &bytes).map_err(PluginError::copy(
-            "receive comm",
-            "writing the device handle",
-        ))?;
+        handle
+            .write_from(0, &bytes)
+            .map_err(|error| failed("receive comm", "writing the device handle", &error))?;
 
+        let mut shuffle = Shuffle::new(seed);
         // At most 2 GiB of pages.
-        let pages = (landing.len() / PAGE_BYTES) as u32;
+        let total = (landing.len() / PAGE_BYTES) as u32;
         Ok(Self {
             device,
             landing,
@@ -112,11 +124,14 @@ impl Scatter {
             queue,
             _queue_memory: queue_memory,
             handle,
-            free: (0..pages).collect(),
-            held: std::array::from_fn(|_| Vec::with_capacity(UNPACK_SLOT_ENTRIES)),
-            bytes: 0,
-            arrived: 0,
+            pages: Pages::new(total, &mut shuffle),
+            shuffle,
+            held: std::array::from_fn(|_| Vec::with_capacity(MOST_PAGES)),
+            pieces: Vec::with_capacity(UNPACK_SLOT_ENTRIES),
             entries: Vec::with_capacity(UNPACK_SLOT_ENTRIES),
+            pages_needed: 0,
+            piece: 0,
+            inside: 0,
         })
     }
 
@@ -139,24 +154,28 @@ impl Scatter {
         self.queue.clear(QueueSlot::of_receive(number));
     }
 
-    /// A message of so many bytes follows; `false` when the pool or a slot of the queue can never hold it.
+    /// Cuts an announced message into fragments; `false` when the pool can never hold it.
     pub(crate) fn announce(&mut self, bytes: usize) -> bool {
-        (self.bytes, self.arrived) = (bytes, 0);
-        let pages = self.landing.len() / PAGE_BYTES;
-        bytes <= pages.min(UNPACK_SLOT_ENTRIES) * PAGE_BYTES
+        self.piece = 0;
+        self.inside = 0;
+        let total = self.pages.total();
+        match fragments::plan(bytes, total, &mut self.shuffle, &mut self.pieces) {
+            Some(pages) => {
+                self.pages_needed = pages;
+                true
+            }
+            None => false,
+        }
     }
 
     /// Gets pages for the announced message.
     pub(crate) fn make_room(&mut self, number: u64) -> Room {
-        let needed = self.bytes.div_ceil(PAGE_BYTES);
         let held = &mut self.held[slot(number)];
-        if held.len() < needed {
-            let Some(rest) = self.free.len().checked_sub(needed) else {
-                return Room::Missing(needed - self.free.len());
-            };
-            held.extend(self.free.drain(rest..));
+        if held.len() == self.pages_needed || self.pages.take(self.pages_needed, held) {
+            Room::Ready
+        } else {
+            Room::Missing(self.pages_needed - self.pages.free())
         }
-        Room::Ready
     }
 
     /// Bytes of the whole pool.
@@ -164,43 +183,59 @@ impl Scatter {
         self.landing.len()
     }
 
-    /// The memory of the bytes that are still to arrive, as much as one call takes.
+    /// The memory of the fragments that are still to arrive, as many as one call takes.
     pub(crate) fn spans(&self, number: u64, spans: &mut Vec<Span>) {
+        let held = &self.held[slot(number)];
         let Some(base) = self.landing.all().host_ptr() else {
             return;
         };
-        let pages = self.held[slot(number)].iter().enumerate();
-        for (index, page) in pages.skip(self.arrived / PAGE_BYTES).take(MAX_SPANS - 1) {
-            let inside = self.arrived.saturating_sub(index * PAGE_BYTES);
-            let len = page_bytes(self.bytes, index) - inside;
-            if len > 0 {
-                // Within the pool: pages are below its end.
-                let start = *page as usize * PAGE_BYTES + inside;
-                spans.push(Span::new(base.wrapping_add(start), len));
-            }
+        let mut inside = self.inside;
+        for piece in self.pieces[self.piece..].iter().take(MAX_SPANS - 1) {
+            let start = source_offset(held, piece) as usize + inside;
+            // Within the pool: pages are below its end, pieces within their page.
+            spans.push(Span::new(
+                base.wrapping_add(start),
+                piece.len as usize - inside,
+            ));
+            inside = 0;
         }
     }
 
     /// So many bytes of the message have arrived.
-    pub(crate) fn arrived(&mut self, bytes: usize) {
-        self.arrived = self.bytes.min(self.arrived + bytes);
+    pub(crate) fn arrived(&mut self, mut bytes: usize) {
+        while bytes > 0 && self.piece < self.pieces.len() {
+            let left = self.pieces[self.piece].len as usize - self.inside;
+            if bytes < left {
+                self.inside += bytes;
+                return;
+            }
+            bytes -= left;
+            self.piece += 1;
+            self.inside = 0;
+        }
     }
 
     /// The whole message is in the landing pool: publishes it, and starts moving it to the GPU
     /// when the pool of the device is there.
     pub(crate) fn complete(&mut self, comm: &str, number: u64) -> Result<Landed, PluginError> {
-        let pages = self.held[slot(number)].iter().enumerate();
+        self.shuffle.shuffle(&mut self.pieces);
+        let held = &self.held[slot(number)];
         self.entries.clear();
-        self.entries.extend(pages.map(|(index, page)| LoadMeta {
-            src_off: page * PAGE_BYTES as u32,
-            len: page_bytes(self.bytes, index) as u32,
-            dst_off: (index * PAGE_BYTES) as u64,
-        }));
+        self.entries
+            .extend(self.pieces.iter().map(|piece| LoadMeta {
+                src_off: source_offset(held, piece),
+                len: piece.len,
+                dst_off: piece.offset,
+            }));
         // With a pool on the GPU the entries are there before the bytes; nobody may look before
         // the receive is done, and it is done when both are there.
         self.queue
             .publish(QueueSlot::of_receive(number), &self.entries)
-            .map_err(PluginError::copy(comm, "publishing fragments"))?;
+            .map_err(|error| PluginError::Copy {
+                comm: comm.to_owned(),
+                operation: "publishing fragments".to_owned(),
+                error: error.to_string(),
+            })?;
         match &mut self.gpu_pool {
             Some(pool) if !self.entries.is_empty() => {
                 match pool.fetch(comm, slot(number), &self.entries)? {
@@ -225,7 +260,7 @@ impl Scatter {
         if let Some(pool) = &self.gpu_pool {
             pool.reset(slot(number));
         }
-        self.free.append(&mut self.held[slot(number)]);
+        self.pages.give_back(&mut self.held[slot(number)]);
     }
 }
 
@@ -234,9 +269,10 @@ const fn slot(number: u64) -> usize {
     QueueSlot::of_receive(number).index()
 }
 
-/// Bytes of a message on its page of this number, which it has.
-fn page_bytes(message: usize, index: usize) -> usize {
-    PAGE_BYTES.min(message - index * PAGE_BYTES)
+/// Where a fragment lies in the pool, of at most 2 GiB.
+fn source_offset(held: &[u32], piece: &Piece) -> u32 {
+    let page = held.get(piece.page as usize).copied().unwrap_or(0);
+    page * PAGE_BYTES as u32 + piece.start
 }
 
 /// The address by which the device reaches a region; without a device, the CPU's.
@@ -245,6 +281,10 @@ fn device_view(region: &Region) -> u64 {
     all.device_address().unwrap_or_else(|| all.address())
 }
 
-fn unallocated() -> impl Fn(MemoryError) -> PluginError {
-    PluginError::copy("receive comm", "allocating the pool")
+fn failed(comm: &str, operation: &str, error: &MemoryError) -> PluginError {
+    PluginError::Copy {
+        comm: comm.to_owned(),
+        operation: operation.to_owned(),
+        error: error.to_string(),
+    }
 }

@@ -107,7 +107,7 @@ fn every_size_is_gathered_from_a_gpu_pool() {
 }
 
 #[test]
-fn half_a_mebibyte_lies_in_whole_pages_in_order() {
+fn half_a_mebibyte_lies_in_over_100_uneven_fragments_out_of_order() {
     let config = unpack_config();
     let pool_bytes = config.pool_bytes;
     let pair = pair(&plugin(config));
@@ -117,10 +117,26 @@ fn half_a_mebibyte_lies_in_whole_pages_in_order() {
     let mut to = Registered::new(&pair.receive, vec![0; size], true);
     transfer(&pair, &mut from, &mut to, size, size);
     let entries = gatherer.entries(0);
-    let places = (0..128).map(|page| page * 4096);
-    assert!(places.eq(entries.iter().map(|entry| entry.dst_off)));
-    let is_page = |entry: &LoadMeta| entry.len == 4096 && entry.src_off.is_multiple_of(4096);
-    assert!(entries.iter().all(is_page), "{entries:?}");
+    assert!(
+        entries.len() > 100 && entries.len() <= 2048,
+        "{}",
+        entries.len()
+    );
+    let backwards = |field: fn(&LoadMeta) -> u64| {
+        entries
+            .windows(2)
+            .filter(|pair| field(&pair[0]) > field(&pair[1]))
+            .count()
+    };
+    assert!(backwards(|entry| entry.dst_off) > 20, "the queue is sorted");
+    assert!(
+        backwards(|entry| entry.src_off.into()) > 20,
+        "the pages are in order"
+    );
+    assert!(entries.iter().any(|entry| entry.len == 1448));
+    assert!(entries.iter().any(|entry| entry.len == 4096));
+    assert!(entries.iter().any(|entry| entry.len % 2 == 1));
+    assert!(entries.iter().any(|entry| entry.src_off % 4096 != 0));
 }
 
 #[test]

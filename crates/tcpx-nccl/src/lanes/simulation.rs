@@ -15,6 +15,7 @@ use super::group::Group;
 use super::inlet::{Claimed, Inlet, Part};
 use super::outlet::{Chunk, Outlet};
 use super::retention::{Kept, Retention};
+use crate::shuffle::Shuffle;
 
 const LANES: usize = 3;
 /// More than there are slots for, so that each of them serves several.
@@ -63,7 +64,7 @@ struct Lane {
 }
 
 struct World {
-    random: u64,
+    random: Shuffle,
     inlet: Inlet,
     group: Arc<Group>,
     outlet: Arc<Outlet>,
@@ -98,7 +99,7 @@ impl World {
         let take = |_| unsafe { retention.copy(Span::of(&[0])) }.map(|(kept, _)| kept);
         Self {
             _taken: (0..12).filter_map(take).collect(),
-            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            random: Shuffle::new(seed),
             inlet,
             group,
             outlet: Arc::new(Outlet::new(Arc::default())),
@@ -116,10 +117,7 @@ impl World {
     }
 
     fn below(&mut self, most: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % most.max(1) as u64) as usize
+        self.random.below(most)
     }
 
     /// Posts receives while there are slots, and queues their messages, as a grant lets the sender do.
