@@ -82,6 +82,7 @@ impl Dials {
     ) -> Result<Vec<Opened>, NetworkError> {
         self.dials.truncate(lanes);
         loop {
+            self.advance();
             for dial in &mut self.dials {
                 if dial.is_early
                     && let State::Ended(Err(error)) = &dial.state
@@ -90,7 +91,6 @@ impl Dials {
                     (dial.is_early, dial.state) = (false, State::Begins(Instant::now()));
                 }
             }
-            self.advance();
             let due = self.dials.iter().filter_map(|dial| match &dial.state {
                 State::Begins(at) => Some(*at),
                 State::UnderWay(dial) => Some(dial.deadline),
