@@ -95,12 +95,6 @@ static void hangs(int call, const char *named)
     memcpy(&hanging, &symbol, sizeof hanging);
     pair_open(&pair);
     pair_open(&other);
-    if (call == CALL_CLOSE_LISTEN) {
-        /* The accept has closed the plugin's. */
-        tcpx_handle unused;
-        WORKS(tcpx_close_listen(pair.listener));
-        WORKS(tcpx_listen(0, &unused, &pair.listener));
-    }
     tcpx_request *request = call == CALL_TEST ? receive(&pair) : NULL;
     fault(call, HANG, 0);
     if (request) {

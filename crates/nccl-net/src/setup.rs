@@ -191,7 +191,8 @@ impl ListenComm {
             (*device).pointer = &raw mut (*device).handle;
         }
         Accepting {
-            under_way: Some((self, storage)),
+            listen: Some(self),
+            storage: Some(storage),
             polled: false,
         }
     }
@@ -210,9 +211,12 @@ impl Drop for ListenComm {
     }
 }
 
-/// An accept in progress.
+/// An accept. Its listen comm is closed when it is dropped.
 pub struct Accepting {
-    under_way: Option<(ListenComm, PluginBuffer<DeviceStorage>)>,
+    /// Until it is dropped.
+    listen: Option<ListenComm>,
+    /// While it is in progress.
+    storage: Option<PluginBuffer<DeviceStorage>>,
     polled: bool,
 }
 
@@ -220,7 +224,8 @@ impl Accepting {
     /// Asks the plugin; `None` means no peer yet. After a comm or an error it has ended. Some
     /// plugins block here until the peer connects.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, HostError> {
-        let (listen, storage) = self.under_way.take().ok_or(HostError::SetupEnded)?;
+        let storage = self.storage.take().ok_or(HostError::SetupEnded)?;
+        let listen = self.listen.as_ref().ok_or(HostError::SetupEnded)?;
         self.polled = true;
         let mut comm = ptr::null_mut();
         let device = storage.as_ptr();
@@ -240,7 +245,7 @@ impl Accepting {
             return Err(error.into());
         }
         let Some(comm) = NonNull::new(comm) else {
-            self.under_way = Some((listen, storage));
+            self.storage = Some(storage);
             return Ok(None);
         };
         // SAFETY: the plugin filled it during the call.
@@ -256,20 +261,19 @@ impl Accepting {
                 needs_proxy_progress: raw.needs_proxy_progress != 0,
             });
         let core = CommCore::new(listen.plugin.clone(), Side::Recv, comm);
-        // The listen comm is closed here, when it is dropped.
         Ok(Some(RecvComm::new(core, queue, storage)))
     }
 }
 
 impl Drop for Accepting {
     fn drop(&mut self) {
-        let Some((listen, storage)) = self.under_way.take() else {
+        let (Some(listen), Some(storage)) = (&self.listen, self.storage.take()) else {
             return;
         };
         // A plugin with a device queue accepts on a thread of its own, which goes on using the
         // listen comm: closing it now would be a use after free. It stays open instead.
         if self.polled && listen.offload != DeviceOffload::None {
-            std::mem::forget(listen);
+            std::mem::forget(self.listen.take());
             storage.abandon();
         }
     }
@@ -296,7 +300,7 @@ impl fmt::Debug for ListenComm {
 impl fmt::Debug for Accepting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Accepting")
-            .field("ended", &self.under_way.is_none())
+            .field("ended", &self.storage.is_none())
             .finish_non_exhaustive()
     }
 }

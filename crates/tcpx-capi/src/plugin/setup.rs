@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use nccl_net::constants::HANDLE_BYTES;
-use nccl_net::{Accepting, Handle128, ListenComm, RecvComm};
+use nccl_net::{Accepting, Handle128, HostError, ListenComm, RecvComm};
 
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
@@ -28,33 +28,27 @@ pub(crate) struct Listener {
 enum Listening {
     Waiting(ListenComm),
     Accepting(Accepting),
-    /// It gave its comm, or failed.
-    Spent,
     Closed,
 }
 
 impl Listener {
     fn accept(&self) -> Outcome<Option<RecvComm>> {
         let mut state = self.state.lock().map_err(|_| Failure::poisoned())?;
-        let mut accepting = match std::mem::replace(&mut *state, Listening::Spent) {
+        let mut accepting = match std::mem::replace(&mut *state, Listening::Closed) {
             Listening::Waiting(listen) => listen.accept(),
             Listening::Accepting(accepting) => accepting,
-            Listening::Spent => {
-                return Err(Failure::usage(
-                    "this listen comm gave its connection, or failed: one tcpx_listen is good for \
-                     one connection; close it and listen again",
-                ));
-            }
-            Listening::Closed => {
-                *state = Listening::Closed;
-                return Err(Failure::closed("the listen comm"));
-            }
+            Listening::Closed => return Err(Failure::closed("the listen comm")),
         };
-        let comm = accepting.poll()?;
-        if comm.is_none() {
-            *state = Listening::Accepting(accepting);
-        }
-        Ok(comm)
+        let comm = accepting.poll();
+        // Its close may not come back: it is for `close`, which is bounded.
+        *state = Listening::Accepting(accepting);
+        comm.map_err(|error| match error {
+            HostError::SetupEnded => Failure::usage(
+                "this listen comm gave its connection, or failed: one tcpx_listen is good for one \
+                 connection; close it and listen again",
+            ),
+            error => error.into(),
+        })
     }
 
     fn close(self: &Arc<Self>, handle: Handle) -> Outcome<()> {
