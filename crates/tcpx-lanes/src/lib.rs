@@ -16,6 +16,7 @@ pub mod interfaces;
 pub mod lane_group;
 pub mod monitor;
 pub mod receive_lane;
+pub mod resend;
 pub mod sealing;
 pub mod send_lane;
 pub mod socket;

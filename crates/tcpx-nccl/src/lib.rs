@@ -43,7 +43,6 @@ mod pages;
 mod pin;
 mod plugin;
 mod receive;
-mod resend;
 mod resume;
 mod ring;
 mod scatter;

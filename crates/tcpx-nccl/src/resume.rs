@@ -27,6 +27,27 @@ use crate::lanes::hello::{Hello, Resumption};
 use crate::lanes::lane_set::{DEAD_AFTER, LONGEST_STALL, Peer};
 use crate::lanes::runtime::Runtime;
 
+/// Largest message of which a copy is retained; as of a chunk on a lane. Of a longer one its own memory is sent again.
+const COPIED_BYTES: usize = 64 << 10;
+/// The same without lanes, where the copy of 64 KiB cost a tenth of the rate. A longer one is not sent again.
+const COPIED_WITHOUT_LANES: usize = 16 << 10;
+
+/// Largest message of which a copy is retained.
+pub(crate) const fn copied_bytes(with_lanes: bool) -> usize {
+    if with_lanes {
+        COPIED_BYTES
+    } else {
+        COPIED_WITHOUT_LANES
+    }
+}
+
+/// Most bytes of copies of one comm.
+pub(crate) const COPIES: usize = 1 << 20;
+/// After so many bytes of short messages the receiver says how far it has read: copies have room for more until then.
+pub(crate) const ACKNOWLEDGED_TOGETHER: u64 = 512 << 10;
+/// After so many bytes of any: nobody waits for those.
+pub(crate) const ACKNOWLEDGED_AT_LAST: u64 = 8 << 20;
+
 /// Between two steps of a connection that is dialled.
 pub(crate) const STEP: Duration = Duration::from_millis(2);
 /// Between two looks whether the sender's process is still there.

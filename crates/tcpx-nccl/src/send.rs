@@ -10,6 +10,7 @@ use std::sync::{Arc, MutexGuard};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_lanes::monitor::Attention;
+use tcpx_lanes::resend::{Next, Resend};
 use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
 
 use self::comeback::Tended;
@@ -22,8 +23,7 @@ use crate::lanes::carriage::Carriage;
 use crate::lanes::runtime::Runtime;
 use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
-use crate::resend::{Next, Resend, copied_bytes};
-use crate::resume::Redial;
+use crate::resume::{COPIES, Redial, copied_bytes};
 use crate::ring::Ring;
 use crate::staging::Staging;
 use crate::stall::Stall;
@@ -145,21 +145,21 @@ impl SendComm {
         carriage: Option<Carriage>,
         comeback: Option<Comeback>,
     ) -> Result<Self, PluginError> {
-        let mut resend = Resend::new();
+        let mut resend = Resend::with_room(COPIES);
         let (mut redial, mut attention, mut runtime) = (None, None, None);
         if let Some(comeback) = comeback {
             let door = Header {
                 sequence: comeback.door.into(),
                 size: 0,
             };
-            resend.push(&door.encode(Record::Door));
+            resend.push(&door.encode(Record::Door), true);
             attention = Some(comeback.runtime.monitor.attention());
             redial = Some(comeback.redial);
             runtime = Some(comeback.runtime);
         }
         if let Some(carriage) = &carriage {
             let group = Header::of_group(&carriage.set().group());
-            resend.push(&group.encode(Record::Join));
+            resend.push(&group.encode(Record::Join), true);
         }
         shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
@@ -423,7 +423,7 @@ impl State {
             ..
         } = self;
         let (sequence, from, is_new) = match resend.next() {
-            Next::Bytes(bytes) => {
+            Next::Bytes { bytes, .. } => {
                 let moved = socket::send_bytes(&*stream, bytes);
                 return self.wrote(moved);
             }
@@ -437,7 +437,7 @@ impl State {
         let is_device = matches!(request.source, Source::Device(_));
         let is_short = request.size <= copied && !is_device && redial.is_some();
         // The receiver says before long that it has read enough.
-        if is_new && is_short && !resend.has_room(total) {
+        if is_new && is_short && resend.copied() + total > COPIES {
             return Ok(0);
         }
         let header = Header {

@@ -8,7 +8,6 @@ mod detail;
 mod encode;
 mod error;
 mod field;
-mod log;
 mod payload;
 mod placed;
 mod settings;
@@ -21,9 +20,8 @@ use field::{Body, Field};
 
 pub use decoder::FrameDecoder;
 pub use detail::Detail;
-pub use encode::encode;
+pub use encode::{encode, encode_head};
 pub use error::FrameError;
-pub use log::{FrameLog, PositionError, Run};
 pub use payload::Payload;
 pub use placed::PlacedChunks;
 pub use settings::{InvalidSettings, Settings};
@@ -319,11 +317,11 @@ frames! {
         /// The lane.
         lane: u16,
     },
-    /// Every frame of the other direction before `next` has arrived: it need not be kept for another
-    /// connection. Between sides that both can resume; it concerns the stream and not the session.
+    /// Frames of the other direction have arrived: they need not be kept for another connection. Between sides that
+    /// both can resume; it concerns the stream and not the session.
     18 "received" Received {
-        /// The number of the frame that is expected next.
-        next: u32,
+        /// Their bytes, from the first frame of the session on.
+        read: u64,
     },
 }
 

@@ -9,8 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use tcpx_lanes::resend::{Impossible, Next, Resend};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
-use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, FrameLog, PositionError, Run};
+use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, LEAST_PLAIN_BYTES, encode_head};
 use tcpx_wire::handshake::{Established, HandshakeError};
 use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records};
 
@@ -48,7 +49,7 @@ pub(crate) enum ControlEnd {
     /// The peer sent something that is not the protocol, or this side would have.
     Frame(FrameError),
     /// The peer claims to have what was not sent, or to lack what it had.
-    Position(PositionError),
+    Position(Impossible),
 }
 
 impl ControlEnd {
@@ -63,9 +64,9 @@ impl ControlEnd {
     }
 }
 
-/// Bytes that each side seals first on a connection that takes another's place: the number of the
-/// frame that it expects next.
-const POSITION_BYTES: usize = 4;
+/// Bytes that each side seals first on a connection that takes another's place: how many bytes of whole frames it has
+/// read.
+const POSITION_BYTES: usize = 8;
 
 /// How often the socket is asked for what has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +107,10 @@ pub(crate) struct Control {
     /// [`Control::receive`] had nothing more to give.
     is_empty: bool,
     /// What goes to the peer.
-    log: FrameLog,
+    log: Resend,
+    /// The number of the frame that goes there next, and room to encode it.
+    sequence: u32,
+    encoded: Vec<u8>,
     /// The beginning of that, sealed where it must be; the socket has taken it up to `taken`.
     sealed: Vec<u8>,
     taken: usize,
@@ -152,7 +156,9 @@ impl Control {
             heard: false,
             drained: false,
             is_empty: false,
-            log: FrameLog::new(resumable, !encrypts),
+            log: Resend::default(),
+            sequence: 0,
+            encoded: Vec::new(),
             sealed: Vec::new(),
             taken: 0,
             unsealed: 0,
@@ -184,8 +190,8 @@ impl Control {
                 }
             } else if !self.awaits_welcome || self.take_welcome()? {
                 match self.decode().map_err(ControlEnd::Frame)? {
-                    Some(Frame::Received { next }) if self.resumable => {
-                        self.log.acknowledged(next).map_err(ControlEnd::Position)?;
+                    Some(Frame::Received { read }) if self.resumable => {
+                        self.log.acknowledged(read).map_err(ControlEnd::Position)?;
                         continue;
                     }
                     Some(frame) => {
@@ -336,9 +342,8 @@ impl Control {
         let due = self.untold.0 >= TELL_FRAMES || self.untold.1 >= TELL_BYTES;
         if due && self.resumable && !self.finished_writing {
             self.untold = (0, 0);
-            let next = self.decoder.next_sequence();
-            let told = self.log.push(&Frame::Received { next });
-            told.map_err(ControlEnd::Frame)?;
+            let read = self.decoder.read();
+            self.push(&Frame::Received { read })?;
         }
         Ok(())
     }
@@ -358,7 +363,7 @@ impl Control {
     /// Takes the peer's position on a connection that took another's place; whether it has come.
     fn take_position(&mut self) -> Result<bool, ControlEnd> {
         let opened = &self.opened[self.unread.clone()];
-        let Some(next) = opened.first_chunk::<POSITION_BYTES>() else {
+        let Some(read) = opened.first_chunk::<POSITION_BYTES>() else {
             let arrived = opened.len();
             return match arrived {
                 0 => Ok(false),
@@ -366,10 +371,10 @@ impl Control {
                 _ => Err(ControlEnd::Record(RecordError::Length { arrived })),
             };
         };
-        let next = u32::from_le_bytes(*next);
+        let read = u64::from_le_bytes(*read);
         self.unread.start += POSITION_BYTES;
         self.is_positioning = false;
-        self.log.rewind(next).map_err(ControlEnd::Position)?;
+        self.log.rewind(read).map_err(ControlEnd::Position)?;
         Ok(true)
     }
 
@@ -399,7 +404,7 @@ impl Control {
         self.is_positioning = true;
         self.away = false;
         self.broken = false;
-        let position = self.decoder.next_sequence().to_le_bytes();
+        let position = self.decoder.read().to_le_bytes();
         self.records.seal(&position, &mut self.sealed);
     }
 
@@ -420,7 +425,7 @@ impl Control {
 
     /// Room for another frame from the session.
     pub(crate) fn has_room(&self) -> bool {
-        self.log.held() < MAX_QUEUED
+        self.log.copied() < MAX_QUEUED
     }
 
     /// Queues a frame; [`Control::flush`] sends it.
@@ -428,7 +433,18 @@ impl Control {
         if self.broken && !self.resumable {
             return Ok(());
         }
-        self.log.push(frame).map_err(ControlEnd::Frame)
+        self.push(frame)
+    }
+
+    fn push(&mut self, frame: &Frame) -> Result<(), ControlEnd> {
+        self.encoded.clear();
+        let payload =
+            encode_head(frame, self.sequence, &mut self.encoded).map_err(ControlEnd::Frame)?;
+        self.sequence = self.sequence.wrapping_add(1);
+        self.log.push(&self.encoded, false);
+        let plain = self.plain && payload.len() >= LEAST_PLAIN_BYTES;
+        self.log.push(payload, plain);
+        Ok(())
     }
 
     /// Gives queued bytes to the socket.
@@ -441,7 +457,10 @@ impl Control {
         }
         while !self.broken && (self.has_sealed() || self.seal()) {
             let sealed = &self.sealed[self.taken..];
-            let unsealed = &self.log.unwritten()[..self.unsealed];
+            let unsealed = match self.log.next() {
+                Next::Bytes { bytes, .. } => &bytes[..self.unsealed],
+                _ => &[],
+            };
             let sent = sendmsg(
                 &self.stream,
                 &[IoSlice::new(sealed), IoSlice::new(unsealed)],
@@ -453,7 +472,7 @@ impl Control {
                     let behind = count.saturating_sub(sealed.len());
                     self.taken += count - behind;
                     self.unsealed -= behind;
-                    self.log.wrote(behind);
+                    self.wrote(behind);
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
@@ -472,7 +491,15 @@ impl Control {
 
     /// Whether there is something to seal.
     fn has_unsealed(&self) -> bool {
-        !self.is_positioning && !self.log.unwritten().is_empty()
+        !self.is_positioning && self.log.next() != Next::New
+    }
+
+    /// The connection has taken so much of what is next, or what is sealed has it.
+    fn wrote(&mut self, bytes: usize) {
+        self.log.wrote(bytes);
+        if !self.resumable && self.log.next() == Next::New {
+            self.log.forget();
+        }
     }
 
     /// Seals what is queued, a bounded part of it; whether there was anything.
@@ -480,19 +507,21 @@ impl Control {
         self.sealed.clear();
         self.taken = 0;
         while self.has_unsealed() && self.sealed.len() < SEALED_BYTES {
-            let gone = match self.log.next_run(record::MOST_BYTES) {
-                Some(Run::Sealed(bytes)) => self.records.seal(bytes, &mut self.sealed),
-                Some(Run::Plain(bytes)) if bytes.len() > COPIED_BYTES => {
+            let Next::Bytes { bytes, plain } = self.log.next() else {
+                break;
+            };
+            let gone = match plain {
+                false => self.records.seal(bytes, &mut self.sealed),
+                true if bytes.len() > COPIED_BYTES => {
                     self.unsealed = bytes.len();
                     break;
                 }
-                Some(Run::Plain(bytes)) => {
+                true => {
                     self.sealed.extend_from_slice(bytes);
                     bytes.len()
                 }
-                None => break,
             };
-            self.log.wrote(gone);
+            self.wrote(gone);
         }
         self.has_sealed()
     }
@@ -593,7 +622,7 @@ pub(crate) mod tests {
 
     /// Has everything sent, and returns what went over the network.
     fn sent(control: &mut Control, network: &mut TcpStream) -> Vec<u8> {
-        let plain = control.log.unwritten().len();
+        let plain = (control.log.end() - control.log.written()) as usize;
         let count = control.sealed.len() - control.taken
             + plain
             + plain.div_ceil(MOST_BYTES) * sealed_bytes(0);
@@ -833,7 +862,8 @@ pub(crate) mod tests {
         control.replace(stream);
         // The other side has the first two frames.
         let mut position = Vec::new();
-        theirs.seal(&2u32.to_le_bytes(), &mut position);
+        let read = (plain[0].len() + plain[1].len()) as u64;
+        theirs.seal(&read.to_le_bytes(), &mut position);
         network.write_all(&position).unwrap();
         let until = Instant::now() + LIMIT;
         while control.is_positioning {
@@ -842,7 +872,7 @@ pub(crate) mod tests {
         }
         let second = sent(&mut control, &mut network);
         let plain = opened(&mut theirs, &second);
-        assert_eq!(plain[0], 0u32.to_le_bytes(), "what it expects");
+        assert_eq!(plain[0], 0u64.to_le_bytes(), "what it has read");
         let mut again = Vec::new();
         for (number, frame) in (2..).zip(&said[2..]) {
             encode(frame, number, &mut again).unwrap();

@@ -82,12 +82,12 @@ const MUTANTS: &[Mutant] = &[
         from: "                self.shared.lane_lost(holder, Lost::Superseded);\n",
         to: "                if !MUTANT {\n                    self.shared.lane_lost(holder, Lost::Superseded);\n                }\n",
     },
-    // Rule 10: a resumed control connection leaves a frame out.
+    // Rule 10: a resumed control connection leaves a byte out.
     Mutant {
-        name: "resume-skips-a-frame",
+        name: "resume-skips-a-byte",
         file: "crates/tcpx/src/control.rs",
-        from: "self.log.rewind(next).map_err",
-        to: "self.log.rewind(next + u32::from(MUTANT)).map_err",
+        from: "self.log.rewind(read).map_err",
+        to: "self.log.rewind(read + u64::from(MUTANT)).map_err",
     },
     // An operation ends while requests point at its memory.
     Mutant {

@@ -11,8 +11,7 @@ use tcpx_lanes::socket_calls::{self as socket, Moved};
 use super::Inbound;
 use crate::error::PluginError;
 use crate::header::Record;
-use crate::resend::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER};
-use crate::resume::{Waiting, tell};
+use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Waiting, tell};
 
 impl Inbound {
     /// The connection broke; `false` where that is the end.

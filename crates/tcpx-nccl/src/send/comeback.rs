@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::monitor::{Look, TICK, Watched};
+use tcpx_lanes::resend::{Impossible, Next};
 use tcpx_lanes::socket_calls::Moved;
 
 use super::{Source, State};
 use crate::error::PluginError;
 use crate::header::HEADER_BYTES;
 use crate::plugin::Shared;
-use crate::resend::{Impossible, Next, copied_bytes};
-use crate::resume::{Redial, STEP, is_reset};
+use crate::resume::{Redial, STEP, copied_bytes, is_reset};
 use crate::status::Glance;
 
 /// How long a comm that closes waits for a connection that is away: what was sent is its word.
@@ -85,10 +85,14 @@ impl State {
             None => self.resend.acknowledged(read),
         };
         result.map_err(|impossible| match impossible {
-            Impossible::Position { possible } => PluginError::Protocol {
+            Impossible::Position {
+                first,
+                last,
+                arrived,
+            } => PluginError::Protocol {
                 comm: self.name.clone(),
-                expected: format!("a receiver that has read {possible:?} bytes"),
-                arrived: read.to_string(),
+                expected: format!("a receiver that has read {first} to {last} bytes"),
+                arrived: arrived.to_string(),
             },
             Impossible::Lost { sequence } => PluginError::Unretained {
                 comm: self.name.clone(),
@@ -106,7 +110,8 @@ impl State {
                 match &self.attention {
                     Some(attention) => attention.draw(),
                     // Nobody tells what was read, and nothing is sent again.
-                    None => self.resend.forget(),
+                    None if self.resend.next() == Next::New => self.resend.forget(),
+                    None => {}
                 }
                 Ok(bytes)
             }

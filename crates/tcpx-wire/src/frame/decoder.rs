@@ -34,6 +34,7 @@ pub struct FrameDecoder {
     /// What has come of its payload, where that may go [unsealed](LEAST_PLAIN_BYTES).
     payload: Vec<u8>,
     sequence: u32,
+    read: u64,
     failed: Option<FrameError>,
     /// Buffer of a payload that is used no more.
     spare: Vec<u8>,
@@ -87,9 +88,9 @@ impl FrameDecoder {
         self.spare = buffer;
     }
 
-    /// The number of the frame that is expected next.
-    pub fn next_sequence(&self) -> u32 {
-        self.sequence
+    /// Bytes of the frames that have come whole.
+    pub fn read(&self) -> u64 {
+        self.read
     }
 
     /// Another connection goes on: what has arrived of an incomplete frame comes again, or of one that was changed
@@ -192,6 +193,7 @@ impl FrameDecoder {
         let frame = field::parse(header.kind, fields, payload, &mut self.spare)?;
         // One that was changed on its way comes again under its number.
         self.sequence = self.sequence.wrapping_add(1);
+        self.read += (HEADER_BYTES + header.body_bytes) as u64;
         Ok(frame)
     }
 }

@@ -1,8 +1,8 @@
 //! Frame to bytes.
 
 use super::{
-    Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES,
-    most_payload,
+    EAGER, Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES,
+    MAX_SETUP_BYTES, most_payload,
 };
 use crate::crc::crc32c;
 use crate::pieces::MAX_PART_BYTES;
@@ -14,28 +14,44 @@ use crate::pieces::MAX_PART_BYTES;
 /// # Errors
 /// When a field is out of bounds; `out` is then unchanged.
 pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), FrameError> {
+    let payload = encode_head(frame, sequence, out)?;
+    out.extend_from_slice(payload);
+    Ok(())
+}
+
+/// As [`encode`], but for the payload of an eager frame, which is returned: it follows.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_head<'a>(
+    frame: &'a Frame,
+    sequence: u32,
+    out: &mut Vec<u8>,
+) -> Result<&'a [u8], FrameError> {
     check(frame)?;
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
     frame.put(out);
-
     let bytes = &mut out[start..];
+    let fields = bytes.len() - HEADER_BYTES;
+    let payload: &[u8] = match frame {
+        Frame::Eager { payload, .. } => payload,
+        _ => &[],
+    };
     // `check` bounds every field, so the length fits; see `the_longest_frames_fit`.
-    let body_bytes = (bytes.len() - HEADER_BYTES) as u32;
+    let body_bytes = (fields + payload.len()) as u32;
     let header = &mut bytes[..HEADER_BYTES];
     header[0..2].copy_from_slice(&MAGIC.to_le_bytes());
     header[2] = frame.kind();
     header[4..8].copy_from_slice(&body_bytes.to_le_bytes());
     header[8..12].copy_from_slice(&sequence.to_le_bytes());
-    let mut summed = HEADER_BYTES + body_bytes as usize;
-    if let Frame::Eager { payload, .. } = frame {
-        summed -= payload.len();
+    if frame.kind() == EAGER {
         // At most 48 bytes: transfer, level, a put's destination, the payload's checksum.
-        header[3] = (summed - HEADER_BYTES) as u8;
+        header[3] = fields as u8;
     }
-    let crc = crc32c(&bytes[..summed]);
+    let crc = crc32c(bytes);
     bytes[12..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
-    Ok(())
+    Ok(payload)
 }
 
 fn check(frame: &Frame) -> Result<(), FrameError> {

@@ -224,10 +224,10 @@ impl Field for Vec<u8> {
     }
 }
 
+/// Its checksum; its bytes follow behind all fields.
 impl Field for Payload {
     fn put(&self, out: &mut Vec<u8>) {
         self.crc32c().put(out);
-        out.extend_from_slice(self);
     }
 
     fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {

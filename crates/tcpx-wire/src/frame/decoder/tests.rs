@@ -122,7 +122,7 @@ fn a_payload_that_is_changed_is_noticed_and_comes_again_under_its_number() {
     let refused = decoder.next(&mut &*bytes);
     assert!(matches!(refused, Err(FrameError::Checksum { .. })));
     decoder.restart();
-    assert_eq!(decoder.next_sequence(), 1);
+    assert_eq!(decoder.read(), first.len() as u64);
     bytes[1000] ^= 1;
     assert_eq!(decoder.next(&mut &*bytes), Ok(Some(eager(1))));
 }

@@ -180,7 +180,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         any::<u64>().prop_map(|counter| Frame::Heartbeat { counter }),
         (goodbye, detail()).prop_map(|(reason, detail)| Frame::Goodbye { reason, detail }),
         Just(Frame::GoodbyeAck),
-        any::<u32>().prop_map(|next| Frame::Received { next }),
+        any::<u64>().prop_map(|read| Frame::Received { read }),
         any::<u16>().prop_map(|lane| Frame::Redial { lane }),
         (tag(), any::<u64>(), any::<u64>(), grant()).prop_map(|(tag, number, capacity, grant)| {
             Frame::Posted {
