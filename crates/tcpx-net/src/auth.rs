@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Instant;
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
@@ -192,16 +192,32 @@ impl<S: ClientSide> Client<S> {
         }
     }
 
-    /// What to wait for before it [goes on](Self::advance).
-    pub(crate) fn awaits(&self) -> PollFlags {
+    /// What to wait for before it goes on.
+    fn awaits(&self) -> PollFlags {
         match self.first {
             Some(_) => PollFlags::OUT,
             None => PollFlags::IN,
         }
     }
 
-    /// Takes what has come.
-    pub(crate) fn advance(&mut self) -> Result<Option<(Message, S::Outcome)>, NetworkError> {
+    /// The same, for a caller that waits for others too.
+    pub(crate) fn watched(&self) -> PollFd<'_> {
+        PollFd::new(&self.stream, self.awaits())
+    }
+
+    /// Takes what has come, if something has; an error once it is too late.
+    pub(crate) fn advance_if(
+        &mut self,
+        is_ready: bool,
+    ) -> Result<Option<(Message, S::Outcome)>, NetworkError> {
+        match is_ready {
+            true => self.advance(),
+            false if Instant::now() >= self.deadline => Err(self.overdue()),
+            false => Ok(None),
+        }
+    }
+
+    fn advance(&mut self) -> Result<Option<(Message, S::Outcome)>, NetworkError> {
         if let Some(first) = self.first.take() {
             socket::connected(&self.stream, self.peer, self.started)?;
             return match send_message(&self.stream, &first) {
@@ -227,7 +243,7 @@ impl<S: ClientSide> Client<S> {
     }
 
     /// What it means that the deadline has passed.
-    pub(crate) fn overdue(&self) -> NetworkError {
+    fn overdue(&self) -> NetworkError {
         match self.first {
             Some(_) => NetworkError::Socket(SocketError::ConnectTimedOut {
                 peer: self.peer,

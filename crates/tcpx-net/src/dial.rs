@@ -6,11 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket;
-use tcpx_wire::handshake::{ClientHandshake, LaneClient, Message, Session};
+use tcpx_wire::handshake::{ClientHandshake, HandshakeError, LaneClient, Message, Session};
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
 
-use crate::auth::{self, Auth, Client};
+use crate::auth::{self, Auth, Client, ClientSide};
 use crate::error::NetworkError;
 
 pub use again::{ControlStream, dial_control_again};
@@ -46,11 +46,13 @@ pub fn dial(
 ) -> Result<Dialled, NetworkError> {
     let key = auth.client_key();
     with_redials(options.deadline, || {
-        let stream = socket::begin_connect(address, options)?;
-        // While it connects.
-        let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
-        let (handshake, first) = ClientHandshake::new(key.as_ref(), entropy, options.capabilities);
-        let client = Client::new(stream, address, (handshake, first), options.deadline);
+        let client = begin(address, options, |entropy| {
+            Ok(ClientHandshake::new(
+                key.as_ref(),
+                entropy,
+                options.capabilities,
+            ))
+        })?;
         let (client, proof, established) = client.run()?;
         client.send(&proof)?;
         let stream = client.stream;
@@ -156,22 +158,31 @@ pub(crate) fn begin_lane(
     lanes: u16,
     options: &DialOptions,
 ) -> Result<LaneDial, NetworkError> {
+    begin(peer, options, |entropy| {
+        LaneClient::new(session, lane, lanes, entropy)
+    })
+}
+
+/// Begins to connect to `peer`, with the handshake of one of its sides.
+fn begin<S, const ENTROPY: usize>(
+    peer: SocketAddr,
+    options: &DialOptions,
+    side: impl FnOnce([u8; ENTROPY]) -> Result<(S, Message), HandshakeError>,
+) -> Result<Client<S>, NetworkError>
+where
+    S: ClientSide,
+{
     let stream = socket::begin_connect(peer, options)?;
-    let entropy = auth::entropy().map_err(|cause| no_random(peer, cause))?;
-    let opened = LaneClient::new(session, lane, lanes, entropy);
-    let (handshake, first) = opened.map_err(|error| NetworkError::Handshake {
+    // While it connects.
+    let entropy = auth::entropy().map_err(|cause| NetworkError::Io {
+        operation: "reading random numbers",
+        address: peer.to_string(),
+        cause: cause.into(),
+        hint: "; the system must offer getrandom",
+    })?;
+    let side = side(entropy).map_err(|error| NetworkError::Handshake {
         peer,
         reason: error.to_string(),
     })?;
-    let side = (handshake, first);
     Ok(Client::new(stream, peer, side, options.deadline))
-}
-
-fn no_random(address: SocketAddr, cause: std::io::Error) -> NetworkError {
-    NetworkError::Io {
-        operation: "reading random numbers",
-        address: address.to_string(),
-        cause: cause.into(),
-        hint: "; the system must offer getrandom",
-    }
 }

@@ -115,7 +115,7 @@ impl Dials {
 impl Meanwhile for Dials {
     fn awaits(&self) -> Vec<PollFd<'_>> {
         let under_way = self.dials.iter().filter_map(|dial| match &dial.state {
-            State::UnderWay(dial) => Some(PollFd::new(&dial.stream, dial.awaits())),
+            State::UnderWay(dial) => Some(dial.watched()),
             State::Begins(_) | State::Ended(_) => None,
         });
         under_way.collect()
@@ -151,9 +151,7 @@ impl Dial {
                     Err(error) => State::Ended(Err(error)),
                 }
             }
-            State::UnderWay(dial) if !is_ready && now < dial.deadline => State::UnderWay(dial),
-            State::UnderWay(dial) if !is_ready => self.failed(dial.overdue(), now, deadline),
-            State::UnderWay(mut dial) => match dial.advance() {
+            State::UnderWay(mut dial) => match dial.advance_if(is_ready) {
                 Ok(None) => State::UnderWay(dial),
                 Ok(Some((proof, keys))) => State::Ended(Ok(AnsweredLane { dial, proof, keys })),
                 Err(error) => self.failed(error, now, deadline),
