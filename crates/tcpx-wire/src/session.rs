@@ -258,17 +258,6 @@ impl Session {
         self.actions.pop_front()
     }
 
-    /// The next payload to deliver, ahead of what else there is to do: a caller for which that takes long
-    /// may ask for it before [`poll_action`](Self::poll_action).
-    pub fn poll_delivery(&mut self) -> Option<(OperationId, Vec<u8>)> {
-        let is_delivery = |action: &Action| matches!(action, Action::DeliverEager { .. });
-        let at = self.actions.iter().position(is_delivery)?;
-        match self.actions.remove(at) {
-            Some(Action::DeliverEager { operation, payload }) => Some((operation, payload)),
-            _ => None,
-        }
-    }
-
     /// When [`Session::handle_timeout`] is due, at the latest. May come earlier than needed.
     pub fn next_timeout(&self) -> Option<Time> {
         let mut due = self.timers.first();

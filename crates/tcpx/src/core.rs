@@ -239,7 +239,6 @@ impl Core {
             let mut again = self.poll_small();
             again |= self.replace_control();
             again |= self.read_control();
-            self.deliver_first();
             again |= self.poll_channels();
             again |= self.drain_worker();
             let now = self.now();

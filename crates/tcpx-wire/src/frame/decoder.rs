@@ -124,6 +124,7 @@ impl FrameDecoder {
                 if self.payload.is_empty() {
                     self.payload = std::mem::take(&mut self.spare);
                     self.payload.clear();
+                    self.payload.reserve_exact(bytes);
                 }
                 if self.partial.len() == HEADER_BYTES + header.fields {
                     move_up_to(input, &mut self.payload, bytes);

@@ -62,16 +62,6 @@ impl Core {
         self.jobs_finished(finished)
     }
 
-    /// Has payload that came set out for a GPU before anything else is done: that takes longest.
-    pub(super) fn deliver_first(&mut self) {
-        if self.small.is_none() {
-            return;
-        }
-        while let Some((operation, payload)) = self.session.poll_delivery() {
-            self.deliver_eager(operation, payload);
-        }
-    }
-
     /// Copies an eager payload to its destination.
     pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Vec<u8>) {
         if let Some(operation) = self.operations.get_mut(&id)

@@ -28,9 +28,14 @@ impl Core {
                 Ok(Some(frame)) => {
                     any = true;
                     let now = self.now();
+                    let is_message = matches!(frame, Frame::Eager { .. });
                     if let Err(error) = self.session.frame(now, frame) {
                         self.fail(Error::protocol(self.peer, error));
                         break;
+                    }
+                    if is_message {
+                        // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
+                        self.perform_actions();
                     }
                 }
                 Ok(None) => break,

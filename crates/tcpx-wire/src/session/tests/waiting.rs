@@ -43,36 +43,6 @@ fn acknowledgements_that_wait_are_counted() {
     assert_eq!(pair.sides[0].session.sends_under_way(), 0);
 }
 
-#[test]
-fn payload_is_handed_out_ahead_of_what_else_there_is_to_do_in_the_order_of_arrival() {
-    let mut pair = Pair::new(config(), 7);
-    pair.settle(Duration::from_secs(1));
-    let now = pair.now;
-    let [sender, receiver] = &mut pair.sides;
-    let (sender, receiver) = (&mut sender.session, &mut receiver.session);
-    let requests = [eager(1, 100, Level::Placed), eager(1, 50, Level::Placed)];
-    let mut expected = Vec::new();
-    for request in requests {
-        let into = receiver.receive(now, receive(1, 100, Level::Placed));
-        expected.push((into.unwrap(), request.eager.clone().unwrap()));
-        sender.send(now, request).unwrap();
-        while let Some(frame) = sender.poll_transmit(now) {
-            receiver.frame(now, frame).unwrap();
-        }
-    }
-    let delivered: Vec<_> = std::iter::from_fn(|| receiver.poll_delivery()).collect();
-    assert_eq!(delivered, expected);
-    let mut left = std::iter::from_fn(|| receiver.poll_action());
-    assert!(left.all(|action| matches!(action, Action::Matched { .. })));
-    for (into, _) in expected {
-        receiver.eager_copied(now, into);
-        assert!(matches!(
-            receiver.poll_action(),
-            Some(Action::Complete { operation, outcome: Ok(_), .. }) if operation == into
-        ));
-    }
-}
-
 /// A chunk of a send was sent, or acknowledged: whether hearing of the first at once matters.
 #[test]
 fn that_a_chunk_was_sent_matters_only_where_nothing_else_tells_of_its_end() {
