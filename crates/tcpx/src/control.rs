@@ -2,6 +2,7 @@
 //! encrypted, the bytes of a message from [`LEAST_PLAIN_BYTES`](tcpx_wire::frame::LEAST_PLAIN_BYTES) on lie between the
 //! records as they are; their checksum is sealed.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
@@ -17,7 +18,7 @@ use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
 /// frame is bounded by a window of its own, so this only limits what lies in user memory.
-const MAX_QUEUED: usize = 2 << 20;
+const MAX_QUEUED: u64 = 2 << 20;
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;
@@ -28,6 +29,10 @@ const PAGE_BYTES: usize = 4096;
 
 /// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as unsealed it would.
 const SEALED_BYTES: usize = 160 * 1024;
+
+/// Buffers of payload that are kept for others, and their bytes.
+const SPARE: usize = 8;
+const SPARE_BYTES: usize = 512 << 10;
 
 /// Unsealed bytes up to which a copy, behind what is sealed, costs less than a call of their own.
 const COPIED_BYTES: usize = 16 * 1024;
@@ -117,11 +122,14 @@ pub(crate) struct Control {
     /// The number of the frame that goes there next, and room to encode it.
     sequence: u32,
     encoded: Vec<u8>,
+    /// Payload that goes there from where it lies, and where each ends; behind so many that the peer has.
+    messages: VecDeque<(u64, Vec<u8>)>,
+    arrived_messages: u64,
+    /// Buffers of payload that has gone.
+    spare: Vec<Vec<u8>>,
     /// The beginning of that, sealed where it must be; the socket has taken it up to `taken`.
     sealed: Vec<u8>,
     taken: usize,
-    /// So many bytes of `log` go behind it from where they lie.
-    unsealed: usize,
     /// Another connection may go on where this one breaks.
     resumable: bool,
     /// Frames and their bytes that the peer was not told to have arrived.
@@ -168,9 +176,11 @@ impl Control {
             log: Resend::default(),
             sequence: 0,
             encoded: Vec::new(),
+            messages: VecDeque::new(),
+            arrived_messages: 0,
+            spare: Vec::new(),
             sealed: Vec::new(),
             taken: 0,
-            unsealed: 0,
             resumable,
             untold: (0, 0),
             awaits_welcome,
@@ -201,6 +211,7 @@ impl Control {
                 match self.decode().map_err(ControlEnd::Frame)? {
                     Some(Frame::Received { read }) if self.resumable => {
                         self.log.acknowledged(read).map_err(ControlEnd::Position)?;
+                        self.free_messages();
                         continue;
                     }
                     Some(frame) => {
@@ -354,7 +365,7 @@ impl Control {
         if due && self.resumable && !self.finished_writing {
             self.untold = (0, 0);
             let read = self.decoder.read();
-            self.push(&Frame::Received { read })?;
+            self.push(Frame::Received { read })?;
         }
         Ok(())
     }
@@ -386,6 +397,7 @@ impl Control {
         self.unread.start += POSITION_BYTES;
         self.is_positioning = false;
         self.log.rewind(read).map_err(ControlEnd::Position)?;
+        self.free_messages();
         Ok(true)
     }
 
@@ -408,7 +420,7 @@ impl Control {
         self.came = 0..0;
         self.unread = 0..0;
         self.sealed.clear();
-        (self.taken, self.unsealed) = (0, 0);
+        self.taken = 0;
         self.ahead = None;
         self.drained = false;
         self.decoder.restart();
@@ -436,26 +448,62 @@ impl Control {
 
     /// Room for another frame from the session.
     pub(crate) fn has_room(&self) -> bool {
-        self.log.copied() < MAX_QUEUED
+        self.log.end() - self.log.read() < MAX_QUEUED
     }
 
     /// Queues a frame; [`Control::flush`] sends it.
-    pub(crate) fn queue(&mut self, frame: &Frame) -> Result<(), ControlEnd> {
+    pub(crate) fn queue(&mut self, frame: Frame) -> Result<(), ControlEnd> {
         if self.broken && !self.resumable {
             return Ok(());
         }
         self.push(frame)
     }
 
-    fn push(&mut self, frame: &Frame) -> Result<(), ControlEnd> {
+    fn push(&mut self, frame: Frame) -> Result<(), ControlEnd> {
         self.encoded.clear();
         let payload =
-            encode_head(frame, self.sequence, &mut self.encoded).map_err(ControlEnd::Frame)?;
+            encode_head(&frame, self.sequence, &mut self.encoded).map_err(ControlEnd::Frame)?;
         self.sequence = self.sequence.wrapping_add(1);
         self.log.push(&self.encoded, false);
         let plain = self.plain && payload.len() >= LEAST_PLAIN_BYTES;
-        self.log.push(payload, plain);
+        let bytes = payload.len();
+        let stays = plain && bytes > COPIED_BYTES;
+        if !stays {
+            self.log.push(payload, plain);
+        }
+        match frame {
+            Frame::Eager { payload, .. } if stays => {
+                let number = self.arrived_messages + self.messages.len() as u64;
+                let end = self.log.begin(number, bytes, false);
+                self.messages.push_back((end, payload.into_bytes()));
+            }
+            Frame::Eager { payload, .. } => self.give_back(payload.into_bytes()),
+            _ => {}
+        }
         Ok(())
+    }
+
+    /// An empty buffer for payload to send.
+    pub(crate) fn buffer(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Keeps a [buffer](Self::buffer) for others.
+    pub(crate) fn give_back(&mut self, mut payload: Vec<u8>) {
+        let kept: usize = self.spare.iter().map(Vec::capacity).sum();
+        if self.spare.len() < SPARE && kept + payload.capacity() <= SPARE_BYTES {
+            payload.clear();
+            self.spare.push(payload);
+        }
+    }
+
+    /// Has the buffers of payload that is not written again.
+    fn free_messages(&mut self) {
+        let read = self.log.read();
+        while let Some((_, payload)) = self.messages.pop_front_if(|(end, _)| *end <= read) {
+            self.arrived_messages += 1;
+            self.give_back(payload);
+        }
     }
 
     /// Gives queued bytes to the socket.
@@ -468,10 +516,7 @@ impl Control {
         }
         while !self.broken && (self.has_sealed() || self.seal()) {
             let sealed = &self.sealed[self.taken..];
-            let unsealed = match self.log.next() {
-                Next::Bytes { bytes, .. } => &bytes[..self.unsealed],
-                _ => &[],
-            };
+            let unsealed = self.unsealed();
             let sent = sendmsg(
                 &self.stream,
                 &[IoSlice::new(sealed), IoSlice::new(unsealed)],
@@ -482,7 +527,6 @@ impl Control {
                 Ok(count) if count > 0 => {
                     let behind = count.saturating_sub(sealed.len());
                     self.taken += count - behind;
-                    self.unsealed -= behind;
                     self.wrote(behind);
                 }
                 Err(Errno::AGAIN) => return,
@@ -497,7 +541,18 @@ impl Control {
 
     /// Whether the socket has not taken all that was sealed, and what goes behind it.
     fn has_sealed(&self) -> bool {
-        self.taken < self.sealed.len() || self.unsealed > 0
+        self.taken < self.sealed.len() || !self.unsealed().is_empty()
+    }
+
+    /// What goes behind that from where it lies.
+    fn unsealed(&self) -> &[u8] {
+        match self.log.next() {
+            Next::Message(number, from) if !self.is_positioning => {
+                let message = self.messages.get((number - self.arrived_messages) as usize);
+                message.map_or(&[], |(_, payload)| &payload[from..])
+            }
+            _ => &[],
+        }
     }
 
     /// Whether there is something to seal.
@@ -510,6 +565,7 @@ impl Control {
         self.log.wrote(bytes);
         if !self.resumable && self.log.next() == Next::New {
             self.log.forget();
+            self.free_messages();
         }
     }
 
@@ -523,10 +579,6 @@ impl Control {
             };
             let gone = match plain {
                 false => self.records.seal(bytes, &mut self.sealed),
-                true if bytes.len() > COPIED_BYTES => {
-                    self.unsealed = bytes.len();
-                    break;
-                }
                 true => {
                     self.sealed.extend_from_slice(bytes);
                     bytes.len()
@@ -545,8 +597,9 @@ impl Control {
     /// Drops what the socket has not taken.
     pub(crate) fn forget(&mut self) {
         self.log.forget();
+        self.free_messages();
         self.sealed.clear();
-        (self.taken, self.unsealed) = (0, 0);
+        self.taken = 0;
     }
 
     /// Reads and drops what still comes, a bounded part of it, so that a peer that never stops sending
@@ -670,7 +723,7 @@ pub(crate) mod tests {
         let said = [eager(0, 100), eager(1, MAX_EAGER_BYTES), eager(2, 0)];
         let mut bytes = Vec::new();
         for frame in &said {
-            control.queue(frame).unwrap();
+            control.queue(frame.clone()).unwrap();
             bytes.extend(sent(&mut control, &mut network));
         }
         assert!(!bytes.windows(8).any(|eight| eight == b"xxxxxxxx"));
@@ -758,7 +811,7 @@ pub(crate) mod tests {
             for slice in [61, 4096, 1 << 20] {
                 let mut both = Both::new(encrypts);
                 for frame in &said {
-                    both.sender.queue(frame).unwrap();
+                    both.sender.queue(frame.clone()).unwrap();
                 }
                 let mut longest = 0;
                 let arrived = both.carry(said.len(), slice, |wire| {
@@ -793,12 +846,37 @@ pub(crate) mod tests {
         }
     }
 
+    #[test]
+    fn the_buffers_of_messages_that_have_arrived_serve_again() {
+        let mut both = Both::new(false);
+        let said = [0, 1, 2].map(|number| eager(number, MAX_EAGER_BYTES));
+        for frame in &said {
+            both.sender.queue(frame.clone()).unwrap();
+        }
+        assert!(both.carry(3, 1 << 20, |_| {}).unwrap() == said);
+        assert_eq!(
+            (both.sender.messages.len(), both.sender.spare.len()),
+            (3, 0)
+        );
+        // Of the first two, which are as many bytes as it tells of.
+        both.receiver.flush();
+        let mut told = vec![0; 1000];
+        let count = both.to.read(&mut told).unwrap();
+        both.from.write_all(&told[..count]).unwrap();
+        let until = Instant::now() + LIMIT;
+        while both.sender.messages.len() > 1 {
+            assert!(both.sender.receive().unwrap().is_none());
+            assert!(Instant::now() < until);
+        }
+        assert_eq!(both.sender.spare.len(), 2);
+    }
+
     /// What is short stays sealed in any case: names of files, digests.
     #[test]
     fn what_is_short_is_sealed() {
         let (stream, mut network, _) = connection(1);
         let mut control = Control::new(stream, false, false, false);
-        control.queue(&eager(0, LEAST_PLAIN_BYTES - 1)).unwrap();
+        control.queue(eager(0, LEAST_PLAIN_BYTES - 1)).unwrap();
         let bytes = sent(&mut control, &mut network);
         assert!(!bytes.windows(16).any(|some| some == [b'x'; 16]));
     }
@@ -810,7 +888,7 @@ pub(crate) mod tests {
             let mut both = Both::new(false);
             let said = [Frame::Heartbeat { counter: 9 }, eager(0, bytes)];
             said.iter()
-                .for_each(|frame| both.sender.queue(frame).unwrap());
+                .for_each(|frame| both.sender.queue(frame.clone()).unwrap());
             let flipped = both.carry(2, 1 << 20, |wire| {
                 *wire.last_mut().unwrap() ^= 4;
             });
@@ -879,7 +957,7 @@ pub(crate) mod tests {
         let said: Vec<Frame> = (0..5).map(|number| eager(number, 100)).collect();
         let mut first = Vec::new();
         for frame in &said {
-            control.queue(frame).unwrap();
+            control.queue(frame.clone()).unwrap();
             first.extend(sent(&mut control, &mut network));
         }
         let plain = opened(&mut theirs, &first);

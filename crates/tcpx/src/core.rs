@@ -114,8 +114,6 @@ pub(crate) struct Core {
     pub(crate) wakers: Vec<Waker>,
     /// Panics in `progress`.
     defects: u32,
-    /// Buffers of small sends, to be used again.
-    spare: Vec<Vec<u8>>,
     ahead: Ahead,
     /// What of the things to say may wait for more.
     pub(crate) pace: Pace,
@@ -179,7 +177,6 @@ impl Core {
             ended_some: false,
             wakers: Vec::new(),
             defects: 0,
-            spare: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::default(),
             history: History::default(),

@@ -11,10 +11,6 @@ use super::tokens::Token;
 
 const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
 
-/// Buffers of small sends that are kept for others, and their bytes.
-const SPARE: usize = 8;
-const SPARE_BYTES: usize = 512 << 10;
-
 /// How long the start of a send may wait for a small message's bytes: several times what the copy
 /// takes on a GPU at rest.
 const READ_LIMIT: Duration = Duration::from_micros(50);
@@ -27,7 +23,7 @@ impl Core {
         from: &Lease,
         fence: Option<&Fence>,
     ) -> Result<Option<Vec<u8>>, MemoryError> {
-        let mut payload = self.spare.pop().unwrap_or_default();
+        let mut payload = self.control.buffer();
         let read = match &mut self.small {
             _ if from.range().is_empty() => Ok(true),
             _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
@@ -39,17 +35,8 @@ impl Core {
         if read == Ok(true) {
             return Ok(Some(payload));
         }
-        self.use_again(payload);
+        self.control.give_back(payload);
         read.map(|_| None)
-    }
-
-    /// Keeps the buffer of a small send for the next one.
-    pub(super) fn use_again(&mut self, mut payload: Vec<u8>) {
-        let kept: usize = self.spare.iter().map(Vec::capacity).sum();
-        if self.spare.len() < SPARE && kept + payload.capacity() <= SPARE_BYTES {
-            payload.clear();
-            self.spare.push(payload);
-        }
     }
 
     /// Takes the eager payloads that have reached the GPU; `true` if any has.

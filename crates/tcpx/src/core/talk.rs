@@ -70,11 +70,7 @@ impl Core {
                 break;
             };
             any = true;
-            let queued = self.control.queue(&frame);
-            if let Frame::Eager { payload, .. } = frame {
-                self.use_again(payload.into_bytes());
-            }
-            if let Err(end) = queued {
+            if let Err(end) = self.control.queue(frame) {
                 self.control_ended(end);
                 break;
             }

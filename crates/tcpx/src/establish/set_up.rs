@@ -127,7 +127,7 @@ impl SetUp {
             && let Some(frame) = self.session.poll_transmit(now)
         {
             self.control
-                .queue(&frame)
+                .queue(frame)
                 .map_err(|end| Error::control(self.peer, end))?;
         }
         self.control.flush();
