@@ -6,7 +6,7 @@
 # ours with CUDA pointers, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
 # the folder with libnccl-net-tcpx.so; PYTHON (default python3) has PyTorch. Ends within 8 minutes
 # and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
-# table.txt and the logs. TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
+# table.txt and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
 # TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps alone.
 set -uo pipefail
 
@@ -92,7 +92,7 @@ small=8,24,1000,65532,65536,1048576,4194304
 large=8,4096,65536,1048576,16777216,67108864,268435456,1073741824
 times=1048576,16777216,67108864,268435456,1073741824
 short=8,4096,65536
-rounds=3 communicators=4
+rounds=${ROUNDS:-3} communicators=4
 if [ -n "${TCPX_NCCL_QUICK:-}" ]; then large=$small rounds=1 communicators=1; fi
 
 pair check 120 "--check $large" "${ours[@]}" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$out/nccl.%p.log"

@@ -3,10 +3,10 @@
 
 # begin BUDGET_SECONDS "FILES OF TCPX_BIN" [--rehearse] OUT_DIR: sets rehearse, bin, out, log, steps, command, gpus, from,
 # to, what, cores and machine. With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself; --rehearse
-# means host memory, to try the script itself on a host without a GPU.
+# means host memory, to try the script itself on a host without a GPU. BUDGET in the environment is another one, for a short lease.
 begin() {
   local script=scripts/${0##*/} needed=$2 file
-  budget=$1 failed=0 rehearse=no command="$script OUT_DIR"
+  budget=${BUDGET:-$1} failed=0 rehearse=no command="$script OUT_DIR"
   shift 2
   [ "${1:-}" = --rehearse ] && { rehearse=yes command="$script --rehearse OUT_DIR"; shift; }
   if [ $# -ne 1 ]; then
