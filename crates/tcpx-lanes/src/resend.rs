@@ -125,6 +125,10 @@ impl Resend {
     /// What the connection is to take next.
     pub fn next(&self) -> Next<'_> {
         let at = self.written;
+        // As whoever polls finds it.
+        if at == self.end() {
+            return Next::New;
+        }
         let nth = self.parts.partition_point(|part| part.end <= at);
         let Some(part) = self.parts.get(nth) else {
             return Next::New;
