@@ -196,8 +196,6 @@ impl Liar {
         // Two lanes, asked for.
         let payload = b"TCPL\x03\x00\x02\x00\x01\x00\x00\x00".to_vec();
         liar.put(&Message::Frame(Frame::Setup {
-            round: 0,
-            last: false,
             payload,
         }));
         liar.flush()?;

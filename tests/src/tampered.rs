@@ -61,14 +61,6 @@ impl<T: Tamper> Network for Tampered<T> {
         self.inner.windows()
     }
 
-    fn can_cancel(&self) -> bool {
-        self.inner.can_cancel()
-    }
-
-    fn allows_eager(&self) -> bool {
-        self.inner.allows_eager()
-    }
-
     fn is_addressed(&self) -> bool {
         self.inner.is_addressed()
     }

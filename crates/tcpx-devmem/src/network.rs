@@ -216,11 +216,7 @@ impl Network for DevmemNetwork {
         (WINDOW, WINDOW)
     }
 
-    fn can_cancel(&self) -> bool {
-        false
-    }
-
-    fn allows_eager(&self) -> bool {
+    fn is_addressed(&self) -> bool {
         false
     }
 

@@ -43,7 +43,7 @@ pub struct Setup<'a> {
     /// The copy workers of the GPUs whose memory will be moved; none for host memory alone.
     pub workers: &'a [Arc<CopyWorker>],
     /// Payload is encrypted, or there is no connection; only for a network that
-    /// [can](Network::can_encrypt), with an authenticated session.
+    /// [is addressed](Network::is_addressed), with an authenticated session.
     pub encrypt: bool,
     /// Time without any lane after which the peer counts as gone.
     pub dead_after: Duration,
@@ -116,12 +116,6 @@ pub trait Network: Send + Sync + Debug {
     /// (0: automatic). The embedded network makes one, with its lanes inside.
     fn channel_count(&self, asked: u16) -> u16;
 
-    /// Whether [`establish`](Self::establish) may begin before the peer's settings are known, which may still
-    /// name another network.
-    fn begins_early(&self) -> bool {
-        false
-    }
-
     /// Default chunk size in bytes.
     fn chunk_bytes(&self) -> u32;
 
@@ -140,33 +134,20 @@ pub trait Network: Send + Sync + Debug {
     /// Default windows per channel in chunks: (send, receive).
     fn windows(&self) -> (u16, u16);
 
-    /// Whether one transfer can be dropped without losing the channel.
-    fn can_cancel(&self) -> bool {
-        true
-    }
-
-    /// Whether chunks name the window that they are written into ([`Channel::open_window`]), and may be placed in
-    /// any order. Else receives are posted, and match in the order in which both sides post.
-    fn is_addressed(&self) -> bool {
-        false
-    }
-
-    /// Whether a control connection that breaks may be replaced by another one. For networks whose
-    /// channels know by themselves when the peer is gone ([`Channel::is_alive`]).
-    fn resumes_control(&self) -> bool {
-        false
-    }
-
-    /// Whether small messages may travel in a frame, past the channels. A network that
-    /// a user chose for its own sake (a plugin) carries all payload.
-    fn allows_eager(&self) -> bool {
-        true
-    }
-
-    /// Whether it can encrypt payload.
-    fn can_encrypt(&self) -> bool {
-        false
-    }
+    /// Whether the network is addressed: chunks name the window that they are written into
+    /// ([`Channel::open_window`]), and may be placed in any order. Then
+    ///
+    /// - one transfer can be dropped without losing the channel,
+    /// - small messages may travel in a frame, past the channels,
+    /// - payload can be encrypted,
+    /// - [`establish`](Self::establish) may begin before the peer's settings are known, which may still name another
+    ///   network,
+    /// - a control connection that breaks may be replaced by another one, as channels know by themselves when the peer
+    ///   is gone ([`Channel::is_alive`]).
+    ///
+    /// Else the network is ordered: receives are posted, and match in the order in which both sides post; all payload
+    /// travels over the channels, for which the user chose it.
+    fn is_addressed(&self) -> bool;
 
     /// Whether its channels do their work on the thread that polls them, so that each connection is
     /// to have a thread of its own.

@@ -156,11 +156,7 @@ impl Network for PluginNetwork {
         (12, 16)
     }
 
-    fn can_cancel(&self) -> bool {
-        false
-    }
-
-    fn allows_eager(&self) -> bool {
+    fn is_addressed(&self) -> bool {
         false
     }
 

@@ -139,10 +139,6 @@ impl Network for TcpNetwork {
         1
     }
 
-    fn begins_early(&self) -> bool {
-        true
-    }
-
     fn chunk_bytes(&self) -> u32 {
         CHUNK_BYTES
     }
@@ -166,14 +162,6 @@ impl Network for TcpNetwork {
     }
 
     fn is_addressed(&self) -> bool {
-        true
-    }
-
-    fn resumes_control(&self) -> bool {
-        true
-    }
-
-    fn can_encrypt(&self) -> bool {
         true
     }
 

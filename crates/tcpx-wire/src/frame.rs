@@ -127,10 +127,6 @@ frames! {
     1 "settings" Settings(settings: Settings),
     /// Set-up advertisement of the network in use; opaque to the protocol.
     2 "setup" Setup {
-        /// Round of the exchange, counted from 0.
-        round: u16,
-        /// No further round follows from this side.
-        last: bool,
         /// At most [`MAX_SETUP_BYTES`].
         payload: Vec<u8>,
     },

@@ -168,7 +168,7 @@ impl Session {
     /// # Errors
     /// When the payload is longer than [`MAX_SETUP_BYTES`], or the
     /// session ended.
-    pub fn setup(&mut self, round: u16, last: bool, payload: Vec<u8>) -> Result<(), RequestError> {
+    pub fn setup(&mut self, payload: Vec<u8>) -> Result<(), RequestError> {
         if self.closing() {
             return Err(RequestError::Closed);
         }
@@ -178,11 +178,7 @@ impl Session {
                 most: MAX_SETUP_BYTES,
             });
         }
-        self.transmit.push_back(Frame::Setup {
-            round,
-            last,
-            payload,
-        });
+        self.transmit.push_back(Frame::Setup { payload });
         Ok(())
     }
 

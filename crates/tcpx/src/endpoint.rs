@@ -201,7 +201,7 @@ impl Endpoint {
 
 /// What this side's network allows.
 fn capabilities(options: &Options) -> u64 {
-    if options.network.resumes_control() {
+    if options.network.is_addressed() {
         Session::RESUMES
     } else {
         0

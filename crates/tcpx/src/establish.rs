@@ -107,7 +107,7 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
             other => Err(other),
         })
     };
-    let first = match options.network.begins_early() {
+    let first = match options.network.is_addressed() {
         true => None,
         false => Some(peer_settings(set_up)?),
     };
@@ -284,7 +284,7 @@ fn memory_name(options: &Options) -> String {
 /// Our part of the settings, from the options and the network's defaults.
 pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     let network = &options.network;
-    if options.encrypt && !network.can_encrypt() {
+    if options.encrypt && !network.is_addressed() {
         let network = network.name();
         return Err(NetworkError::CannotEncrypt { network }.into());
     }
@@ -294,7 +294,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     let (send_window, receive_window) = network.windows();
     let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
     let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
-    let eager_limit = if network.allows_eager() {
+    let eager_limit = if network.is_addressed() {
         options.eager_limit
     } else {
         0
@@ -326,7 +326,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     })?;
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;
-    config.cancellable = network.can_cancel();
+    config.cancellable = network.is_addressed();
     config.addressed = network.is_addressed();
     // Its chunks are kept until they are placed, and may be sent again.
     config.hold_until_placed = network.is_addressed();

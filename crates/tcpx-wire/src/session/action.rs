@@ -153,15 +153,8 @@ pub enum Memory {
 pub enum Action {
     /// The peer's settings; [`Session::agreed`](super::Session::agreed) answers from now on.
     PeerSettings(Settings),
-    /// A set-up advertisement of the peer's network.
-    Setup {
-        /// Round of the exchange.
-        round: u16,
-        /// The peer sends no further round.
-        last: bool,
-        /// Opaque.
-        payload: Vec<u8>,
-    },
+    /// A set-up advertisement of the peer's network, opaque.
+    Setup(Vec<u8>),
     /// The peer's data channels are up.
     PeerReady,
     /// What will be moved is known: the receive was matched, or the send has a window or a grant. It comes before

@@ -36,15 +36,7 @@ impl Session {
         }
         match frame {
             Frame::Settings(theirs) => return self.take_settings(now, theirs),
-            Frame::Setup {
-                round,
-                last,
-                payload,
-            } => self.actions.push_back(Action::Setup {
-                round,
-                last,
-                payload,
-            }),
+            Frame::Setup { payload } => self.actions.push_back(Action::Setup(payload)),
             Frame::Ready => {
                 if std::mem::replace(&mut self.peer_ready, true) {
                     return Err(unexpected("ready", "it once", "it arrived again"));

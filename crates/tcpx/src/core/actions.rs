@@ -104,7 +104,7 @@ impl Core {
                 self.end(how);
             }
             // Set-up is over when a connection has a core.
-            Action::PeerSettings(_) | Action::Setup { .. } | Action::PeerReady => {}
+            Action::PeerSettings(_) | Action::Setup(_) | Action::PeerReady => {}
         }
     }
 

@@ -28,7 +28,6 @@ pub(super) struct SetUp {
     pub(super) peer: Peer,
     pub(super) origin: Instant,
     pub(super) deadline: Instant,
-    round: u16,
     /// Actions that came before their time.
     pub(super) pending: VecDeque<Action>,
 }
@@ -48,7 +47,6 @@ impl SetUp {
             peer,
             origin: Instant::now(),
             deadline,
-            round: 0,
             pending: VecDeque::new(),
         })
     }
@@ -273,29 +271,20 @@ impl Exchange for SetUp {
         payload: &[u8],
         other: &mut dyn Meanwhile,
     ) -> Result<Vec<u8>, NetworkError> {
-        let expected = self.round;
-        self.round += 1;
         self.session
-            .setup(expected, false, payload.to_vec())
+            .setup(payload.to_vec())
             .map_err(|error| NetworkError::Control {
                 reason: error.to_string(),
             })?;
-        let (round, payload) = self
-            .wait_for(
-                "the peer's part of the network set-up",
-                other,
-                |action| match action {
-                    Action::Setup { round, payload, .. } => Ok((round, payload)),
-                    other => Err(other),
-                },
-            )
-            .map_err(for_network)?;
-        if round != expected {
-            return Err(NetworkError::Control {
-                reason: format!("expected set-up round {expected}, round {round} arrived"),
-            });
-        }
-        Ok(payload)
+        self.wait_for(
+            "the peer's part of the network set-up",
+            other,
+            |action| match action {
+                Action::Setup(payload) => Ok(payload),
+                other => Err(other),
+            },
+        )
+        .map_err(for_network)
     }
 
     fn ready(&mut self) {

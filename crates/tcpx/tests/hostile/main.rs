@@ -45,8 +45,6 @@ fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
     let floods: [fn(u64) -> Frame; 2] = [
         |counter| Frame::Heartbeat { counter },
         |_| Frame::Setup {
-            round: 9,
-            last: false,
             payload: vec![0; 32 * 1024],
         },
     ];

@@ -91,8 +91,6 @@ impl Peer {
     /// The rest of the set-up, with one lane.
     pub(crate) fn set_up(&mut self, address: SocketAddr, session: &Session) -> TcpStream {
         self.send(&Frame::Setup {
-            round: 0,
-            last: false,
             payload: b"TCPL\x03\x00\x01\x00\x01\x00\x00\x00".to_vec(),
         });
         let until = DialOptions::until(Instant::now() + LONG);

@@ -53,6 +53,10 @@ impl Network for Nowhere {
         self.0.windows()
     }
 
+    fn is_addressed(&self) -> bool {
+        false
+    }
+
     fn establish(
         &self,
         _setup: &Setup<'_>,
@@ -206,8 +210,6 @@ fn a_client_that_gives_up_before_its_lanes_is_not_waited_for() {
         let (mut peer, session) = Peer::connect(address, &auth);
         // One lane of two.
         peer.send(&Frame::Setup {
-            round: 0,
-            last: false,
             payload: b"TCPL\x03\x00\x02\x00\x01\x00\x00\x00".to_vec(),
         });
         let until = DialOptions::until(Instant::now() + LONG);
@@ -236,8 +238,6 @@ fn what_a_peer_sends_that_nobody_can_use_is_named_to_it() {
     let endpoint = Endpoint::listen(local(), options(&auth)).expect("a free port");
     let (mut peer, _session) = Peer::connect(endpoint.local_addr(), &auth);
     peer.send(&Frame::Setup {
-        round: 0,
-        last: false,
         payload: b"GET / HTTP/1.1".to_vec(),
     });
     let accepting = thread::spawn(move || endpoint.accept(LONG).map(drop));

@@ -64,8 +64,6 @@ fn a_repeated_or_missing_frame_is_an_error_that_stays() {
 fn the_longest_frames_fit() {
     let longest = [
         Frame::Setup {
-            round: 0,
-            last: true,
             payload: vec![7; MAX_SETUP_BYTES],
         },
         Frame::Eager {

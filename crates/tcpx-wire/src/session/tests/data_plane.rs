@@ -140,7 +140,7 @@ impl Pair {
         let side = &mut self.sides[at];
         assert!(side.closed.is_none(), "after Closed: {action:?}");
         match action {
-            Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
+            Action::PeerSettings(_) | Action::PeerReady | Action::Setup(_) => {}
             Action::OpenWindow {
                 operation,
                 window,

@@ -117,13 +117,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     ];
     prop_oneof![
         any_settings().prop_map(Frame::Settings),
-        (any::<u16>(), any::<bool>(), vec(any::<u8>(), 0..300)).prop_map(
-            |(round, last, payload)| Frame::Setup {
-                round,
-                last,
-                payload
-            }
-        ),
+        vec(any::<u8>(), 0..300).prop_map(|payload| Frame::Setup { payload }),
         Just(Frame::Ready),
         (any::<u64>(), any::<bool>(), vec(any::<u8>(), 0..300))
             .prop_map(|(list, last, part)| Frame::Pieces { list, last, part }),
