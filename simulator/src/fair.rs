@@ -15,6 +15,7 @@ const UNDER_WAY: usize = 4;
 /// Messages whose time is taken, and those that fill everything of a peer that takes none.
 const MESSAGES: usize = 100;
 const UNTAKEN: usize = 64;
+const FILLS: Duration = Duration::from_millis(50);
 /// Of the time without such a peer, as much passes with one at most.
 const MOST: f64 = 1.1;
 const LONG: Duration = Duration::from_secs(3_600);
@@ -100,6 +101,8 @@ pub fn run(plan: &Plan) {
     let alone = measured.measure();
     system::stop_peer(stopped.endpoint.local_addr().port());
     let untaken: Vec<_> = (0..UNTAKEN).map(|_| stopped.start()).collect();
+    // Its receives are known, and all is full.
+    std::thread::sleep(FILLS);
     let beside = measured.measure();
     note(|| format!("{alone:?} alone, {beside:?} beside a peer that takes nothing"));
     if beside > alone.mul_f64(MOST) {

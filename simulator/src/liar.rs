@@ -11,7 +11,9 @@ use tcpx_net::dial::dial_lane;
 use tcpx_net::{DialOptions, dial};
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::crc::crc32c;
-use tcpx_wire::frame::{Destination, Extent, Frame, Grant, HEADER_BYTES, PlacedChunks, encode};
+use tcpx_wire::frame::{
+    Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, PlacedChunks, encode,
+};
 use tcpx_wire::handshake::{Established, Session};
 use tcpx_wire::lane_seal::{self, Opener, Sealer};
 use tcpx_wire::record::{LENGTH_BYTES, Records};
@@ -60,7 +62,7 @@ const NOTIFICATION: usize = 8;
 /// Messages of its own accord.
 const REQUESTS: u32 = 12;
 /// Messages of a flood, each as long as its peer takes one, and bytes of them that wait to be written.
-const FLOOD: (u64, usize) = (1_000, 64 << 10);
+const FLOOD: (u64, usize) = (1_500, 64 << 10);
 /// No program receives anything of it.
 const UNUSED: Tag = Tag(9);
 /// Over one lane alone nobody lends pages.
@@ -109,6 +111,7 @@ pub struct Liar {
     /// By tag: the number of the next send.
     next: BTreeMap<Tag, u64>,
     requests: u32,
+    gets: u64,
     flooded: u64,
 }
 
@@ -169,6 +172,7 @@ impl Liar {
             granted: Vec::new(),
             next: BTreeMap::new(),
             requests: 0,
+            gets: 0,
             flooded: 0,
             manners,
         };
@@ -233,8 +237,14 @@ impl Liar {
         })
     }
 
-    /// Until its peer is gone, or it has said what nobody can go on from. It asks for the key of the peer's window.
-    pub fn run(mut self, key: impl Fn() -> Option<WindowKey>, is_over: impl Fn() -> bool) {
+    /// Until its peer is gone, or it has said what nobody can go on from. It asks for the key of the peer's window, and
+    /// tells when its flood, if it has one, is over.
+    pub fn run(
+        mut self,
+        key: impl Fn() -> Option<WindowKey>,
+        is_over: impl Fn() -> bool,
+        has_flooded: impl Fn(),
+    ) {
         memory::aside().for_good();
         system::lie();
         let mut beat = Instant::now();
@@ -249,7 +259,9 @@ impl Liar {
                 self.requests += 1;
                 self.request(key().as_ref());
             }
-            self.flood();
+            if self.flood() {
+                has_flooded();
+            }
             let goes_on = take(&mut self.control, &mut self.came, 64 << 10) && self.hear();
             if !goes_on || !give(&mut self.control, &mut self.out) {
                 return;
@@ -321,12 +333,15 @@ impl Liar {
         };
         let bytes = self.random.pick(&[1, 100, 1000, 5_000, 20_000]);
         match place.filter(|_| self.random.one_in(4)) {
-            Some(place) => self.say(Message::Frame(Frame::Get {
-                request: u64::from(self.requests),
-                from: Extent::Place(place),
-                bytes,
-                level: Level::Placed,
-            })),
+            Some(place) => {
+                self.gets += 1;
+                self.say(Message::Frame(Frame::Get {
+                    request: self.gets - 1,
+                    from: Extent::Place(place),
+                    bytes,
+                    level: Level::Placed,
+                }));
+            }
             None => self.offer(to, bytes, Level::Placed),
         }
     }
@@ -352,8 +367,8 @@ impl Liar {
         self.say(Message::Frame(frame));
     }
 
-    /// Messages that no receive waits for, and nobody has given credit for.
-    fn flood(&mut self) {
+    /// Messages that no receive waits for, and nobody has given credit for; whether there are no more.
+    fn flood(&mut self) -> bool {
         while self.manners.floods
             && self.eager_most > 0
             && self.flooded < FLOOD.0
@@ -373,6 +388,7 @@ impl Liar {
             self.flooded += 1;
             self.put(&Message::Frame(frame));
         }
+        !self.manners.floods || self.flooded == FLOOD.0
     }
 
     /// All chunks of a transfer.
@@ -556,11 +572,19 @@ impl Liar {
                     return;
                 }
                 self.sequence = self.sequence.wrapping_add(1);
-                let mut rest = bytes.as_slice();
+                // It never encrypts.
+                let plain = match frame {
+                    Frame::Eager { payload, .. } if payload.len() >= LEAST_PLAIN_BYTES => {
+                        payload.len()
+                    }
+                    _ => 0,
+                };
+                let (mut rest, plain) = bytes.split_at(bytes.len() - plain);
                 while !rest.is_empty() {
                     let count = self.records.seal(rest, &mut self.out);
                     rest = &rest[count..];
                 }
+                self.out.extend_from_slice(plain);
             }
             Message::Chunk(header) => {
                 let lanes = self.lanes.len();

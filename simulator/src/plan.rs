@@ -145,6 +145,9 @@ impl Plan {
             true => 4,
             false => 2 * connections.len() + usize::from(liar.is_some()),
         };
+        // A flood is of long messages.
+        let floods = liar.as_ref().is_some_and(|(_, manners)| manners.floods);
+        let eager_limit = random.pick(&[0, 1_024, 32_768]);
         let encrypt = random.one_in(3);
         let lanes = random.pick(&[1, 1, 1, 2, 3, 4]);
         let mut faults: Vec<(u64, Fault)> = Vec::new();
@@ -179,7 +182,7 @@ impl Plan {
             lanes,
             chunk_bytes: random.pick(&[4_096, 16_384, 65_536]),
             window: random.pick(&[1, 2, 4, 64]),
-            eager_limit: random.pick(&[0, 1_024, 32_768]),
+            eager_limit: if floods { 32_768 } else { eager_limit },
             encrypt,
             stage: random.one_in(2),
             near,

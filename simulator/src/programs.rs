@@ -982,10 +982,14 @@ fn program(
         receives: 0,
     };
     program.run(plan);
-    // Under manual progress, what the peer still waits for comes only while this side makes progress.
-    scene.set_done(side);
-    if plan.manual && !scene.lied {
-        let until = Instant::now() + Duration::from_secs(120);
+    if !scene.lied {
+        scene.set_done(side);
+    }
+    // Under manual progress, what the peer still waits for comes only while this side makes progress. A flood takes
+    // longer than most programs.
+    if plan.manual || scene.lied {
+        let most = if scene.lied { 10 } else { 120 };
+        let until = Instant::now() + Duration::from_secs(most);
         while program.connection.is_some() && !scene.is_done(1 - side) && Instant::now() < until {
             program.look();
             std::thread::sleep(Duration::from_micros(200));
@@ -1006,7 +1010,7 @@ fn program(
     }
     scene.done.wait();
     if scene.lied {
-        scene.set_done(1 - side);
+        scene.set_done(side);
     }
     program.check_left();
     program.check_window(true);
@@ -1161,7 +1165,10 @@ pub fn run(plan: &Plan) {
         if let (Some((side, _)), Some((Dialled::Liar(liar), accepted))) = (&plan.liar, liar) {
             start(&lied, 1, accepted, side);
             let lied = &lied;
-            threads.spawn(move || liar.run(|| lied.key(1), || lied.is_done(0)));
+            threads.spawn(move || {
+                liar.run(|| lied.key(1), || lied.is_done(1), || lied.set_done(0));
+                lied.set_done(0);
+            });
         }
         running
             .into_iter()

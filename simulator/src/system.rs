@@ -201,7 +201,7 @@ pub fn needed() -> usize {
     system().map_or(0, |system| system.most_memory / system.settings.ends.max(1))
 }
 
-/// Nothing moves on the connection of which this is a server's address, until faults end.
+/// The server of this address takes nothing more of what its client sends, until faults end.
 pub fn stop_peer(port: u16) {
     if let Some(system) = system() {
         tally::saw("peer that takes nothing");

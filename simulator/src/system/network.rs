@@ -834,10 +834,11 @@ impl Network {
         }
     }
 
-    /// Nothing moves on the links of a connection before.
+    /// Nothing moves to the server on the links of a connection before.
     pub fn stop(&mut self, port: u16, until: Nanos) {
-        let links = self.links.iter_mut().filter(|link| link.port == port);
-        links.for_each(|link| link.stop(until));
+        for link in self.links.iter_mut().filter(|link| link.port == port) {
+            link.directions[0].stopped_until = until;
+        }
     }
 
     /// What stood still goes on.

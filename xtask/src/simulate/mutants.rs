@@ -204,8 +204,9 @@ const MUTANTS: &[Mutant] = &[
 /// What stands for [`MUTANT`](Mutant::to) in the sources: whether this process is to have that defect.
 fn is_asked_for(name: &str) -> String {
     format!(
-        "{{ static IT: std::sync::OnceLock<bool> = std::sync::OnceLock::new(); \
-         *IT.get_or_init(|| std::env::var_os({VARIABLE:?}).is_some_and(|one| one == {name:?})) }}"
+        "{{ #[allow(unused_qualifications)] fn is() -> bool {{ \
+         static IT: std::sync::OnceLock<bool> = std::sync::OnceLock::new(); \
+         *IT.get_or_init(|| std::env::var_os({VARIABLE:?}).is_some_and(|one| one == {name:?})) }} is() }}"
     )
 }
 
