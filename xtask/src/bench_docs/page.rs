@@ -49,10 +49,11 @@ const SPEED: &str = "16-gpu-tcp-speed-two.json";
 const NCCL: &str = "40-nccl.json";
 const HOST: &str = "35-host-two-cores.json";
 const ENCRYPTED: &str = "36-host-encrypted.json";
+const GPU_ENCRYPTED: &str = "37-gpu-encrypted.json";
 const TUNED: &str = "NCCL's sockets, best tuning";
 const DEFAULT: &str = "NCCL's sockets, defaults";
 
-const CHOICES: [Choice; 7] = [
+const CHOICES: [Choice; 8] = [
     Choice {
         what: "GPU to GPU, 256 MiB, 2 in flight",
         file: SPEED,
@@ -82,6 +83,13 @@ const CHOICES: [Choice; 7] = [
             "plain sockets, host memory, cached",
             "plain sockets, 12 lanes, each over 1 MiB of host memory",
         )],
+    },
+    Choice {
+        what: "GPU to GPU, 256 MiB, 2 in flight, encrypted",
+        file: GPU_ENCRYPTED,
+        command: "",
+        ours: "256 MiB, 2 in flight, encrypted",
+        peers: &[("tcpx in the clear", "256 MiB, 2 in flight, in the clear")],
     },
     Choice {
         what: "GPU to GPU, 4 KiB, half a round trip",
