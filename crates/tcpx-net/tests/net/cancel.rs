@@ -145,8 +145,12 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     let mut raw = raw_peer(1, options);
     // 60 MiB are more than the socket buffers take, so the last chunk is not under way.
     let last = u64::from(window) - 1;
-    for sequence in 0..=last {
-        post_send(&mut *raw.channel, sequence, filled(sequence, length));
+    // First all, and then the sends: nobody reads meanwhile, and a lane counts as dead soon.
+    let sources: Vec<_> = (0..=last)
+        .map(|sequence| filled(sequence, length))
+        .collect();
+    for (sequence, source) in (0..).zip(sources) {
+        post_send(&mut *raw.channel, sequence, source);
     }
     let mut ended = Vec::new();
     let mut lane = raw.lanes.remove(0);

@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use rustix::event::PollFd;
 use tcpx_lanes::sealing::Protection;
-use tcpx_net::{Cancel, ChannelError, Completion, Exchange, Meanwhile, NetworkError, TcpOptions};
+use tcpx_net::{
+    Cancel, Channel, ChannelError, Completion, Exchange, Meanwhile, NetworkError, TcpOptions,
+};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
@@ -248,6 +250,12 @@ fn a_window_that_was_closed_on_a_dead_lane_ends() {
     assert!(close(&mut *raw.channel).is_empty());
 }
 
+/// Polls, and leaves out that a lane is asked for.
+fn poll_sent(channel: &mut dyn Channel, sent: &mut Vec<Completion>) {
+    channel.poll(sent).unwrap();
+    sent.retain(|one| !matches!(one, Completion::LaneMissing { .. }));
+}
+
 #[test]
 fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
     for options in [options(false), options(true)] {
@@ -273,20 +281,20 @@ fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
                 assert_eq!(header.attempt, 1);
             }
             if !is_staged {
-                raw.channel.poll(&mut sent).unwrap();
+                poll_sent(&mut *raw.channel, &mut sent);
                 assert_eq!(sent.len(), arrived.len() - 1, "sent before it was placed");
             }
             raw.channel.placed(sequence).unwrap();
             if !is_staged {
                 while sent.len() < arrived.len() {
                     wait_any(&[&*raw.channel]);
-                    raw.channel.poll(&mut sent).unwrap();
+                    poll_sent(&mut *raw.channel, &mut sent);
                 }
             }
         }
         while sent.len() < 6 {
             wait_any(&[&*raw.channel]);
-            raw.channel.poll(&mut sent).unwrap();
+            poll_sent(&mut *raw.channel, &mut sent);
         }
         let mut tokens: Vec<_> = sent.iter().map(sent_token).collect();
         tokens.sort_unstable();
@@ -303,8 +311,10 @@ fn an_acknowledgement_of_a_chunk_that_was_not_sent_is_a_protocol_error() {
     let mut raw = raw_peer(2, options(false));
     // More than two lanes' buffers hold: the last one waits.
     let last = 40;
+    // Nobody reads: lanes count as dead soon.
+    let source = filled(0, 4 << 20);
     for sequence in 0..=last {
-        post_send(&mut *raw.channel, sequence, filled(sequence, 4 << 20));
+        post_send(&mut *raw.channel, sequence, source.clone());
     }
     let error = raw.channel.placed(last).unwrap_err();
     assert!(matches!(error, ChannelError::Protocol { .. }), "{error:?}");
