@@ -467,12 +467,11 @@ impl Control {
         self.log.push(&self.encoded, false);
         let plain = self.plain && payload.len() >= LEAST_PLAIN_BYTES;
         let bytes = payload.len();
-        let stays = plain && bytes > COPIED_BYTES;
-        if !stays {
-            self.log.push(payload, plain);
+        if !plain {
+            self.log.push(payload, false);
         }
         match frame {
-            Frame::Eager { payload, .. } if stays => {
+            Frame::Eager { payload, .. } if plain => {
                 let number = self.arrived_messages + self.messages.len() as u64;
                 let end = self.log.begin(number, bytes, false);
                 self.messages.push_back((end, payload.into_bytes()));
@@ -574,15 +573,18 @@ impl Control {
         self.sealed.clear();
         self.taken = 0;
         while self.has_unsealed() && self.sealed.len() < SEALED_BYTES {
-            let Next::Bytes { bytes, plain } = self.log.next() else {
-                break;
-            };
-            let gone = match plain {
-                false => self.records.seal(bytes, &mut self.sealed),
-                true => {
+            let gone = match self.log.next() {
+                Next::Bytes { bytes, .. } => self.records.seal(bytes, &mut self.sealed),
+                Next::Message(number, from) => {
+                    let message = self.messages.get((number - self.arrived_messages) as usize);
+                    let bytes = message.map_or(&[][..], |(_, payload)| &payload[from..]);
+                    if bytes.is_empty() || bytes.len() > COPIED_BYTES {
+                        break;
+                    }
                     self.sealed.extend_from_slice(bytes);
                     bytes.len()
                 }
+                Next::New => break,
             };
             self.wrote(gone);
         }
