@@ -1,11 +1,11 @@
 //! The key of a session: from a file, a variable or a prompt; never from the arguments, which every user of the host can read.
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, IsTerminal, Read, Write};
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use tcpx::{Auth, Key, KeyName, KeyRing};
+use tcpx::{Auth, Key, KeyName, KeyRing, KeyRingError};
 
 use crate::args::key::KeyArgs;
 use crate::error::Error;
@@ -15,9 +15,6 @@ use crate::output::say::{aside, say};
 /// The variable that holds the key.
 pub(crate) const KEY_VARIABLE: &str = "TCPX_KEY";
 
-/// A key file longer than this is not one, in bytes.
-const LONGEST_FILE: u64 = 4096;
-
 /// Why there is no key.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyError {
@@ -25,10 +22,6 @@ pub(crate) enum KeyError {
         "this connection needs a key, and there is none in {KEY_VARIABLE}, no --key-file, and no terminal to ask at"
     )]
     Missing,
-    #[error("the key file {} cannot be read: {source}", .path.display())]
-    File { path: PathBuf, source: io::Error },
-    #[error("the key file {} is longer than {LONGEST_FILE} bytes", .0.display())]
-    LongFile(PathBuf),
     #[error("{from} holds no key: {why}")]
     Wrong { from: String, why: String },
     #[error("the key could not be read from the terminal: {0}")]
@@ -38,7 +31,7 @@ pub(crate) enum KeyError {
     #[error("the key file {} cannot be written: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error(transparent)]
-    Ring(#[from] tcpx::KeyRingError),
+    Ring(#[from] KeyRingError),
 }
 
 /// Where a key came from: whether it may be printed again depends on it.
@@ -78,26 +71,16 @@ impl KeySources {
 
     /// The key of a server: given, or a fresh one.
     pub(crate) fn for_server(&self) -> Result<(Auth, KeyOrigin), KeyError> {
-        if let Some(folder) = self
-            .file
-            .as_ref()
-            .filter(|path| path.is_dir() && !self.insecure)
-        {
-            let ring = KeyRing::of_folder(folder)?;
-            let clients = ring.clients().into_iter().map(|(name, _)| name.to_string());
-            let files = clients
-                .chain([SERVER.to_owned()])
-                .map(|name| file_of(folder, &name));
-            let files = files.collect();
-            return Ok((Auth::Ring(ring), KeyOrigin::Folder(files)));
-        }
         let (auth, origin) = match self.given() {
             Ok(Some(found)) => found,
             Ok(None) => (Auth::Key(fresh()?), KeyOrigin::Fresh),
             // From now on it holds this server's key.
-            Err(KeyError::File { path, source }) if source.kind() == io::ErrorKind::NotFound => {
-                let key = create(&path)?;
-                aside!("note: the key file {} is new", path.display());
+            Err(KeyError::Ring(KeyRingError::File { file, source }))
+                if source.kind() == io::ErrorKind::NotFound
+                    && self.file.as_ref() == Some(&file) =>
+            {
+                let key = create(&file)?;
+                aside!("note: the key file {} is new", file.display());
                 (Auth::Key(key), KeyOrigin::Fresh)
             }
             Err(error) => return Err(error),
@@ -133,8 +116,12 @@ impl KeySources {
             return Ok(Some((Auth::Insecure, KeyOrigin::None)));
         }
         if let Some(path) = &self.file {
-            let auth = parse(&read(path)?, &path.display().to_string())?;
-            return Ok(Some((auth, KeyOrigin::File(path.clone()))));
+            let auth = Auth::of_file(path)?;
+            let origin = match &auth {
+                Auth::Ring(ring) => KeyOrigin::Folder(files_of(path, ring)),
+                _ => KeyOrigin::File(path.clone()),
+            };
+            return Ok(Some((auth, origin)));
         }
         match self.variable.as_deref().map(str::trim) {
             None | Some("") => Ok(None),
@@ -161,37 +148,12 @@ fn is_readable_by_others(path: &Path) -> bool {
 
 /// A key nobody has seen.
 pub(crate) fn fresh() -> Result<Key, KeyError> {
-    let mut failed = None;
-    let key = Key::generate(&mut |bytes: &mut [u8]| {
-        if let Err(error) = getrandom::fill(bytes) {
-            failed = Some(error.to_string());
-        }
-    });
-    match failed {
-        None => Ok(key),
-        Some(why) => Err(KeyError::Random(why)),
-    }
+    tcpx::generate_key().map_err(|error| KeyError::Random(error.to_string()))
 }
 
 /// A number that nobody can guess, for contents.
 pub(crate) fn seed() -> Result<u64, KeyError> {
     getrandom::u64().map_err(|error| KeyError::Random(error.to_string()))
-}
-
-fn read(path: &Path) -> Result<String, KeyError> {
-    let failed = |source| KeyError::File {
-        path: path.to_owned(),
-        source,
-    };
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(LONGEST_FILE + 1)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    if text.len() as u64 > LONGEST_FILE {
-        return Err(KeyError::LongFile(path.to_owned()));
-    }
-    Ok(text)
 }
 
 fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
@@ -203,6 +165,13 @@ fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
 
 /// The name of the server's own key in a folder.
 const SERVER: &str = "server";
+
+/// The files of a folder's keys.
+fn files_of(folder: &Path, ring: &KeyRing) -> Vec<PathBuf> {
+    let clients = ring.clients().into_iter().map(|(name, _)| name.to_string());
+    let names = clients.chain([SERVER.to_owned()]);
+    names.map(|name| file_of(folder, &name)).collect()
+}
 
 /// A key's file in a folder.
 fn file_of(folder: &Path, name: &str) -> PathBuf {
@@ -225,7 +194,7 @@ fn server_key(path: &Path) -> Result<Key, KeyError> {
         made => return made,
     }
     warn_of_readers(path);
-    match parse(&read(path)?, &path.display().to_string())? {
+    match Auth::of_file(path).map_err(KeyError::from)? {
         Auth::Key(key) => Ok(key),
         _ => Err(KeyError::Wrong {
             from: path.display().to_string(),
@@ -399,10 +368,7 @@ mod tests {
         let file = directory.path().join("key");
         let made = create(&file).expect("made");
         assert!(!is_readable_by_others(&file));
-        assert_eq!(
-            parse(&read(&file).expect("read"), "it").expect("a key"),
-            Auth::Key(made)
-        );
+        assert_eq!(Auth::of_file(&file).expect("a key"), Auth::Key(made));
         let again = create(&file).expect_err("it is there");
         assert!(matches!(again, KeyError::Write { .. }), "{again}");
     }
@@ -453,12 +419,18 @@ mod tests {
             file: Some("/nonexistent/key".into()),
             ..KeySources::default()
         };
-        assert!(matches!(missing.for_client(), Err(KeyError::File { .. })));
+        assert!(matches!(
+            missing.for_client(),
+            Err(KeyError::Ring(KeyRingError::File { .. }))
+        ));
         let endless = KeySources {
             file: Some("/dev/zero".into()),
             ..KeySources::default()
         };
-        assert!(matches!(endless.for_server(), Err(KeyError::LongFile(_))));
+        assert!(matches!(
+            endless.for_server(),
+            Err(KeyError::Ring(KeyRingError::Key { .. }))
+        ));
     }
 
     #[test]

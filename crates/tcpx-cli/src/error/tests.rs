@@ -291,11 +291,10 @@ fn inner() -> Vec<Error> {
     let name = || String::from("../x");
     let keys = [
         KeyError::Missing,
-        KeyError::File {
-            path: path(),
+        KeyError::Ring(tcpx::KeyRingError::File {
+            file: path(),
             source: system(),
-        },
-        KeyError::LongFile(path()),
+        }),
         KeyError::Wrong {
             from: "TCPX_KEY".into(),
             why: "a letter is wrong".into(),
