@@ -36,12 +36,8 @@ struct Part {
 /// Where bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// Among the copies.
-    Copied {
-        /// From this number of all copied bytes on.
-        from: u64,
-        plain: bool,
-    },
+    /// Among the copies, from this number of all copied bytes on.
+    Copied(u64),
     /// In the memory of the message of this number.
     Message(u64),
     /// Nowhere, once they were written.
@@ -52,12 +48,7 @@ enum What {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<'a> {
     /// These bytes.
-    Bytes {
-        /// Bytes that were pushed alike, or the beginning of them.
-        bytes: &'a [u8],
-        /// As they were pushed.
-        plain: bool,
-    },
+    Bytes(&'a [u8]),
     /// The message of this number, from this byte of it on.
     Message(u64, usize),
     /// What was not pushed or begun yet.
@@ -136,7 +127,7 @@ impl Resend {
         // What of a part lies in memory fits a usize.
         let within = (at - part.start) as usize;
         match part.what {
-            What::Copied { from, plain } => {
+            What::Copied(from) => {
                 let index = (from - self.freed) as usize + within;
                 let (first, second) = self.copies.as_slices();
                 let bytes = match index.checked_sub(first.len()) {
@@ -144,8 +135,7 @@ impl Resend {
                     Some(index) => &second[index..],
                 };
                 let left = (part.end - at) as usize;
-                let bytes = &bytes[..bytes.len().min(left)];
-                Next::Bytes { bytes, plain }
+                Next::Bytes(&bytes[..bytes.len().min(left)])
             }
             What::Message(sequence) | What::Lost(sequence) => Next::Message(sequence, within),
         }
@@ -178,7 +168,7 @@ impl Resend {
             return;
         };
         for piece in pieces {
-            start = self.append(start, piece, true);
+            start = self.append(start, piece);
         }
     }
 
@@ -191,22 +181,22 @@ impl Resend {
         }
     }
 
-    /// A copy of these bytes follows all that was begun. Whether they are `plain` decides how the caller writes them.
-    pub fn push(&mut self, bytes: &[u8], plain: bool) {
-        self.append(self.end(), bytes, plain);
+    /// A copy of these bytes follows all that was begun.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.append(self.end(), bytes);
     }
 
-    fn append(&mut self, start: u64, bytes: &[u8], plain: bool) -> u64 {
+    fn append(&mut self, start: u64, bytes: &[u8]) -> u64 {
         let from = self.freed + self.copies.len() as u64;
         self.copies.extend(bytes);
         let end = start + bytes.len() as u64;
-        let what = What::Copied { from, plain };
+        let what = What::Copied(from);
         match self.parts.back_mut() {
             Some(Part {
                 end: before,
-                what: What::Copied { plain: alike, .. },
+                what: What::Copied(_),
                 ..
-            }) if *alike == plain => *before = end,
+            }) => *before = end,
             _ if end > start => self.parts.push_back(Part { start, end, what }),
             _ => {}
         }
@@ -246,7 +236,7 @@ impl Resend {
         self.read = self.read.max(read);
         let mut freed = self.freed;
         while let Some(part) = self.parts.front_mut().filter(|part| part.start < read) {
-            if let What::Copied { from, .. } = &mut part.what {
+            if let What::Copied(from) = &mut part.what {
                 let end = part.end.min(read);
                 *from += end - part.start;
                 (part.start, freed) = (end, *from);
@@ -299,9 +289,8 @@ mod tests {
     /// A sender, its connection and its receiver.
     struct Pair {
         resend: Resend,
-        /// Every byte in order and whether it is plain, and what is on its way.
+        /// Every byte in order, and what is on its way.
         sent: Vec<u8>,
-        plain: Vec<bool>,
         wire: VecDeque<u8>,
         arrived: Vec<u8>,
         /// The memory of each message that is not copied.
@@ -316,7 +305,6 @@ mod tests {
             Self {
                 resend: Resend::default(),
                 sent: Vec::new(),
-                plain: Vec::new(),
                 wire: VecDeque::new(),
                 arrived: Vec::new(),
                 memory: HashMap::new(),
@@ -328,12 +316,7 @@ mod tests {
         /// Writes at most so many bytes, of a new message of `size` bytes if all others are written.
         fn write(&mut self, size: usize, most: usize) {
             let bytes = match self.resend.next() {
-                Next::Bytes { bytes, plain } => {
-                    let at = self.arrived.len() + self.wire.len();
-                    let alike = &self.plain[at..at + bytes.len()];
-                    assert!(alike.iter().all(|one| *one == plain));
-                    bytes.to_vec()
-                }
+                Next::Bytes(bytes) => bytes.to_vec(),
                 Next::Message(sequence, from) => {
                     let current = self.current.as_ref().filter(|one| one.0 == sequence);
                     let bytes = current.map(|(_, bytes)| bytes);
@@ -346,7 +329,6 @@ mod tests {
                     self.messages += 1;
                     self.resend.begin(sequence, size, false);
                     self.sent.extend(&bytes);
-                    self.plain.resize(self.sent.len(), true);
                     self.current = Some((sequence, bytes.clone()));
                     bytes
                 }
@@ -368,12 +350,11 @@ mod tests {
         }
 
         /// Bytes of its own, between messages.
-        fn push(&mut self, size: usize, plain: bool) {
+        fn push(&mut self, size: usize) {
             if self.current.is_none() {
                 let bytes: Vec<u8> = (0..size).map(|at| at as u8).collect();
-                self.resend.push(&bytes, plain);
+                self.resend.push(&bytes);
                 self.sent.extend(&bytes);
-                self.plain.resize(self.sent.len(), plain);
             }
         }
 
@@ -404,7 +385,7 @@ mod tests {
             for (kind, size, most) in steps {
                 match kind {
                     0..=3 => pair.write(size, most),
-                    4 => pair.push(size, most % 2 == 0),
+                    4 => pair.push(size),
                     5..=7 => pair.read(most),
                     8 => pair.acknowledge(),
                     _ => pair.resume(),
@@ -440,7 +421,7 @@ mod tests {
     #[test]
     fn what_was_acknowledged_comes_again_behind_a_rewind() {
         let mut resend = Resend::default();
-        resend.push(&[1; 40], false);
+        resend.push(&[1; 40]);
         resend.wrote(40);
         resend.acknowledged(10).unwrap();
         resend.rewind(30).unwrap();
@@ -454,13 +435,12 @@ mod tests {
     #[test]
     fn nothing_is_left_once_it_is_forgotten() {
         let mut resend = Resend::default();
-        resend.push(&[1; 40], false);
+        resend.push(&[1; 40]);
         resend.wrote(15);
         resend.forget();
         assert_eq!((resend.next(), resend.copied()), (Next::New, 0));
-        resend.push(&[2; 5], true);
-        let (bytes, plain) = (&[2; 5][..], true);
-        assert_eq!(resend.next(), Next::Bytes { bytes, plain });
+        resend.push(&[2; 5]);
+        assert_eq!(resend.next(), Next::Bytes(&[2; 5]));
         resend.wrote(5);
         resend.acknowledged(45).unwrap();
         assert!(!resend.is_unread());
@@ -469,7 +449,7 @@ mod tests {
     #[test]
     fn what_is_retained_nowhere_cannot_be_sent_again_and_its_rest_can_be_sent() {
         let mut resend = Resend::default();
-        resend.push(&[1; 10], true);
+        resend.push(&[1; 10]);
         resend.wrote(10);
         resend.begin(4, 100, false);
         resend.wrote(60);

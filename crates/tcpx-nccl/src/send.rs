@@ -152,14 +152,14 @@ impl SendComm {
                 sequence: comeback.door.into(),
                 size: 0,
             };
-            resend.push(&door.encode(Record::Door), true);
+            resend.push(&door.encode(Record::Door));
             attention = Some(comeback.runtime.monitor.attention());
             redial = Some(comeback.redial);
             runtime = Some(comeback.runtime);
         }
         if let Some(carriage) = &carriage {
             let group = Header::of_group(&carriage.set().group());
-            resend.push(&group.encode(Record::Join), true);
+            resend.push(&group.encode(Record::Join));
         }
         shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
@@ -423,7 +423,7 @@ impl State {
             ..
         } = self;
         let (sequence, from, is_new) = match resend.next() {
-            Next::Bytes { bytes, .. } => {
+            Next::Bytes(bytes) => {
                 let moved = socket::send_bytes(&*stream, bytes);
                 return self.wrote(moved);
             }

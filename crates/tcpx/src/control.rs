@@ -464,11 +464,11 @@ impl Control {
         let payload =
             encode_head(&frame, self.sequence, &mut self.encoded).map_err(ControlEnd::Frame)?;
         self.sequence = self.sequence.wrapping_add(1);
-        self.log.push(&self.encoded, false);
+        self.log.push(&self.encoded);
         let plain = self.plain && payload.len() >= LEAST_PLAIN_BYTES;
         let bytes = payload.len();
         if !plain {
-            self.log.push(payload, false);
+            self.log.push(payload);
         }
         match frame {
             Frame::Eager { payload, .. } if plain => {
@@ -574,7 +574,7 @@ impl Control {
         self.taken = 0;
         while self.has_unsealed() && self.sealed.len() < SEALED_BYTES {
             let gone = match self.log.next() {
-                Next::Bytes { bytes, .. } => self.records.seal(bytes, &mut self.sealed),
+                Next::Bytes(bytes) => self.records.seal(bytes, &mut self.sealed),
                 Next::Message(number, from) => {
                     let message = self.messages.get((number - self.arrived_messages) as usize);
                     let bytes = message.map_or(&[][..], |(_, payload)| &payload[from..]);
