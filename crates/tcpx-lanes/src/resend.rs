@@ -3,7 +3,7 @@
 //!
 //! Nothing here touches a socket. Bytes are numbered from the first one on. The peer says now and then how far it has
 //! read; behind a break both sides say so before anything else, and the rest is written again. Most bytes are copied;
-//! of a long message its own memory is what is written again, or nothing is ([`What::Lost`]).
+//! of a long message its own memory is what is written again, or nothing is.
 
 use std::collections::VecDeque;
 
