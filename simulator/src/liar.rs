@@ -199,9 +199,7 @@ impl Liar {
         })));
         // Two lanes, asked for.
         let payload = b"TCPL\x03\x00\x02\x00\x01\x00\x00\x00".to_vec();
-        liar.put(&Message::Frame(Frame::Setup {
-            payload,
-        }));
+        liar.put(&Message::Frame(Frame::Setup { payload }));
         liar.flush()?;
         for lane in 0..LANES {
             let lane = liar.lane(address, &dialled.session, lane)?;
