@@ -98,8 +98,6 @@ pub(crate) struct Control {
     records: Records,
     decoder: FrameDecoder,
     input: Box<[u8]>,
-    /// Where the first page begins in it.
-    page: usize,
     /// What was read and is neither opened nor, where it is unsealed, decoded.
     came: Range<usize>,
     /// One record.
@@ -154,16 +152,13 @@ impl Control {
         awaits_welcome: bool,
         encrypts: bool,
     ) -> Self {
-        // Untouched pages of it cost nothing.
-        let input = vec![0; READ_BYTES].into_boxed_slice();
-        let page = input.as_ptr().align_offset(PAGE_BYTES);
         Self {
             stream,
             carried_before: TcpCounters::default(),
             records,
             decoder: FrameDecoder::new(),
-            input,
-            page,
+            // Untouched pages of it cost nothing.
+            input: vec![0; READ_BYTES].into_boxed_slice(),
             came: 0..0,
             opened: vec![0; record::MOST_BYTES + record::TAG_BYTES].into_boxed_slice(),
             unread: 0..0,
@@ -303,7 +298,8 @@ impl Control {
     /// Asks the socket for more, behind what has come.
     fn read(&mut self) -> rustix::io::Result<usize> {
         let kept = self.came.len();
-        let to = self.page + kept.next_multiple_of(PAGE_BYTES);
+        let page = self.input.as_ptr().align_offset(PAGE_BYTES);
+        let to = page + kept.next_multiple_of(PAGE_BYTES);
         self.input.copy_within(self.came.clone(), to - kept);
         self.came = to - kept..to;
         recv(
@@ -547,8 +543,7 @@ impl Control {
     fn unsealed(&self) -> &[u8] {
         match self.log.next() {
             Next::Message(number, from) if !self.is_positioning => {
-                let message = self.messages.get((number - self.arrived_messages) as usize);
-                message.map_or(&[], |(_, payload)| &payload[from..])
+                message(&self.messages, number - self.arrived_messages, from)
             }
             _ => &[],
         }
@@ -576,8 +571,7 @@ impl Control {
             let gone = match self.log.next() {
                 Next::Bytes(bytes) => self.records.seal(bytes, &mut self.sealed),
                 Next::Message(number, from) => {
-                    let message = self.messages.get((number - self.arrived_messages) as usize);
-                    let bytes = message.map_or(&[][..], |(_, payload)| &payload[from..]);
+                    let bytes = message(&self.messages, number - self.arrived_messages, from);
                     if bytes.is_empty() || bytes.len() > COPIED_BYTES {
                         break;
                     }
@@ -633,6 +627,12 @@ impl Control {
         // The peer may have closed first; there is nothing left to do then.
         drop(self.stream.shutdown(std::net::Shutdown::Both));
     }
+}
+
+/// The payload that comes after so many of these, from this byte of it on.
+fn message(messages: &VecDeque<(u64, Vec<u8>)>, nth: u64, from: usize) -> &[u8] {
+    let message = messages.get(nth as usize);
+    message.map_or(&[], |(_, payload)| &payload[from..])
 }
 
 impl AsFd for Control {
