@@ -145,19 +145,28 @@ fn no_nonce_comes_twice_over_resends_and_redials() {
         stats.lanes_restored >= 1 && stats.chunks_resent >= 1,
         "{stats:?}"
     );
-    let (mut headers, mut payloads, mut chunks) = (HashSet::new(), HashSet::new(), 0);
+    let (mut headers, mut payloads) = (HashSet::new(), HashSet::new());
+    let (mut chunks, mut records) = (0, 0);
     for stream in heard.lock().unwrap().iter() {
         let stream = stream.get(HANDSHAKE[0]..).unwrap_or_default();
-        for chunk in stream.chunks_exact(HEADER_BYTES + sealed_payload_bytes(BYTES)) {
+        // The last of a lane that was cut is not whole, and is the one that was sent again for certain.
+        for chunk in stream.chunks(HEADER_BYTES + sealed_payload_bytes(BYTES)) {
+            let Some((header, payload)) = chunk.split_at_checked(HEADER_BYTES) else {
+                continue;
+            };
             // All headers begin alike.
-            headers.insert(chunk[..5].to_vec());
-            payloads.insert(chunk[HEADER_BYTES..][..32].to_vec());
-            payloads.insert(chunk[HEADER_BYTES + (64 << 10) + TAG_BYTES..][..32].to_vec());
+            headers.insert(header[..5].to_vec());
             chunks += 1;
+            for record in payload.chunks((64 << 10) + TAG_BYTES) {
+                if let Some(begin) = record.get(..32) {
+                    payloads.insert(begin.to_vec());
+                    records += 1;
+                }
+            }
         }
     }
     assert!(chunks > COUNT as usize, "{chunks} chunks, none was resent");
-    assert_eq!((headers.len(), payloads.len()), (chunks, 2 * chunks));
+    assert_eq!((headers.len(), payloads.len()), (chunks, records));
 }
 
 /// What the peer has sent ends the channel's only lane, is counted, and goes nowhere.
