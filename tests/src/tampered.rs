@@ -4,9 +4,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use tcpx_net::{
-    Cancel, Capabilities, Channel, ChannelError, ChannelStats, Completion, Exchange, Network,
-    NetworkError, PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup,
-    Ticket,
+    Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Network, NetworkError,
+    PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
 };
 
 /// What is done to one channel.
@@ -88,10 +87,6 @@ struct TamperedChannel<T> {
 impl<T: Tamper> Channel for TamperedChannel<T> {
     fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
         self.tamper.consume(&mut *self.inner, ticket)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
     }
 
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {

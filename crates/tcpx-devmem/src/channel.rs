@@ -23,8 +23,7 @@ use super::slots::SendSlot;
 use super::stage::Stage;
 use super::watch::{Watch, Which};
 use tcpx_net::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Posted, Readiness,
-    ReceiveChunk, SendChunk, Ticket,
+    Cancel, Channel, ChannelStats, Completion, Posted, Readiness, ReceiveChunk, SendChunk, Ticket,
 };
 use tcpx_net::error::{ChannelError, IoError};
 
@@ -319,20 +318,6 @@ impl DevmemChannel {
 }
 
 impl Channel for DevmemChannel {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            max_in_flight: self.window,
-            ordered: true,
-            can_cancel: false,
-            largest_request: self.stage.largest(),
-            kinds: MemoryKinds {
-                host: true,
-                pinned: true,
-                cuda: self.stage.takes_gpu_memory(),
-            },
-        }
-    }
-
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
         self.admit(&chunk.source)?;
         if self.outflow.posted() >= usize::from(self.window) {

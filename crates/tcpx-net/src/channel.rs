@@ -205,32 +205,6 @@ pub enum Posted<T> {
     Full(T),
 }
 
-/// The memory kinds that a channel can read from and write to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryKinds {
-    /// Ordinary host memory.
-    pub host: bool,
-    /// Page-locked host memory.
-    pub pinned: bool,
-    /// GPU memory.
-    pub cuda: bool,
-}
-
-/// What a channel can do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Most requests in flight, per direction.
-    pub max_in_flight: u16,
-    /// Requests match in posting order, so both sides must post in sequence order without gaps.
-    pub ordered: bool,
-    /// [`Channel::cancel`] can take requests back.
-    pub can_cancel: bool,
-    /// Most bytes of one request.
-    pub largest_request: u64,
-    /// Memory that requests may name.
-    pub kinds: MemoryKinds,
-}
-
 /// How to learn that [`Channel::poll`] has something to say.
 #[derive(Debug)]
 pub enum Readiness<'a> {
@@ -349,21 +323,18 @@ pub struct Way {
 /// One thread owns a channel. No method blocks, except that [`poll`](Self::poll) of a poll-only
 /// network may spend the time of one call into its plugin.
 pub trait Channel: Send + Debug {
-    /// What this channel can do; constant for its life.
-    fn capabilities(&self) -> Capabilities;
-
     /// Queues a chunk for sending. Post in sequence order.
     ///
     /// # Errors
-    /// The channel is broken or closed, or the chunk does not fit its [`Capabilities`]. The chunk
-    /// is not in flight then.
+    /// The channel is broken or closed, or the chunk is none that it can take. It is not in flight
+    /// then.
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
 
     /// Opens a window, on a network that [is addressed](crate::Network::is_addressed). It ends with
     /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before a chunk of it was reported.
     ///
     /// # Errors
-    /// The channel is broken or closed, its memory does not fit the [`Capabilities`], or the network is not
+    /// The channel is broken or closed, its memory is none that it can reach, or the network is not
     /// addressed. The window is not open then.
     fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
         Err(ChannelError::BadRequest {
@@ -378,8 +349,8 @@ pub trait Channel: Send + Debug {
     /// Queues a destination for the chunk of this sequence, on an ordered network. Post in sequence order.
     ///
     /// # Errors
-    /// The channel is broken or closed, or the chunk does not fit its [`Capabilities`]. The chunk
-    /// is not in flight then.
+    /// The channel is broken or closed, or the chunk is none that it can take. It is not in flight
+    /// then.
     fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError>;
 
     /// Appends the requests that have ended since the last call.
@@ -390,7 +361,7 @@ pub trait Channel: Send + Debug {
     /// and reports them failed.
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError>;
 
-    /// Gives the pool space of a scattered receive back. Where [`Capabilities::ordered`] is set,
+    /// Gives the pool space of a scattered receive back. On an ordered network
     /// tickets must come back in the order in which they were handed out. A ticket that comes back
     /// as [`Posted::Full`] cannot be taken now and is offered again.
     ///
@@ -408,8 +379,8 @@ pub trait Channel: Send + Debug {
     fn cancel(&mut self, token: u64) -> Cancel;
 
     /// Says that the peer has placed the chunk of this sequence: it will not have to be sent again. A
-    /// network that can send again keeps each chunk until then, and with it its place in
-    /// [`Capabilities::max_in_flight`]. Sequences that it does not keep are no error; networks that
+    /// network that can send again keeps each chunk until then, and with it its place among
+    /// those in flight. Sequences that it does not keep are no error; networks that
     /// keep nothing ignore it.
     ///
     /// # Errors

@@ -20,8 +20,8 @@ pub mod tcp;
 
 pub use auth::Auth;
 pub use channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, LaneStats, MemoryKinds,
-    Payload, PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    Cancel, Channel, ChannelStats, Completion, Direction, LaneStats, Payload, PendingClose, Posted,
+    Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 pub use dial::{ControlStream, DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};

@@ -13,8 +13,8 @@ use super::offload::Offload;
 use super::registrations::{LARGEST_REQUEST, Registrations};
 use super::set_up::Started;
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, PendingClose,
-    Posted, Readiness, ReceiveChunk, SendChunk, Ticket,
+    Cancel, Channel, ChannelStats, Completion, Payload, PendingClose, Posted, Readiness,
+    ReceiveChunk, SendChunk, Ticket,
 };
 use crate::error::ChannelError;
 use crate::network::Side;
@@ -358,20 +358,6 @@ fn scatter_list(entries: &[LoadMeta], mut list: ScatterList) -> ScatterList {
 }
 
 impl Channel for PluginChannel {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            max_in_flight: MAX_IN_FLIGHT,
-            ordered: true,
-            can_cancel: false,
-            largest_request: self.largest(MemoryType::Cuda),
-            kinds: MemoryKinds {
-                host: true,
-                pinned: true,
-                cuda: self.takes_cuda() && matches!(self.started.memory, PluginMemory::Gpu(_)),
-            },
-        }
-    }
-
     fn recycle(&mut self, list: ScatterList) {
         if self.lists.len() < usize::from(MAX_IN_FLIGHT) {
             self.lists.push(list);

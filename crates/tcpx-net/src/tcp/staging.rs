@@ -21,7 +21,6 @@ use super::receive_table::{Claim, Window};
 use super::roster::Roster;
 use super::shared::{Shared, lock};
 use super::transmit_table::LONG;
-use crate::channel::MemoryKinds;
 use crate::error::{ChannelError, NetworkError};
 
 #[derive(Debug)]
@@ -137,14 +136,6 @@ impl Staging {
             Settings::MAX_CHUNK_BYTES.into()
         } else {
             PinnedPool::SLOT_BYTES as u64
-        }
-    }
-
-    pub(super) fn kinds(&self) -> MemoryKinds {
-        MemoryKinds {
-            host: true,
-            pinned: true,
-            cuda: !self.gpus.is_empty(),
         }
     }
 

@@ -18,8 +18,8 @@ use super::repair::Repair;
 use super::shared::{Event, LaneSocket, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, LaneStats, Posted,
-    Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    Cancel, Channel, ChannelStats, Completion, Direction, LaneStats, Posted, Readiness,
+    ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
 
@@ -39,7 +39,6 @@ pub(super) struct TcpChannel {
     in_flight: usize,
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
-    capabilities: Capabilities,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
 }
@@ -65,13 +64,6 @@ impl TcpChannel {
     pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
         let watches = shared.parts.staging.watch(&shared.roster);
         shared.roster.signal.set_wanted(true);
-        let capabilities = Capabilities {
-            max_in_flight: window,
-            ordered: false,
-            can_cancel: true,
-            largest_request: shared.parts.staging.largest_request(),
-            kinds: shared.parts.staging.kinds(),
-        };
         Self {
             shared,
             sends: (0..window).map(|_| SendSlot::default()).collect(),
@@ -79,7 +71,6 @@ impl TcpChannel {
             windows: BTreeMap::new(),
             in_flight: 0,
             found: Vec::new(),
-            capabilities,
             _watches: watches,
         }
     }
@@ -93,7 +84,7 @@ impl TcpChannel {
         if self.is_closing() || self.shared.ended().is_some() {
             return Err(self.shared.failure());
         }
-        let most = self.capabilities.largest_request;
+        let most = self.shared.parts.staging.largest_request();
         if !(1..=most).contains(&bytes) {
             return Err(self.bad_request(format!(
                 "chunk {sequence} has {bytes} bytes, expected 1 to {most}; use another chunk size"
@@ -202,10 +193,6 @@ impl TcpChannel {
 }
 
 impl Channel for TcpChannel {
-    fn capabilities(&self) -> Capabilities {
-        self.capabilities
-    }
-
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
         self.admit(&chunk.source, chunk.sequence, chunk.source.len() as u64)?;
         let Some(slot) = self.free_sends.pop() else {

@@ -194,9 +194,7 @@ pub(super) mod tests {
 
     use rustix::event::EventfdFlags;
     use tcpx_memory::{CopyWorker, MemoryError};
-    use tcpx_net::{
-        Cancel, Capabilities, ChannelError, ChannelStats, Completion, MemoryKinds, Posted,
-    };
+    use tcpx_net::{Cancel, ChannelError, ChannelStats, Completion, Posted};
 
     use super::*;
 
@@ -223,19 +221,6 @@ pub(super) mod tests {
     }
 
     impl Channel for Quiet {
-        fn capabilities(&self) -> Capabilities {
-            Capabilities {
-                max_in_flight: 1,
-                ordered: true,
-                can_cancel: false,
-                largest_request: 1,
-                kinds: MemoryKinds {
-                    host: true,
-                    pinned: false,
-                    cuda: false,
-                },
-            }
-        }
         fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
             self.0.offered.fetch_add(1, Ordering::SeqCst);
             Ok(Posted::Full(chunk))

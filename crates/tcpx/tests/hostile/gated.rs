@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use tcpx::TcpNetwork;
 use tcpx_net::{
-    Cancel, Capabilities, Channel, ChannelError, ChannelStats, Completion, Exchange, Network,
-    NetworkError, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
+    Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Network, NetworkError,
+    Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
 };
 
 use crate::LONG;
@@ -114,10 +114,6 @@ struct GatedChannel {
 }
 
 impl Channel for GatedChannel {
-    fn capabilities(&self) -> Capabilities {
-        self.channel.capabilities()
-    }
-
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
         if self.gate.refuses.load(Ordering::Acquire) {
             self.gate.refused.fetch_add(1, Ordering::AcqRel);
