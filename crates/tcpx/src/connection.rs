@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
-use tcpx_wire::frame::Destination;
-use tcpx_wire::session::{Deadlines, OperationId, OperationKind, ReceiveRequest, SendRequest};
-use tcpx_wire::{Level, Role, Tag};
+use tcpx_wire::frame::{Destination, Extent};
+use tcpx_wire::session::{
+    Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
+};
+use tcpx_wire::{Level, PieceList, Place, Role, Tag};
 
 mod one_sided;
 mod patience;
@@ -19,7 +21,7 @@ mod shared;
 mod told;
 mod watching;
 
-use crate::core::{Core, NewOperation, Operation};
+use crate::core::{Core, Operation};
 use crate::error::Error;
 use crate::event::Event;
 use crate::transfer::{Transfer, TransferState};
@@ -52,7 +54,7 @@ impl Connection {
 
     /// A send of `slice`; it runs from [`Request::start`] on.
     pub fn send(&self, slice: RegionSlice, tag: u64) -> Request<'_> {
-        Request::new(self, Role::Sender, slice, tag)
+        Request::new(self, OperationKind::Send, slice, tag)
     }
 
     /// A receive into `slice`, which must be at least as long as the matching send; it runs
@@ -61,7 +63,7 @@ impl Connection {
     /// By default it fails after 30 s without its send: a side that may wait for longer sets
     /// [`Request::deadlines`], or those of the [`Options`](crate::Options).
     pub fn receive(&self, slice: RegionSlice, tag: u64) -> Request<'_> {
-        Request::new(self, Role::Receiver, slice, tag)
+        Request::new(self, OperationKind::Receive, slice, tag)
     }
 
     /// Who is at the other end, and what both sides agreed on.
@@ -201,7 +203,7 @@ impl fmt::Debug for Connection {
 #[must_use = "nothing is sent or received before start()"]
 pub struct Request<'a> {
     connection: &'a Connection,
-    role: Role,
+    kind: OperationKind,
     slice: RegionSlice,
     tag: u64,
     after: After,
@@ -210,10 +212,10 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    fn new(connection: &'a Connection, role: Role, slice: RegionSlice, tag: u64) -> Self {
+    fn new(connection: &'a Connection, kind: OperationKind, slice: RegionSlice, tag: u64) -> Self {
         Self {
             connection,
-            role,
+            kind,
             slice,
             tag,
             after: After::DefaultStreams,
@@ -250,87 +252,48 @@ impl<'a> Request<'a> {
     /// operations run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
-        let (role, tag, bytes) = (self.role, self.tag, self.slice.len() as u64);
         shared.check_process()?;
-        let context = match (&shared.gpu, self.slice.kind(), role) {
+        let (kind, to) = (self.kind, To::Tag(self.tag));
+        let context = match (&shared.gpu, self.slice.kind(), kind) {
             // A fence and a copy follow each other.
-            (Some(gpu), MemoryKind::Cuda { .. }, Role::Sender) => Some(InContext::enter(gpu)?),
+            (Some(gpu), MemoryKind::Cuda { .. }, OperationKind::Send) => {
+                Some(InContext::enter(gpu)?)
+            }
             _ => None,
         };
-        let fence = self.fence(shared)?;
-        let lease = self.lease()?;
-        let (kind, total) = match role {
-            Role::Sender => (OperationKind::Send, bytes),
-            Role::Receiver => (OperationKind::Receive, 0),
+        let ready = self.ready(to)?;
+        let total = match kind {
+            OperationKind::Send => ready.bytes(),
+            _ => 0,
         };
         let state = TransferState::new(total);
+        let options = (self.level, self.deadlines);
         let operation = shared.with(|core| {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let fenced = role == Role::Receiver && core.is_fenced(fence.as_ref());
-            let id = match role {
-                Role::Sender => self.submit_send(core, &lease, fence.as_ref())?,
-                Role::Receiver => self.submit_receive(core, fenced)?,
-            };
+            let started = ready.start(core, false, options, &state, None);
             drop(context);
-            core.foresee(fence.as_ref());
-            let operation = NewOperation {
-                role,
-                kind,
-                tag,
-                lease,
-                fence,
-                state: Arc::clone(&state),
-            };
-            core.emit(&Event::Started { role, tag, bytes });
-            let operation = Operation::new(operation, core.ticked());
-            core.operations.insert(id, operation);
-            if fenced {
-                core.await_fence(id);
-            }
-            Ok(id)
+            started
         })??;
         let handle = Arc::clone(&self.connection.handle);
         Ok(Transfer::new(state, operation.into(), handle))
     }
 
-    fn submit_send(
-        &self,
-        core: &mut Core,
-        lease: &Lease,
-        fence: Option<&Fence>,
-    ) -> Result<OperationId, Error> {
-        let request = SendRequest {
-            to: Destination::next_receive(Tag(self.tag)),
-            bytes: self.slice.len() as u64,
-            level: self.level,
-            deadlines: self.deadlines,
-            eager: None,
-        };
-        core.start_send(lease, fence, request)
-    }
-
-    fn submit_receive(&self, core: &mut Core, fenced: bool) -> Result<OperationId, Error> {
-        core.pace.calls(core.ticked());
-        let request = ReceiveRequest {
-            tag: Tag(self.tag),
-            capacity: self.slice.len() as u64,
-            level: self.level,
-            deadlines: self.deadlines,
-            fenced,
-        };
-        let now = core.now();
-        let started = core.session.receive(now, request);
-        started.map_err(|error| core.request_error(error))
+    /// Has the memory at its disposal.
+    fn ready(&self, to: To) -> Result<Ready, Error> {
+        let fence = self.fence()?;
+        Ok(Ready {
+            to,
+            kind: self.kind,
+            lease: self.lease()?,
+            fence,
+        })
     }
 
     /// Keeps others away from the memory.
     fn lease(&self) -> Result<Lease, Error> {
-        let access = match self.role {
-            Role::Sender => Access::Read,
-            Role::Receiver => Access::Write,
-        };
+        let access = access(self.kind);
         let start = self.slice.offset();
         let range = start..start + self.slice.len();
         let lease = || self.slice.region().lease(range.clone(), access);
@@ -343,7 +306,8 @@ impl<'a> Request<'a> {
     }
 
     /// Captures, on the caller's thread, what the copy worker has to wait for.
-    fn fence(&self, shared: &Shared) -> Result<Option<Fence>, Error> {
+    fn fence(&self) -> Result<Option<Fence>, Error> {
+        let shared = &self.connection.handle.0;
         let MemoryKind::Cuda { device } = self.slice.kind() else {
             return match self.after {
                 After::Nothing | After::DefaultStreams => Ok(None),
@@ -357,5 +321,124 @@ impl<'a> Request<'a> {
         shared.check_memory(MemoryKind::Cuda { device })?;
         let gpu = shared.gpu.as_ref();
         Ok(gpu.map(|gpu| Fence::take(gpu, self.after)).transpose()?)
+    }
+}
+
+/// What an operation does with this side's memory.
+fn access(kind: OperationKind) -> Access {
+    match kind.role() {
+        Role::Sender => Access::Read,
+        Role::Receiver => Access::Write,
+    }
+}
+
+/// An operation whose memory is at its disposal.
+#[derive(Debug)]
+struct Ready {
+    to: To,
+    kind: OperationKind,
+    lease: Lease,
+    fence: Option<Fence>,
+}
+
+/// What it is for: a tag, or what of the peer's windows.
+#[derive(Debug)]
+enum To {
+    Tag(u64),
+    Place(Place),
+    List(Arc<PieceList>),
+    /// A list that the peer has under this number, and its pieces.
+    Told(u64, u32),
+}
+
+impl Ready {
+    fn bytes(&self) -> u64 {
+        self.lease.range().len() as u64
+    }
+
+    fn pieces(&self) -> u32 {
+        match &self.to {
+            To::Tag(_) | To::Place(_) => 0,
+            To::List(list) => list.pieces(),
+            To::Told(_, pieces) => *pieces,
+        }
+    }
+
+    /// Starts it as a part of `state`: of a batch, where a notification follows its puts or parts of it are deferred.
+    fn start(
+        self,
+        core: &mut Core,
+        notified: bool,
+        options: (Level, Option<Deadlines>),
+        state: &Arc<TransferState>,
+        deferred: Option<&Arc<Deferred>>,
+    ) -> Result<OperationId, Error> {
+        let (kind, bytes) = (self.kind, self.bytes());
+        let (level, deadlines) = options;
+        let fenced = kind == OperationKind::Receive && core.is_fenced(self.fence.as_ref());
+        let put = |to| Destination::Put { to, notified };
+        let mut once = None;
+        let (tag, to) = match &self.to {
+            To::Tag(tag) => (*tag, Destination::next_receive(Tag(*tag))),
+            To::Place(place) => (0, put(Extent::Place(*place))),
+            To::Told(list, _) => (0, put(Extent::Pieces(*list))),
+            To::List(pieces) => {
+                let list = core.session.add_pieces(pieces);
+                let list = list.map_err(|error| core.request_error(error))?;
+                once = Some(list);
+                (0, put(Extent::Pieces(list)))
+            }
+        };
+        let started = if kind.role() == Role::Sender {
+            let request = SendRequest {
+                to,
+                bytes,
+                level,
+                deadlines,
+                eager: None,
+            };
+            core.start_send(&self.lease, self.fence.as_ref(), request)
+        } else {
+            core.pace.calls(core.ticked());
+            let now = core.now();
+            let started = match to {
+                Destination::Put { to: from, .. } => {
+                    let request = GetRequest {
+                        from,
+                        bytes,
+                        level,
+                        deadlines,
+                    };
+                    core.session.get(now, request)
+                }
+                _ => {
+                    let request = ReceiveRequest {
+                        tag: Tag(tag),
+                        capacity: bytes,
+                        level,
+                        deadlines,
+                        fenced,
+                    };
+                    core.session.receive(now, request)
+                }
+            };
+            started.map_err(|error| core.request_error(error))
+        };
+        if let Some(list) = once {
+            core.session.drop_pieces(list);
+        }
+        let id = started?;
+        core.foresee(self.fence.as_ref());
+        let role = kind.role();
+        core.emit(&Event::Started { role, tag, bytes });
+        let mut operation = Operation::new(kind, self.lease, Arc::clone(state), core.ticked());
+        operation.tag = tag;
+        operation.fence = self.fence;
+        operation.deferred = deferred.cloned();
+        core.operations.insert(id, operation);
+        if fenced {
+            core.await_fence(id);
+        }
+        Ok(id)
     }
 }

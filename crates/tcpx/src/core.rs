@@ -46,7 +46,7 @@ use history::History;
 use numbered::Numbered;
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
-pub(crate) use operation::{NewOperation, Operation};
+pub(crate) use operation::Operation;
 use pace::Pace;
 pub(crate) use resume::Resume;
 use tokens::Token;

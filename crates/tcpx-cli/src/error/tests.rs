@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tcpx_wire::Tag;
 use tcpx_wire::session::{
     Delivered, OperationError, OperationKind, Owes, RequestError, SessionError, StallReport,
 };
-use tcpx_wire::{Role, Tag};
 
 use super::*;
 use crate::output::say::block;
@@ -34,7 +34,6 @@ fn system() -> io::Error {
 fn stall() -> Box<StallReport> {
     Box::new(StallReport {
         kind: OperationKind::Send,
-        role: Role::Sender,
         tag: Tag(42),
         transfer: None,
         chunk: None,

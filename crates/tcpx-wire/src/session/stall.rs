@@ -99,6 +99,14 @@ impl OperationKind {
         matches!(self, Self::PeerPut | Self::PeerGet | Self::PeerNotification)
     }
 
+    /// This side's part in it.
+    pub const fn role(self) -> Role {
+        match self {
+            Self::Receive | Self::Get | Self::PeerPut | Self::PeerNotification => Role::Receiver,
+            Self::Send | Self::Put | Self::Notification | Self::PeerGet => Role::Sender,
+        }
+    }
+
     /// Whether a tag belongs to it.
     pub const fn has_tag(self) -> bool {
         matches!(self, Self::Send | Self::Receive)
@@ -125,8 +133,6 @@ impl fmt::Display for OperationKind {
 pub struct StallReport {
     /// What it is.
     pub kind: OperationKind,
-    /// This side's part.
-    pub role: Role,
     /// The tag, where it has one.
     pub tag: Tag,
     /// The transfer, once it is known.

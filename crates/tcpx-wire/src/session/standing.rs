@@ -9,7 +9,7 @@ use super::one_sided::Origin;
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stall::{OperationKind, OperationState, Owes, StallReport};
 use super::stream::Plan;
-use crate::frame::{Destination, Level, Role};
+use crate::frame::{Destination, Level};
 use crate::time::Time;
 
 /// The chunk that is waited for and who owes it.
@@ -190,7 +190,7 @@ impl Session {
                 };
                 let culprit = self.blame(send.culprit(), send.course.cancel.as_ref());
                 let waited = send.course.clock.waited(now);
-                let report = report(send.kind(), Role::Sender, culprit, plan, waited);
+                let report = report(send.kind(), culprit, plan, waited);
                 Some(StallReport {
                     tag: send.tag,
                     transfer: Some(transfer),
@@ -212,7 +212,7 @@ impl Session {
                 };
                 let culprit = self.blame(receive.culprit(), receive.course.cancel.as_ref());
                 let waited = receive.course.clock.waited(now);
-                let report = report(receive.kind(), Role::Receiver, culprit, plan, waited);
+                let report = report(receive.kind(), culprit, plan, waited);
                 let matched = receive.matched.as_ref();
                 Some(StallReport {
                     tag: receive.tag,
@@ -267,7 +267,6 @@ impl Session {
 /// A report without what only the operation knows.
 fn report(
     kind: OperationKind,
-    role: Role,
     (chunk, owes): Culprit,
     plan: Option<&Plan>,
     waited: std::time::Duration,
@@ -275,7 +274,6 @@ fn report(
     let at = chunk.zip(plan).map(|(chunk, plan)| plan.chunk(chunk));
     StallReport {
         kind,
-        role,
         tag: crate::frame::Tag(0),
         transfer: None,
         chunk,

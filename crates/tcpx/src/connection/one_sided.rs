@@ -7,18 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Access, After, Fence, Gather, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_wire::frame::{Destination, Extent, TransferId};
-use tcpx_wire::session::{
-    Deadlines, GetRequest, MAX_NOTIFICATION_BYTES, OperationId, OperationKind, SendRequest,
-};
-use tcpx_wire::{Level, PieceList, Place, Rights, Role, WindowKey, WindowSecret};
+use tcpx_memory::{After, Gather, InContext, MemoryKind, RegionSlice};
+use tcpx_wire::frame::TransferId;
+use tcpx_wire::session::{Deadlines, MAX_NOTIFICATION_BYTES, OperationId, OperationKind};
+use tcpx_wire::{Level, PieceList, Rights, WindowKey, WindowSecret};
 
-use super::{Connection, Request};
-use crate::core::{Core, NewOperation, Notice, Operation};
+use super::{Connection, Ready, Request, To, access};
+use crate::core::{Core, Notice};
 use crate::drive::EngineWatch;
 use crate::error::Error;
-use crate::event::Event;
 use crate::notifications::Found;
 use crate::transfer::{Operations, Transfer, TransferState};
 use crate::wait::{LIVENESS_CHECK, deadline};
@@ -462,13 +459,6 @@ struct Listed {
     gather: Gather,
 }
 
-fn role(kind: OperationKind) -> Role {
-    match kind {
-        OperationKind::Get => Role::Receiver,
-        _ => Role::Sender,
-    }
-}
-
 impl Listed {
     fn new(kind: OperationKind, parts: Vec<Part>) -> Result<Self, Error> {
         let mut list = PieceList::default();
@@ -496,15 +486,11 @@ impl Listed {
             let start = part.slice.offset();
             pieces.push((parent, start..start + part.slice.len()));
         }
-        let access = match role(kind) {
-            Role::Sender => Access::Read,
-            Role::Receiver => Access::Write,
-        };
         Ok(Self {
             kind,
             list: Arc::new(list),
             told: None,
-            gather: Gather::new(&parents, pieces.into_iter(), access)?,
+            gather: Gather::new(&parents, pieces.into_iter(), access(kind))?,
         })
     }
 }
@@ -525,7 +511,7 @@ impl Plan {
         };
         let request = |slice: RegionSlice, kind| Request {
             connection,
-            role: role(kind),
+            kind,
             tag: 0,
             // Only memory of a GPU waits for its streams.
             after: match any_on_gpu && !is_on_gpu(&slice) {
@@ -544,25 +530,15 @@ impl Plan {
                 shared.drive_once(|| false);
                 region().map_err(|_| error)
             })?;
-            let request = request(region.all(), listed.kind);
-            let list = Arc::clone(&listed.list);
-            ready.push(Ready {
-                to: listed.told.map_or(To::List(list), To::Told),
-                pieces: listed.list.pieces(),
-                kind: listed.kind,
-                lease: request.lease()?,
-                fence: request.fence(shared)?,
-            });
+            let to = match listed.told {
+                Some(list) => To::Told(list, listed.list.pieces()),
+                None => To::List(Arc::clone(&listed.list)),
+            };
+            ready.push(request(region.all(), listed.kind).ready(to)?);
         }
         for part in &self.singles {
-            let request = request(part.slice.clone(), part.kind);
-            ready.push(Ready {
-                to: To::Place(part.key.at(part.offset)),
-                pieces: 0,
-                kind: part.kind,
-                lease: request.lease()?,
-                fence: request.fence(shared)?,
-            });
+            let to = To::Place(part.key.at(part.offset));
+            ready.push(request(part.slice.clone(), part.kind).ready(to)?);
         }
         let total = ready.iter().map(|part| part.bytes()).sum();
         let parts = ready.len() + usize::from(notification.is_some());
@@ -581,30 +557,6 @@ impl Plan {
             operations,
             Arc::clone(&connection.handle),
         ))
-    }
-}
-
-/// An operation whose memory is at its disposal.
-#[derive(Debug)]
-struct Ready {
-    to: To,
-    pieces: u32,
-    kind: OperationKind,
-    lease: Lease,
-    fence: Option<Fence>,
-}
-
-/// What of the peer's windows it is about.
-#[derive(Debug)]
-enum To {
-    Place(Place),
-    List(Arc<PieceList>),
-    Told(u64),
-}
-
-impl Ready {
-    fn bytes(&self) -> u64 {
-        self.lease.range().len() as u64
     }
 }
 
@@ -642,7 +594,7 @@ impl Deferred {
             return Some(core.cancelled(part.kind));
         }
         // Without the lock: an observer is the program's code.
-        match start_part(core, part, false, self.options, &self.state, Some(self)) {
+        match part.start(core, false, self.options, &self.state, Some(self)) {
             Ok(id) => {
                 let mut later = self.later();
                 later.started.push(id);
@@ -692,8 +644,8 @@ fn start_parts(
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
     let is_new = |part: &&Ready| matches!(part.to, To::List(_));
-    let added = ready.iter().filter(is_new).map(|part| part.pieces).sum();
-    let started = ready.iter().map(|part| part.pieces).sum();
+    let added = ready.iter().filter(is_new).map(Ready::pieces).sum();
+    let started = ready.iter().map(Ready::pieces).sum();
     core.session
         .check_rooms(puts + usize::from(notice.is_some()), gets)
         .and_then(|()| core.session.check_pieces(added, started))
@@ -725,14 +677,7 @@ fn start_parts(
     let mut operations = Operations::default();
     let mut first = None;
     for part in ready {
-        let id = start_part(
-            core,
-            part,
-            notice.is_some(),
-            options,
-            state,
-            deferred.as_ref(),
-        )?;
+        let id = part.start(core, notice.is_some(), options, state, deferred.as_ref())?;
         first = first.or_else(|| id.sent_transfer());
         operations.push(id);
     }
@@ -743,74 +688,4 @@ fn start_parts(
     }
     operations.set_deferred(deferred.filter(|_| any_later));
     Ok(operations)
-}
-
-fn start_part(
-    core: &mut Core,
-    part: Ready,
-    notified: bool,
-    (level, deadlines): (Level, Option<Deadlines>),
-    state: &Arc<TransferState>,
-    deferred: Option<&Arc<Deferred>>,
-) -> Result<OperationId, Error> {
-    let (extent, once) = match &part.to {
-        To::Place(place) => (Extent::Place(*place), None),
-        To::Told(list) => (Extent::Pieces(*list), None),
-        To::List(pieces) => {
-            let list = core.session.add_pieces(pieces);
-            let list = list.map_err(|error| core.request_error(error))?;
-            (Extent::Pieces(list), Some(list))
-        }
-    };
-    let started = match part.kind {
-        OperationKind::Get => {
-            core.pace.calls(core.ticked());
-            let request = GetRequest {
-                from: extent,
-                bytes: part.bytes(),
-                level,
-                deadlines,
-            };
-            let now = core.now();
-            let started = core.session.get(now, request);
-            started.map_err(|error| core.request_error(error))
-        }
-        _ => {
-            let to = Destination::Put {
-                to: extent,
-                notified,
-            };
-            let request = SendRequest {
-                to,
-                bytes: part.bytes(),
-                level,
-                deadlines,
-                eager: None,
-            };
-            core.start_send(&part.lease, part.fence.as_ref(), request)
-        }
-    };
-    if let Some(list) = once {
-        core.session.drop_pieces(list);
-    }
-    let id = started?;
-    let role = role(part.kind);
-    core.foresee(part.fence.as_ref());
-    core.emit(&Event::Started {
-        role,
-        tag: 0,
-        bytes: part.bytes(),
-    });
-    let operation = NewOperation {
-        role,
-        kind: part.kind,
-        tag: 0,
-        lease: part.lease,
-        fence: part.fence,
-        state: Arc::clone(state),
-    };
-    let mut operation = Operation::new(operation, core.ticked());
-    operation.deferred = deferred.cloned();
-    core.operations.insert(id, operation);
-    Ok(id)
 }

@@ -40,7 +40,7 @@ impl Core {
                     operation.transfer = transfer;
                     // What comes to a posted window is there already.
                     let is_awaited = chunks > 0 && transfer.window().is_none();
-                    if is_awaited && operation.role == Role::Receiver {
+                    if is_awaited && operation.kind.role() == Role::Receiver {
                         self.expect(bytes, Direction::In);
                     }
                 }
@@ -157,7 +157,8 @@ impl Core {
             return;
         };
         let now = self.ticked;
-        let (role, kind, tag) = (operation.role, operation.kind, operation.tag);
+        let (kind, tag) = (operation.kind, operation.tag);
+        let role = kind.role();
         let result = match outcome {
             Ok(completed) => Ok(operation.report(&completed, now)),
             Err(error) => Err(error),

@@ -10,9 +10,9 @@ use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
 };
-use tcpx_wire::{Level, Role, WindowKey};
+use tcpx_wire::{Level, WindowKey};
 
-use super::{Core, NewOperation, Operation};
+use super::{Core, Operation};
 use crate::connection::Deferred;
 use crate::error::{Error, OperationName};
 use crate::notifications::Notifications;
@@ -195,15 +195,7 @@ impl Core {
     ) -> Option<&mut Operation> {
         let now = self.now();
         let id = self.session.accept(now, transfer)?;
-        let operation = NewOperation {
-            role: Role::Receiver,
-            kind,
-            tag: 0,
-            lease,
-            fence: None,
-            state: TransferState::new(0),
-        };
-        let operation = Operation::new(operation, self.ticked());
+        let operation = Operation::new(kind, lease, TransferState::new(0), self.ticked());
         Some(self.operations.entry(id).insert_entry(operation).into_mut())
     }
 
@@ -279,15 +271,8 @@ impl Core {
             eager: None,
         };
         let id = self.start_send(&lease, None, send)?;
-        let operation = NewOperation {
-            role: Role::Sender,
-            kind: OperationKind::PeerGet,
-            tag: 0,
-            lease,
-            fence: None,
-            state: TransferState::new(bytes),
-        };
-        let mut operation = Operation::new(operation, self.ticked());
+        let (kind, state) = (OperationKind::PeerGet, TransferState::new(bytes));
+        let mut operation = Operation::new(kind, lease, state, self.ticked());
         operation.used = used;
         self.operations.insert(id, operation);
         Ok(())
@@ -385,15 +370,8 @@ impl Core {
             let lease = region.lease(.., Access::Read)?;
             (self.start_send(&lease, None, request)?, lease)
         };
-        let operation = NewOperation {
-            role: Role::Sender,
-            kind: OperationKind::Notification,
-            tag: 0,
-            lease,
-            fence: None,
-            state: notice.state,
-        };
-        let mut operation = Operation::new(operation, self.ticked());
+        let kind = OperationKind::Notification;
+        let mut operation = Operation::new(kind, lease, notice.state, self.ticked());
         operation.follows = notice.follows;
         self.operations.insert(id, operation);
         Ok(id)

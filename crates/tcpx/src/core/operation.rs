@@ -16,20 +16,8 @@ use crate::report::{Phases, Report};
 use crate::transfer::TransferState;
 use crate::window::Use;
 
-/// What the connection hands over when an operation starts.
-pub(crate) struct NewOperation {
-    pub(crate) role: Role,
-    pub(crate) kind: OperationKind,
-    pub(crate) tag: u64,
-    /// Keeps every conflicting operation away while sockets and copies use the memory.
-    pub(crate) lease: Lease,
-    pub(crate) fence: Option<Fence>,
-    pub(crate) state: Arc<TransferState>,
-}
-
 /// An operation that the session knows.
 pub(crate) struct Operation {
-    pub(crate) role: Role,
     pub(crate) kind: OperationKind,
     pub(crate) tag: u64,
     /// A notification: it reports the end of its batch, not its own.
@@ -72,19 +60,25 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    pub(crate) fn new(new: NewOperation, started: Instant) -> Self {
+    /// One without a tag and without GPU work that it waits for. The `lease` keeps every conflicting operation away
+    /// while sockets and copies use the memory.
+    pub(crate) fn new(
+        kind: OperationKind,
+        lease: Lease,
+        state: Arc<TransferState>,
+        started: Instant,
+    ) -> Self {
         Self {
-            role: new.role,
-            kind: new.kind,
+            kind,
             used: Vec::new(),
             reserved: 0,
             message: None,
             follows: false,
             deferred: None,
-            tag: new.tag,
-            lease: new.lease,
-            fence: new.fence,
-            state: new.state,
+            tag: 0,
+            lease,
+            fence: None,
+            state,
             outstanding: 0,
             stopped: false,
             withdrawn: false,
@@ -109,7 +103,7 @@ impl Operation {
             self.stopped = false;
             self.parts.clear();
             self.chunks = 0;
-            if self.role == Role::Receiver {
+            if self.kind.role() == Role::Receiver {
                 self.state.set_total(0);
             }
         }

@@ -118,18 +118,13 @@ impl Scene {
         };
         let state = TransferState::new(bytes as u64);
         let region = Region::host(bytes).unwrap();
-        let new = NewOperation {
-            role,
-            kind: match role {
-                Role::Sender => OperationKind::Send,
-                Role::Receiver => OperationKind::Receive,
-            },
-            tag,
-            lease: region.lease(.., Access::Write).unwrap(),
-            fence: None,
-            state: Arc::clone(&state),
+        let kind = match role {
+            Role::Sender => OperationKind::Send,
+            Role::Receiver => OperationKind::Receive,
         };
-        let operation = Operation::new(new, self.core.ticked());
+        let lease = region.lease(.., Access::Write).unwrap();
+        let mut operation = Operation::new(kind, lease, Arc::clone(&state), self.core.ticked());
+        operation.tag = tag;
         let started = started.unwrap();
         self.last = Some(started);
         self.core.operations.insert(started, operation);

@@ -289,7 +289,7 @@ fn a_lost_connection_ends_everything_and_waits_for_the_data_plane() {
         let cause = pair.error(1, got).cause;
         let (reason, standing) = lost(&cause);
         assert_eq!(reason, &failure);
-        assert_eq!(standing.role, Role::Receiver);
+        assert_eq!(standing.kind.role(), Role::Receiver);
         assert!(standing.chunk.is_some(), "{standing}");
         assert_eq!(
             pair.error(1, got).delivered,

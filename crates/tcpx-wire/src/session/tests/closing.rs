@@ -91,7 +91,7 @@ fn closing_ends_even_when_nothing_else_does() {
     assert_eq!(pair.sides[0].closed, Some(Some(failure.clone())));
     let cause = pair.error(0, sent).cause;
     let (reason, standing) = lost(&cause);
-    assert_eq!((reason, standing.role), (&failure, Role::Sender));
+    assert_eq!((reason, standing.kind.role()), (&failure, Role::Sender));
     assert!(matches!(
         pair.error(1, got).cause,
         EndCause::PeerClosed {

@@ -55,7 +55,7 @@ fn one_stall(
     assert_eq!((from, reason), (impatient, CancelReason::DeadlineExpired));
     let quoted = stalled(&own);
     assert_eq!(detail, quoted.to_string(), "the peer's words are quoted");
-    assert_eq!(quoted.role, impatient);
+    assert_eq!(quoted.kind.role(), impatient);
     assert_eq!((quoted.tag, quoted.bytes_total), (Tag(42), 10_000));
     pair.assert_clean();
     (pair, own)
