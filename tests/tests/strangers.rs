@@ -188,7 +188,7 @@ fn a_client_with_another_key_learns_it_and_the_next_one_is_served() {
     };
     let bad = Peer::start(PEER, &bad).finish(BOUND);
     let error = bad.summary().set_up.as_ref().expect("no connection");
-    assert!(error.contains("has another key than this side"), "{error}");
+    assert!(error.contains("the peer's key is another one"), "{error}");
     assert_eq!(Peer::start(PEER, &good).finish(BOUND).good().succeeded, 2);
     assert_eq!(server.finish(BOUND).good().succeeded, 2);
 }

@@ -235,7 +235,8 @@ impl<S: ClientSide> Client<S> {
             Err(error) => return Err(self.io(error)),
         };
         self.heard = true;
-        step.map_err(|error| handshake_error(self.peer, &error))
+        let peer = self.peer;
+        step.map_err(|error| NetworkError::Handshake { peer, error })
     }
 
     pub(crate) fn send(&self, message: &Message) -> Result<(), NetworkError> {
@@ -263,27 +264,5 @@ impl<S: ClientSide> Client<S> {
             cause: cause.into(),
             hint: "; the peer may have been overloaded or stopped: look at its log and try again",
         }
-    }
-}
-
-fn handshake_error(peer: SocketAddr, error: &HandshakeError) -> NetworkError {
-    match error {
-        HandshakeError::NotTcpx { first_bytes } => NetworkError::NotTcpx {
-            peer,
-            arrived: first_bytes.to_string(),
-        },
-        HandshakeError::Version { ours, theirs } => NetworkError::Version {
-            peer,
-            ours: ours.to_string(),
-            theirs: theirs.to_string(),
-        },
-        HandshakeError::WrongKey => NetworkError::WrongKey { peer },
-        HandshakeError::KeyRequired => NetworkError::KeyRequired { peer },
-        HandshakeError::KeyNotExpected => NetworkError::KeyNotExpected { peer },
-        HandshakeError::Busy => NetworkError::Busy { peer },
-        other => NetworkError::Handshake {
-            peer,
-            reason: other.to_string(),
-        },
     }
 }

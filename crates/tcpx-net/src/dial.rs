@@ -37,8 +37,8 @@ pub struct Dialled {
 /// Opens a control connection.
 ///
 /// # Errors
-/// Refused, unreachable and unanswered connections, peers that are not tcpx, and each way in which
-/// keys or versions do not fit, have their own [`NetworkError`].
+/// Refused, unreachable and unanswered connections have their own [`NetworkError`]; peers that are not tcpx, and keys
+/// or versions that do not fit, are a [`NetworkError::Handshake`].
 pub fn dial(
     address: SocketAddr,
     auth: &Auth,
@@ -180,9 +180,6 @@ where
         cause: cause.into(),
         hint: "; the system must offer getrandom",
     })?;
-    let side = side(entropy).map_err(|error| NetworkError::Handshake {
-        peer,
-        reason: error.to_string(),
-    })?;
+    let side = side(entropy).map_err(|error| NetworkError::Handshake { peer, error })?;
     Ok(Client::new(stream, peer, side, options.deadline))
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use tcpx_lanes::{IoError, SocketError};
+use tcpx_wire::handshake::HandshakeError;
 
 /// Where in the stream of chunks something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,30 +174,6 @@ pub enum NetworkError {
         /// What we waited for.
         operation: &'static str,
     },
-    /// What answered is not tcpx.
-    #[error("{peer} does not speak tcpx: expected its greeting, {arrived} arrived; check the port")]
-    NotTcpx {
-        /// The address dialled.
-        peer: SocketAddr,
-        /// What came.
-        arrived: String,
-    },
-    /// The peer's software speaks another version of the protocol.
-    #[error("{peer} speaks tcpx protocol {theirs}, this side {ours}; update the older side")]
-    Version {
-        /// The other end.
-        peer: SocketAddr,
-        /// Our version.
-        ours: String,
-        /// Theirs.
-        theirs: String,
-    },
-    /// The two keys differ.
-    #[error("{peer} has another key than this side; copy the key that the server printed")]
-    WrongKey {
-        /// The other end.
-        peer: SocketAddr,
-    },
     /// This side is to serve, and has a client's key.
     #[error(
         "cannot listen on {address} with a client's key, with which nobody can serve; give the server its own key \
@@ -206,35 +183,13 @@ pub enum NetworkError {
         /// Where it was to listen.
         address: SocketAddr,
     },
-    /// The server wants a key and we have none.
-    #[error("{peer} requires a key and this side has none; pass the key that the server printed")]
-    KeyRequired {
-        /// The other end.
-        peer: SocketAddr,
-    },
-    /// We have a key and the peer has none.
-    #[error(
-        "{peer} runs without a key and this side has one; start the server with a key, or run this side insecure too"
-    )]
-    KeyNotExpected {
-        /// The other end.
-        peer: SocketAddr,
-    },
-    /// The server's one-time key has been used.
-    #[error(
-        "{peer} is busy or its one-time key has been used already; start the server again for a new key"
-    )]
-    Busy {
-        /// The other end.
-        peer: SocketAddr,
-    },
-    /// Any other failure of the handshake.
-    #[error("handshake with {peer} failed: {reason}")]
+    /// No handshake came about: the keys or versions differ, the one-time key is spent, it is not tcpx.
+    #[error("handshake with {peer} failed: {error}")]
     Handshake {
         /// The other end.
         peer: SocketAddr,
-        /// What was expected, what arrived.
-        reason: String,
+        /// In which way.
+        error: HandshakeError,
     },
     /// The peers' set-up messages do not fit together.
     #[error(

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tcpx_memory::MemoryError;
 use tcpx_net::{ChannelError, IoError, NetworkError, Peer, SocketError};
-use tcpx_wire::handshake::HandshakeError;
 use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, OperationKind, RequestError,
     SessionError,
@@ -352,13 +351,9 @@ impl Error {
             ControlEnd::Io(error) => ConnectionFailure::Control {
                 cause: error.to_string(),
             },
-            ControlEnd::Welcome(HandshakeError::Busy) => {
-                return NetworkError::Busy { peer: peer.address }.into();
-            }
             ControlEnd::Welcome(error) => {
-                let reason = error.to_string();
                 let peer = peer.address;
-                return NetworkError::Handshake { peer, reason }.into();
+                return NetworkError::Handshake { peer, error }.into();
             }
             ControlEnd::Record(error) => frame(&error),
             ControlEnd::Frame(error) => frame(&error),

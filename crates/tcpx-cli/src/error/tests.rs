@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tcpx_wire::Tag;
+use tcpx_wire::handshake::HandshakeError;
 use tcpx_wire::session::{
     Delivered, OperationError, OperationKind, Owes, RequestError, SessionError, StallReport,
 };
@@ -98,14 +99,14 @@ fn networks() -> Vec<NetworkError> {
             peer,
             operation: "the handshake",
         },
-        NetworkError::NotTcpx {
+        NetworkError::Handshake {
             peer,
-            arrived: "\"HTTP/1.1\"".into(),
+            error: HandshakeError::WrongKey,
         },
-        NetworkError::WrongKey { peer },
-        NetworkError::KeyRequired { peer },
-        NetworkError::KeyNotExpected { peer },
-        NetworkError::Busy { peer },
+        NetworkError::Handshake {
+            peer,
+            error: HandshakeError::Busy,
+        },
         NetworkError::GivenUp {
             peer,
             reason: "no memory; free some".into(),

@@ -55,7 +55,9 @@ pub enum HandshakeError {
     )]
     UnknownKey,
     /// The server takes no new session.
-    #[error("the server is busy with as many sessions as it takes; try again later")]
+    #[error(
+        "the server is busy with as many sessions as it takes, or its one-time key has been used already; try again later, or start it again for a new key"
+    )]
     Busy,
     /// The server does not know the session of a lane.
     #[error("the server does not know this lane's session; it ended or restarted, connect again")]
