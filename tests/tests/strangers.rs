@@ -64,7 +64,7 @@ impl Stranger {
         stream.set_read_timeout(Some(BOUND))?;
         let hello = |key: Option<&Key>| {
             let key = key.map(Key::client_key);
-            let (_, hello) = ClientHandshake::new(key.as_ref(), [7; 32], 0);
+            let (_, hello) = ClientHandshake::new(key.as_ref(), [7; 32]);
             hello.to_vec()
         };
         let key = Key::generate(&mut |bytes| bytes.fill(9));

@@ -143,7 +143,6 @@ fn dial_all(
         deadline: setup.deadline,
         source: None,
         interface: interface.map(str::to_owned),
-        capabilities: 0,
         congestion: setup.congestion.clone(),
     };
     let companion = DialOptions {

@@ -21,20 +21,17 @@ pub struct DialOptions {
     pub interface: Option<String>,
     /// Address to leave from; `None`: as the routes say.
     pub source: Option<IpAddr>,
-    /// Capability bits to offer.
-    pub capabilities: u64,
     /// Congestion control of the socket.
     pub congestion: Congestion,
 }
 
 impl DialOptions {
-    /// Through any interface, without capabilities, with automatic congestion control.
+    /// Through any interface, with automatic congestion control.
     pub fn until(deadline: Instant) -> Self {
         Self {
             deadline,
             interface: None,
             source: None,
-            capabilities: 0,
             congestion: Congestion::Automatic,
         }
     }

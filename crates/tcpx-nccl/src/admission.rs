@@ -147,7 +147,7 @@ impl Admission {
                 stream,
                 peer,
                 deadline: Instant::now() + HANDSHAKE_TIME,
-                handshake: ServerHandshake::new(Some(&self.key), random()?, 0),
+                handshake: ServerHandshake::new(Some(&self.key), random()?),
                 has_spoken: false,
             });
         }

@@ -218,7 +218,7 @@ impl Dialer {
         let entropy = random().map_err(|error| Failure::Final(error.to_string()))?;
         tcpx_lanes::socket::prepare_comm(&stream)
             .map_err(|error| Failure::Retry(error.to_string()))?;
-        let (handshake, hello) = ClientHandshake::new(Some(&self.key), entropy, 0);
+        let (handshake, hello) = ClientHandshake::new(Some(&self.key), entropy);
         send(&stream, &hello)?;
         Ok(Phase::Handshake(stream, Box::new(handshake)))
     }

@@ -98,7 +98,6 @@ fn main() -> Result<(), Failure> {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         auth: auth.clone(),
         one_time: false,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     })?;
     let address = listener.local_addr();

@@ -47,11 +47,7 @@ pub fn dial(
     let key = auth.client_key();
     with_redials(options.deadline, || {
         let client = begin(address, options, |entropy| {
-            Ok(ClientHandshake::new(
-                key.as_ref(),
-                entropy,
-                options.capabilities,
-            ))
+            Ok(ClientHandshake::new(key.as_ref(), entropy))
         })?;
         let (client, proof, established) = client.run()?;
         client.send(&proof)?;

@@ -47,8 +47,6 @@ pub struct ListenOptions {
     /// The first authenticated session spends the key; later ones are refused as busy. Failed
     /// attempts spend nothing.
     pub one_time: bool,
-    /// Capability bits to offer.
-    pub capabilities: u64,
     /// Congestion control of everything that is accepted.
     pub congestion: Congestion,
 }

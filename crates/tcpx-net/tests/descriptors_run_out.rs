@@ -19,7 +19,6 @@ fn a_listener_without_descriptors_rests_and_recovers() {
         address,
         auth: auth.clone(),
         one_time: false,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     })
     .unwrap();

@@ -13,8 +13,6 @@ use tcpx_net::{
     dial,
 };
 
-use tcpx_wire::handshake::Session;
-
 use crate::connection::Connection;
 use crate::error::Error;
 use crate::establish::{Authenticated, establish, session_config};
@@ -53,7 +51,6 @@ impl Endpoint {
             address,
             auth: options.auth.clone(),
             one_time: options.one_time,
-            capabilities: capabilities(&options),
             congestion: options.congestion.clone(),
         })?;
         Ok(Self {
@@ -179,7 +176,6 @@ impl Endpoint {
             address,
             &options.auth,
             &DialOptions {
-                capabilities: capabilities(options),
                 congestion: options.congestion.clone(),
                 ..DialOptions::until(until)
             },
@@ -196,14 +192,5 @@ impl Endpoint {
             listening: None,
         };
         establish(authenticated, options, until)
-    }
-}
-
-/// What this side's network allows.
-fn capabilities(options: &Options) -> u64 {
-    if options.network.is_addressed() {
-        Session::RESUMES
-    } else {
-        0
     }
 }

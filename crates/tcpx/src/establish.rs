@@ -57,7 +57,7 @@ pub(crate) fn establish(
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let control = Control::new(
         control,
-        secrets.resumes(),
+        options.network.is_addressed(),
         side == Side::Client,
         options.encrypt,
     );
@@ -66,8 +66,9 @@ pub(crate) fn establish(
         config.taper = options.network.taper(options.channels);
     }
     let mut set_up = SetUp::new(control, config, peer, deadline)?;
-    let resume = secrets
-        .resumes()
+    let resume = options
+        .network
+        .is_addressed()
         .then(|| (secrets.clone(), side, lanes.clone()));
     let network = Network {
         side,

@@ -44,8 +44,8 @@ fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
     let mut side = match role % 5 {
         0 => Side::Server(server(Some(&key))),
         1 => Side::Server(server(None)),
-        2 => Side::Client(ClientHandshake::new(Some(&client_key), [1; 32], 6).0),
-        3 => Side::Client(ClientHandshake::new(None, [1; 32], 6).0),
+        2 => Side::Client(ClientHandshake::new(Some(&client_key), [1; 32]).0),
+        3 => Side::Client(ClientHandshake::new(None, [1; 32]).0),
         _ => Side::LaneClient(
             LaneClient::new(&session(&key), 3, 8, [3; 32])
                 .expect("a constant lane")
@@ -170,7 +170,7 @@ impl<T> MapDone for Step<T> {
 /// A server that draws the same random bytes each time.
 fn server(key: Option<&Key>) -> ServerHandshake {
     let identity = key.map(Key::identity);
-    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8), 3)
+    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8))
 }
 
 /// The session that the fixed keys and randomness lead to.
@@ -180,7 +180,7 @@ fn session(key: &Key) -> Session {
 
 /// Both sides of the control connection that the fixed keys and randomness lead to.
 pub(crate) fn established(key: &Key) -> (Established, Established) {
-    let (mut client, hello) = ClientHandshake::new(Some(&key.client_key()), [1; 32], 6);
+    let (mut client, hello) = ClientHandshake::new(Some(&key.client_key()), [1; 32]);
     let mut server = server(Some(key));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         unreachable!("the server answers a good hello");

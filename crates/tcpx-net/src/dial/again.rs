@@ -98,7 +98,6 @@ fn begin_over(
         deadline: Instant::now() + ATTEMPT,
         interface: way.interface.clone(),
         source: way.local,
-        capabilities: 0,
         congestion: congestion.clone(),
     };
     begin(way.peer, &options, |entropy| {

@@ -324,8 +324,7 @@ impl Acceptor {
             Err(error) => return self.reports.refused(now, peer, &error),
         };
         self.make_room(now, peer);
-        let mut handshake =
-            ServerHandshake::new(self.key.as_ref(), entropy, self.options.capabilities);
+        let mut handshake = ServerHandshake::new(self.key.as_ref(), entropy);
         if self.is_busy() {
             handshake = handshake.busy();
         }

@@ -83,7 +83,6 @@ impl Dialler {
             deadline,
             interface: way.interface.clone(),
             source: way.local,
-            capabilities: 0,
             congestion: self.congestion.clone(),
         };
         begin_lane(way.peer, &self.session, lane, lanes, &options)

@@ -116,7 +116,6 @@ fn a_clients_key_connects_and_cannot_serve() {
         address: local(),
         auth: client,
         one_time: false,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     };
     let error = Listener::bind(options).unwrap_err();
@@ -130,7 +129,6 @@ fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
         address: local(),
         auth: auth.clone(),
         one_time: true,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     };
     let listener = Listener::bind(options).unwrap();
@@ -154,7 +152,6 @@ fn a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name() 
         address: (every, 0).into(),
         auth: Auth::Insecure,
         one_time: false,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     })
     .unwrap();
@@ -200,7 +197,7 @@ fn sessions_that_nobody_accepts_are_bounded() {
     // One that says hello while there is a place, and proves itself when there is none any more.
     let mut late = TcpStream::connect(address).unwrap();
     late.set_read_timeout(Some(PATIENCE)).unwrap();
-    let (mut handshake, hello) = ClientHandshake::new(None, [7; ClientHandshake::ENTROPY_BYTES], 0);
+    let (mut handshake, hello) = ClientHandshake::new(None, [7; ClientHandshake::ENTROPY_BYTES]);
     late.write_all(&hello).unwrap();
     let (proof, established) = loop {
         let mut byte = [0];
@@ -294,7 +291,7 @@ fn strangers_neither_delay_a_good_client_nor_stay() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
     let address = listener.local_addr();
-    let hello = ClientHandshake::new(Some(&key(1).client_key()), [9; 32], 0).1;
+    let hello = ClientHandshake::new(Some(&key(1).client_key()), [9; 32]).1;
     let mut strangers: Vec<_> = (0..200)
         .map(|index| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -324,7 +321,7 @@ fn strangers_neither_delay_a_good_client_nor_stay() {
 fn a_handshake_that_comes_byte_by_byte_is_good() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
-    let (mut handshake, first) = ClientHandshake::new(Some(&key(1).client_key()), [9; 32], 0);
+    let (mut handshake, first) = ClientHandshake::new(Some(&key(1).client_key()), [9; 32]);
     let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
     stream.set_nodelay(true).unwrap();
     let slowly = |mut stream: &TcpStream, bytes: &[u8]| {
@@ -365,7 +362,6 @@ fn a_closed_listener_frees_its_port() {
         address,
         auth: Auth::Insecure,
         one_time: false,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     };
     drop(Listener::bind(options.clone()).unwrap());

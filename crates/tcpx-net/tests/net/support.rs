@@ -39,7 +39,6 @@ pub(crate) fn listener(auth: Auth) -> Listener {
         address,
         auth,
         one_time: false,
-        capabilities: 0,
         congestion: Congestion::Automatic,
     })
     .unwrap()

@@ -4,8 +4,8 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use super::message::{
-    CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, KEYED_CLAIM_BYTES, MARKED_BYTES,
-    OPEN_BYTES, PURPOSE_CONTROL, SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
+    Collector, HEAD_BYTES, Head, KEYED_BYTES, MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL,
+    SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
@@ -16,7 +16,6 @@ use crate::key::ClientKey;
 #[derive(Debug)]
 pub struct ClientHandshake {
     authenticated: bool,
-    capabilities: u64,
     collector: Collector,
     state: State,
 }
@@ -29,30 +28,22 @@ impl ClientHandshake {
     ///
     /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and the server must have none either.
-    pub fn new(
-        key: Option<&ClientKey>,
-        entropy: [u8; Self::ENTROPY_BYTES],
-        capabilities: u64,
-    ) -> (Self, Message) {
+    pub fn new(key: Option<&ClientKey>, entropy: [u8; Self::ENTROPY_BYTES]) -> (Self, Message) {
         let head = Head::ours(PURPOSE_CONTROL, u8::from(key.is_some()), 0);
         let prologue: [u8; HEAD_BYTES] = head.start();
         let secret = key.map_or(Secret::None, Secret::Client);
         let mut state = noise::initiator(&secret, &prologue, Zeroizing::new(entropy));
-        let payload: [u8; CAPABILITIES_BYTES] = capabilities.to_le_bytes();
         let first = match key {
             None => {
                 let mut hello: [u8; HEAD_BYTES + OPEN_BYTES] = head.start();
-                let noise = noise::write::<OPEN_BYTES>(&mut state, &payload);
+                let noise = noise::write::<OPEN_BYTES>(&mut state, &[]);
                 hello[HEAD_BYTES..].copy_from_slice(&noise);
                 Message::from(&hello)
             }
             Some(key) => {
                 let mut hello: [u8; HEAD_BYTES + MARKED_BYTES] = head.start();
                 let (marked, mark) = hello.split_at_mut(HEAD_BYTES + KEYED_BYTES);
-                let mut claim = [0; KEYED_CLAIM_BYTES];
-                claim[..CAPABILITIES_BYTES].copy_from_slice(&payload);
-                claim[CAPABILITIES_BYTES..].copy_from_slice(&key.id().0);
-                let noise = noise::write::<KEYED_BYTES>(&mut state, &claim);
+                let noise = noise::write::<KEYED_BYTES>(&mut state, &key.id().0);
                 marked[HEAD_BYTES..].copy_from_slice(&noise);
                 mark.copy_from_slice(&noise::mark(key.public(), marked));
                 Message::from(&hello)
@@ -60,7 +51,6 @@ impl ClientHandshake {
         };
         let handshake = Self {
             authenticated: key.is_some(),
-            capabilities,
             collector: Collector::new(),
             state: State::Hello(Box::new(state)),
         };
@@ -128,13 +118,10 @@ impl ClientHandshake {
         }
         let payload = noise::read::<SESSION_BYTES>(&mut state, &hello[HEAD_BYTES..])
             .ok_or(HandshakeError::WrongKey)?;
-        let theirs = u64::from_le_bytes(array(&*payload, SessionId::BYTES + SessionKey::BYTES));
         let mut established = Established {
             session: Session {
                 id: SessionId(array(&*payload, 0)),
                 key: SessionKey(array(&*payload, SessionId::BYTES)),
-                // A server that claims more gets no more.
-                capabilities: theirs & self.capabilities,
                 authenticated: self.authenticated,
             },
             records: noise::records(*state),

@@ -16,14 +16,11 @@ pub(super) const MAGIC: [u8; 8] = *b"TCPX\r\n\x1a\n";
 
 /// Magic, version, purpose or status, authentication, two bytes more: the same in all versions.
 pub(super) const HEAD_BYTES: usize = 16;
-/// What a client says of itself without a key, and with one: what it can, and which key it has.
-pub(super) const CAPABILITIES_BYTES: usize = 8;
-pub(super) const KEYED_CLAIM_BYTES: usize = CAPABILITIES_BYTES + KeyId::BYTES;
-/// Session id, session secret, capabilities.
-pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + CAPABILITIES_BYTES;
-/// Noise's first message without a key, and with one.
-pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES + CAPABILITIES_BYTES;
-pub(super) const KEYED_BYTES: usize = EPHEMERAL_BYTES + KEYED_CLAIM_BYTES + TAG_BYTES;
+/// Session id, session secret.
+pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES;
+/// Noise's first message without a key, and with one: the client says which.
+pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES;
+pub(super) const KEYED_BYTES: usize = EPHEMERAL_BYTES + KeyId::BYTES + TAG_BYTES;
 /// What follows the beginning of a client hello with a key: Noise's message and a mark.
 pub(super) const MARKED_BYTES: usize = KEYED_BYTES + MARK_BYTES;
 /// Noise's second message.

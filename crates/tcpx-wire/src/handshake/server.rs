@@ -5,9 +5,9 @@ use zeroize::Zeroizing;
 
 use super::error::Status;
 use super::message::{
-    CAPABILITIES_BYTES, CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, KEYED_CLAIM_BYTES,
-    LANE_HELLO_BYTES, MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME,
-    SECOND_BYTES, SERVER_HELLO_BYTES, SESSION_BYTES, array,
+    CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, LANE_HELLO_BYTES, MARKED_BYTES,
+    OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES, SERVER_HELLO_BYTES,
+    SESSION_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
@@ -18,7 +18,6 @@ use crate::key::{Identity, KeyId};
 pub struct ServerHandshake {
     key: Option<Identity>,
     entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
-    capabilities: u64,
     busy: bool,
     /// The client's key is none that is let in.
     is_unknown: bool,
@@ -61,15 +60,10 @@ impl ServerHandshake {
     ///
     /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and clients must have none either.
-    pub fn new(
-        key: Option<&Identity>,
-        entropy: [u8; Self::ENTROPY_BYTES],
-        capabilities: u64,
-    ) -> Self {
+    pub fn new(key: Option<&Identity>, entropy: [u8; Self::ENTROPY_BYTES]) -> Self {
         Self {
             key: key.cloned(),
             entropy: Zeroizing::new(entropy),
-            capabilities,
             busy: false,
             is_unknown: false,
             collector: Collector::new(),
@@ -204,22 +198,19 @@ impl ServerHandshake {
         let secret = self.key.as_ref().map_or(Secret::None, Secret::Server);
         let mut state = noise::responder(&secret, prologue, entropy);
         let read = match &self.key {
-            None => {
-                noise::read::<CAPABILITIES_BYTES>(&mut state, first).map(|claim| (*claim, None))
-            }
-            Some(identity) => noise::read::<KEYED_CLAIM_BYTES>(&mut state, first).map(|claim| {
-                let id = KeyId(array(&*claim, CAPABILITIES_BYTES));
-                let known = identity.clients().find(&id);
+            None => noise::read::<0>(&mut state, first).map(|_| None),
+            Some(identity) => noise::read::<{ KeyId::BYTES }>(&mut state, first).map(|id| {
+                let known = identity.clients().find(&KeyId(*id));
                 // A client that is not let in is answered all the same, and so learns no more than one whose key is wrong.
                 match &known {
                     Some(client) => noise::set_psk(&mut state, &client.key.psk()),
                     None => noise::set_psk(&mut state, identity.decoy()),
                 }
                 self.is_unknown = known.is_none();
-                (array(&*claim, 0), known.and_then(|client| client.name))
+                known.and_then(|client| client.name)
             }),
         };
-        let Some((theirs, client)) = read else {
+        let Some(client) = read else {
             return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
         };
         let session = Session {
@@ -228,16 +219,13 @@ impl ServerHandshake {
                 &*self.entropy,
                 noise::ENTROPY_BYTES + SessionId::BYTES,
             )),
-            capabilities: u64::from_le_bytes(theirs) & self.capabilities,
             authenticated: self.key.is_some(),
         };
         // The client may not be one yet. Whoever does not know the pre-shared key cannot open this.
         let mut payload = Zeroizing::new([0; SESSION_BYTES]);
-        let (id, rest) = payload.split_at_mut(SessionId::BYTES);
-        let (key, capabilities) = rest.split_at_mut(SessionKey::BYTES);
+        let (id, key) = payload.split_at_mut(SessionId::BYTES);
         id.copy_from_slice(&session.id.0);
         key.copy_from_slice(&session.key.0);
-        capabilities.copy_from_slice(&self.capabilities.to_le_bytes());
         let mut server: [u8; SERVER_HELLO_BYTES] = self.hello_head(Status::Ok).start();
         let second = noise::write::<SECOND_BYTES>(&mut state, &*payload);
         server[HEAD_BYTES..].copy_from_slice(&second);

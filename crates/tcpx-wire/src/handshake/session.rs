@@ -74,20 +74,8 @@ pub struct Session {
     pub id: SessionId,
     /// Proves membership of the session.
     pub key: SessionKey,
-    /// Capabilities that both sides have; unknown bits may be set.
-    pub capabilities: u64,
     /// Both sides proved that they hold the shared key; `false` when neither uses one.
     pub authenticated: bool,
-}
-
-impl Session {
-    /// Capability bit: the network can go on over another control connection where one broke.
-    pub const RESUMES: u64 = 1;
-
-    /// Whether both sides can replace the control connection.
-    pub fn resumes(&self) -> bool {
-        self.capabilities & Self::RESUMES != 0
-    }
 }
 
 /// Names a session on the server that made it.
@@ -141,7 +129,6 @@ pub(crate) fn test_session(id: SessionId) -> Session {
     Session {
         id,
         key: SessionKey([5; SessionKey::BYTES]),
-        capabilities: 0,
         authenticated: true,
     }
 }

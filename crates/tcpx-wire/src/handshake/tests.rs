@@ -49,7 +49,7 @@ fn control(
     Result<Established, HandshakeError>,
     Result<Established, HandshakeError>,
 ) {
-    let (mut client, first) = ClientHandshake::new(client_key, [1; 32], 0b110);
+    let (mut client, first) = ClientHandshake::new(client_key, [1; 32]);
     let mut server = server;
     let (mut to_server, mut to_client) = (Wire::new(cuts), Wire::new(cuts));
     to_server.bytes.extend_from_slice(&first);
@@ -101,7 +101,7 @@ fn errors(
 
 fn server(key: Option<&Key>) -> ServerHandshake {
     let identity = key.map(Key::identity);
-    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8), 0b011)
+    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8))
 }
 
 fn client_key(seed: u8) -> ClientKey {
@@ -163,7 +163,6 @@ proptest! {
         let (client, server) = control(theirs, server(ours), &cuts);
         let (mut client, mut server) = (client.unwrap(), server.unwrap());
         prop_assert_eq!(&server.session, &client.session);
-        prop_assert_eq!(client.session.capabilities, 0b010);
         prop_assert_eq!(client.session.authenticated, with_key);
         assert_sealed_between(&mut client.records, &mut server.records);
         assert_sealed_between(&mut server.records, &mut client.records);
@@ -175,7 +174,7 @@ proptest! {
         at in any::<prop::sample::Index>(),
         by in 1u8..,
     ) {
-        let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32], 6);
+        let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
         let mut server = server(Some(&key(7)));
         let damage = |nth: usize, message_bytes: &[u8]| {
             let mut bytes = message_bytes.to_vec();
@@ -247,7 +246,7 @@ proptest! {
 
 #[test]
 fn what_follows_the_handshake_is_left_in_the_input() {
-    let (mut client, hello) = ClientHandshake::new(None, [1; 32], 0);
+    let (mut client, hello) = ClientHandshake::new(None, [1; 32]);
     let mut server = server(None);
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -303,7 +302,7 @@ fn the_public_key_alone_lets_nobody_in() {
         errors(Some(&stranger), server(Some(&key(7)))),
         (HandshakeError::WrongKey, HandshakeError::UnknownKey)
     );
-    let (_, hello) = ClientHandshake::new(Some(&stranger), [1; 32], 0);
+    let (_, hello) = ClientHandshake::new(Some(&stranger), [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -343,7 +342,7 @@ fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
     });
     let ring = std::sync::Arc::new(Ring(std::sync::Mutex::new(clients.to_vec())));
     let identity = ours.identity_for(ring.clone());
-    let serve = || ServerHandshake::new(Some(&identity), [9; 80], 3);
+    let serve = || ServerHandshake::new(Some(&identity), [9; 80]);
     for KnownClient { name, key } in &clients {
         let (client, server) = control(Some(key), serve(), &[64]);
         let (client, server) = (client.unwrap(), server.unwrap());
@@ -362,7 +361,7 @@ fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
 #[test]
 fn an_unknown_key_is_answered_as_a_known_one_is() {
     let answer = |client: &ClientKey| {
-        let (mut client, hello) = ClientHandshake::new(Some(client), [1; 32], 6);
+        let (mut client, hello) = ClientHandshake::new(Some(client), [1; 32]);
         let ServerStep::Send(answer) = server(Some(&key(7))).receive(&mut &hello[..]).unwrap()
         else {
             panic!("no answer");
@@ -392,13 +391,13 @@ fn fresh_answerer(hello: &Message) -> ServerHandshake {
 /// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other answer.
 #[test]
 fn a_recorded_conversation_opens_no_second_session() {
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32], 6);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
     let mut first = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = first.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
     let proof = sent(client.receive(&mut &answer[..]));
-    let mut again = ServerHandshake::new(Some(&key(7).identity()), [9; 80], 3);
+    let mut again = ServerHandshake::new(Some(&key(7).identity()), [9; 80]);
     let Ok(ServerStep::Send(other)) = again.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
@@ -413,12 +412,12 @@ fn a_recorded_conversation_opens_no_second_session() {
 fn a_client_cannot_play_the_server() {
     // Its key derives from the same secret, and it knows all that a client's key holds.
     let mut pretender = server(Some(&key(8)));
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32], 6);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
     let Ok(ServerStep::Refuse { .. }) = pretender.receive(&mut &hello[..]) else {
         panic!("it cannot even read the hello");
     };
     // Nor does any answer of its making pass.
-    let mut answer = [0; 120];
+    let mut answer = [0; 112];
     answer[..16].copy_from_slice(b"TCPX\r\n\x1a\n\x02\0\0\0\0\x01\0\0");
     answer[16] = 9;
     assert!(matches!(
@@ -443,18 +442,18 @@ fn both_sides_say_which_one_has_the_key() {
 
 #[test]
 fn a_server_without_the_key_cannot_pass_for_one_that_has_it() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32], 0);
+    let (_, hello) = ClientHandshake::new(None, [1; 32]);
     let Ok(ServerStep::Send(answer)) = server(None).receive(&mut &hello[..]) else {
         panic!("no answer");
     };
-    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), [1; 32], 0);
+    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
     assert!(matches!(
         client.receive(&mut &answer[..]),
         Err(HandshakeError::KeyNotExpected)
     ));
     let mut forged = answer.to_vec();
     forged[13] = 1;
-    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), [1; 32], 0);
+    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
     assert!(matches!(
         client.receive(&mut &forged[..]),
         Err(HandshakeError::WrongKey)
@@ -469,7 +468,7 @@ fn a_busy_server_says_so() {
 
 #[test]
 fn a_server_that_another_client_took_says_so_sealed() {
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32], 6);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -487,7 +486,7 @@ fn a_server_that_another_client_took_says_so_sealed() {
 
 #[test]
 fn another_version_is_named_by_both_sides() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32], 0);
+    let (_, hello) = ClientHandshake::new(None, [1; 32]);
     let mut newer = hello.to_vec();
     newer[8] = 99;
     let theirs = Version(99);
@@ -500,7 +499,7 @@ fn another_version_is_named_by_both_sides() {
     assert_eq!(error, HandshakeError::Version { ours, theirs });
 
     let client_says = |answer: &[u8]| {
-        let (mut client, _) = ClientHandshake::new(None, [1; 32], 0);
+        let (mut client, _) = ClientHandshake::new(None, [1; 32]);
         client.receive(&mut &answer[..16]).unwrap_err()
     };
     let expected = HandshakeError::Version { ours, theirs: ours };
@@ -523,7 +522,7 @@ fn a_stranger_is_noticed_at_its_first_wrong_byte() {
         server(None).receive(&mut &b"TCPX"[..]),
         Ok(ServerStep::NeedMore)
     ));
-    let (mut client, _) = ClientHandshake::new(None, [1; 32], 0);
+    let (mut client, _) = ClientHandshake::new(None, [1; 32]);
     assert!(matches!(
         client.receive(&mut &b"SSH-2.0-"[..]),
         Err(HandshakeError::NotTcpx { .. })
@@ -532,7 +531,7 @@ fn a_stranger_is_noticed_at_its_first_wrong_byte() {
 
 #[test]
 fn an_unknown_purpose_is_refused() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32], 0);
+    let (_, hello) = ClientHandshake::new(None, [1; 32]);
     let mut odd = hello.to_vec();
     odd[12] = 9;
     assert!(matches!(
@@ -547,7 +546,7 @@ fn an_unknown_purpose_is_refused() {
 
 #[test]
 fn a_cut_connection_says_what_was_due() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32], 0);
+    let (_, hello) = ClientHandshake::new(None, [1; 32]);
     let mut server = server(None);
     assert!(matches!(
         server.receive(&mut &hello[..40]),
@@ -557,7 +556,7 @@ fn a_cut_connection_says_what_was_due() {
         server.closed(),
         HandshakeError::Truncated {
             message: "client hello",
-            expected: 56,
+            expected: 48,
             arrived: 40,
         }
     );
@@ -566,7 +565,7 @@ fn a_cut_connection_says_what_was_due() {
 #[test]
 fn secrets_stay_out_of_debug_output() {
     let session = session();
-    let (client, _) = ClientHandshake::new(Some(&client_key(0xAB)), [1; 32], 0);
+    let (client, _) = ClientHandshake::new(Some(&client_key(0xAB)), [1; 32]);
     assert!(format!("{session:?}").contains("SessionKey(hidden)"));
     let server = server(Some(&key(0xAB)));
     // No list of numbers.
@@ -579,11 +578,4 @@ fn secrets_stay_out_of_debug_output() {
 fn a_stranger_costs_less_than_a_kibibyte() {
     assert!(size_of::<ServerHandshake>() < 1024);
     assert!(size_of::<LaneServer>() < 1024);
-}
-
-#[test]
-fn a_session_has_no_more_capabilities_than_both_sides_have() {
-    let (client, server) = control(None, ServerHandshake::new(None, [2; 80], u64::MAX), &[100]);
-    assert_eq!(client.unwrap().session.capabilities, 0b110);
-    assert_eq!(server.unwrap().session.capabilities, 0b110);
 }

@@ -9,8 +9,8 @@ fn the_bytes_are_the_documented_ones() {
 
     let shared = Key::generate(&mut |out| out.copy_from_slice(b"foobarfoobarfoob"));
     let entropy: [u8; 80] = std::array::from_fn(|at| at as u8);
-    let (mut client, hello) = ClientHandshake::new(Some(&shared.client_key()), [1; 32], 6);
-    let mut control = ServerHandshake::new(Some(&shared.identity()), entropy, 3);
+    let (mut client, hello) = ClientHandshake::new(Some(&shared.client_key()), [1; 32]);
+    let mut control = ServerHandshake::new(Some(&shared.identity()), entropy);
     let Ok(ServerStep::Send(answer)) = control.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
@@ -21,18 +21,18 @@ fn the_bytes_are_the_documented_ones() {
     let welcome = established.welcome();
     assert_eq!(
         hex(&hello),
-        "544350580d0a1a0a0200000000010000a4e09292b651c278b9772c569f5fa9bb13d906b46ab68c9df9dc2b4409f8a209ce4641862b0b6afe08d8719301e4a946f104773fa781c15e87a977b327fdd921b82cab34ab61dbbeff39eb10002c713fdb8872c48955ba1b"
+        "544350580d0a1a0a0200000000010000a4e09292b651c278b9772c569f5fa9bb13d906b46ab68c9df9dc2b4409f8a209793212c78b66d35f96b11bca357ecbcb2402afcfb5cfb845b48200dcfe4790ccdf7a794cf092e97fe8492ee92d548a61"
     );
     assert_eq!(
         hex(&answer),
-        "544350580d0a1a0a02000000000100008f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f83e8a18453b1144e97b87fb4997fa1ef4cf0d2f693e933b3d17ecc59e6b4ed5dca50ee428ea7e9b1f951b40bc6802ab1e84e5f24eaf7a920aea0eb72dc203d3f09db4f60e9e995f1"
+        "544350580d0a1a0a02000000000100008f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f83e8a18453b1144e97b87fb4997fa1ef4cf0d2f693e933b3d17ecc59e6b4ed5dca50ee428ea7e9b1f951b40bc6802ab1113f119a692af9773c0fa421ff47bb30"
     );
     assert_eq!(hex(&proof), "10005d72b6c43af191c8499de1c12d0e0992");
     assert_eq!(hex(&welcome), "110084b83e74a0150e7f4f97970afa96939eb0");
 
     let session = established.session;
     let (mut client, hello) = LaneClient::new(&session, 3, 8, [3; 32]).unwrap();
-    let mut lane = ServerHandshake::new(Some(&shared.identity()), entropy, 3);
+    let mut lane = ServerHandshake::new(Some(&shared.identity()), entropy);
     let Ok(ServerStep::Lane(request)) = lane.receive(&mut &hello[..]) else {
         panic!("no lane");
     };
