@@ -269,7 +269,7 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<Option<Ses
                 Ok(Step::Done(established)) if input.is_empty() => {
                     return Ok(Some(established.session.id));
                 }
-                Ok(Step::Done(_) | Step::SendLast(..)) => {
+                Ok(Step::Done(_)) => {
                     let why = "bytes behind the handshake; both sides must run the same plugin";
                     return Err(Failure::Final(why.to_owned()));
                 }

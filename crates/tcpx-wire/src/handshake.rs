@@ -37,8 +37,6 @@ pub enum Step<T> {
     NeedMore,
     /// Send these bytes, then go on receiving.
     Send(Message),
-    /// Send these bytes; then the handshake is over, and input that is left belongs to what follows.
-    SendLast(Message, T),
     /// The handshake is over; input that is left belongs to what follows.
     Done(T),
 }

@@ -161,7 +161,6 @@ impl<T> MapDone for Step<T> {
         match self {
             Self::NeedMore => Next::NeedMore,
             Self::Send(message) => Next::Send(message.to_vec()),
-            Self::SendLast(message, _) => Next::SendLast(message.to_vec()),
             Self::Done(_) => Next::Done,
         }
     }

@@ -78,7 +78,6 @@ fn control(
             Ok(Step::NeedMore) => {}
             Ok(Step::Send(message)) => to_server.bytes.extend_from_slice(&message),
             Ok(Step::Done(established)) => return (Ok(established), server_end.unwrap()),
-            Ok(Step::SendLast(..)) => panic!("the welcome is last"),
             Err(error) => {
                 return (
                     Err(error),
