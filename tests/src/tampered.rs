@@ -4,8 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use tcpx_net::{
-    Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Network, NetworkError,
-    PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
+    Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Features, Network,
+    NetworkError, PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup,
+    Ticket,
 };
 
 /// What is done to one channel.
@@ -44,24 +45,8 @@ impl<T: Tamper> Tampered<T> {
 }
 
 impl<T: Tamper> Network for Tampered<T> {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn channel_count(&self, asked: u16) -> u16 {
-        self.inner.channel_count(asked)
-    }
-
-    fn chunk_bytes(&self) -> u32 {
-        self.inner.chunk_bytes()
-    }
-
-    fn windows(&self) -> (u16, u16) {
-        self.inner.windows()
-    }
-
-    fn is_addressed(&self) -> bool {
-        self.inner.is_addressed()
+    fn features(&self, asked: u16) -> Features {
+        self.inner.features(asked)
     }
 
     fn establish(

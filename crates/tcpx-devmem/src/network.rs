@@ -19,7 +19,7 @@ use super::slots::{SLOT_BYTES, SendSlots};
 use super::stage::Stage;
 use tcpx_net::channel::Channel;
 use tcpx_net::error::NetworkError;
-use tcpx_net::network::{Exchange, Network, Setup};
+use tcpx_net::network::{Exchange, Features, Network, Setup};
 
 /// The network's name.
 pub(super) const NAME: &str = "devmem";
@@ -200,28 +200,17 @@ impl DevmemNetwork {
 }
 
 impl Network for DevmemNetwork {
-    fn name(&self) -> String {
-        NAME.to_owned()
-    }
-
-    fn channel_count(&self, asked: u16) -> u16 {
-        asked.clamp(1, MAX_CHANNELS)
-    }
-
-    fn chunk_bytes(&self) -> u32 {
-        1 << 20
-    }
-
-    fn windows(&self) -> (u16, u16) {
-        (WINDOW, WINDOW)
-    }
-
-    fn is_addressed(&self) -> bool {
-        false
-    }
-
-    fn works_in_poll(&self) -> bool {
-        true
+    fn features(&self, asked: u16) -> Features {
+        Features {
+            name: NAME.to_owned(),
+            channels: asked.clamp(1, MAX_CHANNELS),
+            chunk_bytes: 1 << 20,
+            pieces: 1,
+            taper: None,
+            windows: (WINDOW, WINDOW),
+            is_addressed: false,
+            works_in_poll: true,
+        }
     }
 
     fn establish(
@@ -229,7 +218,7 @@ impl Network for DevmemNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
-        let wanted = self.channel_count(setup.channels);
+        let wanted = setup.channels.clamp(1, MAX_CHANNELS);
         let interface = self.interface.as_deref();
         let mut lanes = set_up::open(wanted, interface, setup, exchange)?;
         self.limit_queues(&lanes, setup)?;

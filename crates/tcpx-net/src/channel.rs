@@ -330,7 +330,7 @@ pub trait Channel: Send + Debug {
     /// then.
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
 
-    /// Opens a window, on a network that [is addressed](crate::Network::is_addressed). It ends with
+    /// Opens a window, on a network that [is addressed](crate::Features::is_addressed). It ends with
     /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before a chunk of it was reported.
     ///
     /// # Errors

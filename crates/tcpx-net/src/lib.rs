@@ -30,7 +30,7 @@ pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge, Refusals};
 #[doc(hidden)]
 pub use nccl_net::export::fork::PerProcess;
-pub use network::{Exchange, Meanwhile, Network, Setup, Side};
+pub use network::{Exchange, Features, Meanwhile, Network, Setup, Side};
 pub use peer::Peer;
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
 pub use tcp::{TcpNetwork, TcpOptions};

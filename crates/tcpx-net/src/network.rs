@@ -43,7 +43,7 @@ pub struct Setup<'a> {
     /// The copy workers of the GPUs whose memory will be moved; none for host memory alone.
     pub workers: &'a [Arc<CopyWorker>],
     /// Payload is encrypted, or there is no connection; only for a network that
-    /// [is addressed](Network::is_addressed), with an authenticated session.
+    /// [is addressed](Features::is_addressed), with an authenticated session.
     pub encrypt: bool,
     /// Time without any lane after which the peer counts as gone.
     pub dead_after: Duration,
@@ -107,53 +107,46 @@ impl Meanwhile for () {
     fn advance(&mut self) {}
 }
 
-/// A way of moving chunks between processes.
-pub trait Network: Send + Sync + Debug {
+/// What a network is, where the user asked for so many channels.
+#[derive(Debug, Clone)]
+pub struct Features {
     /// `tcp`, `devmem`, or `plugin:` and the plugin's own name. Both sides must agree.
-    fn name(&self) -> String;
-
-    /// How many channels [`establish`](Self::establish) will make when the user asked for `asked`
-    /// (0: automatic). The embedded network makes one, with its lanes inside.
-    fn channel_count(&self, asked: u16) -> u16;
-
+    pub name: String,
+    /// How many channels [`Network::establish`] will make. The embedded network makes one, with its lanes inside.
+    pub channels: u16,
     /// Default chunk size in bytes.
-    fn chunk_bytes(&self) -> u32;
-
+    pub chunk_bytes: u32,
     /// How many chunks a transfer of medium size is best cut into, where the user chose no chunk size:
     /// so many that all lanes of the channels carry a part. 1 leaves every chunk at its full size.
-    fn pieces(&self, _asked: u16) -> u32 {
-        1
-    }
-
+    pub pieces: u32,
     /// Shorter chunks at the end of a large transfer, where the user chose no chunk size, so that the lanes of
     /// the channels are done with their last ones at about the same time. `None`: all have their full size.
-    fn taper(&self, _asked: u16) -> Option<Taper> {
-        None
-    }
-
+    pub taper: Option<Taper>,
     /// Default windows per channel in chunks: (send, receive).
-    fn windows(&self) -> (u16, u16);
-
+    pub windows: (u16, u16),
     /// Whether the network is addressed: chunks name the window that they are written into
     /// ([`Channel::open_window`]), and may be placed in any order. Then
     ///
     /// - one transfer can be dropped without losing the channel,
     /// - small messages may travel in a frame, past the channels,
     /// - payload can be encrypted,
-    /// - [`establish`](Self::establish) may begin before the peer's settings are known, which may still name another
+    /// - [`Network::establish`] may begin before the peer's settings are known, which may still name another
     ///   network,
     /// - a control connection that breaks may be replaced by another one, as channels know by themselves when the peer
     ///   is gone ([`Channel::is_alive`]).
     ///
     /// Else the network is ordered: receives are posted, and match in the order in which both sides post; all payload
     /// travels over the channels, for which the user chose it.
-    fn is_addressed(&self) -> bool;
-
+    pub is_addressed: bool,
     /// Whether its channels do their work on the thread that polls them, so that each connection is
     /// to have a thread of its own.
-    fn works_in_poll(&self) -> bool {
-        false
-    }
+    pub works_in_poll: bool,
+}
+
+/// A way of moving chunks between processes.
+pub trait Network: Send + Sync + Debug {
+    /// What it is when the user asked for `asked` channels (0: automatic).
+    fn features(&self, asked: u16) -> Features;
 
     /// Sets up the channels. Blocks, at most until [`Setup::deadline`].
     ///

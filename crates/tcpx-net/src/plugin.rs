@@ -22,7 +22,7 @@ use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
-use crate::network::{Exchange, Network, Setup};
+use crate::network::{Exchange, Features, Network, Setup};
 
 pub use closer::{Closer, Closing, LONG_CLOSE};
 pub use offload::Offload;
@@ -140,24 +140,17 @@ impl PluginNetwork {
 }
 
 impl Network for PluginNetwork {
-    fn name(&self) -> String {
-        self.started.name()
-    }
-
-    fn channel_count(&self, asked: u16) -> u16 {
-        asked.clamp(1, MAX_CHANNELS)
-    }
-
-    fn chunk_bytes(&self) -> u32 {
-        512 * 1024
-    }
-
-    fn windows(&self) -> (u16, u16) {
-        (12, 16)
-    }
-
-    fn is_addressed(&self) -> bool {
-        false
+    fn features(&self, asked: u16) -> Features {
+        Features {
+            name: self.started.name(),
+            channels: asked.clamp(1, MAX_CHANNELS),
+            chunk_bytes: 512 * 1024,
+            pieces: 1,
+            taper: None,
+            windows: (12, 16),
+            is_addressed: false,
+            works_in_poll: false,
+        }
     }
 
     fn establish(
@@ -165,7 +158,7 @@ impl Network for PluginNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
-        let count = usize::from(self.channel_count(setup.channels));
+        let count = usize::from(setup.channels.clamp(1, MAX_CHANNELS));
         let limits = Limits::of(setup);
         let (handles, accepting) = limits.bound(&self.started, "listen", move |started| {
             started.listen(count)

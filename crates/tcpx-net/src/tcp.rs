@@ -41,7 +41,7 @@ use tcpx_wire::Taper;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
-use crate::network::{Exchange, Network, Setup, Side};
+use crate::network::{Exchange, Features, Network, Setup, Side};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -117,6 +117,10 @@ impl TcpNetwork {
         Self { options }
     }
 
+    fn window(&self) -> u16 {
+        self.options.window.max(1)
+    }
+
     /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
     /// anybody asked.
     fn lanes(&self, asked: u16) -> (u16, bool) {
@@ -131,38 +135,21 @@ impl TcpNetwork {
 }
 
 impl Network for TcpNetwork {
-    fn name(&self) -> String {
-        NAME.to_owned()
-    }
-
-    fn channel_count(&self, _asked: u16) -> u16 {
-        1
-    }
-
-    fn chunk_bytes(&self) -> u32 {
-        CHUNK_BYTES
-    }
-
-    fn pieces(&self, asked: u16) -> u32 {
-        match self.lanes(asked) {
-            (1, _) => 1,
-            (lanes, _) => 2 * u32::from(lanes),
+    fn features(&self, asked: u16) -> Features {
+        let (pieces, taper) = match self.lanes(asked) {
+            (1, _) => (1, None),
+            (lanes, _) => (2 * u32::from(lanes), Taper::new(TAPER_HALVINGS, lanes)),
+        };
+        Features {
+            name: NAME.to_owned(),
+            channels: 1,
+            chunk_bytes: CHUNK_BYTES,
+            pieces,
+            taper,
+            windows: (self.window(), self.window()),
+            is_addressed: true,
+            works_in_poll: false,
         }
-    }
-
-    fn taper(&self, asked: u16) -> Option<Taper> {
-        match self.lanes(asked) {
-            (1, _) => None,
-            (lanes, _) => Taper::new(TAPER_HALVINGS, lanes),
-        }
-    }
-
-    fn windows(&self) -> (u16, u16) {
-        (self.options.window.max(1), self.options.window.max(1))
-    }
-
-    fn is_addressed(&self) -> bool {
-        true
     }
 
     fn establish(
@@ -207,7 +194,7 @@ impl Network for TcpNetwork {
         if setup.encrypt {
             ways.push_str(", payload encrypted");
         }
-        let window = self.windows().0;
+        let window = self.window();
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
             ways,

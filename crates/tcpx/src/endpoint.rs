@@ -105,11 +105,11 @@ impl Endpoint {
 
     /// Sets a connection up, elsewhere.
     fn set_up(&self, accepted: Accepted) -> Result<(), Error> {
+        let control = ControlStream {
+            stream: accepted.stream,
+            records: accepted.records,
+        };
         let authenticated = Authenticated {
-            control: ControlStream {
-                stream: accepted.stream,
-                records: accepted.records,
-            },
             session: accepted.session,
             side: Side::Server,
             peer: accepted.peer,
@@ -119,7 +119,7 @@ impl Endpoint {
         let options = self.options.clone();
         let until = deadline(Instant::now(), options.connect_timeout);
         self.set_ups
-            .start(move || establish(authenticated, &options, until))
+            .start(move || establish(control, authenticated, &options, until))
     }
 
     /// Connects to another listening endpoint with this one's options; it may accept peers meanwhile.
@@ -180,17 +180,17 @@ impl Endpoint {
                 ..DialOptions::until(until)
             },
         )?;
+        let control = ControlStream {
+            stream: dialled.stream,
+            records: dialled.records,
+        };
         let authenticated = Authenticated {
-            control: ControlStream {
-                stream: dialled.stream,
-                records: dialled.records,
-            },
             session: dialled.session,
             side: Side::Client,
             peer: address.into(),
             lanes: None,
             listening: None,
         };
-        establish(authenticated, options, until)
+        establish(control, authenticated, options, until)
     }
 }

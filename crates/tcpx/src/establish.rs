@@ -27,7 +27,6 @@ use set_up::SetUp;
 
 /// What the handshake left.
 pub(crate) struct Authenticated {
-    pub(crate) control: ControlStream,
     pub(crate) session: handshake::Session,
     pub(crate) side: Side,
     /// Client: the address it dialled. Server: the client.
@@ -39,57 +38,29 @@ pub(crate) struct Authenticated {
 
 /// Sets the connection up and gives it to a driver.
 pub(crate) fn establish(
+    control: ControlStream,
     authenticated: Authenticated,
     options: &Options,
     deadline: Instant,
 ) -> Result<Connection, Error> {
-    let Authenticated {
-        control,
-        session: secrets,
-        side,
-        peer,
-        lanes,
-        listening,
-    } = authenticated;
+    let config = session_config(options)?;
     let local = control
         .stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let control = Control::new(
-        control,
-        options.network.is_addressed(),
-        side == Side::Client,
-        options.encrypt,
-    );
-    let mut config = session_config(options)?;
-    if options.chunk_bytes.is_none() {
-        config.taper = options.network.taper(options.channels);
-    }
-    let mut set_up = SetUp::new(control, config, peer, deadline)?;
-    let resume = options
-        .network
-        .is_addressed()
-        .then(|| (secrets.clone(), side, lanes.clone()));
-    let network = Network {
-        side,
-        session: &secrets,
-        local,
-        lanes,
-        listening,
+    let (side, is_addressed) = (authenticated.side, config.addressed);
+    let is_client = side == Side::Client;
+    let control = Control::new(control, is_addressed, is_client, options.encrypt);
+    let mut set_up = SetUp::new(control, config, authenticated.peer, deadline)?;
+    let again = || {
+        let session = authenticated.session.clone();
+        (session, side, authenticated.lanes.clone())
     };
-    match agree(&mut set_up, network, options) {
+    let resume = is_addressed.then(again);
+    match agree(&mut set_up, authenticated, local, options) {
         Ok(agreed) => run(set_up, agreed, options, resume),
         Err(error) => Err(set_up.give_up(error)),
     }
-}
-
-/// What the network gets to know beside the options.
-struct Network<'a> {
-    side: Side,
-    session: &'a handshake::Session,
-    local: SocketAddr,
-    lanes: Option<LaneInbox>,
-    listening: Option<SocketAddr>,
 }
 
 /// What the set-up comes to.
@@ -101,14 +72,20 @@ struct Agreed {
 }
 
 /// Settings, the network's part, and both sides ready.
-fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<Agreed, Error> {
+fn agree(
+    set_up: &mut SetUp,
+    authenticated: Authenticated,
+    local: SocketAddr,
+    options: &Options,
+) -> Result<Agreed, Error> {
     let peer_settings = |set_up: &mut SetUp| {
         set_up.wait_for("the peer's settings", &mut (), |action| match action {
             Action::PeerSettings(settings) => Ok(settings),
             other => Err(other),
         })
     };
-    let first = match options.network.is_addressed() {
+    let network = &options.network;
+    let first = match network.features(options.channels).is_addressed {
         true => None,
         false => Some(peer_settings(set_up)?),
     };
@@ -118,9 +95,9 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
     };
     let gpu_worker = std::slice::from_ref(&worker);
     let setup = Setup {
-        side: network.side,
-        session: network.session,
-        local: network.local,
+        side: authenticated.side,
+        session: &authenticated.session,
+        local,
         peer: set_up.peer.address,
         channels: options.channels,
         deadline: set_up.deadline,
@@ -128,10 +105,10 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
         dead_after: options.dead_after,
         congestion: &options.congestion,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
-        lanes: network.lanes,
-        listening: network.listening,
+        lanes: authenticated.lanes,
+        listening: authenticated.listening,
     };
-    let channels = options.network.establish(&setup, set_up)?;
+    let channels = network.establish(&setup, set_up)?;
     let settings = match first {
         Some(settings) => settings,
         None => peer_settings(set_up)?,
@@ -161,6 +138,7 @@ fn run(
         worker,
     } = agreed;
     let system = |error| Error::system("starting the engine's thread", error);
+    let features = options.network.features(options.channels);
     let poll_only = channels
         .iter()
         .any(|channel| matches!(channel.readiness(), Readiness::PollOnly));
@@ -175,7 +153,7 @@ fn run(
     }
     let driver = if poll_only {
         Driver::new("tcpx-plugin")
-    } else if options.network.works_in_poll() {
+    } else if features.works_in_poll {
         Driver::new("tcpx-engine")
     } else {
         Driver::shared()
@@ -223,7 +201,7 @@ fn run(
             let congestion = options.congestion.clone();
             Resume::new(session, side, inbox, congestion, &driver, id)
         }),
-        is_addressed: options.network.is_addressed(),
+        is_addressed: features.is_addressed,
         early: set_up.pending,
     });
     core.emit(&Event::Connected {
@@ -284,25 +262,25 @@ fn memory_name(options: &Options) -> String {
 
 /// Our part of the settings, from the options and the network's defaults.
 pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
-    let network = &options.network;
-    if options.encrypt && !network.is_addressed() {
-        let network = network.name();
+    let network = options.network.features(options.channels);
+    if options.encrypt && !network.is_addressed {
+        let network = network.name;
         return Err(NetworkError::CannotEncrypt { network }.into());
     }
     if options.encrypt && options.auth == Auth::Insecure {
         return Err(NetworkError::EncryptionNeedsKey.into());
     }
-    let (send_window, receive_window) = network.windows();
-    let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
+    let (send_window, receive_window) = network.windows;
+    let chunk_bytes = options.chunk_bytes.unwrap_or(network.chunk_bytes);
     let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
-    let eager_limit = if network.is_addressed() {
+    let eager_limit = if network.is_addressed {
         options.eager_limit
     } else {
         0
     };
     let settings = Settings {
-        network: network.name(),
-        channels: network.channel_count(options.channels),
+        network: network.name,
+        channels: network.channels,
         chunk_bytes,
         send_window: options.send_window.unwrap_or(send_window),
         receive_window: options.receive_window.unwrap_or(receive_window),
@@ -327,13 +305,14 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     })?;
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;
-    config.cancellable = network.is_addressed();
-    config.addressed = network.is_addressed();
+    config.cancellable = network.is_addressed;
+    config.addressed = network.is_addressed;
     // Its chunks are kept until they are placed, and may be sent again.
-    config.hold_until_placed = network.is_addressed();
+    config.hold_until_placed = network.is_addressed;
     config.close_timeout = CLOSE_TIMEOUT;
     if options.chunk_bytes.is_none() {
-        config.pieces = network.pieces(options.channels);
+        config.pieces = network.pieces;
+        config.taper = network.taper;
     }
     Ok(config)
 }

@@ -131,7 +131,7 @@ pub fn generate_key() -> Result<Key, Error> {
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
-            .field("network", &self.network.name())
+            .field("network", &self.network.features(self.channels).name)
             .field("encrypt", &self.encrypt)
             .field("channels", &self.channels)
             .field("congestion", &self.congestion)

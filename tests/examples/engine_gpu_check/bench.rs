@@ -86,7 +86,7 @@ impl Bench {
         let pool = std::env::var("TCPX_NET_POOL").unwrap_or_default();
         format!(
             "{} {pool} GPU {} -> GPU {}",
-            self.network.name(),
+            self.network.features(0).name,
             self.from.ordinal(),
             self.to.ordinal()
         )

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use tcpx::TcpNetwork;
 use tcpx_net::{
-    Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Network, NetworkError,
-    Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
+    Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Features, Network,
+    NetworkError, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
 };
 
 use crate::LONG;
@@ -71,24 +71,8 @@ pub(crate) fn gated() -> (Arc<Gate>, Arc<dyn Network>) {
 }
 
 impl Network for Gated {
-    fn name(&self) -> String {
-        self.network.name()
-    }
-
-    fn channel_count(&self, asked: u16) -> u16 {
-        self.network.channel_count(asked)
-    }
-
-    fn chunk_bytes(&self) -> u32 {
-        self.network.chunk_bytes()
-    }
-
-    fn windows(&self) -> (u16, u16) {
-        self.network.windows()
-    }
-
-    fn is_addressed(&self) -> bool {
-        true
+    fn features(&self, asked: u16) -> Features {
+        self.network.features(asked)
     }
 
     fn establish(

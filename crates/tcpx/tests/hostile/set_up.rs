@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Error, Options, Refusals, TcpNetwork};
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError};
+use tcpx_net::{
+    Channel, DialOptions, Exchange, Features, Network, NetworkError, Setup, SocketError,
+};
 use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason};
 
 use crate::peer::Peer;
@@ -37,24 +39,11 @@ impl Nowhere {
 }
 
 impl Network for Nowhere {
-    fn name(&self) -> String {
-        self.0.name()
-    }
-
-    fn channel_count(&self, asked: u16) -> u16 {
-        self.0.channel_count(asked)
-    }
-
-    fn chunk_bytes(&self) -> u32 {
-        self.0.chunk_bytes()
-    }
-
-    fn windows(&self) -> (u16, u16) {
-        self.0.windows()
-    }
-
-    fn is_addressed(&self) -> bool {
-        false
+    fn features(&self, asked: u16) -> Features {
+        Features {
+            is_addressed: false,
+            ..self.0.features(asked)
+        }
     }
 
     fn establish(
