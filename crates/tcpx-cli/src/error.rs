@@ -283,9 +283,9 @@ fn engine_hint(error: &tcpx::Error) -> Option<&'static str> {
         tcpx::Error::Network(NetworkError::TimedOut { .. }) => Some(
             "see that the peer is alive and not overloaded and that no smaller MTU on the way drops large packets (`tcpx doctor --explain D007`), or allow more with --timeout",
         ),
-        tcpx::Error::Network(
-            NetworkError::Io { cause, .. } | NetworkError::Socket(SocketError::Io { cause, .. }),
-        ) => by_cause(cause),
+        tcpx::Error::Network(NetworkError::Socket(SocketError::Io { cause, .. })) => {
+            by_cause(cause)
+        }
         _ => None,
     }
 }

@@ -18,7 +18,7 @@ use super::set_up::{self, Lanes};
 use super::slots::{SLOT_BYTES, SendSlots};
 use super::stage::Stage;
 use tcpx_net::channel::Channel;
-use tcpx_net::error::NetworkError;
+use tcpx_net::error::{NetworkError, SocketError};
 use tcpx_net::network::{Exchange, Features, Network, Setup};
 
 /// The network's name.
@@ -124,7 +124,7 @@ impl DevmemNetwork {
             network: NAME.to_owned(),
             cause: error.to_string(),
         };
-        let system = |operation: &'static str, cause: std::io::Error| NetworkError::Io {
+        let system = |operation: &'static str, cause: std::io::Error| SocketError::Io {
             operation,
             address: setup.peer.to_string(),
             cause: cause.into(),
@@ -183,7 +183,7 @@ impl DevmemNetwork {
             })
             .collect();
         for (lane, part) in lanes.iter().zip(parts.iter().cycle()) {
-            queue_limit::limit(&lane.payload, *part).map_err(|cause| NetworkError::Io {
+            queue_limit::limit(&lane.payload, *part).map_err(|cause| SocketError::Io {
                 operation: "SO_RCVBUF",
                 address: setup.peer.to_string(),
                 cause: cause.into(),

@@ -8,7 +8,7 @@ use tcpx_lanes::interfaces;
 use super::flow::{Flow, FlowRule};
 use super::network::NAME;
 use tcpx_net::dial::{DialOptions, dial_lane};
-use tcpx_net::error::NetworkError;
+use tcpx_net::error::{NetworkError, SocketError};
 use tcpx_net::lane_inbox::AcceptedLane;
 use tcpx_net::network::{Exchange, Setup, Side};
 
@@ -36,7 +36,7 @@ impl Lanes {
     /// The payload as it arrives here.
     pub(super) fn flow(&self, peer: SocketAddr) -> Result<Flow, NetworkError> {
         let address = |found: std::io::Result<SocketAddr>| {
-            found.map(canonical).map_err(|cause| NetworkError::Io {
+            found.map(canonical).map_err(|cause| SocketError::Io {
                 operation: "reading the addresses of a payload connection",
                 address: peer.to_string(),
                 cause: cause.into(),

@@ -258,11 +258,11 @@ impl<S: ClientSide> Client<S> {
     }
 
     pub(crate) fn io(&self, cause: io::Error) -> NetworkError {
-        NetworkError::Io {
+        NetworkError::Socket(SocketError::Io {
             operation: "handshake",
             address: self.peer.to_string(),
             cause: cause.into(),
             hint: "; the peer may have been overloaded or stopped: look at its log and try again",
-        }
+        })
     }
 }

@@ -11,7 +11,7 @@ use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
 
 use crate::auth::{self, Auth, Client, ClientSide};
-use crate::error::NetworkError;
+use crate::error::{NetworkError, SocketError};
 
 pub use again::{ControlStream, dial_control_again};
 pub use tcpx_lanes::socket::DialOptions;
@@ -170,7 +170,7 @@ where
 {
     let stream = socket::begin_connect(peer, options)?;
     // While it connects.
-    let entropy = auth::entropy().map_err(|cause| NetworkError::Io {
+    let entropy = auth::entropy().map_err(|cause| SocketError::Io {
         operation: "reading random numbers",
         address: peer.to_string(),
         cause: cause.into(),

@@ -219,18 +219,6 @@ pub enum NetworkError {
         /// Its words, without control characters: what it found, and as a rule what to do.
         reason: String,
     },
-    /// A system call failed.
-    #[error("{operation} ({address}) failed: {cause}{hint}")]
-    Io {
-        /// What we tried.
-        operation: &'static str,
-        /// On what.
-        address: String,
-        /// The system's reason.
-        cause: IoError,
-        /// What to do: empty, or starting with `; `.
-        hint: &'static str,
-    },
     /// Nobody connected.
     #[error(
         "no client connected to {address} within {waited:.1?}; start one with this address and key, and check that a firewall lets the port through"

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tcpx_wire::lane_seal::LaneKeys;
 
 use crate::dial::ControlStream;
-use crate::error::NetworkError;
+use crate::error::{NetworkError, SocketError};
 use crate::network::Exchange;
 
 /// Lanes that may wait in one inbox; a peer that joins more is refused.
@@ -149,7 +149,7 @@ impl LaneInbox {
         deadline: Instant,
     ) -> Result<Option<AcceptedLane>, NetworkError> {
         let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let made = made.map_err(|error| NetworkError::Io {
+        let made = made.map_err(|error| SocketError::Io {
             operation: "eventfd",
             address: "waiting for lanes".to_owned(),
             cause: std::io::Error::from(error).into(),

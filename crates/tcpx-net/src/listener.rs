@@ -25,7 +25,7 @@ use tcpx_wire::handshake::Session;
 use tcpx_wire::record::Records;
 
 use crate::auth::Auth;
-use crate::error::NetworkError;
+use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::LaneInbox;
 use crate::peer::Peer;
 use acceptor::Acceptor;
@@ -115,8 +115,8 @@ impl Listener {
     /// Listens.
     ///
     /// # Errors
-    /// [`NetworkError::Io`] when the address cannot be bound or the thread cannot be started,
-    /// [`NetworkError::Socket`] when the system refuses that choice, [`NetworkError::ClientKey`] with a client's key.
+    /// [`NetworkError::Socket`] when the address cannot be bound, the thread cannot be started or the system refuses that
+    /// choice, [`NetworkError::ClientKey`] with a client's key.
     pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
         let asked = options.address;
         let key = match &options.auth {
@@ -126,7 +126,7 @@ impl Listener {
             Auth::Client(_) => return Err(NetworkError::ClientKey { address: asked }),
         };
         let fail = |operation| {
-            move |cause: std::io::Error| NetworkError::Io {
+            move |cause: std::io::Error| SocketError::Io {
                 operation,
                 address: asked.to_string(),
                 cause: cause.into(),

@@ -12,7 +12,7 @@ use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::socket;
 
 use crate::dial::DialOptions;
-use crate::error::NetworkError;
+use crate::error::{NetworkError, SocketError};
 
 /// Listens at `address`; the socket is non-blocking.
 ///
@@ -25,13 +25,13 @@ pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListene
 /// Takes the next stream, non-blocking.
 ///
 /// # Errors
-/// [`NetworkError::TimedOut`] when nobody came, [`NetworkError::Io`].
+/// [`NetworkError::TimedOut`] when nobody came, [`NetworkError::Socket`].
 pub fn accept(
     listener: &TcpListener,
     deadline: Instant,
 ) -> Result<(TcpStream, SocketAddr), NetworkError> {
     let fail = |operation| {
-        move |cause: std::io::Error| NetworkError::Io {
+        move |cause: std::io::Error| SocketError::Io {
             operation,
             address: listener
                 .local_addr()
@@ -47,7 +47,7 @@ pub fn accept(
                 return Ok((stream, peer));
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(fail("accepting")(error)),
+            Err(error) => return Err(fail("accepting")(error).into()),
         }
         if !socket::wait(listener, PollFlags::IN, deadline).map_err(fail("poll"))? {
             let peer = listener.local_addr().map_err(fail("getsockname"))?;

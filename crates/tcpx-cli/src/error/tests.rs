@@ -111,12 +111,12 @@ fn networks() -> Vec<NetworkError> {
             peer,
             reason: "no memory; free some".into(),
         },
-        NetworkError::Io {
+        refused(SocketError::Io {
             operation: "starting a thread for a lane",
             address: peer.to_string(),
             cause: system().into(),
             hint: "; raise the limit on threads",
-        },
+        }),
         NetworkError::NoWay {
             peer,
             filter: "eth9".into(),

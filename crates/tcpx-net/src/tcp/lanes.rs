@@ -17,7 +17,7 @@ use super::tcp_channel::TcpChannel;
 use super::transmit_lane::transmit_lane;
 use super::watch;
 use crate::dial::JoinedLane;
-use crate::error::{IoError, NetworkError};
+use crate::error::{IoError, NetworkError, SocketError};
 
 /// How errors and logs call the channel.
 pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
@@ -32,7 +32,7 @@ pub(super) fn start(
     parts: Parts,
     loops: u16,
 ) -> Result<TcpChannel, NetworkError> {
-    let fail = |operation, cause: IoError| NetworkError::Io {
+    let fail = |operation, cause: IoError| SocketError::Io {
         operation,
         address: peer.to_string(),
         cause,

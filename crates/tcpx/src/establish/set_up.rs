@@ -218,7 +218,6 @@ impl SetUp {
             error,
             Error::Network(
                 NetworkError::Handshake { .. }
-                    | NetworkError::Io { .. }
                     | NetworkError::Socket(SocketError::Io { .. } | SocketError::Refused { .. })
             )
         );
