@@ -5,7 +5,6 @@
 //! holds the public half and a pre-shared key, and so cannot play the server. A server may let several clients in, each
 //! with a pre-shared key of its own and a name ([`Clients`]).
 
-use std::fmt;
 use std::sync::Arc;
 
 use data_encoding::{BASE32_NOPAD, BASE32_NOPAD_NOCASE, DecodeKind};
@@ -38,6 +37,8 @@ pub struct Key {
     /// The public half of the static key pair.
     public: [u8; STATIC_BYTES],
 }
+
+secret!(Key, secret);
 
 impl Key {
     /// Bytes of a key.
@@ -127,23 +128,11 @@ impl Key {
     }
 }
 
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        self.secret.ct_eq(&other.secret).into()
-    }
-}
-
-impl Eq for Key {}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(hidden)")
-    }
-}
-
 /// What a server proves itself with, made once from its key. Clones share it.
 #[derive(Clone)]
 pub struct Identity(Arc<Parts>);
+
+hidden!(Identity);
 
 struct Parts {
     private: Zeroizing<[u8; STATIC_BYTES]>,
@@ -171,12 +160,6 @@ impl Identity {
     }
 }
 
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Identity(hidden)")
-    }
-}
-
 /// What of a server's key a client gets: the server's public key and the pre-shared key. With it one can connect to
 /// that server, and not serve in its place. Wiped from memory when it is dropped.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
@@ -184,6 +167,8 @@ pub struct ClientKey {
     public: [u8; STATIC_BYTES],
     psk: [u8; PSK_BYTES],
 }
+
+secret!(ClientKey, public, psk);
 
 impl ClientKey {
     /// Bytes of a client's key.
@@ -233,20 +218,6 @@ impl ClientKey {
         let mut psk = Zeroizing::new([0; STATIC_BYTES]);
         psk[..PSK_BYTES].copy_from_slice(&self.psk);
         psk
-    }
-}
-
-impl PartialEq for ClientKey {
-    fn eq(&self, other: &Self) -> bool {
-        (self.public.ct_eq(&other.public) & self.psk.ct_eq(&other.psk)).into()
-    }
-}
-
-impl Eq for ClientKey {}
-
-impl fmt::Debug for ClientKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ClientKey(hidden)")
     }
 }
 

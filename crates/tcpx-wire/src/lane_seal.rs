@@ -41,6 +41,8 @@ pub struct LaneKeys {
     receive: Zeroizing<[u8; SECRET_BYTES]>,
 }
 
+hidden!(LaneKeys);
+
 impl LaneKeys {
     /// From secrets that only the two ends of this connection know, and that no other connection has.
     pub fn new(send: [u8; SECRET_BYTES], receive: [u8; SECRET_BYTES]) -> Self {
@@ -56,12 +58,6 @@ impl LaneKeys {
             Sealer(Direction::new(self.send, REKEY_BYTES)),
             Opener(Direction::new(self.receive, REKEY_BYTES)),
         )
-    }
-}
-
-impl fmt::Debug for LaneKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LaneKeys(hidden)")
     }
 }
 

@@ -1,7 +1,5 @@
 //! Windows: memory that a side opens to its peer, and the key that lets the peer in.
 
-use std::fmt;
-
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 
@@ -32,6 +30,8 @@ impl Rights {
 #[derive(Clone, Copy)]
 pub struct WindowSecret([u8; Self::BYTES]);
 
+secret!(WindowSecret, 0);
+
 impl WindowSecret {
     /// Bytes of a secret.
     pub const BYTES: usize = 16;
@@ -49,20 +49,6 @@ impl WindowSecret {
 
     pub(crate) const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
-    }
-}
-
-impl PartialEq for WindowSecret {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
-    }
-}
-
-impl Eq for WindowSecret {}
-
-impl fmt::Debug for WindowSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WindowSecret(hidden)")
     }
 }
 
@@ -119,31 +105,28 @@ impl WindowKey {
     /// # Errors
     /// When they are not those of a key. Errors hold no part of the bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WindowKeyError> {
-        let length = WindowKeyError::Length {
+        let error = WindowKeyError {
             arrived: bytes.len(),
         };
-        let (start, rest) = bytes.split_first_chunk::<4>().ok_or(length)?;
-        let (rights, rest) = rest.split_first_chunk::<1>().ok_or(length)?;
-        let (window, rest) = rest.split_first_chunk::<8>().ok_or(length)?;
-        let (of, rest) = rest.split_first_chunk::<8>().ok_or(length)?;
-        let secret = rest.try_into().map_err(|_| length)?;
-        if *start != KEY_START {
-            return Err(WindowKeyError::Start);
-        }
-        let [arrived] = *rights;
-        let rights = match arrived & !(TAKES_LISTS | IS_ON_GPU) {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| error)?;
+        let sort = bytes[4];
+        let rights = match sort & !(TAKES_LISTS | IS_ON_GPU) {
             1 => Rights::Get,
             2 => Rights::Put,
             3 => Rights::GetAndPut,
-            _ => return Err(WindowKeyError::Rights { arrived }),
+            _ => return Err(error),
         };
+        if bytes[..4] != KEY_START {
+            return Err(error);
+        }
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         Ok(Self {
-            window: u64::from_le_bytes(*window),
-            bytes: u64::from_le_bytes(*of),
+            window: number(5),
+            bytes: number(13),
             rights,
-            takes_lists: arrived & TAKES_LISTS != 0,
-            is_on_gpu: arrived & IS_ON_GPU != 0,
-            secret: WindowSecret::from_bytes(secret),
+            takes_lists: sort & TAKES_LISTS != 0,
+            is_on_gpu: sort & IS_ON_GPU != 0,
+            secret: WindowSecret(std::array::from_fn(|byte| bytes[21 + byte])),
         })
     }
 
@@ -159,28 +142,13 @@ impl WindowKey {
 
 /// Bytes that are not a window's key.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WindowKeyError {
-    /// They are too few or too many.
-    #[error(
-        "window key: expected {} bytes, {arrived} arrived; pass the key as it was made",
-        WindowKey::BYTES
-    )]
-    Length {
-        /// Bytes that arrived.
-        arrived: usize,
-    },
-    /// They do not begin as a key does.
-    #[error("window key: these bytes are none; pass the key as it was made, by the same version")]
-    Start,
-    /// Their rights do not exist.
-    #[error(
-        "window key: expected rights of 1 to 3, with 4 or 8 or both or neither, {arrived} arrived; pass the key as it was made"
-    )]
-    Rights {
-        /// What arrived.
-        arrived: u8,
-    },
+#[error(
+    "window key: expected the {} bytes of a key, {arrived} bytes arrived that are none; pass the key as it was made, by the same version",
+    WindowKey::BYTES
+)]
+pub struct WindowKeyError {
+    /// How many arrived.
+    pub arrived: usize,
 }
 
 /// Where in a window of the peer a transfer begins, and the proof that it may.
@@ -225,7 +193,7 @@ mod tests {
         for length in 0..bytes.len() {
             assert_eq!(
                 WindowKey::from_bytes(&bytes[..length]),
-                Err(WindowKeyError::Length { arrived: length })
+                Err(WindowKeyError { arrived: length })
             );
         }
         let mut longer = bytes.to_vec();
@@ -233,17 +201,20 @@ mod tests {
         let arrived = longer.len();
         assert_eq!(
             WindowKey::from_bytes(&longer),
-            Err(WindowKeyError::Length { arrived })
+            Err(WindowKeyError { arrived })
         );
         let with = |at: usize, byte: u8| {
             let mut bytes = bytes;
             bytes[at] = byte;
             WindowKey::from_bytes(&bytes)
         };
-        assert_eq!(with(0, b'X'), Err(WindowKeyError::Start));
-        assert_eq!(with(3, 2), Err(WindowKeyError::Start));
-        for arrived in [0, 4, 8, 12, 16, 17, 255] {
-            assert_eq!(with(4, arrived), Err(WindowKeyError::Rights { arrived }));
+        let none = Err(WindowKeyError {
+            arrived: bytes.len(),
+        });
+        assert_eq!(with(0, b'X'), none);
+        assert_eq!(with(3, 2), none);
+        for sort in [0, 4, 8, 12, 16, 17, 255] {
+            assert_eq!(with(4, sort), none);
         }
     }
 }

@@ -104,23 +104,11 @@ impl fmt::Display for SessionId {
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct SessionKey(pub(super) [u8; Self::BYTES]);
 
+secret!(SessionKey, 0);
+
 impl SessionKey {
     /// Bytes of a session key.
     pub const BYTES: usize = 32;
-}
-
-impl PartialEq for SessionKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
-    }
-}
-
-impl Eq for SessionKey {}
-
-impl fmt::Debug for SessionKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SessionKey(hidden)")
-    }
 }
 
 /// A session for tests of what follows a handshake.
