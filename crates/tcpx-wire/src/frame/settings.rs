@@ -44,54 +44,44 @@ impl Settings {
     /// # Errors
     /// The first field that is out of bounds.
     pub fn validate(&self) -> Result<(), InvalidSettings> {
-        let check = |field, arrived: u64, least: u64, most: u64| {
-            if (least..=most).contains(&arrived) {
-                return Ok(());
-            }
-            Err(InvalidSettings {
-                field,
-                expected: format!("{least} to {most}"),
-                arrived,
-            })
-        };
-        let range = |field, arrived: u32, least: u32, most: u32| {
-            check(field, arrived.into(), least.into(), most.into())
-        };
-        let text = |field, text: &str, least| {
-            check(field, text.len() as u64, least, Self::MAX_TEXT_BYTES as u64)
-        };
-        text("network", &self.network, 1)?;
-        text("memory", &self.memory, 0)?;
-        text("software", &self.software, 0)?;
-        range(
-            "channels",
-            self.channels.into(),
+        let text = Self::MAX_TEXT_BYTES as u64;
+        let (most, most_short) = (u32::MAX.into(), u16::MAX.into());
+        let eager_limit = u64::from(self.eager_limit);
+        let heartbeat_ms = u64::from(self.heartbeat_ms);
+        check("network", self.network.len() as u64, 1, text)?;
+        check("memory", self.memory.len() as u64, 0, text)?;
+        check("software", self.software.len() as u64, 0, text)?;
+        check("channels", self.channels, 1, Self::MAX_CHANNELS.into())?;
+        check(
+            "chunk_bytes",
+            self.chunk_bytes,
             1,
-            Self::MAX_CHANNELS.into(),
+            Self::MAX_CHUNK_BYTES.into(),
         )?;
-        range("chunk_bytes", self.chunk_bytes, 1, Self::MAX_CHUNK_BYTES)?;
-        range("send_window", self.send_window.into(), 1, u16::MAX.into())?;
-        range(
-            "receive_window",
-            self.receive_window.into(),
-            1,
-            u16::MAX.into(),
-        )?;
-        range("eager_limit", self.eager_limit, 0, MAX_EAGER_BYTES as u32)?;
-        range(
-            "eager_credit",
-            self.eager_credit,
-            self.eager_limit,
-            u32::MAX,
-        )?;
-        range("heartbeat_ms", self.heartbeat_ms, 1, u32::MAX - 1)?;
-        range(
-            "dead_after_ms",
-            self.dead_after_ms,
-            self.heartbeat_ms + 1,
-            u32::MAX,
-        )
+        check("send_window", self.send_window, 1, most_short)?;
+        check("receive_window", self.receive_window, 1, most_short)?;
+        check("eager_limit", eager_limit, 0, MAX_EAGER_BYTES as u64)?;
+        check("eager_credit", self.eager_credit, eager_limit, most)?;
+        check("heartbeat_ms", heartbeat_ms, 1, most - 1)?;
+        check("dead_after_ms", self.dead_after_ms, heartbeat_ms + 1, most)
     }
+}
+
+fn check(
+    field: &'static str,
+    arrived: impl Into<u64>,
+    least: u64,
+    most: u64,
+) -> Result<(), InvalidSettings> {
+    let arrived = arrived.into();
+    if (least..=most).contains(&arrived) {
+        return Ok(());
+    }
+    Err(InvalidSettings {
+        field,
+        expected: format!("{least} to {most}"),
+        arrived,
+    })
 }
 
 /// A setting outside its bounds.
