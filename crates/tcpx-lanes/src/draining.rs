@@ -4,11 +4,12 @@
 //! soon as the peer sends anything more, and receivers do: they grant. So it stays open until the peer's
 //! kernel has acknowledged everything.
 
+use crate::lock;
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Connections that are kept; the oldest makes room.
@@ -31,7 +32,7 @@ impl<S: Deref<Target = TcpStream>> DrainingSockets<S> {
     pub fn close(&self, stream: Arc<S>) {
         // A fork's copy of the socket would hold back the end that closing means.
         let _ = stream.shutdown(Shutdown::Write);
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.0);
         kept.push_back((stream, Instant::now()));
         if kept.len() > MOST {
             kept.pop_front();
@@ -43,12 +44,9 @@ impl<S: Deref<Target = TcpStream>> DrainingSockets<S> {
     /// Closes those whose bytes have arrived; call it when connections come and go.
     pub fn reap(&self) {
         let now = Instant::now();
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|(stream, since)| {
-                unacknowledged(stream) && now.duration_since(*since) < LONGEST
-            });
+        lock(&self.0).retain(|(stream, since)| {
+            unacknowledged(stream) && now.duration_since(*since) < LONGEST
+        });
     }
 }
 

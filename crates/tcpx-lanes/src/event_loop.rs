@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use tcpx_memory::PagePipe;
 use tcpx_memory::awake::{Awake, give_way};
 
 use crate::idle::MAX_LANES;
+use crate::lock;
 use crate::socket::timespec;
 use crate::waker::Waker;
 
@@ -68,7 +69,7 @@ impl Remote {
             queued: false,
             naps: false,
         };
-        let mut arrivals = self.inbox.arrivals();
+        let mut arrivals = lock(&self.inbox.arrivals);
         match &mut *arrivals {
             Some(arrivals) => {
                 self.inbox.sources.fetch_add(1, Ordering::Relaxed);
@@ -120,10 +121,6 @@ struct Inbox {
 }
 
 impl Inbox {
-    fn arrivals(&self) -> MutexGuard<'_, Option<Vec<Entry>>> {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn sources(&self) -> usize {
         self.sources.load(Ordering::Relaxed)
     }
@@ -262,7 +259,7 @@ impl Runner {
             }
         }
         // From here on nobody leaves a source behind, which would keep what it refers to for ever.
-        let late = self.inbox.arrivals().take();
+        let late = lock(&self.inbox.arrivals).take();
         for mut entry in late.into_iter().flatten() {
             entry.source.finish();
         }
@@ -273,7 +270,7 @@ impl Runner {
 
     fn read_inbox(&mut self) {
         let resume_all = self.inbox.resume_all.swap(false, Ordering::Acquire);
-        let arrivals = self.inbox.arrivals().as_mut().map(std::mem::take);
+        let arrivals = lock(&self.inbox.arrivals).as_mut().map(std::mem::take);
         for entry in arrivals.into_iter().flatten() {
             self.insert(entry);
         }

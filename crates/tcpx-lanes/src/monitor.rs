@@ -3,9 +3,10 @@
 //! It looks at what is watched while there is something to look at, and sleeps otherwise: whoever gives it
 //! something to look at [draws its attention](Attention::draw).
 
+use crate::lock;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -87,14 +88,14 @@ impl Monitor {
     /// # Errors
     /// The system has no thread left.
     pub fn watch(&self, subject: Box<dyn Watched>) -> io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = lock(&self.thread);
         if thread.is_none() {
             let desk = Arc::clone(&self.desk);
             let builder = std::thread::Builder::new().name(self.name.to_owned());
             *thread = Some(builder.spawn(move || desk.run())?);
         }
         drop(thread);
-        self.desk.lock().subjects.push(subject);
+        lock(&self.desk.state).subjects.push(subject);
         self.wake();
         Ok(())
     }
@@ -126,7 +127,7 @@ impl Drop for Monitor {
             // A fork left the thread in the other process, perhaps with the lock in its hands.
             return std::mem::forget(thread);
         }
-        self.desk.lock().stop = true;
+        lock(&self.desk.state).stop = true;
         self.desk.changed.notify_one();
         if thread.thread().id() != std::thread::current().id() {
             // Never for long: no look waits. A panic has ended the thread too.
@@ -161,18 +162,14 @@ impl Attention {
 }
 
 impl Desk {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wake(&self) {
-        self.lock().awake = true;
+        lock(&self.state).awake = true;
         self.changed.notify_one();
     }
 
     fn run(&self) {
         loop {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             while !state.awake && !state.stop {
                 state = self
                     .changed
@@ -194,7 +191,7 @@ impl Desk {
                     true
                 }
             });
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.subjects.append(&mut subjects);
             if let Some(time) = next
                 && !state.awake

@@ -5,9 +5,10 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use tcpx_lanes::lock;
 use tcpx_wire::key::{AnyKey, Clients, Identity, KnownClient};
 use tcpx_wire::{ClientKey, Key, KeyError, KeyId, KeyName};
 use thiserror::Error;
@@ -79,7 +80,7 @@ impl KeyRing {
         };
         let ring = Self::with_folder(server, Some(folder));
         let mut first = None;
-        ring.lock().read_folder(&ring.0.server, &mut |error| {
+        lock(&ring.0.state).read_folder(&ring.0.server, &mut |error| {
             first.get_or_insert(error);
         });
         match first {
@@ -105,7 +106,7 @@ impl KeyRing {
     /// # Errors
     /// The key is of another server, or the name or the key is taken.
     pub fn add(&self, name: KeyName, key: ClientKey) -> Result<(), KeyRingError> {
-        self.lock().add(&self.0.server, name, key)
+        lock(&self.0.state).add(&self.0.server, name, key)
     }
 
     /// Makes a key for one client more, and lets it in.
@@ -126,7 +127,7 @@ impl KeyRing {
     /// Shuts a client out; `false` if there is none of this name. A folder's file stays, and counts again when the folder has
     /// changed: remove the file instead.
     pub fn remove(&self, name: KeyName) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.0.state);
         let before = state.clients.len();
         state.clients.retain(|_, client| client.name != Some(name));
         state.clients.len() < before
@@ -134,7 +135,7 @@ impl KeyRing {
 
     /// The names and keys of the clients, in the order of the names; the server's own is not among them.
     pub fn clients(&self) -> Vec<(KeyName, ClientKey)> {
-        let state = self.lock();
+        let state = lock(&self.0.state);
         let named = |client: &KnownClient| Some((client.name?, client.key.clone()));
         let mut all: Vec<_> = state.clients.values().filter_map(named).collect();
         all.retain(|(name, _)| name.as_str() != SERVER);
@@ -150,10 +151,6 @@ impl KeyRing {
     /// What the server needs for each handshake.
     pub(crate) fn identity(&self) -> Identity {
         self.0.server.identity_for(Arc::new(self.clone()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -247,7 +244,7 @@ impl State {
 
 impl Clients for KeyRing {
     fn find(&self, id: &KeyId) -> Option<KnownClient> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0.state);
         state.renew(&self.0.server);
         state.clients.get(id).cloned()
     }
@@ -456,7 +453,7 @@ mod tests {
         age(folder.path());
         let ring = KeyRing::of_folder(folder.path()).expect("a ring");
         assert!(
-            ring.lock()
+            lock(&ring.0.state)
                 .folder
                 .as_ref()
                 .is_some_and(|folder| folder.settled.is_some())

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use tcpx_lanes::lock;
 use tcpx_wire::lane_seal::LaneKeys;
 
 use crate::dial::ControlStream;
@@ -70,7 +71,7 @@ impl LaneInbox {
     /// The set-up is done: from now on only lanes `0..lanes` may come, in place of those that died, and
     /// with 0 none. The first answer stands.
     pub fn agree(&self, lanes: u16) {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0.waiting);
         let lanes = *self.0.agreed.get_or_init(|| lanes);
         waiting.retain(|waiting| waiting.lane < lanes);
     }
@@ -78,7 +79,7 @@ impl LaneInbox {
     /// Puts a lane in; gives it back when the inbox is full, or when the session has no such lane. A later
     /// stream of a lane takes the place of one that still waits: the client gave that one up.
     pub fn deliver(&self, lane: AcceptedLane) -> Option<AcceptedLane> {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0.waiting);
         if let Some(agreed) = self.0.agreed.get() {
             if lane.lane >= *agreed {
                 return Some(lane);
@@ -90,7 +91,7 @@ impl LaneInbox {
         }
         waiting.push_back(lane);
         drop(waiting);
-        if let Some(readable) = self.readable().as_ref() {
+        if let Some(readable) = lock(&self.0.readable).as_ref() {
             // A full counter is readable already; nothing else can fail here.
             let _ = rustix::io::write(readable, &1u64.to_ne_bytes());
         }
@@ -103,11 +104,7 @@ impl LaneInbox {
     /// Leaves a connection that takes the place of the session's control connection; a later one
     /// replaces one that still waits.
     pub(crate) fn deliver_control(&self, stream: ControlStream) {
-        *self
-            .0
-            .control
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        *lock(&self.0.control) = Some(stream);
         if let Some(Notify(notify)) = self.0.notify_control.get() {
             notify();
         }
@@ -116,11 +113,7 @@ impl LaneInbox {
     /// A connection that takes the place of the session's control connection, if one came. It is
     /// authenticated; what the peer sends next is still in it.
     pub fn take_control(&self) -> Option<ControlStream> {
-        self.0
-            .control
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.0.control).take()
     }
 
     /// From now on `notify` is called for each such connection; the first caller's stands.
@@ -135,7 +128,7 @@ impl LaneInbox {
 
     /// The next lane, if one waits.
     pub(crate) fn try_take(&self) -> Option<AcceptedLane> {
-        self.lock().pop_front()
+        lock(&self.0.waiting).pop_front()
     }
 
     /// The next lane, or `None` when none came before the deadline; hears meanwhile whether the peer gives the
@@ -156,16 +149,11 @@ impl LaneInbox {
             hint: "; raise the limit on descriptors (ulimit -n)",
         })?;
         let readable = Arc::new(made);
-        *self.readable() = Some(Arc::clone(&readable));
+        *lock(&self.0.readable) = Some(Arc::clone(&readable));
         let taken = self.take_as_told(&readable, exchange, deadline);
         // An inbox outlives its set-up; a descriptor need not.
-        *self.readable() = None;
+        *lock(&self.0.readable) = None;
         taken
-    }
-
-    fn readable(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
-        let readable = self.0.readable.lock();
-        readable.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take_as_told(
@@ -191,13 +179,6 @@ impl LaneInbox {
     /// True when nobody but the listener holds this inbox any more.
     pub(crate) fn abandoned(&self) -> bool {
         Arc::strong_count(&self.0) <= 1
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<AcceptedLane>> {
-        self.0
-            .waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,12 +12,13 @@ mod reports;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::lock;
 use tcpx_lanes::socket;
 use tcpx_memory::fork;
 use tcpx_wire::KeyName;
@@ -92,13 +93,8 @@ struct Inner {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Accepted>> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn refusals(&self) -> Refusals {
-        let refusals = self.refusals.lock();
-        refusals.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.refusals).clone()
     }
 }
 
@@ -198,7 +194,7 @@ impl Listener {
     ) -> Result<Option<Accepted>, NetworkError> {
         let address = self.inner.address;
         let started = Instant::now();
-        let mut waiting = self.inner.lock();
+        let mut waiting = lock(&self.inner.accepted);
         loop {
             if other() {
                 return Ok(None);
@@ -239,7 +235,7 @@ impl ListenerNudge {
     /// After what they wait for beside peers has come true.
     pub fn nudge(&self) {
         // Whoever has looked already waits before this has the lock.
-        drop(self.0.lock());
+        drop(lock(&self.0.accepted));
         self.0.arrived.notify_all();
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use tcpx_lanes::lock;
 
 use crate::driver::timespec;
 use crate::error::Error;
@@ -112,7 +113,7 @@ impl CompletionQueue {
     }
 
     fn take(&self, into: &mut Vec<Completion>, most: usize) -> usize {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0.waiting);
         let taken = most.min(waiting.len());
         into.extend(waiting.drain(..taken));
         if taken > 0 && waiting.is_empty() {
@@ -123,19 +124,12 @@ impl CompletionQueue {
     }
 
     pub(crate) fn add(&self, completion: Completion) {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0.waiting);
         waiting.push_back(completion);
         if waiting.len() == 1 {
             // A counter that was zero takes a one.
             let _ = rustix::io::write(&self.0.signal, &1u64.to_ne_bytes());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Completion>> {
-        self.0
-            .waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -148,7 +142,7 @@ impl AsFd for CompletionQueue {
 impl fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompletionQueue")
-            .field("waiting", &self.lock().len())
+            .field("waiting", &lock(&self.0.waiting).len())
             .finish_non_exhaustive()
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
 use tcpx_wire::frame::{Destination, Extent};
@@ -158,7 +159,7 @@ impl Connection {
         let shared = &self.handle.0;
         shared.check_process()?;
         shared.close();
-        let mut outcome = shared.outcome();
+        let mut outcome = lock(&shared.outcome);
         loop {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();

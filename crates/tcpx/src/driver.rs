@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use tcpx_lanes::lock;
 use tcpx_memory::awake::Awake;
 use tcpx_net::PerProcess;
 
@@ -104,7 +105,7 @@ impl Driver {
 
     /// Reserves an id, so that a connection can watch descriptors before it is added.
     pub(crate) fn reserve(&self) -> DrivenId {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.next_id += 1;
         state.next_id
     }
@@ -116,7 +117,7 @@ impl Driver {
         id: DrivenId,
         driven: Arc<dyn Driven>,
     ) -> std::io::Result<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.added.push((id, driven));
         if !state.running {
             let driver = Arc::clone(self);
@@ -160,7 +161,7 @@ impl Driver {
 
     /// Has `progress` of `id` called soon.
     pub(crate) fn wake(&self, id: DrivenId) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let first = state.woken.is_empty();
         if !state.woken.contains(&id) {
             state.woken.push(id);
@@ -184,10 +185,6 @@ impl Driver {
     fn since_origin(&self, at: Instant) -> u64 {
         let span = at.saturating_duration_since(self.origin);
         u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn signal(&self) {
@@ -214,7 +211,7 @@ impl Driver {
                 }
             }
             {
-                let mut state = self.lock();
+                let mut state = lock(&self.state);
                 due.append(&mut state.woken);
                 for (id, added) in state.added.drain(..) {
                     driven.insert(id, (added, START));
@@ -241,7 +238,7 @@ impl Driver {
             }
             idle_rounds = if busy { 0 } else { idle_rounds + 1 };
             if driven.is_empty() {
-                let mut state = self.lock();
+                let mut state = lock(&self.state);
                 if state.added.is_empty() {
                     state.running = false;
                     return;

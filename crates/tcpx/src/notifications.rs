@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
+
+use tcpx_lanes::lock;
 
 use crate::drive::EngineWatch;
 
@@ -47,13 +49,9 @@ pub(crate) enum Found {
 }
 
 impl Notifications {
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps room for a notification; `false` if there is none.
     pub(crate) fn reserve(&self, bytes: usize) -> bool {
-        let mut inbox = self.lock();
+        let mut inbox = lock(&self.inbox);
         let fits = inbox.count == 0 || inbox.bytes.saturating_add(bytes) <= MOST_BYTES;
         if inbox.count >= MOST || !fits {
             return false;
@@ -65,7 +63,7 @@ impl Notifications {
 
     /// Gives back the room of a notification that did not come.
     pub(crate) fn give_back(&self, bytes: usize) {
-        let mut inbox = self.lock();
+        let mut inbox = lock(&self.inbox);
         inbox.count = inbox.count.saturating_sub(1);
         inbox.bytes = inbox.bytes.saturating_sub(bytes);
     }
@@ -74,7 +72,7 @@ impl Notifications {
     /// program's code.
     #[must_use]
     pub(crate) fn push(&self, notification: Vec<u8>) -> Option<Waker> {
-        let mut inbox = self.lock();
+        let mut inbox = lock(&self.inbox);
         inbox.waiting.push_back(notification);
         self.ready.store(true, Ordering::Release);
         if inbox.sleeping > 0 {
@@ -86,7 +84,7 @@ impl Notifications {
     /// None will come any more. The waker is as for [`push`](Self::push).
     #[must_use]
     pub(crate) fn end(&self) -> Option<Waker> {
-        let mut inbox = self.lock();
+        let mut inbox = lock(&self.inbox);
         inbox.ended = true;
         self.ready.store(true, Ordering::Release);
         self.changed.notify_all();
@@ -96,7 +94,7 @@ impl Notifications {
     /// As [`take`](Self::take); where nothing is found, `waker` is woken at the next change, in place of
     /// the one before.
     pub(crate) fn take_or_wake(&self, waker: &Waker, watch: Option<EngineWatch>) -> Found {
-        let mut inbox = self.lock();
+        let mut inbox = lock(&self.inbox);
         let found = self.take_from(&mut inbox);
         let replaced = match found {
             Found::Nothing => inbox.waker.replace((waker.clone(), watch)),
@@ -123,7 +121,7 @@ impl Notifications {
     }
 
     pub(crate) fn take(&self) -> Found {
-        self.take_from(&mut self.lock())
+        self.take_from(&mut lock(&self.inbox))
     }
 
     fn take_from(&self, inbox: &mut Inbox) -> Found {
@@ -142,7 +140,7 @@ impl Notifications {
 
     /// Sleeps until there is one, at most for `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Found {
-        let mut inbox = self.lock();
+        let mut inbox = lock(&self.inbox);
         let nothing = |inbox: &mut Inbox| inbox.waiting.is_empty() && !inbox.ended;
         inbox.sleeping += 1;
         let (mut inbox, _) = self

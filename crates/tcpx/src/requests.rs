@@ -1,8 +1,9 @@
 //! What is asked of the engine without waiting for its lock.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tcpx_lanes::lock;
 use tcpx_wire::session::OperationId;
 
 use crate::core::Core;
@@ -25,7 +26,7 @@ pub(crate) enum Ask {
 
 impl Requests {
     pub(crate) fn add(&self, asks: impl IntoIterator<Item = Ask>) {
-        self.lock().extend(asks);
+        lock(&self.asked).extend(asks);
         self.any.store(true, Ordering::Release);
     }
 
@@ -35,7 +36,7 @@ impl Requests {
             return;
         }
         self.any.store(false, Ordering::Relaxed);
-        let asked = std::mem::take(&mut *self.lock());
+        let asked = std::mem::take(&mut *lock(&self.asked));
         let now = core.now();
         for ask in asked {
             match ask {
@@ -44,9 +45,5 @@ impl Requests {
                 Ask::Close => core.session.close(now),
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Ask>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,9 @@
 //! Where the copy worker leaves its results for the engine.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use tcpx_lanes::lock;
 use tcpx_memory::{CompletionSink, MemoryError};
 
 use crate::driver::{DrivenId, Driver};
@@ -37,26 +38,19 @@ impl Sink {
     }
 
     pub(crate) fn has_results(&self) -> bool {
-        !self
-            .finished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        !lock(&self.finished).is_empty()
     }
 
     /// Moves the results so far to `into`, which is empty; both vectors keep their room.
     pub(crate) fn take(&self, into: &mut Vec<Finished>) {
-        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut finished = lock(&self.finished);
         std::mem::swap(&mut *finished, into);
     }
 }
 
 impl CompletionSink for Sink {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
-        self.finished
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push((token, result));
+        lock(&self.finished).push((token, result));
         if !self.looked_for.load(Ordering::SeqCst) {
             self.driver.wake(self.id);
         }

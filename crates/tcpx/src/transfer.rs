@@ -5,11 +5,12 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::lock;
 use tcpx_wire::session::OperationId;
 
 use crate::completion_queue::{Completion, CompletionQueue};
@@ -181,16 +182,12 @@ impl TransferState {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends one of the operations, with a report unless it only follows the others. The transfer ends
     /// with the last of them: then nothing points at its memory. The caller wakes the waker that this
     /// returns when it holds no lock any more: waking runs the program's code.
     #[must_use]
     pub(crate) fn end(&self, outcome: Result<Option<Report>, Error>) -> Option<Waker> {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         inner.running = inner.running.saturating_sub(1);
         match outcome {
             Ok(report) => {
@@ -243,22 +240,22 @@ impl TransferState {
     pub(crate) fn set_total(&self, total: u64) {
         // That of a batch is known from its start.
         if !self.is_batch {
-            self.lock().progress.bytes_total = total;
+            lock(&self.inner).progress.bytes_total = total;
         }
     }
 
     pub(crate) fn add_done(&self, bytes: u64) {
-        self.lock().progress.bytes_done += bytes;
+        lock(&self.inner).progress.bytes_done += bytes;
     }
 
     fn outcome(&self) -> Option<Result<Report, Error>> {
-        self.lock().outcome.clone()
+        lock(&self.inner).outcome.clone()
     }
 
     /// Has `waker` woken at the end, in place of the one before; `false` if the end was there
     /// already.
     fn wake_at_end(&self, waker: &Waker, watch: impl FnOnce() -> EngineWatch) -> bool {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         let watch = match inner.notify.take() {
             Some((Notify::Waker(old), watch)) if old.will_wake(waker) => {
                 inner.notify = Some((Notify::Waker(old), watch));
@@ -275,7 +272,7 @@ impl TransferState {
                 watch()
             }
         };
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         if inner.outcome.is_some() {
             return false;
         }
@@ -284,7 +281,7 @@ impl TransferState {
     }
 
     fn forget_waker(&self) {
-        let forgotten = self.lock().notify.take();
+        let forgotten = lock(&self.inner).notify.take();
         drop(forgotten);
     }
 }
@@ -353,7 +350,7 @@ impl Transfer {
             return Some(outcome);
         }
         let _watch = self.connection.0.watch();
-        let mut inner = self.state.lock();
+        let mut inner = lock(&self.state.inner);
         loop {
             if let Some(outcome) = &inner.outcome {
                 return Some(outcome.clone());
@@ -386,7 +383,7 @@ impl Transfer {
     /// takes the queue's place.
     pub fn report_to(&self, queue: &CompletionQueue, key: u64) {
         let watch = self.connection.0.watch();
-        let mut inner = self.state.lock();
+        let mut inner = lock(&self.state.inner);
         let replaced = match &inner.outcome {
             Some(outcome) => {
                 let outcome = outcome.clone();
@@ -429,7 +426,7 @@ impl Transfer {
         if self.connection.0.is_inherited() {
             return Progress::default();
         }
-        self.state.lock().progress
+        lock(&self.state.inner).progress
     }
 }
 

@@ -1,9 +1,10 @@
 //! Windows of this side: memory that the peer may write and read.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::lock;
 use tcpx_wire::WindowKey;
 
 use crate::connection::Shared;
@@ -98,12 +99,8 @@ impl State {
 }
 
 impl Uses {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn begin(uses: &Arc<Self>) -> Use {
-        uses.lock().running += 1;
+        lock(&uses.state).running += 1;
         Use(Arc::clone(uses))
     }
 
@@ -113,7 +110,7 @@ impl Uses {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         change(&mut state);
         if state.is_over() {
             self.over.notify_all();
@@ -122,13 +119,15 @@ impl Uses {
 
     /// The window is closed, and nothing runs there.
     fn are_over(&self) -> bool {
-        self.lock().is_over()
+        lock(&self.state).is_over()
     }
 
     /// Sleeps until that is so, at most for `limit`.
     fn wait(&self, limit: Duration) -> bool {
         let going = |state: &mut State| !state.is_over();
-        let waited = self.over.wait_timeout_while(self.lock(), limit, going);
+        let waited = self
+            .over
+            .wait_timeout_while(lock(&self.state), limit, going);
         waited.unwrap_or_else(PoisonError::into_inner).0.is_over()
     }
 }

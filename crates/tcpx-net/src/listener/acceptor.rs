@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_lanes::socket;
+use tcpx_lanes::{lock, socket};
 use tcpx_wire::handshake::{
     Established, LaneAccepted, LaneRequest, ServerHandshake, SessionId, SessionKey,
 };
@@ -190,7 +190,7 @@ impl Acceptor {
     }
 
     fn is_busy(&self) -> bool {
-        self.spent || self.inner.lock().len() >= MOST_WAITING
+        self.spent || lock(&self.inner.accepted).len() >= MOST_WAITING
     }
 
     /// A client has proved itself.
@@ -234,7 +234,7 @@ impl Acceptor {
             listening: self.inner.address,
             lanes,
         };
-        self.inner.lock().push_back(accepted);
+        lock(&self.inner.accepted).push_back(accepted);
         // Not all of those that wait take one.
         self.inner.arrived.notify_all();
     }

@@ -1,7 +1,9 @@
 //! Log lines about strangers, at a bounded rate.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tcpx_lanes::lock;
 
 use super::Inner;
 use crate::peer::Peer;
@@ -40,8 +42,7 @@ impl Reports {
         reason: &dyn std::fmt::Display,
     ) {
         let peer = peer.into();
-        let refusals = self.inner.refusals.lock();
-        let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = lock(&self.inner.refusals);
         refusals.count += 1;
         if let Some(name) = peer.key {
             // As many names as there are keys: nobody has one that is not let in.

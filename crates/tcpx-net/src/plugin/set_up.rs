@@ -1,10 +1,11 @@
 //! Setting up a plugin's comms.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nccl_net::{Accepting, Handle128, NoAnswer, Plugin, Properties, bounded};
+use tcpx_lanes::lock;
 
 use super::channel::PluginChannel;
 use super::offload::Offload;
@@ -89,10 +90,6 @@ impl Started {
     }
 
     /// One listen or connect at a time, whichever connection it is for.
-    fn calls(&self) -> MutexGuard<'_, ()> {
-        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Listens for `count` connections; their handles one behind the other.
     pub(super) fn listen(&self, count: usize) -> Result<(Vec<u8>, Vec<Accepting>), NetworkError> {
         let _entered = self
@@ -101,7 +98,7 @@ impl Started {
             .map_err(|error| self.failed("listen", error))?;
         let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
         let mut accepting = Vec::with_capacity(count);
-        let _calls = self.calls();
+        let _calls = lock(&self.setup);
         for _ in 0..count {
             let (handle, listen) = self
                 .plugin
@@ -139,7 +136,7 @@ impl Started {
             // Every connect is polled before any accept: there are plugins whose accept blocks
             // until the peer has connected. The peer may be another thread of this process, so
             // nothing is held meanwhile.
-            let calls = self.calls();
+            let calls = lock(&self.setup);
             for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("connect", error))?;
             }

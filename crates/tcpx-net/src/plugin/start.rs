@@ -1,10 +1,11 @@
 //! Loading and starting a plugin: foreign code from the file's first constructor on.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nccl_net::{LoadOptions, NoAnswer, Plugin, bounded};
+use tcpx_lanes::lock;
 
 use super::set_up::{PANICKED, Started, THREAD};
 use super::{PluginMemory, PluginOptions, log_call};
@@ -36,7 +37,7 @@ impl Step {
     const LOADING_ALONE: &str = "loading, with nobody who waits";
 
     fn set(&self, call: &'static str) {
-        let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = lock(&self.0);
         if *now == Self::LOADING_ALONE {
             // It came back after all.
             STUCK_LOADS.fetch_sub(1, Ordering::SeqCst);
@@ -45,12 +46,12 @@ impl Step {
     }
 
     fn now(&self) -> &'static str {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0)
     }
 
     /// Nobody waits any more; gives the step.
     fn give_up(&self) -> &'static str {
-        let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = lock(&self.0);
         let call = *now;
         if call == Self::LOADING {
             STUCK_LOADS.fetch_add(1, Ordering::SeqCst);

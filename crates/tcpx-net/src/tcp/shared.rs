@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::Presence;
+pub(super) use tcpx_lanes::lock;
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
@@ -358,9 +359,4 @@ impl Shared {
             watch::wake();
         }
     }
-}
-
-/// Locks one slot; its state is consistent between statements, so a panic elsewhere spoils nothing.
-pub(super) fn lock<T>(slot: &Mutex<T>) -> MutexGuard<'_, T> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

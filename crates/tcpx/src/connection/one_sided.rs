@@ -3,10 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::lock;
 use tcpx_memory::{After, Gather, InContext, MemoryKind, RegionSlice};
 use tcpx_wire::frame::TransferId;
 use tcpx_wire::session::{Deadlines, MAX_NOTIFICATION_BYTES, OperationId, OperationKind};
@@ -583,20 +584,16 @@ struct Later {
 }
 
 impl Deferred {
-    fn later(&self) -> MutexGuard<'_, Later> {
-        self.later.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One of the parts has ended well: starts the next one. Why that cannot start.
     pub(crate) fn start_next(self: &Arc<Self>, core: &mut Core) -> Option<Error> {
-        let part = self.later().parts.pop_front()?;
-        if self.later().cancelled {
+        let part = lock(&self.later).parts.pop_front()?;
+        if lock(&self.later).cancelled {
             return Some(core.cancelled(part.kind));
         }
         // Without the lock: an observer is the program's code.
         match part.start(core, false, self.options, &self.state, Some(self)) {
             Ok(id) => {
-                let mut later = self.later();
+                let mut later = lock(&self.later);
                 later.started.push(id);
                 if later.cancelled {
                     let now = core.now();
@@ -613,19 +610,19 @@ impl Deferred {
         if self.running.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
-        self.later().notice.take()
+        lock(&self.later).notice.take()
     }
 
     /// One of the parts has failed: nothing more starts. How much that is.
     pub(crate) fn give_up(&self) -> usize {
-        let mut later = self.later();
+        let mut later = lock(&self.later);
         let parts = std::mem::take(&mut later.parts);
         parts.len() + usize::from(later.notice.take().is_some())
     }
 
     /// No more parts start; those that did.
     pub(crate) fn cancel(&self) -> Vec<OperationId> {
-        let mut later = self.later();
+        let mut later = lock(&self.later);
         later.cancelled = true;
         later.started.clone()
     }

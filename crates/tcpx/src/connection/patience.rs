@@ -1,9 +1,10 @@
 //! Callers and an engine that may hang inside foreign code: nobody waits for its lock without end.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::lock;
 use tcpx_net::ChannelStats;
 
 use super::shared::{Locked, Shared};
@@ -84,11 +85,7 @@ impl Shared {
             return ChannelStats::default();
         }
         let core = self.lock_in_time();
-        let mut known = self
-            .patience
-            .statistics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.patience.statistics);
         if let Ok(core) = core {
             *known = core.statistics();
         }

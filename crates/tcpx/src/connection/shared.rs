@@ -3,9 +3,10 @@
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::lock;
 use tcpx_memory::{Gpu, InContext, MemoryKind, fork};
 use tcpx_net::Peer;
 use tcpx_wire::session::OperationId;
@@ -148,7 +149,7 @@ impl Shared {
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+        Locked::new(lock(&self.core))
     }
 
     /// As [`lock`](Self::lock), if nobody has it.
@@ -224,16 +225,12 @@ impl Shared {
             for descriptor in core.channel_descriptors() {
                 self.driver.unwatch(descriptor);
             }
-            *self.outcome() = core.outcome();
+            *lock(&self.outcome) = core.outcome();
             self.ended.notify_all();
         }
         self.set_due(core.due);
         self.call(core);
         turn
-    }
-
-    pub(super) fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn cancel(&self, operations: impl Iterator<Item = OperationId>) {
@@ -259,8 +256,7 @@ impl Shared {
 
     /// Which path the bytes take.
     pub(super) fn path(&self) -> String {
-        let path = self.path.lock();
-        path.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.path).clone()
     }
 
     pub(crate) fn peer_name(&self) -> Peer {

@@ -1,9 +1,10 @@
 //! What the engine's thread is told to wait for.
 
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+
 use std::time::Instant;
+use tcpx_lanes::lock;
 
 use super::shared::{Locked, Shared};
 use crate::core::Core;
@@ -71,7 +72,7 @@ impl Shared {
         } else {
             Watching::Read
         };
-        let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watching = lock(&self.watching);
         if replaced {
             // The old descriptor went with its connection; the new one is not watched yet.
             *watching = Watching::Away;

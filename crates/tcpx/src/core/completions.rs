@@ -1,7 +1,6 @@
 //! What channels have finished, and pool space back to them.
 
-use std::sync::PoisonError;
-
+use tcpx_lanes::lock;
 use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
 use tcpx_wire::scatter::ScatterList;
@@ -175,7 +174,7 @@ impl Core {
             0 | 1 => String::new(),
             _ => format!("channel {index}: "),
         };
-        let mut current = self.path.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.path);
         *current = format!("{which}{path} ({why})");
         drop(current);
         self.emit(&Event::PathChanged {

@@ -2,9 +2,10 @@
 //! over any way that works, and goes on with the frame that the peer expects next.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::lock;
 use tcpx_net::{
     Congestion, ControlStream, LaneInbox, Side, Way, dial_control_again, is_unanswered,
 };
@@ -72,7 +73,7 @@ impl Dial {
     fn run(&self, ways: &[Way]) {
         match dial_control_again(ways, &self.session, &self.congestion) {
             Ok(stream) => {
-                *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+                *lock(&self.opened) = Some(stream);
             }
             Err(error) => tracing::debug!(%error, "no control connection over any way"),
         }
@@ -121,11 +122,7 @@ impl Resume {
     fn arrived(&self) -> Option<ControlStream> {
         match &self.side {
             Source::Take(inbox) => inbox.take_control(),
-            Source::Dial { inner, .. } => inner
-                .opened
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
+            Source::Dial { inner, .. } => lock(&inner.opened).take(),
         }
     }
 }

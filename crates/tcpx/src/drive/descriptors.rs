@@ -4,11 +4,12 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
+use tcpx_lanes::lock;
 
 use crate::wait::{wait, wait_about};
 
@@ -83,7 +84,7 @@ impl Set {
             false => (Control::Read, EventFlags::IN),
             true => (Control::ReadWrite, EventFlags::IN | EventFlags::OUT),
         };
-        let mut watched = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = lock(&self.control);
         let data = EventData::new_u64(CONTROL);
         match *watched {
             now if now == wanted => return Ok(()),
@@ -180,7 +181,7 @@ impl Descriptors {
     /// Another connection has taken the control connection's place: the old descriptor is closed.
     pub(super) fn control_replaced(&self) {
         if let Some(Some(set)) = self.set.get() {
-            *set.control.lock().unwrap_or_else(PoisonError::into_inner) = Control::Not;
+            *lock(&set.control) = Control::Not;
         }
         // Who sleeps does not hear of the new one.
         self.call();

@@ -2,8 +2,9 @@
 //! nothing holds up nobody but itself.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use tcpx_lanes::lock;
 use tcpx_net::ListenerNudge;
 
 use crate::connection::Connection;
@@ -22,10 +23,6 @@ struct State {
 pub(super) struct SetUps {
     state: Arc<Mutex<State>>,
     nudge: ListenerNudge,
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SetUps {
