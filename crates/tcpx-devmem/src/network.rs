@@ -167,7 +167,7 @@ impl DevmemNetwork {
             signal,
             window: WINDOW,
         };
-        DevmemChannel::new(parts).map_err(|error| system("epoll_create", error.into()))
+        Ok(DevmemChannel::new(parts).map_err(|error| system("epoll_create", error.into()))?)
     }
 
     /// Before any payload may come: what waits unread leaves room in the pool.
