@@ -109,9 +109,9 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     (median, at(0), at(last))
 }
 
-/// Three digits behind the point.
+/// Four significant digits: no rate is so low that it reads as none.
 pub(crate) fn digits(value: f64) -> f64 {
-    (value * 1e3).round() / 1e3
+    format!("{value:.3e}").parse().unwrap_or(value)
 }
 
 /// The host in a line, which begins with its `devices`.

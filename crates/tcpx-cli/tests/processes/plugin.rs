@@ -11,7 +11,9 @@ use crate::support::{Ended, Running, Server, tcpx};
 
 fn check(path: &Path, more: &[&str]) -> Ended {
     let path = path.to_str().expect("text");
-    Running::start(tcpx(&[&["plugin", path], more].concat())).end()
+    // A busy host may take long over 64 MiB of random bytes.
+    let command = ["plugin", path, "--timeout", "5m"];
+    Running::start(tcpx(&[&command, more].concat())).end()
 }
 
 /// The bad plugin, bad in one way.
