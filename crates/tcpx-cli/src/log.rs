@@ -3,30 +3,28 @@
 use std::io;
 
 use nccl_net::{LogLevel, LogRecord};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use crate::args::output::{LogFormat, OutputArgs};
 use crate::error::Error;
 use crate::output::say::is_lively;
 
-/// The variable that chooses log lines, in the notation of `tracing-subscriber`.
+/// The variable that chooses log lines, in the notation of [`Targets`].
 const VARIABLE: &str = "RUST_LOG";
 
 /// Starts logging: warnings and errors, and what the flags ask for.
 pub(crate) fn start(flags: &OutputArgs) -> Result<(), Error> {
     let chosen = std::env::var(VARIABLE).unwrap_or_default();
-    let filter = directives(flags, &chosen);
-    let filter = EnvFilter::try_new(&filter).map_err(|error| {
+    let filter: Targets = directives(flags, &chosen).parse().map_err(|error| {
         Error::usage(
             format!("{VARIABLE}={chosen} chooses no log lines: {error}"),
             format!("write {VARIABLE}=debug, or {VARIABLE}=tcpx_net=debug for a part"),
         )
     })?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr);
-    match flags.log_format {
-        LogFormat::Json => lines.json().flatten_event(true).init(),
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match flags.log_format {
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
         LogFormat::Text => {
             let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
             // Who looks at each step also wants to know where in the program it is.
@@ -35,9 +33,12 @@ pub(crate) fn start(flags: &OutputArgs) -> Result<(), Error> {
                 .with_ansi(is_lively() && !is_plain)
                 .with_target(shows_target)
                 .compact()
-                .init();
+                .boxed()
         }
-    }
+    };
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .init();
     nccl_net::set_log_sink(plugin_line, LogLevel::Trace);
     Ok(())
 }
@@ -99,7 +100,7 @@ mod tests {
 
     /// What comes of the directives, as the library shows it.
     fn filter(flags: &OutputArgs, chosen: &str) -> String {
-        let filter = EnvFilter::try_new(directives(flags, chosen)).expect("a filter");
+        let filter: Targets = directives(flags, chosen).parse().expect("a filter");
         filter.to_string()
     }
 

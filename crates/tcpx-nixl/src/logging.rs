@@ -2,7 +2,9 @@
 
 use std::sync::Once;
 
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 /// The variable that says which lines appear, as for the program `tcpx`.
 const VARIABLE: &str = "RUST_LOG";
@@ -13,13 +15,13 @@ pub(crate) fn start() {
     STARTED.call_once(|| {
         let filter = std::env::var(VARIABLE)
             .ok()
-            .and_then(|text| EnvFilter::try_new(text).ok())
-            .unwrap_or_else(|| EnvFilter::new("warn"));
-        // It fails where the log was started before, which is as good.
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(filter)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+        let lines = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)
             .with_ansi(false)
-            .try_init();
+            .with_filter(filter);
+        // It fails where the log was started before, which is as good.
+        let _ = tracing_subscriber::registry().with(lines).try_init();
     });
 }
