@@ -103,7 +103,8 @@ fn build(tree: &Path, commit: String) -> Result<Build> {
         .args(["build", "--profile", PROFILE])
         .args(packages)
         .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "0"))?;
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .env("CARGO_PROFILE_RELEASE_LTO", "false"))?;
     Ok(Build::in_folder(&target.join(PROFILE), commit))
 }
 
