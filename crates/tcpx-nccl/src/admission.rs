@@ -25,7 +25,7 @@ pub(crate) struct Admission {
     socket: Listener,
     key: Identity,
     pending: Vec<Pending>,
-    /// The oldest makes room for one more.
+    /// With as many, one makes room for one more.
     limit: usize,
     /// The last accept failed for want of something, mostly open files.
     choked: bool,
@@ -137,10 +137,10 @@ impl Admission {
                 continue;
             }
             if self.pending.len() >= self.limit {
-                let oldest = self.pending.remove(0);
+                let dropped = self.make_room()?;
                 log.warn(&format!(
                     "{name}: too many connections wait for their handshake; dropped {}",
-                    oldest.peer
+                    dropped.peer
                 ));
             }
             self.pending.push(Pending {
@@ -152,6 +152,18 @@ impl Admission {
             });
         }
         Ok(())
+    }
+
+    /// Takes one of those that have said nothing, or of all, drawn at random: who connects fast enough would have the
+    /// oldest, a peer far away, dropped again and again.
+    fn make_room(&mut self) -> Result<Pending, PluginError> {
+        let silent = (0..self.pending.len()).filter(|at| !self.pending[*at].has_spoken);
+        let mut among: Vec<usize> = silent.collect();
+        if among.is_empty() {
+            among.extend(0..self.pending.len());
+        }
+        let drawn = u64::from_ne_bytes(random()?) % among.len() as u64;
+        Ok(self.pending.remove(among[drawn as usize]))
     }
 }
 
@@ -209,5 +221,45 @@ impl Pending {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use nccl_net::export::HostLogger;
+
+    use super::*;
+    use crate::listener::listen_on;
+
+    #[test]
+    fn silent_strangers_drop_nobody_who_has_spoken() {
+        let socket = listen_on(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = socket.local_addr().unwrap();
+        let mut admission = Admission::new(socket, [7; Key::BYTES], 4);
+        let log = Log::new(HostLogger::default(), c"TCPX");
+        let mut good = TcpStream::connect(address).unwrap();
+        good.write_all(b"T").unwrap();
+        let name = good.local_addr().unwrap();
+        let until = Instant::now() + HANDSHAKE_TIME / 2;
+        let has_spoken = |admission: &Admission| {
+            let mut pending = admission.pending.iter();
+            pending.any(|one| one.peer == name && one.has_spoken)
+        };
+        while !has_spoken(&admission) {
+            assert!(Instant::now() < until);
+            assert!(admission.next(&log, "a test").unwrap().is_none());
+        }
+        let strangers: Vec<_> = (0..40)
+            .map(|_| {
+                let stranger = TcpStream::connect(address).unwrap();
+                assert!(admission.next(&log, "a test").unwrap().is_none());
+                stranger
+            })
+            .collect();
+        assert!(has_spoken(&admission) && admission.pending.len() == 4);
+        drop(strangers);
     }
 }

@@ -257,7 +257,7 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<Option<Ses
         let arrived = match socket::receive_bytes(stream, &mut buffer) {
             Ok(Moved::Bytes(bytes)) => bytes,
             Ok(Moved::WouldBlock) => return Ok(None),
-            // A crowded listener drops the oldest connection; there is room again soon.
+            // A crowded listener drops some; there is room again soon.
             Ok(Moved::End) => return Err(Failure::HungUp(handshake.closed().to_string())),
             Err(error) => return Err(Failure::HungUp(error.to_string())),
         };

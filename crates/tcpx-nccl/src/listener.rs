@@ -18,7 +18,7 @@ use crate::lanes::runtime::Runtime;
 use crate::plugin::{Shared, random};
 use crate::receive::RecvComm;
 
-/// Connections that may be in their handshake at once; the oldest makes room.
+/// Connections that may be in their handshake at once.
 const MAX_PENDING: usize = 16;
 const BACKLOG: i32 = 128;
 
@@ -135,7 +135,7 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, PluginE
     ))
 }
 
-fn listen_on(address: SocketAddr) -> io::Result<Listener> {
+pub(crate) fn listen_on(address: SocketAddr) -> io::Result<Listener> {
     let socket = tcp_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;

@@ -2,7 +2,7 @@
 //!
 //! One thread accepts, authenticates and sorts. Strangers cost a small, bounded amount and never
 //! delay a good connection: handshakes are advanced as bytes arrive, each has an absolute deadline,
-//! and the oldest gives way when there are too many.
+//! and one that has said nothing gives way when there are too many.
 
 mod acceptor;
 mod admission;
