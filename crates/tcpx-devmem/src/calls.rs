@@ -19,14 +19,11 @@ pub struct Arrival {
     pub truncated: bool,
 }
 
-/// System calls on a connected, non-blocking TCP socket. None of them waits: what cannot be done now
-/// fails with [`io::ErrorKind::WouldBlock`]. Interrupted calls are made again.
+/// System calls on a connected, non-blocking TCP socket. Errors are the system's. None of them waits: what
+/// cannot be done now fails with [`io::ErrorKind::WouldBlock`]. Interrupted calls are made again.
 pub trait SocketCalls: Send + Sync + Debug {
     /// Receives device memory: `recvmsg` with `MSG_SOCK_DEVMEM`. At most `into.len()` bytes come, in
     /// the pool or in `into`; the control messages say where.
-    ///
-    /// # Errors
-    /// The system's.
     fn receive(
         &self,
         socket: BorrowedFd<'_>,
@@ -35,15 +32,9 @@ pub trait SocketCalls: Send + Sync + Debug {
     ) -> io::Result<Arrival>;
 
     /// Receives ordinary bytes; 0 is the end of the stream.
-    ///
-    /// # Errors
-    /// The system's.
     fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize>;
 
     /// `setsockopt` with tokens; what it answers is for the tokens' owner to judge.
-    ///
-    /// # Errors
-    /// The system's.
     fn give_back(
         &self,
         socket: BorrowedFd<'_>,
@@ -53,16 +44,10 @@ pub trait SocketCalls: Send + Sync + Debug {
     ) -> io::Result<i32>;
 
     /// Sends bytes that the CPU reaches; the answer is how many the kernel took a copy of.
-    ///
-    /// # Errors
-    /// The system's.
     fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize>;
 
     /// Sends bytes of bound memory without a copy; the answer is how many the kernel took. They must
     /// not change before [`Self::done`] names the call.
-    ///
-    /// # Errors
-    /// The system's.
     fn send_device(
         &self,
         socket: BorrowedFd<'_>,
@@ -73,9 +58,6 @@ pub trait SocketCalls: Send + Sync + Debug {
 
     /// Ends the connection at once: the peer sees a reset, and what was not sent never will be. The
     /// socket stays, for what [`Self::done`] has to say about sends.
-    ///
-    /// # Errors
-    /// The system's.
     fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
 
     /// The next report about zero-copy sends; `None` when there is none.
@@ -90,7 +72,7 @@ pub trait SocketCalls: Send + Sync + Debug {
 pub struct LinuxSockets;
 
 /// Runs a system call that returns a count, again when it is interrupted.
-fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
+pub(super) fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
     loop {
         if let Ok(bytes) = usize::try_from(call()) {
             return Ok(bytes);
@@ -115,7 +97,7 @@ fn iovec(slice: &RegionSlice) -> io::Result<libc::iovec> {
     })
 }
 
-fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghdr {
+pub(super) fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghdr {
     // SAFETY: msghdr is plain data for which all zeroes is the empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = part;

@@ -15,112 +15,66 @@ use super::rule::Rule;
 pub use linux::Linux;
 
 /// The kernel's configuration interfaces. Interface names are those of the calling thread's network
-/// namespace.
+/// namespace; errors are the system's, with its numbers.
 pub trait Kernel: Send + Sync + fmt::Debug {
     /// Opens a generic netlink socket. What is bound through it ends when it is dropped.
-    ///
-    /// # Errors
-    /// The system's.
     fn netlink(&self) -> io::Result<Box<dyn NetlinkSocket>>;
 
     /// The number of an interface.
-    ///
-    /// # Errors
-    /// The system's; `ENODEV` when there is none of that name.
+    /// Fails with `ENODEV` when there is none of that name.
     fn interface_index(&self, interface: &str) -> io::Result<u32>;
 
     /// The name of an interface by its number; `None` when there is none.
-    ///
-    /// # Errors
-    /// The system's.
     fn interface_name(&self, ifindex: u32) -> io::Result<Option<String>>;
 
     /// The driver's name.
-    ///
-    /// # Errors
-    /// The system's; `EOPNOTSUPP` when no driver stands behind the interface.
+    /// Fails with `EOPNOTSUPP` when no driver stands behind the interface.
     fn driver(&self, interface: &str) -> io::Result<String>;
 
     /// How many receive queues are in use.
-    ///
-    /// # Errors
-    /// The system's.
     fn receive_queues(&self, interface: &str) -> io::Result<u32>;
 
     /// Whether flow rules are on.
-    ///
-    /// # Errors
-    /// The system's.
     fn flow_rules_on(&self, interface: &str) -> io::Result<bool>;
 
     /// Turns flow rules on or off.
-    ///
-    /// # Errors
-    /// The system's.
     fn turn_flow_rules(&self, interface: &str, on: bool) -> io::Result<()>;
 
     /// The table that spreads packets over queues: a queue for each hash value.
-    ///
-    /// # Errors
-    /// The system's; `EOPNOTSUPP` when the card has none.
+    /// Fails with `EOPNOTSUPP` when the card has none.
     fn indirection(&self, interface: &str) -> io::Result<Vec<u32>>;
 
     /// Replaces that table; an empty one stands for the driver's own.
-    ///
-    /// # Errors
-    /// The system's.
     fn set_indirection(&self, interface: &str, table: &[u32]) -> io::Result<()>;
 
     /// The flow rules there are.
-    ///
-    /// # Errors
-    /// The system's; `EOPNOTSUPP` when the card has none.
+    /// Fails with `EOPNOTSUPP` when the card has none.
     fn rules(&self, interface: &str) -> io::Result<RuleTable>;
 
     /// Makes a rule, at a place that must be free or, with `None`, one that the driver chooses.
-    ///
-    /// # Errors
-    /// The system's.
     fn insert_rule(&self, interface: &str, rule: &Rule, at: Option<u32>) -> io::Result<u32>;
 
     /// Removes the rule at a place.
-    ///
-    /// # Errors
-    /// The system's.
     fn delete_rule(&self, interface: &str, at: u32) -> io::Result<()>;
 
     /// When a process was started, in the kernel's clock ticks since boot; `None` when there is no such
     /// process.
-    ///
-    /// # Errors
-    /// The system's.
     fn process_start(&self, pid: u32) -> io::Result<Option<u64>>;
 
     /// Where this process runs.
-    ///
-    /// # Errors
-    /// The system's.
     fn place(&self) -> io::Result<Place>;
 }
 
-/// A generic netlink socket.
+/// A generic netlink socket. Errors are the system's.
 pub trait NetlinkSocket: Send + fmt::Debug {
     /// Sends one message.
-    ///
-    /// # Errors
-    /// The system's.
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
 
     /// Joins a group, whose messages come like answers from then on.
-    ///
-    /// # Errors
-    /// The system's.
     fn join(&mut self, group: u32) -> io::Result<()>;
 
     /// Receives into the buffer and returns the bytes. It waits, but not for ever.
-    ///
-    /// # Errors
-    /// The system's; [`io::ErrorKind::WouldBlock`] when nothing came in time, and
+    /// Fails with [`io::ErrorKind::WouldBlock`] when nothing came in time, and
     /// [`io::ErrorKind::InvalidData`] when more came than fits.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 }

@@ -143,70 +143,36 @@ impl Settings<'_> {
     /// Puts everything back, the last change first. What somebody else has changed since is left as it
     /// is. A setting that cannot be put back stays in `changes`, and its error is in the answer.
     pub(super) fn restore(&self, changes: &mut Changes) -> Vec<DevmemError> {
-        let mut failed = Vec::new();
-        let mut put_back = |outcome: Result<(), DevmemError>| match outcome {
-            Ok(()) => true,
-            Err(error) => {
-                failed.push(error);
-                false
-            }
-        };
-        if let Some(change) = &changes.indirection
-            && put_back(self.restore_indirection(change))
-        {
-            changes.indirection = None;
-        }
-        if let Some(change) = &changes.threshold
-            && put_back(self.restore_one(
-                change,
+        let done = [
+            put_back(
+                &mut changes.indirection,
+                || self.indirection(),
+                |before| self.restore_indirection(before),
+            ),
+            put_back(
+                &mut changes.threshold,
                 || Ok(self.header_split()?.threshold),
-                |before| self.set_rings(RingsChange::Threshold(before)),
-            ))
-        {
-            changes.threshold = None;
-        }
-        if let Some(change) = &changes.header_split
-            && put_back(self.restore_one(
-                change,
+                |before| self.set_rings(RingsChange::Threshold(*before)),
+            ),
+            put_back(
+                &mut changes.header_split,
                 || Ok(self.header_split()?.split),
-                |before| match self.set_rings(RingsChange::Split(before)) {
+                |&before| match self.set_rings(RingsChange::Split(before)) {
                     // It was off when the driver decided.
                     Err(_) if before == SPLIT_AUTO => self.set_rings(RingsChange::Split(SPLIT_OFF)),
                     done => done,
                 },
-            ))
-        {
-            changes.header_split = None;
-        }
-        if let Some(change) = &changes.flow_rules
-            && put_back(self.restore_one(
-                change,
+            ),
+            put_back(
+                &mut changes.flow_rules,
                 || self.flow_rules(),
-                |before| self.turn_flow_rules(before),
-            ))
-        {
-            changes.flow_rules = None;
-        }
-        failed
+                |before| self.turn_flow_rules(*before),
+            ),
+        ];
+        done.into_iter().filter_map(Result::err).collect()
     }
 
-    fn restore_one<T: PartialEq + Copy>(
-        &self,
-        change: &Change<T>,
-        read: impl Fn() -> Result<Option<T>, DevmemError>,
-        write: impl Fn(T) -> Result<(), DevmemError>,
-    ) -> Result<(), DevmemError> {
-        if read()? == Some(change.after) {
-            write(change.before)?;
-        }
-        Ok(())
-    }
-
-    fn restore_indirection(&self, change: &Change<Vec<u32>>) -> Result<(), DevmemError> {
-        let now = self.indirection()?;
-        if now.as_ref() != Some(&change.after) {
-            return Ok(());
-        }
+    fn restore_indirection(&self, before: &Vec<u32>) -> Result<(), DevmemError> {
         let write = |table: &[u32]| {
             self.kernel
                 .set_indirection(self.interface, table)
@@ -222,13 +188,13 @@ impl Settings<'_> {
                 .zip(numbers)
                 .all(|(one, number)| *one == number)
         };
-        if is_default(&change.before) {
+        if is_default(before) {
             write(&[])?;
-            if self.indirection()?.as_ref() == Some(&change.before) {
+            if self.indirection()?.as_ref() == Some(before) {
                 return Ok(());
             }
         }
-        write(&change.before)
+        write(before)
     }
 
     pub(super) fn header_split(&self) -> Result<HeaderSplit, DevmemError> {
@@ -296,4 +262,19 @@ impl Settings<'_> {
                 .failed("reading how packets are spread over queues", &error)),
         }
     }
+}
+
+/// Puts one setting back, if it was changed and nobody has changed it since.
+fn put_back<T: PartialEq>(
+    changed: &mut Option<Change<T>>,
+    read: impl FnOnce() -> Result<Option<T>, DevmemError>,
+    write: impl FnOnce(&T) -> Result<(), DevmemError>,
+) -> Result<(), DevmemError> {
+    if let Some(change) = changed
+        && read()?.as_ref() == Some(&change.after)
+    {
+        write(&change.before)?;
+    }
+    *changed = None;
+    Ok(())
 }

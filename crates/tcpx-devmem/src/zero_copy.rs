@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use tcpx_lanes::control_messages::{cmsg_len, cmsg_space};
 
+use crate::calls::{count, message};
 use crate::cmsg::{Dialect, SOL_SOCKET};
 
 const ID_BYTES: usize = size_of::<u32>();
@@ -36,23 +37,9 @@ pub(super) fn send(
         iov_base: std::ptr::without_provenance_mut(offset),
         iov_len: length,
     };
-    // SAFETY: msghdr is plain data for which all zeroes is the empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control.0.len() as _;
+    let message = message(&mut part, &mut control.0);
     let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    loop {
-        // SAFETY: the kernel reads the control message, which is live, and takes the iovec's base
-        // for an offset in the bound memory: it touches nothing of this process.
-        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-        if let Ok(bytes) = usize::try_from(sent) {
-            return Ok(bytes);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+    // SAFETY: the kernel reads the control message, which is live, and takes the iovec's base
+    // for an offset in the bound memory: it touches nothing of this process.
+    count(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
