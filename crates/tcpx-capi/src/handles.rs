@@ -31,7 +31,7 @@ const INDEX_MASK: usize = (1 << 24) - 1;
 /// The low bits are 0: C may take a handle for an aligned pointer.
 const LOW_MASK: usize = (1 << INDEX_SHIFT) - 1;
 
-/// What a handle names.
+/// What a handle names; the plugin calls' kinds come first, then the engine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Listen = 1,
@@ -47,60 +47,41 @@ pub(crate) enum Kind {
     Queue = 11,
 }
 
-impl Kind {
-    const ALL: [Self; 11] = [
-        Self::Listen,
-        Self::Send,
-        Self::Recv,
-        Self::Memory,
-        Self::Request,
-        Self::Endpoint,
-        Self::Connection,
-        Self::Region,
-        Self::Window,
-        Self::Transfer,
-        Self::Queue,
-    ];
+/// Each kind, what messages call it, and how such a handle ends; in the order of the kinds' numbers.
+const KINDS: [(Kind, &str, &str); 11] = [
+    (Kind::Listen, "a listen comm", "tcpx_close_listen"),
+    (Kind::Send, "a send comm", "tcpx_close_send"),
+    (Kind::Recv, "a receive comm", "tcpx_close_recv"),
+    (
+        Kind::Memory,
+        "registered memory",
+        "tcpx_dereg_mr or the close of its comm",
+    ),
+    (
+        Kind::Request,
+        "a request",
+        "done == 1 (a send), tcpx_irecv_consumed, or the close of its comm",
+    ),
+    (Kind::Endpoint, "an endpoint", "tcpx_endpoint_close"),
+    (Kind::Connection, "a connection", "tcpx_connection_close"),
+    (Kind::Region, "a region", "tcpx_region_release"),
+    (Kind::Window, "a window", "tcpx_window_revoke"),
+    (Kind::Transfer, "a transfer", "tcpx_transfer_release"),
+    (Kind::Queue, "a queue", "tcpx_queue_close"),
+];
 
+impl Kind {
     const fn words(self) -> &'static str {
-        match self {
-            Self::Listen => "a listen comm",
-            Self::Send => "a send comm",
-            Self::Recv => "a receive comm",
-            Self::Memory => "registered memory",
-            Self::Request => "a request",
-            Self::Endpoint => "an endpoint",
-            Self::Connection => "a connection",
-            Self::Region => "a region",
-            Self::Window => "a window",
-            Self::Transfer => "a transfer",
-            Self::Queue => "a queue",
-        }
+        KINDS[self as usize - 1].1
+    }
+
+    const fn ending(self) -> &'static str {
+        KINDS[self as usize - 1].2
     }
 
     /// Whether the plugin calls have such handles, not the engine.
     const fn is_of_plugin(self) -> bool {
-        matches!(
-            self,
-            Self::Listen | Self::Send | Self::Recv | Self::Memory | Self::Request
-        )
-    }
-
-    /// How such a handle ends.
-    const fn ending(self) -> &'static str {
-        match self {
-            Self::Listen => "tcpx_close_listen",
-            Self::Send => "tcpx_close_send",
-            Self::Recv => "tcpx_close_recv",
-            Self::Memory => "tcpx_dereg_mr or the close of its comm",
-            Self::Request => "done == 1 (a send), tcpx_irecv_consumed, or the close of its comm",
-            Self::Endpoint => "tcpx_endpoint_close",
-            Self::Connection => "tcpx_connection_close",
-            Self::Region => "tcpx_region_release",
-            Self::Window => "tcpx_window_revoke",
-            Self::Transfer => "tcpx_transfer_release",
-            Self::Queue => "tcpx_queue_close",
-        }
+        self as usize <= Self::Request as usize
     }
 }
 
@@ -127,9 +108,7 @@ impl Handle {
             return None;
         }
         let number = address >> KIND_SHIFT & KIND_MASK;
-        let kind = Kind::ALL
-            .into_iter()
-            .find(|kind| *kind as usize == number)?;
+        let (kind, ..) = *KINDS.get(number.checked_sub(1)?)?;
         let index = address >> INDEX_SHIFT & INDEX_MASK;
         let generation = (address >> GENERATION_SHIFT) as u32 & MAX_GENERATION;
         Some((kind, index, generation))
@@ -320,37 +299,34 @@ fn find(argument: &'static str, pointer: *const u8, wanted: &[Kind]) -> Outcome<
     }
 }
 
-pub(crate) fn listener<T>(pointer: *const T) -> Outcome<(Handle, Arc<Listener>)> {
-    match find("listen_comm", pointer.cast(), &[Kind::Listen])? {
-        (handle, Object::Listen(listener)) => Ok((handle, listener)),
-        _ => Err(mismatch()),
-    }
+/// Functions that find the object of one kind by the argument of that name.
+macro_rules! lookups {
+    ($($name:ident($argument:literal): $kind:ident => $object:ty,)*) => {$(
+        pub(crate) fn $name<T>(pointer: *const T) -> Outcome<(Handle, $object)> {
+            match find($argument, pointer.cast(), &[Kind::$kind])? {
+                (handle, Object::$kind(object)) => Ok((handle, object)),
+                _ => Err(mismatch()),
+            }
+        }
+    )*};
 }
 
-pub(crate) fn sender<T>(pointer: *const T) -> Outcome<(Handle, Arc<End>)> {
-    match find("send_comm", pointer.cast(), &[Kind::Send])? {
-        (handle, Object::Send(end)) => Ok((handle, end)),
-        _ => Err(mismatch()),
-    }
-}
-
-pub(crate) fn receiver<T>(pointer: *const T) -> Outcome<(Handle, Arc<End>)> {
-    match find("recv_comm", pointer.cast(), &[Kind::Recv])? {
-        (handle, Object::Recv(end)) => Ok((handle, end)),
-        _ => Err(mismatch()),
-    }
+lookups! {
+    listener("listen_comm"): Listen => Arc<Listener>,
+    sender("send_comm"): Send => Arc<End>,
+    receiver("recv_comm"): Recv => Arc<End>,
+    memory("mhandle"): Memory => Arc<Registered>,
+    endpoint("endpoint"): Endpoint => Arc<Endpoint>,
+    connection("connection"): Connection => Arc<Connection>,
+    region("region"): Region => Region,
+    window("window"): Window => Arc<Window>,
+    transfer("transfer"): Transfer => Arc<Transfer>,
+    queue("queue"): Queue => CompletionQueue,
 }
 
 pub(crate) fn either_end<T>(pointer: *const T) -> Outcome<Arc<End>> {
     match find("comm", pointer.cast(), &[Kind::Send, Kind::Recv])? {
         (_, Object::Send(end) | Object::Recv(end)) => Ok(end),
-        _ => Err(mismatch()),
-    }
-}
-
-pub(crate) fn memory<T>(pointer: *const T) -> Outcome<(Handle, Arc<Registered>)> {
-    match find("mhandle", pointer.cast(), &[Kind::Memory])? {
-        (handle, Object::Memory(memory)) => Ok((handle, memory)),
         _ => Err(mismatch()),
     }
 }
@@ -361,23 +337,6 @@ pub(crate) fn request<T>(pointer: *const T) -> Outcome<(Arc<End>, u64)> {
         _ => Err(mismatch()),
     }
 }
-
-macro_rules! engine_handle {
-    ($name:ident, $kind:ident, $object:ty) => {
-        pub(crate) fn $name<T>(pointer: *const T) -> Outcome<(Handle, $object)> {
-            match find(stringify!($name), pointer.cast(), &[Kind::$kind])? {
-                (handle, Object::$kind(object)) => Ok((handle, object)),
-                _ => Err(mismatch()),
-            }
-        }
-    };
-}
-engine_handle!(endpoint, Endpoint, Arc<Endpoint>);
-engine_handle!(connection, Connection, Arc<Connection>);
-engine_handle!(region, Region, Region);
-engine_handle!(window, Window, Arc<Window>);
-engine_handle!(transfer, Transfer, Arc<Transfer>);
-engine_handle!(queue, Queue, CompletionQueue);
 
 /// `find` has compared the kinds.
 fn mismatch() -> Failure {
@@ -418,7 +377,8 @@ mod tests {
 
     #[test]
     fn every_part_of_a_handle_is_read_back_and_no_address_is_one() {
-        for kind in Kind::ALL {
+        for (place, (kind, ..)) in KINDS.into_iter().enumerate() {
+            assert_eq!(kind as usize, place + 1);
             for (index, generation) in [(0, 0), (INDEX_MASK, MAX_GENERATION), (5, 7)] {
                 let handle = Handle::new(kind, index, generation);
                 let pointer = handle.to_pointer::<u8>();
