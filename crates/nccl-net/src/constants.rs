@@ -37,9 +37,6 @@ pub const MAX_NET_BYTES: usize = 1 << 30;
 /// `trafficClass` when none was asked for.
 pub const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
 
-/// Value that NCCL may leave in `*request` before a receive whose completion it does not need.
-pub const OPTIONAL_RECV_COMPLETION: usize = 1;
-
 /// Logger levels.
 pub mod level {
     use super::c_int;
@@ -66,10 +63,6 @@ pub mod subsystem {
     pub const TUNING: c_ulong = 64;
     /// Networks.
     pub const NET: c_ulong = 16;
-    /// Environment variables.
-    pub const ENV: c_ulong = 128;
-    /// Memory registration.
-    pub const REG: c_ulong = 8192;
     /// Every subsystem.
     pub const ALL: c_ulong = c_ulong::MAX;
 }

@@ -14,7 +14,7 @@ use crate::result::ResultCode;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum AbiVersion {
-    V5,
+    V5 = 5,
     V6,
     V7,
     V8,
@@ -53,16 +53,7 @@ impl AbiVersion {
 
     /// The number.
     pub const fn number(self) -> u32 {
-        match self {
-            Self::V5 => 5,
-            Self::V6 => 6,
-            Self::V7 => 7,
-            Self::V8 => 8,
-            Self::V9 => 9,
-            Self::V10 => 10,
-            Self::V11 => 11,
-            Self::V12 => 12,
-        }
+        self as u32
     }
 }
 
