@@ -5,8 +5,10 @@ use std::ops::RangeInclusive;
 
 use nccl_net::constants::MAX_NET_BYTES;
 use tcpx_lanes::idle::MAX_LANES;
+use tcpx_wire::Key;
 
 use crate::error::PluginError;
+use crate::handle::array;
 use crate::lanes::inlet::MAX_CHUNK_BYTES;
 
 /// Bytes of one page of the receive pool.
@@ -79,9 +81,24 @@ pub struct Config {
     pub chunk_bytes: usize,
     /// `TCPX_NET_SPLICE`: large chunks are sent without a copy; 0 for with one.
     pub splice: bool,
+    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it. Not with
+    /// `TCPX_NET_DEVICE=unpack`: `tcpx`, which drives that, has a key of its own there and passes handles on sealed.
+    pub key: Option<Key>,
 }
 
 impl Config {
+    /// What a peer proves that reads this in a handle, and what shows in the handle that both have the same key.
+    pub(crate) fn proof(&self, shown: [u8; Key::BYTES]) -> ([u8; Key::BYTES], [u8; Key::BYTES]) {
+        match &self.key {
+            None => (shown, [0; Key::BYTES]),
+            Some(key) => {
+                let both = key.secret_for(&shown);
+                let (proof, check) = both.split_at(Key::BYTES);
+                (array(proof), array(check))
+            }
+        }
+    }
+
     /// Messages above take lanes while others are under way.
     pub(crate) fn crowded_bytes(&self) -> usize {
         self.inline_bytes.min(CROWDED_BYTES)
@@ -110,6 +127,7 @@ impl Default for Config {
             inline_bytes: DEFAULT_INLINE_BYTES,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             splice: true,
+            key: None,
         }
     }
 }
@@ -208,6 +226,17 @@ impl Config {
         if let Some(number) = number("TCPX_NET_SPLICE", 0..=1, "0 or 1")? {
             config.splice = number == 1;
         }
+        if let Some(text) = value("TCPX_KEY").filter(|_| config.mode != Mode::Unpack) {
+            let key = Key::parse(&text).map_err(|error| {
+                bad(
+                    "TCPX_KEY",
+                    "...".to_owned(),
+                    error.to_string(),
+                    "a server's key, as `tcpx key FILE` writes it, the same on every rank",
+                )
+            })?;
+            config.key = Some(key);
+        }
         Ok(config)
     }
 }
@@ -303,6 +332,22 @@ mod tests {
             Mode::Cuda
         );
         assert_eq!(config.ports, Some(20000..=20010));
+    }
+
+    #[test]
+    fn a_key_is_a_servers_and_stays_out_of_errors() {
+        let key = Key::generate(&mut |bytes| bytes.fill(7));
+        let text = key.to_text();
+        assert_eq!(read(&[("TCPX_KEY", &text)]).unwrap().key, Some(key.clone()));
+        let unpack = [("TCPX_KEY", &text[..]), ("TCPX_NET_DEVICE", "unpack")];
+        assert_eq!(read(&unpack).unwrap().key, None);
+        for other in [&key.client_key().to_text()[..], &text[1..], "secret"] {
+            let error = read(&[("TCPX_KEY", other)]).unwrap_err().to_string();
+            assert!(
+                error.contains("TCPX_KEY") && !error.contains(other),
+                "{error}"
+            );
+        }
     }
 
     #[test]

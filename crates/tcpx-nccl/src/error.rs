@@ -56,6 +56,11 @@ pub enum PluginError {
         /// What is wrong with it.
         why: String,
     },
+    /// Not all ranks have the same key.
+    #[error(
+        "TCPX_KEY of the listening rank is another one than here, or only one of them has it; give all ranks the same"
+    )]
+    OtherKey,
     /// The peer could not be reached or did not answer in time.
     #[error("connect to {peer}: {why}")]
     Connect {
@@ -244,6 +249,7 @@ impl PluginError {
             Self::InvalidArgument(_)
             | Self::NoSuchDevice { .. }
             | Self::BadHandle { .. }
+            | Self::OtherKey
             | Self::Environment { .. } => ResultCode::InvalidArgument,
             Self::Copy { .. } => ResultCode::UnhandledCudaError,
             Self::Protocol { .. }

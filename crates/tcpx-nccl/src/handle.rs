@@ -2,7 +2,7 @@
 //!
 //! Little endian: magic 8, version u16, address family u16 (4 or 6), port u16, reserved u16,
 //! address 16, secret 16, listen id u64, and of the door for lanes: port u16 (0: none), reserved 6,
-//! process u64, secret 16; the rest zero. Of the reserved bytes behind the port the first is 1 if lanes may come.
+//! process u64, secret 16; check of the key 16; the rest zero. Of the reserved bytes behind the port the first is 1 if lanes may come.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -20,12 +20,14 @@ const FAMILY_V6: u16 = 6;
 pub struct Handle {
     /// Where to connect.
     pub address: SocketAddr,
-    /// Key of the handshake: who holds the handle may connect.
+    /// Of the handshake, unless there is a key: who holds the handle may connect, or who has the key, too.
     pub secret: [u8; 16],
     /// Number of the listen comm in its process, for the logs of both sides.
     pub listen_id: u64,
     /// Where the process can be reached for lanes, and for connections that take another's place.
     pub door: Option<Door>,
+    /// What the listener's key makes of the secret; zero without one.
+    pub check: [u8; 16],
 }
 
 /// Where a process can be reached. `Debug` leaves the secret out.
@@ -85,6 +87,7 @@ impl Handle {
             bytes[64..72].copy_from_slice(&door.process.to_le_bytes());
             bytes[72..88].copy_from_slice(&door.secret);
         }
+        bytes[88..104].copy_from_slice(&self.check);
         PeerHandle(bytes)
     }
 
@@ -125,12 +128,13 @@ impl Handle {
                 secret: array(&bytes[72..88]),
                 lanes: bytes[58] & 1 == 1,
             }),
+            check: array(&bytes[88..104]),
         })
     }
 }
 
 /// The first `N` bytes; missing ones are zero, which callers exclude by their ranges.
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+pub(crate) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     for (to, from) in out.iter_mut().zip(bytes) {
         *to = *from;
@@ -153,6 +157,7 @@ mod tests {
                 secret: *b"fedcba9876543210",
                 lanes: true,
             }),
+            check: *b"what a key makes",
         }
     }
 

@@ -49,16 +49,18 @@ impl ListenComm {
         let door = door
             .inspect_err(|error| shared.log.warn(&format!("no door: {error}")))
             .ok();
+        let (proof, check) = shared.config.proof(secret);
         let handle = Handle {
             address,
             secret,
             listen_id,
             door,
+            check,
         };
         let comm = Self {
             shared: shared.clone(),
             name: format!("listen comm {listen_id} on {address}"),
-            admission: Mutex::new(Admission::new(socket, secret, MAX_PENDING)),
+            admission: Mutex::new(Admission::new(socket, proof, MAX_PENDING)),
             _runtime: runtime,
         };
         Ok((handle.encode(), comm))

@@ -286,7 +286,15 @@ impl NetPlugin for TcpxPlugin {
 
     fn connect(&self, device: usize, handle: &PeerHandle) -> Result<Connector, NetError> {
         let interface = self.shared.interface(device)?;
-        let handle = Handle::decode(handle)?;
+        let mut handle = Handle::decode(handle)?;
+        let (proof, check) = self.shared.config.proof(handle.secret);
+        if check != handle.check {
+            return Err(PluginError::OtherKey.into());
+        }
+        handle.secret = proof;
+        if let Some(door) = &mut handle.door {
+            door.secret = self.shared.config.proof(door.secret).0;
+        }
         Ok(Connector::new(&self.shared, interface, handle))
     }
 }

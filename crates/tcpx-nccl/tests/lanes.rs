@@ -9,8 +9,9 @@ use common::{
     MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
 };
 use nccl_net::ResultCode;
-use nccl_net::export::{NetComm, NetPlugin, NetRecv, NetSend};
-use nccl_net_tcpx::{Config, RecvComm, SendComm};
+use nccl_net::export::{NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend};
+use nccl_net_tcpx::{Config, Mode, RecvComm, SendComm};
+use tcpx_wire::Key;
 
 /// Sends `messages` of `len` bytes with as many in flight as fit; everything must arrive.
 fn stream(pair: &Pair, len: usize, messages: usize) {
@@ -200,7 +201,6 @@ fn without_lanes_on_either_side_everything_still_arrives() {
         let mut connect = connecting.connect(0, &handle).unwrap();
         let (mut send, mut receive) = (None, None);
         until("connecting", || {
-            use nccl_net::export::{NetConnect, NetListen};
             if send.is_none() {
                 send = connect.poll().unwrap();
             }
@@ -216,4 +216,38 @@ fn without_lanes_on_either_side_everything_still_arrives() {
         };
         stream(&pair, MIB, 30);
     }
+}
+
+#[test]
+fn a_handle_lets_nobody_in_who_lacks_the_ranks_key() {
+    let keyed = |with| Config {
+        key: Some(Key::generate(&mut |bytes| bytes.fill(with))),
+        // What comes from there takes lanes, or fails.
+        mode: Mode::Cuda,
+        standin: true,
+        ..lane_config()
+    };
+    let [rank, other] = [keyed(1), keyed(2)].map(plugin);
+    let without = plugin(lane_config());
+    let (handle, listener) = rank.listen(0).unwrap();
+    for stranger in [&other, &without] {
+        let error = stranger.connect(0, &handle).unwrap_err().to_string();
+        assert!(error.contains("TCPX_KEY"), "{error}");
+    }
+    // As if there were no key.
+    let mut altered = handle;
+    altered.0[88..104].fill(0);
+    let mut connect = without.connect(0, &altered).unwrap();
+    until("the refusal", || {
+        assert!(listener.accept(false).unwrap().is_none());
+        connect.poll().map(|comm| assert!(comm.is_none())).err()
+    });
+    let pair = pair(&rank);
+    let data = random(MIB, 5);
+    let mut from = Registered::new(&pair.send, data.clone(), true);
+    let mut to = Registered::new(&pair.receive, vec![0; MIB], true);
+    let receive = posted(pair.receive.irecv(to.buffer(0, MIB), 0, &to.memory));
+    let send = posted(pair.send.isend(from.buffer(0, MIB), 0, &from.memory));
+    finish(&pair, send, receive);
+    assert!(to.bytes == data);
 }

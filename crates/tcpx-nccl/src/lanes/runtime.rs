@@ -135,6 +135,7 @@ impl Runtime {
         let opened = LaneDoor::open(
             listener,
             self.secret,
+            shared.config.proof(self.secret).0,
             self.id,
             self.loops.receivers(),
             self.registry.clone(),
