@@ -114,7 +114,6 @@ impl Key {
         }))
     }
 
-    /// The private half of the static key pair.
     /// What only holders of this key make of bytes that others may read.
     pub fn secret_for(&self, shown: &[u8]) -> [u8; 32] {
         let mut secret = [0; 32];
@@ -122,6 +121,7 @@ impl Key {
         secret
     }
 
+    /// The private half of the static key pair.
     fn static_private(&self) -> Zeroizing<[u8; STATIC_BYTES]> {
         let mut private = Zeroizing::new([0; STATIC_BYTES]);
         self.derive(b"static key", &mut *private);
