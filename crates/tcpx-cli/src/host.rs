@@ -1,7 +1,6 @@
 //! What this program asks of the host it runs on, behind a trait: tests bring a host of their own.
 
 mod facts;
-mod mounts;
 mod real;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -13,7 +12,6 @@ use std::path::{Path, PathBuf};
 use tcpx_net::interfaces::Interface;
 
 pub(crate) use facts::HostFacts;
-pub(crate) use mounts::mount_of;
 pub(crate) use real::RealHost;
 
 use crate::buffer_daemon::{Answer, Question};
@@ -26,6 +24,14 @@ pub(crate) enum FileKind {
     Folder,
     Socket,
     Other,
+}
+
+/// The mount that a file lies on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    pub(crate) point: PathBuf,
+    /// Whether it lets files be mapped as code.
+    pub(crate) allows_programs: bool,
 }
 
 /// A limit of this process: what it may use, and up to where it may raise that. `None`: no limit.
@@ -65,6 +71,8 @@ pub(crate) trait Host {
     fn kind(&self, path: &Path) -> io::Result<FileKind>;
     /// `path` without links.
     fn real_path(&self, path: &Path) -> io::Result<PathBuf>;
+    /// The mount of a path without links.
+    fn mount(&self, path: &Path) -> io::Result<Mount>;
     /// The network interfaces, by name.
     fn interfaces(&self) -> Result<Vec<Interface>, String>;
     /// A limit of this process.

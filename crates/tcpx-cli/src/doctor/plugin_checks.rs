@@ -1,9 +1,7 @@
 //! Checks of the plugin file.
 
-use std::path::Path;
-
 use super::check::{Context, Finding};
-use crate::host::{FileKind, mount_of};
+use crate::host::FileKind;
 use crate::plugin_file::contents::{ContentsError, PluginKind};
 
 const NONE: &str = "no plugin is in question: the embedded network needs none";
@@ -48,12 +46,11 @@ pub(super) fn executable_mount(context: &Context<'_>) -> Finding {
     let Ok(path) = context.host.real_path(path) else {
         return Finding::not_needed("the file is not there");
     };
-    let table = context.host.text(Path::new("/proc/self/mountinfo"));
-    let Some(mount) = table.ok().and_then(|table| mount_of(&table, &path)) else {
+    let Ok(mount) = context.host.mount(&path) else {
         return Finding::not_needed("the mounts cannot be read here");
     };
     let point = mount.point.display();
-    if !mount.options.iter().any(|option| option == "noexec") {
+    if mount.allows_programs {
         return Finding::fine(format!("{point} allows programs"));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -23,10 +23,7 @@ fn healthy() -> FakeHost {
     }
     host.file("/proc/sys/kernel/osrelease", "6.6.1-gke\n");
     host.file("/proc/sys/net/core/optmem_max", "131072\n");
-    host.file(
-        "/proc/self/mountinfo",
-        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n",
-    );
+    host.mounted("/", true);
     host.contents.insert(PLUGIN.into(), google());
     for name in ["rx_rule_manager", "rx_rule_uninstall"] {
         answer(&mut host, name, Answer::Listens);
@@ -315,16 +312,11 @@ fn a_plugin_file_that_is_not_there_blocks() {
 #[test]
 fn a_file_on_a_noexec_mount_blocks_and_the_fix_names_both() {
     assert_finds("TCPX-D012", Verdict::Blocks, "/usr/local/tcpx", |host| {
-        host.file(
-            "/proc/self/mountinfo",
-            "22 1 8:1 / / rw - ext4 a rw\n30 22 0:3 / /usr/local/tcpx rw,noexec - tmpfs b rw\n",
-        );
+        host.mounted("/usr/local/tcpx", false);
     });
     let mut host = healthy();
-    host.file(
-        "/proc/self/mountinfo",
-        "22 1 8:1 / / rw,noexec - ext4 a rw\n",
-    );
+    host.mounts.clear();
+    host.mounted("/", false);
     let fix = finding(&host, "D012").fix.expect("an exact fix");
     assert!(
         fix.contains(PLUGIN) && fix.contains("remount,exec '/'"),

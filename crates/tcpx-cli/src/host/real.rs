@@ -6,11 +6,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
 use rustix::process::{Resource as RawResource, getrlimit};
 use tcpx_memory::driver::{self, DriverStatus};
 use tcpx_net::interfaces::{Interface, interfaces};
 
-use super::{Bounds, Driver, FileKind, Host, Resource};
+use super::{Bounds, Driver, FileKind, Host, Mount, Resource};
 use crate::buffer_daemon::{self, Answer, Question};
 use crate::environment::set_by_us;
 use crate::plugin_file::contents::{self, Contents, ContentsError};
@@ -80,6 +81,19 @@ impl Host for RealHost {
         path.canonicalize()
     }
 
+    fn mount(&self, path: &Path) -> io::Result<Mount> {
+        let flags = statvfs(path)?.f_flag;
+        let is_root = |path: &&Path| {
+            let found = statx(CWD, *path, AtFlags::empty(), StatxFlags::empty());
+            found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+        };
+        let point = path.ancestors().find(is_root);
+        Ok(Mount {
+            point: point.unwrap_or_else(|| Path::new("/")).to_owned(),
+            allows_programs: !flags.contains(StatVfsMountFlags::NOEXEC),
+        })
+    }
+
     fn interfaces(&self) -> Result<Vec<Interface>, String> {
         interfaces().map_err(|error| error.to_string())
     }
@@ -117,5 +131,23 @@ fn probe() -> Driver {
         DriverStatus::Missing { why } => Driver::Missing {
             why: why.to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_files_mount_is_the_deepest_above_it() {
+        let mount = |path: &str| RealHost::default().mount(Path::new(path));
+        let (proc, root) = (mount("/proc/self/stat"), mount("/"));
+        assert_eq!(proc.expect("mounted").point, Path::new("/proc"));
+        assert_eq!(root.expect("mounted").point, Path::new("/"));
+        assert!(mount("/no/such/file").is_err());
+        // This program runs.
+        let own = std::env::current_exe().expect("a path");
+        let own = RealHost::default().mount(&own).expect("mounted");
+        assert!(own.allows_programs);
     }
 }

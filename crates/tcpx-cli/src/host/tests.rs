@@ -16,6 +16,8 @@ use crate::plugin_file::contents::{Contents, ContentsError};
 pub(crate) struct FakeHost {
     pub(crate) variables: BTreeMap<String, String>,
     pub(crate) files: BTreeMap<PathBuf, String>,
+    /// The deepest holds; without one the mounts cannot be read.
+    pub(crate) mounts: Vec<Mount>,
     pub(crate) interfaces: Vec<Interface>,
     pub(crate) locked_memory: Bounds,
     pub(crate) open_files: Bounds,
@@ -34,6 +36,7 @@ impl Default for FakeHost {
         Self {
             variables: BTreeMap::new(),
             files: BTreeMap::new(),
+            mounts: Vec::new(),
             interfaces: Vec::new(),
             locked_memory: unlimited,
             open_files: unlimited,
@@ -49,6 +52,13 @@ impl Default for FakeHost {
 impl FakeHost {
     pub(crate) fn file(&mut self, path: &str, text: &str) {
         self.files.insert(path.into(), text.into());
+    }
+
+    pub(crate) fn mounted(&mut self, point: &str, allows_programs: bool) {
+        self.mounts.push(Mount {
+            point: point.into(),
+            allows_programs,
+        });
     }
 
     pub(crate) fn set(&mut self, name: &str, value: &str) {
@@ -148,6 +158,15 @@ impl Host for FakeHost {
 
     fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
         self.kind(path).map(|_| path.to_owned())
+    }
+
+    fn mount(&self, path: &Path) -> io::Result<Mount> {
+        let above = self
+            .mounts
+            .iter()
+            .filter(|mount| path.starts_with(&mount.point));
+        let deepest = above.max_by_key(|mount| mount.point.components().count());
+        deepest.cloned().ok_or_else(missing)
     }
 
     fn interfaces(&self) -> Result<Vec<Interface>, String> {
