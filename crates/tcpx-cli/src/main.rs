@@ -4,6 +4,7 @@ mod addresses;
 mod args;
 mod bench;
 mod buffer_daemon;
+mod child;
 mod connection;
 mod demo;
 mod devices;

@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tcpx::Key;
 
 use crate::args::link::LinkArgs;
 use crate::args::perf::Place;
+use crate::child::Child;
 use crate::environment;
 use crate::error::Error;
 use crate::key::{self, KEY_VARIABLE};
@@ -25,10 +26,7 @@ const KEPT: usize = 100;
 /// How long it may take to end once its client has parted.
 const ENDING: Duration = Duration::from_secs(30);
 
-/// How often its end is looked for.
-const LOOK: Duration = Duration::from_millis(5);
-
-/// The process; ended when dropped.
+/// The process.
 #[derive(Debug)]
 pub(crate) struct Second {
     child: Child,
@@ -45,21 +43,14 @@ impl Second {
             Some(key) => key.clone(),
             None => key::fresh()?,
         };
-        let mut child = Command::new(environment::own_program())
-            .args(command)
-            .args(["--bind", "127.0.0.1", "--port", "0"])
-            .args(same(link))
-            .args(is_debug().then_some("--debug"))
-            .env(KEY_VARIABLE, key.to_text())
-            // This process has the address.
-            .env_remove("TCPX_METRICS")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Error::process("start the second process"))?;
+        let mut child = start(
+            own_program(command, 0, link, Some(&key))
+                .args(is_debug().then_some("--debug"))
+                .stdout(Stdio::piped()),
+        )?;
         let (sender, ports) = mpsc::channel();
         // Reads to the end, so that the process never waits for its reader.
-        let output = child.stdout.take().map(|output| {
+        let output = child.0.stdout.take().map(|output| {
             std::thread::spawn(move || {
                 let mut kept = VecDeque::new();
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -93,7 +84,7 @@ impl Second {
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -110,17 +101,8 @@ impl Second {
 
     /// Waits for its end; what it printed after it was connected.
     pub(crate) fn finish(mut self) -> Result<Vec<String>, Error> {
-        let until = Instant::now() + ENDING;
-        let ended = loop {
-            let ended = self
-                .child
-                .try_wait()
-                .map_err(Error::process("wait for the second process"))?;
-            match ended {
-                None if Instant::now() < until => std::thread::sleep(LOOK),
-                ended => break ended,
-            }
-        };
+        let ended = self.child.end(ENDING);
+        let ended = ended.map_err(Error::process("wait for the second process"))?;
         if !ended.is_some_and(|status| status.success()) {
             return Err(Error::failed(
                 match ended {
@@ -137,11 +119,27 @@ impl Second {
     }
 }
 
-impl Drop for Second {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// This program with the same choices as this process, on loopback.
+pub(crate) fn own_program<T: AsRef<OsStr>>(
+    command: &[T],
+    port: u16,
+    link: &LinkArgs,
+    key: Option<&Key>,
+) -> Command {
+    let mut program = Command::new(environment::own_program());
+    program
+        .args(command)
+        .args(["--bind=127.0.0.1".to_owned(), format!("--port={port}")])
+        .args(same(link))
+        .envs(key.map(|key| (KEY_VARIABLE, key.to_text())))
+        // This process has the address.
+        .env_remove("TCPX_METRICS")
+        .stdin(Stdio::null());
+    program
+}
+
+pub(crate) fn start(command: &mut Command) -> Result<Child, Error> {
+    Child::start(command).map_err(Error::process("start the second process"))
 }
 
 /// The memory of the second process: the next GPU, so that bytes go from one to another.
@@ -162,7 +160,7 @@ fn port(line: &str) -> Option<u16> {
 }
 
 /// What both processes must have in common, as flags; variables are inherited.
-pub(crate) fn same(link: &LinkArgs) -> Vec<String> {
+fn same(link: &LinkArgs) -> Vec<String> {
     let network = &link.network;
     let mut flags = vec![format!("--timeout={}ms", link.timeout.0.as_millis())];
     let mut flag = |name: &str, value: Option<String>| {

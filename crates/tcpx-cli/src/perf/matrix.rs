@@ -4,7 +4,7 @@
 //! list of hosts, two processes of this host are measured.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -20,16 +20,16 @@ use crate::args::perf::{MatrixArgs, Place};
 use crate::bench::file::{File, Row};
 use crate::bench::net::orders::Mode;
 use crate::bench::net::server;
-use crate::environment::own_program;
+use crate::child::Child;
 use crate::error::Error;
-use crate::key::{self, KEY_VARIABLE};
+use crate::key;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::messages::{self, ANSWER, Expected, LONGEST_TRANSFER, REQUEST, brief};
 use crate::output::json::{self, Told};
 use crate::output::say::{self, aside, one_line, say};
 use crate::output::table::{indented, table};
-use crate::second_process::same;
+use crate::second_process;
 use crate::sizes::{Size, rate, time};
 
 /// How long an accept waits before it looks at the clock, and a rank before it tries again.
@@ -142,7 +142,7 @@ fn take_part(
     let bound = endpoint.local_addr();
     control.warn(link_args);
     let _second = one_host
-        .then(|| SecondRank::start(args, link_args, bound.port(), control.key()))
+        .then(|| second_rank(args, link_args, bound.port(), control.key().as_ref()))
         .transpose()?;
     let own = SocketAddr::new(
         match link_args.bind {
@@ -161,49 +161,30 @@ fn take_part(
     })
 }
 
-/// Rank 1 on this host; ended when dropped.
-struct SecondRank(Child);
-
-impl SecondRank {
-    fn start(
-        args: &MatrixArgs,
-        link: &LinkArgs,
-        port: u16,
-        key: Option<tcpx::Key>,
-    ) -> Result<Self, Error> {
-        let memory = match args.memory {
-            MemoryArgs {
-                gpu: Some(number), ..
-            } => Some(format!("--gpu={number}")),
-            MemoryArgs { host: true, .. } => Some("--host".to_owned()),
-            MemoryArgs { .. } => None,
-        };
-        let child = Command::new(own_program())
-            .args(["perf", "--bind=127.0.0.1"])
-            .arg(format!("--port={port}"))
+/// Rank 1 on this host.
+fn second_rank(
+    args: &MatrixArgs,
+    link: &LinkArgs,
+    port: u16,
+    key: Option<&tcpx::Key>,
+) -> Result<Child, Error> {
+    let memory = match args.memory {
+        MemoryArgs {
+            gpu: Some(number), ..
+        } => Some(format!("--gpu={number}")),
+        MemoryArgs { host: true, .. } => Some("--host".to_owned()),
+        MemoryArgs { .. } => None,
+    };
+    second_process::start(
+        second_process::own_program(&["perf"], port, link, key)
             .args(memory)
-            .args(same(link))
             .envs([
                 ("RANK", "1"),
                 ("WORLD_SIZE", "2"),
                 ("MASTER_ADDR", "127.0.0.1"),
             ])
-            .envs(key.map(|key| (KEY_VARIABLE, key.to_text())))
-            .env_remove("TCPX_METRICS")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
-        child
-            .map(Self)
-            .map_err(Error::process("start the second process"))
-    }
-}
-
-impl Drop for SecondRank {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+            .stdout(Stdio::null()),
+    )
 }
 
 /// A memory of this rank, and how it sends.

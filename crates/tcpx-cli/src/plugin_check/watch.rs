@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::events::Event;
 use crate::args::plugin::PluginArgs;
+use crate::child::Child;
 use crate::environment;
 use crate::error::Error;
 use crate::output::say::{aside, is_debug, one_line};
@@ -29,7 +30,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 
-/// The process; ended when dropped.
+/// The process.
 #[derive(Debug)]
 pub(super) struct Watched {
     child: Child,
@@ -68,7 +69,7 @@ impl Watched {
             .stdin(told)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(failed)?;
+        let mut child = Child::start(&mut command).map_err(failed)?;
         // It holds our copy of the pipe's other end, and the events would have no end.
         drop(command);
         let (sender, events) = mpsc::channel();
@@ -83,8 +84,8 @@ impl Watched {
             });
         });
         let outputs: [Option<Box<dyn Read + Send>>; 2] = [
-            child.stdout.take().map(|output| Box::new(output) as _),
-            child.stderr.take().map(|output| Box::new(output) as _),
+            child.0.stdout.take().map(|output| Box::new(output) as _),
+            child.0.stderr.take().map(|output| Box::new(output) as _),
         ];
         for output in outputs.into_iter().flatten() {
             let (log, reader) = (Arc::clone(&log), reader.clone());
@@ -117,7 +118,7 @@ impl Watched {
                 Ok(event) => event,
                 Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
                 // A process of the plugin's own may hold the pipe open for longer than this one lives.
-                Err(RecvTimeoutError::Timeout) => match self.child.try_wait() {
+                Err(RecvTimeoutError::Timeout) => match self.child.end(Duration::ZERO) {
                     Ok(Some(status)) => match self.events.recv_timeout(LOOK) {
                         Ok(event) => event,
                         Err(_) => return Err(self.died(status)),
@@ -150,29 +151,17 @@ impl Watched {
 
     /// Ends the process; the last lines that the plugin logged or printed.
     pub(super) fn log(&mut self) -> Vec<String> {
-        self.end();
+        self.child.kill();
         // They may still lie in the pipes, which a process of the plugin's own may hold open.
         let _ = self.readers.recv_timeout(LAST_WORDS);
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.iter().cloned().collect()
     }
 
-    fn end(&mut self) {
-        let _ = self.child.kill();
-        let until = Instant::now() + GRACE;
-        while Instant::now() < until && !matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
     /// Its events ended without a last word.
     fn ended(&mut self) -> Error {
-        let until = Instant::now() + GRACE;
-        while Instant::now() < until {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return self.died(status);
-            }
-            std::thread::sleep(LOOK);
+        if let Ok(Some(status)) = self.child.end(GRACE) {
+            return self.died(status);
         }
         let what = format!("the plugin closed the program's files in \"{}\"", self.step);
         Error::failed(what, "use another build of the plugin")
@@ -198,12 +187,6 @@ fn mark(step: &str) -> &'static str {
         "regMr" => " [TCPX-D030]",
         _ if step.starts_with("moving ") => " [TCPX-D034]",
         _ => "",
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::{PACKAGE, PluginFile, PluginFileError, existing};
+use crate::child::Child;
 use crate::output::say::aside;
 
 /// A build that takes longer hangs.
@@ -33,13 +34,13 @@ pub(super) fn build(root: &Path) -> Result<PluginFile, PluginFileError> {
         if release { " --release" } else { "" }
     );
     let failed = |what: String| PluginFileError::Build(what);
-    let mut child = command
+    command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
+        .stderr(Stdio::piped());
+    let mut child = Child::start(&mut command)
         .map_err(|error| failed(format!("cargo cannot be started: {error}")))?;
-    let (Some(stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
+    let (Some(stdout), Some(mut stderr)) = (child.0.stdout.take(), child.0.stderr.take()) else {
         return Err(failed("cargo's output is not connected".into()));
     };
     let (found, answer) = mpsc::channel();
@@ -53,14 +54,12 @@ pub(super) fn build(root: &Path) -> Result<PluginFile, PluginFileError> {
         text
     });
     let Ok(path) = answer.recv_timeout(LONGEST_BUILD) else {
-        let _ = child.kill();
-        let _ = child.wait();
         return Err(failed(format!(
             "cargo did not end within {} minutes",
             LONGEST_BUILD.as_secs() / 60
         )));
     };
-    let status = child.wait().map_err(|error| failed(error.to_string()))?;
+    let status = child.0.wait().map_err(|error| failed(error.to_string()))?;
     let _ = artifacts.join();
     let messages = messages.join().unwrap_or_default();
     if !status.success() {

@@ -2,21 +2,19 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
+use crate::child::Child;
 use crate::error::Error;
 
 const PROGRAM: &str = "iperf3";
 
 /// Largest buffer that it is given, in bytes.
 const LARGEST_BUFFER: u64 = 1 << 20;
-
-/// How often its end is looked for.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// What it measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,16 +45,16 @@ fn missing() -> Error {
     )
 }
 
-/// A server for one client; ended when dropped.
-#[derive(Debug)]
-pub(super) struct Server(Child);
+fn start(command: &mut Command) -> Result<Child, Error> {
+    Child::start(command).map_err(|_| missing())
+}
 
-impl Server {
-    /// Starts it and waits until it listens.
-    pub(super) fn start(ip: IpAddr, limit: Duration) -> Result<(Self, u16), Error> {
-        let free = TcpListener::bind((ip, 0)).and_then(|free| free.local_addr());
-        let port = free.map_err(refused)?.port();
-        let mut child = Command::new(PROGRAM)
+/// Starts a server for one client and waits until it listens.
+pub(super) fn serve(ip: IpAddr, limit: Duration) -> Result<(Child, u16), Error> {
+    let free = TcpListener::bind((ip, 0)).and_then(|free| free.local_addr());
+    let port = free.map_err(refused)?.port();
+    let mut child = start(
+        Command::new(PROGRAM)
             .args([
                 "--server",
                 "--one-off",
@@ -67,68 +65,42 @@ impl Server {
             .args(["--port", &port.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|_| missing())?;
-        let (sender, lines) = mpsc::channel();
-        if let Some(output) = child.stdout.take() {
-            // Ends with the program; reads on, so that the program never waits for its reader.
-            std::thread::spawn(move || {
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    let _ = sender.send(line);
-                }
-            });
-        }
-        let server = Self(child);
-        let until = Instant::now() + limit;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match lines.recv_timeout(left) {
-                Ok(line) if line.contains("listening") => return Ok((server, port)),
-                Ok(_) => {}
-                Err(_) => {
-                    return Err(Error::failed(
-                        format!("{PROGRAM} did not begin to listen"),
-                        "run `iperf3 --server` by hand and look at what it says",
-                    ));
-                }
+            .stderr(Stdio::null()),
+    )?;
+    let (sender, lines) = mpsc::channel();
+    if let Some(output) = child.0.stdout.take() {
+        // Ends with the program; reads on, so that the program never waits for its reader.
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
             }
-        }
+        });
     }
-
-    /// Waits for its end.
-    pub(super) fn end(mut self, limit: Duration) -> Result<(), Error> {
-        end(&mut self.0, limit)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn end(child: &mut Child, limit: Duration) -> Result<(), Error> {
     let until = Instant::now() + limit;
     loop {
-        match child.try_wait().map_err(refused)? {
-            Some(status) if status.success() => return Ok(()),
-            Some(status) => {
+        let left = until.saturating_duration_since(Instant::now());
+        match lines.recv_timeout(left) {
+            Ok(line) if line.contains("listening") => return Ok((child, port)),
+            Ok(_) => {}
+            Err(_) => {
                 return Err(Error::failed(
-                    format!("{PROGRAM} ended with {status}"),
-                    "run it by hand with the same ends and look at what it says",
+                    format!("{PROGRAM} did not begin to listen"),
+                    "run `iperf3 --server` by hand and look at what it says",
                 ));
             }
-            None if Instant::now() >= until => {
-                return Err(Error::failed(
-                    format!("{PROGRAM} did not end in time"),
-                    "run it by hand with the same ends and look at what it says",
-                ));
-            }
-            None => std::thread::sleep(LOOK),
         }
     }
+}
+
+/// Waits for its end.
+pub(super) fn end(mut child: Child, limit: Duration) -> Result<(), Error> {
+    let what = match child.end(limit).map_err(refused)? {
+        Some(status) if status.success() => return Ok(()),
+        Some(status) => format!("{PROGRAM} ended with {status}"),
+        None => format!("{PROGRAM} did not end in time"),
+    };
+    let hint = "run it by hand with the same ends and look at what it says";
+    Err(Error::failed(what, hint))
 }
 
 fn refused(source: std::io::Error) -> Error {
@@ -156,28 +128,23 @@ pub(super) fn measure(
     let seconds = span.as_secs().max(1);
     let report = tempfile::NamedTempFile::new().map_err(refused)?;
     let output = report.reopen().map_err(refused)?;
-    let mut child = Command::new(PROGRAM)
-        .args(["--client", &host(at), "--port", &at.port().to_string()])
-        .args(["--length", &bytes.clamp(1, LARGEST_BUFFER).to_string()])
-        .args([
-            "--parallel",
-            &streams.to_string(),
-            "--time",
-            &seconds.to_string(),
-        ])
-        .args(["--no-delay", "--json"])
-        .args(congestion.iter().flat_map(|name| ["--congestion", name]))
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|_| missing())?;
-    let ended = end(&mut child, limit + Duration::from_secs(seconds));
-    if ended.is_err() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    ended?;
+    let child = start(
+        Command::new(PROGRAM)
+            .args(["--client", &host(at), "--port", &at.port().to_string()])
+            .args(["--length", &bytes.clamp(1, LARGEST_BUFFER).to_string()])
+            .args([
+                "--parallel",
+                &streams.to_string(),
+                "--time",
+                &seconds.to_string(),
+            ])
+            .args(["--no-delay", "--json"])
+            .args(congestion.iter().flat_map(|name| ["--congestion", name]))
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(Stdio::null()),
+    )?;
+    end(child, limit + Duration::from_secs(seconds))?;
     let text = std::fs::read_to_string(report.path()).map_err(refused)?;
     read(&text)
 }

@@ -172,14 +172,14 @@ fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result
 fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error> {
     let peer = connection.peer().address.ip();
     let any = reached_from(peer);
-    let (server, port) = iperf3::Server::start(any, limit)?;
+    let (server, port) = iperf3::serve(any, limit)?;
     messages::tell_ready(connection)?;
     let at = At {
         port,
         congestion: connection.congestion_control(),
     };
     orders::meet_at(connection, &at)?;
-    server.end(limit)?;
+    iperf3::end(server, limit)?;
     Ok(Cost::default())
 }
 
