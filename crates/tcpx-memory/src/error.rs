@@ -147,9 +147,6 @@ pub enum MemoryError {
         /// Bytes in the destination.
         len: usize,
     },
-    /// An [`crate::Unpacker`] has work in flight.
-    #[error("this unpacker has work under way; poll until it has ended, or use another unpacker")]
-    UnpackerBusy,
     /// The worker's queue is full.
     #[error(
         "the copy worker of {worker} has {capacity} jobs queued; submit again when some have completed"

@@ -32,7 +32,7 @@ const NOTES: [&str; 7] = [
     "Four sets of 64 MiB take turns, so that neither end is in the GPU's cache, except in the cases that say so. Lists are shuffled; 1,448-byte fragments begin 3 bytes behind an aligned address.",
     "The time of 1 byte is what the launch and the way back cost: no unpack can take less.",
     "`one copy` is the copy engine; from pinned memory a kernel's reads cross the bus in smaller requests, which bounds it at about nine tenths of the copy engine.",
-    "`unpacker` launches from the thread that polls; `worker` hands the job to the copy worker's thread, as the engine does.",
+    "`unpacker` does the worker's jobs on the thread that waits; `worker` hands the job to the copy worker's thread, as the engine does.",
     "`plain kernel` is one warp a fragment with 16-byte loads, its descriptors in the launch or in mapped memory as the unpacker's.",
 ];
 

@@ -53,15 +53,22 @@ pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
 type Started = Result<Option<CudaError>, CudaError>;
 
 fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
-    let tally = Arc::default();
-    let pool = PinnedPool::shared(Some(gpu), &tally)?;
     let queue = Arc::new(JobQueue::new(gpu.kind()));
     let (sender, started) = mpsc::sync_channel::<Started>(1);
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
     let ending = Ending::announce();
     spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {
         ending.around(move || {
-            thread_queue.serve(|| run(&thread_gpu, &thread_queue, &sender));
+            thread_queue.serve(|| match engine(&thread_gpu, &thread_queue) {
+                Ok(engine) => {
+                    // If the starter is gone, the queue is stopped or will be.
+                    sender.send(Ok(engine.no_kernel())).ok();
+                    engine.run();
+                }
+                Err(error) => {
+                    sender.send(Err(error)).ok();
+                }
+            });
         });
     })?;
     // The thread answers or drops its sender; every wait of its own is bounded.
@@ -70,33 +77,36 @@ fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
             why: "the copy worker's thread ended while it started".to_owned(),
         })
     })?;
+    worker_of(gpu, queue, no_kernel)
+}
+
+fn worker_of(
+    gpu: &Gpu,
+    queue: Arc<JobQueue>,
+    no_kernel: Option<CudaError>,
+) -> Result<CopyWorker, MemoryError> {
+    let tally = Arc::default();
     Ok(CopyWorker {
+        pool: PinnedPool::shared(Some(gpu), &tally)?,
         queue,
-        pool,
         tally,
         gpu: Some(gpu.clone()),
         no_kernel,
     })
 }
 
-fn run(gpu: &Gpu, queue: &JobQueue, started: &mpsc::SyncSender<Started>) {
-    let made = Device::create(gpu).and_then(|device| match Parts::create(&device) {
-        Ok(parts) => Ok((device, parts)),
+/// What does the jobs of a queue, on the thread that calls this.
+fn engine(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, CudaError> {
+    let device = Device::create(gpu)?;
+    match Parts::create(&device) {
+        Ok(Parts { staging, kernels }) => {
+            Ok(Engine::new(device, staging, kernels, Arc::clone(queue)))
+        }
         Err(error) => {
             device.destroy();
             Err(error)
         }
-    });
-    let (device, Parts { staging, kernels }) = match made {
-        Ok(made) => made,
-        Err(error) => {
-            started.send(Err(error)).ok();
-            return;
-        }
-    };
-    // If the starter is gone, the queue is stopped or will be.
-    started.send(Ok(kernels.as_ref().err().cloned())).ok();
-    Engine::new(device, staging, kernels, queue).run();
+    }
 }
 
 /// What the engine needs beside the device.

@@ -3,6 +3,7 @@
 mod batches;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,13 +63,13 @@ enum Staged {
 }
 
 /// Everything the thread works with.
-pub(super) struct Engine<'queue> {
+pub(super) struct Engine {
     pub(super) device: Device,
     staging: Staging,
     /// Set when copies that cannot be tracked use the staging memory.
     staging_lost: Option<MemoryError>,
     kernels: Result<KernelJobs, CudaError>,
-    queue: &'queue JobQueue,
+    queue: Arc<JobQueue>,
     batches: [VecDeque<Batch>; 3],
     /// What the batches are about, in their order.
     in_flight: [VecDeque<Ticket>; 3],
@@ -79,12 +80,12 @@ pub(super) struct Engine<'queue> {
     active: Option<(Ticket, Staged)>,
 }
 
-impl<'queue> Engine<'queue> {
+impl Engine {
     pub(super) fn new(
         device: Device,
         staging: Staging,
         kernels: Result<KernelJobs, CudaError>,
-        queue: &'queue JobQueue,
+        queue: Arc<JobQueue>,
     ) -> Self {
         Self {
             device,
@@ -102,6 +103,11 @@ impl<'queue> Engine<'queue> {
         }
     }
 
+    /// Why there is no kernel, if there is none.
+    pub(super) fn no_kernel(&self) -> Option<CudaError> {
+        self.kernels.as_ref().err().cloned()
+    }
+
     /// Works until the queue is stopped and all accepted jobs have ended.
     pub(super) fn run(mut self) {
         let awake = Awake::begin();
@@ -109,14 +115,7 @@ impl<'queue> Engine<'queue> {
         loop {
             // Read before the queue: after a stop nothing more is submitted.
             let stopping = self.queue.is_stopping();
-            let mut progress = self.reap();
-            progress |= self.look_at_fences(stopping);
-            progress |= self.start_jobs();
-            progress |= self.start_copies();
-            progress |= self.kernels.as_mut().is_ok_and(KernelJobs::step);
-            progress |= self.step_unpacking();
-            progress |= self.step_staged();
-            if progress {
+            if self.round(stopping) {
                 last = Instant::now();
                 continue;
             }
@@ -143,6 +142,23 @@ impl<'queue> Engine<'queue> {
                 }
             }
         }
+        self.end();
+    }
+
+    /// Does what can be done now; whether there was anything.
+    pub(super) fn round(&mut self, stopping: bool) -> bool {
+        let mut progress = self.reap();
+        progress |= self.look_at_fences(stopping);
+        progress |= self.start_jobs();
+        progress |= self.start_copies();
+        progress |= self.kernels.as_mut().is_ok_and(KernelJobs::step);
+        progress |= self.step_unpacking();
+        progress |= self.step_staged();
+        progress
+    }
+
+    /// Gives everything back; nothing may be in flight.
+    pub(super) fn end(self) {
         if let Ok(kernels) = self.kernels {
             kernels.destroy();
         }
@@ -173,7 +189,7 @@ impl<'queue> Engine<'queue> {
             && self.copies.iter().all(has_room)
     }
 
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && !self.is_working()
     }
 

@@ -68,10 +68,6 @@ impl Sum {
         }
     }
 
-    pub(super) fn is_launched(&self) -> bool {
-        self.launched.is_some()
-    }
-
     /// Launches it; `Ok(false)` when no slot is free.
     ///
     /// # Safety

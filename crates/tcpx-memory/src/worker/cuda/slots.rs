@@ -145,16 +145,6 @@ impl Slots {
         }
     }
 
-    /// Marks the end of copies on the first stream.
-    pub(super) fn mark_copies(&self, api: &Api) -> Result<(), CudaError> {
-        self.events[0].record(api, self.streams[0])
-    }
-
-    /// Whether the copies before the mark have ended.
-    pub(super) fn are_copies_done(&self, api: &Api) -> Result<bool, CudaError> {
-        self.events[0].is_ready(api)
-    }
-
     /// A slot with nothing in flight; they are used in turn.
     pub(super) fn take(&mut self) -> Option<usize> {
         if self.armed.len() == SLOTS {
@@ -174,11 +164,6 @@ impl Slots {
             (self.turn + 1) % STREAMS
         };
         self.streams[self.turn]
-    }
-
-    /// The stream of copies.
-    pub(super) fn copy_stream(&self) -> sys::CUstream {
-        self.streams[0]
     }
 
     /// Launches that have ended, ever, and launches that have been armed, ever.
@@ -226,10 +211,6 @@ impl Slots {
             self.armed.pop_back();
             self.next = slot;
         }
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        !self.armed.is_empty()
     }
 
     /// Ends launches whose flag says so, in turn; whether there were any.

@@ -64,7 +64,7 @@ impl Unpacking {
     }
 
     /// Queues the next part. `Done` says that all of it, or all up to an error, is in flight.
-    pub(super) fn step(&mut self, engine: &Engine<'_>) -> Step {
+    pub(super) fn step(&mut self, engine: &Engine) -> Step {
         let work = self.ticket.work();
         let copied = match (work, &mut self.rest) {
             (Work::Unpack { descriptors, .. }, Rest::Descriptors { pool, to, cut }) => {
@@ -122,7 +122,7 @@ pub(super) fn parts<'a>(
 
 /// Issues some copies of memory in pieces.
 fn copy_parts(
-    engine: &Engine<'_>,
+    engine: &Engine,
     lane: Lane,
     (from, to): (&RegionSlice, &RegionSlice),
     done: &mut usize,
@@ -138,7 +138,7 @@ fn copy_parts(
 
 /// Issues some copies.
 fn copy(
-    engine: &Engine<'_>,
+    engine: &Engine,
     lane: Lane,
     (pool, to): (u64, u64),
     cut: &mut Cut,

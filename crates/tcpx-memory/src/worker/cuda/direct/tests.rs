@@ -1,11 +1,14 @@
 //! The unpacker over a driver in memory that does everything as late as it may.
 
-use tcpx_wire::{Fragment, Limits, ScatterList};
+use std::ops::RangeFrom;
+
+use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use super::*;
-use crate::bounce::BouncePool;
+use crate::bounce::{BouncePool, UnpackMethod};
 use crate::checksum::Crc32c;
 use crate::driver::fake;
+use crate::kind::MemoryKind;
 use crate::region::Region;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -102,66 +105,57 @@ fn checksums_agree_and_memory_is_held_meanwhile() {
     let mut unpacker = Unpacker::new(&gpu).unwrap();
     let bytes = noise(100_003);
     let memory = region(&gpu, gpu.kind(), &bytes);
-    let mut crc = Crc32c::new();
-    crc.update(&bytes[5..]);
-    let work = Work::Checksum {
-        of: memory.slice(5..).unwrap(),
+    let work = |range: RangeFrom<usize>| Work::Checksum {
+        of: memory.slice(range).unwrap(),
     };
-    unpacker.start(work.clone()).unwrap();
+    // Begun, and not waited for.
+    let ended = unpacker.run(work(0..), Duration::ZERO);
+    assert!(
+        matches!(ended, Err(MemoryError::Cuda(CudaError::TimedOut { .. }))),
+        "{ended:?}"
+    );
     assert!(matches!(
         memory.lease(.., crate::Access::Write),
         Err(MemoryError::Busy { .. })
     ));
-    assert_eq!(unpacker.start(work), Err(MemoryError::UnpackerBusy));
-    let start = Instant::now();
-    let sum = loop {
-        assert!(start.elapsed() < LIMIT);
-        if let Some(sum) = unpacker.poll().unwrap() {
-            break sum;
-        }
-    };
-    assert_eq!(sum, u64::from(crc.finish()));
+    let mut crc = Crc32c::new();
+    crc.update(&bytes[5..]);
+    assert_eq!(unpacker.run(work(5..), LIMIT), Ok(u64::from(crc.finish())));
     memory.lease(.., crate::Access::Write).unwrap();
-    let empty = Work::Checksum {
-        of: memory.slice(7..7).unwrap(),
-    };
-    assert_eq!(unpacker.run(empty, LIMIT), Ok(0));
+    assert_eq!(unpacker.run(work(100_003..), LIMIT), Ok(0));
 }
 
 #[test]
-fn memory_of_the_host_is_refused() {
-    let gpu = Gpu::fake();
-    let mut unpacker = Unpacker::new(&gpu).unwrap();
-    let of = Region::host(10).unwrap().all();
-    let refused = unpacker.start(Work::Checksum { of });
-    assert!(matches!(refused, Err(MemoryError::WrongWorker { .. })));
-}
-
-#[test]
-fn memory_of_copies_that_cannot_be_followed_is_kept() {
+fn memory_whose_end_nobody_can_learn_is_kept() {
     let gpu = Gpu::fake();
     let mut unpacker = Unpacker::new(&gpu).unwrap();
     let (pool, to) = (
         region(&gpu, gpu.kind(), &[1; 100]),
         region(&gpu, gpu.kind(), &[0; 100]),
     );
-    let work = |to: &Region| Work::Unpack {
-        pool: BouncePool::from(pool.clone()),
+    for with in [UnpackMethod::D2d, UnpackMethod::Kernel] {
+        let work = Work::Unpack {
+            pool: BouncePool::from(pool.clone()),
+            descriptors: Arc::new(list(1, 100, 0).0),
+            to: to.all(),
+            with,
+        };
+        assert_eq!(unpacker.run(work, LIMIT), Ok(100));
+    }
+    let work = Work::Unpack {
+        pool: BouncePool::from(pool),
         descriptors: Arc::new(list(1, 100, 0).0),
         to: to.all(),
         with: UnpackMethod::D2d,
     };
-    assert_eq!(unpacker.run(work(&to), LIMIT), Ok(100));
     fake::lose_streams_of(to.all().device_address().unwrap());
-    let ended = unpacker.run(work(&to), LIMIT);
+    let ended = unpacker.run(work, LIMIT);
     assert!(
-        matches!(ended, Err(MemoryError::Cuda(CudaError::Call { .. }))),
+        matches!(ended, Err(MemoryError::EndUnknown { .. })),
         "{ended:?}"
     );
     assert!(matches!(
         to.lease(.., crate::Access::Write),
         Err(MemoryError::Busy { .. })
     ));
-    let other = region(&gpu, gpu.kind(), &[0; 100]);
-    assert!(unpacker.start(work(&other)).is_err());
 }

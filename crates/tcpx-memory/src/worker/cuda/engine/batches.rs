@@ -18,7 +18,7 @@ pub(super) struct Batch {
     outcome: Result<u64, MemoryError>,
 }
 
-impl Engine<'_> {
+impl Engine {
     /// Completes what the streams have finished, at most one copy of each stream: reporting a
     /// completion takes as long as a short copy, and the next copies must start meanwhile.
     pub(super) fn reap(&mut self) -> bool {
