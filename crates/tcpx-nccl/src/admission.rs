@@ -4,12 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nccl_net::export::Log;
+use nccl_net::export::{Log, NetError};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::handshake::{ServerHandshake, ServerStep, SessionId};
 use tcpx_wire::{Identity, Key};
 
-use crate::error::PluginError;
 use crate::held::{Listener, Stream};
 use crate::listener::key;
 use crate::plugin::random;
@@ -87,7 +86,7 @@ impl Admission {
     }
 
     /// The next connection that proved itself; `None`: none now. `name` is for the log.
-    pub(crate) fn next(&mut self, log: &Log, name: &str) -> Result<Option<Admitted>, PluginError> {
+    pub(crate) fn next(&mut self, log: &Log, name: &str) -> Result<Option<Admitted>, NetError> {
         self.admit(log, name)?;
         let now = Instant::now();
         let mut at = 0;
@@ -116,7 +115,7 @@ impl Admission {
     }
 
     /// Takes new connections from the kernel, as many as are bounded.
-    fn admit(&mut self, log: &Log, name: &str) -> Result<(), PluginError> {
+    fn admit(&mut self, log: &Log, name: &str) -> Result<(), NetError> {
         self.choked = false;
         for _ in 0..MAX_ACCEPTS {
             let (stream, peer) = match self.socket.accept() {
@@ -156,7 +155,7 @@ impl Admission {
 
     /// Takes one of those that have said nothing, or of all, drawn at random: who connects fast enough would have the
     /// oldest, a peer far away, dropped again and again.
-    fn make_room(&mut self) -> Result<Pending, PluginError> {
+    fn make_room(&mut self) -> Result<Pending, NetError> {
         let silent = (0..self.pending.len()).filter(|at| !self.pending[*at].has_spoken);
         let mut among: Vec<usize> = silent.collect();
         if among.is_empty() {

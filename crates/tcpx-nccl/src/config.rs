@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
 use nccl_net::constants::MAX_NET_BYTES;
+use nccl_net::export::NetError;
 use tcpx_lanes::idle::MAX_LANES;
 use tcpx_wire::Key;
 
-use crate::error::PluginError;
 use crate::handle::array;
 use crate::lanes::inlet::MAX_CHUNK_BYTES;
 
@@ -134,12 +134,12 @@ impl Default for Config {
 
 impl Config {
     /// Reads the process's environment.
-    pub fn from_environment() -> Result<Self, PluginError> {
+    pub fn from_environment() -> Result<Self, NetError> {
         Self::from_lookup(|name| std::env::var_os(name))
     }
 
     /// Reads variables through `lookup`; an empty value counts as unset.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, PluginError> {
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, NetError> {
         let value = |name: &'static str| {
             lookup(name)
                 .map(|v| v.to_string_lossy().trim().to_owned())
@@ -231,7 +231,7 @@ impl Config {
                 bad(
                     "TCPX_KEY",
                     "...".to_owned(),
-                    error.to_string(),
+                    &error.to_string(),
                     "a server's key, as `tcpx key FILE` writes it, the same on every rank",
                 )
             })?;
@@ -247,13 +247,13 @@ fn kind<T: Copy>(
     value: String,
     kinds: &[(&str, T)],
     expected: &'static str,
-) -> Result<T, PluginError> {
+) -> Result<T, NetError> {
     let known = kinds.iter().find(|(known, _)| *known == value);
     let known = known.map(|(_, kind)| *kind);
     known.ok_or_else(|| bad(name, value, "unknown kind", expected))
 }
 
-fn port_range(text: &str) -> Result<RangeInclusive<u16>, PluginError> {
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, NetError> {
     let parsed = text.split_once('-').and_then(|(low, high)| {
         let low: u16 = low.trim().parse().ok()?;
         let high: u16 = high.trim().parse().ok()?;
@@ -269,25 +269,15 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, PluginError> {
     })
 }
 
-fn bad(
-    name: &'static str,
-    value: String,
-    why: impl Into<String>,
-    expected: &'static str,
-) -> PluginError {
-    PluginError::Environment {
-        name,
-        value,
-        why: why.into(),
-        expected,
-    }
+fn bad(name: &str, value: String, why: &str, expected: &str) -> NetError {
+    NetError::invalid_argument(format!("{name}={value:?}: {why}; expected {expected}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Config, PluginError> {
+    fn read(pairs: &[(&str, &str)]) -> Result<Config, NetError> {
         Config::from_lookup(|name| {
             pairs
                 .iter()

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl_net::ResultCode;
 use nccl_net::export::{NetConnect, NetError};
 
 use crate::dialer::{Dialer, Dialled};
-use crate::error::PluginError;
 use crate::handle::{Door, Handle};
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
@@ -193,7 +193,7 @@ impl NetConnect for Connector {
             ),
             Err(why) => why,
         };
-        let peer = self.peer.to_string();
-        Err(PluginError::Connect { peer, why }.into())
+        let why = format!("connect to {}: {why}", self.peer);
+        Err(NetError::new(ResultCode::SystemError, why))
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use nccl_net::export::MemoryRegion;
+use nccl_net::export::{MemoryRegion, NetError};
 use tcpx_memory::{CopyWorker, Gpu, MemoryError, Region};
 
 use crate::config::Mode;
-use crate::error::PluginError;
+use crate::error;
 use crate::plugin::Shared;
 
 /// Slots of 1 MiB through which a process moves a GPU's memory: half for sends, half for receives. NCCL has
@@ -32,14 +32,14 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// The device of the calling thread: the stand-in when it was asked for, else the GPU of the
     /// current context, which is the one NCCL works on.
-    pub(crate) fn current(shared: &Shared) -> Result<Self, PluginError> {
+    pub(crate) fn current(shared: &Shared) -> Result<Self, NetError> {
         if shared.config.standin {
-            let failed = PluginError::copy("plugin", "starting the copy worker for host memory");
+            let failed = error::copy("plugin", "starting the copy worker for host memory");
             let worker = CopyWorker::host().map_err(failed)?;
             return Ok(Self { gpu: None, worker });
         }
         let no_device = |error: String| {
-            PluginError::InvalidArgument(format!(
+            NetError::invalid_argument(format!(
                 "no GPU to work with: {error}; make a CUDA context current in the calling thread, or \
                  set TCPX_NET_STANDIN=host to let host memory stand in for device memory"
             ))
@@ -56,12 +56,12 @@ impl Device {
     pub(crate) fn for_registration(
         shared: &Shared,
         region: MemoryRegion,
-    ) -> Result<Option<Self>, PluginError> {
+    ) -> Result<Option<Self>, NetError> {
         if !region.cuda {
             return Ok(None);
         }
         if shared.config.mode == Mode::Host {
-            return Err(PluginError::InvalidArgument(
+            return Err(NetError::invalid_argument(
                 "CUDA memory cannot be registered: this plugin runs with host memory only; set \
                  TCPX_NET_DEVICE=cuda or TCPX_NET_DEVICE=unpack for device memory"
                     .to_owned(),
@@ -69,8 +69,7 @@ impl Device {
         }
         let device = Self::current(shared)?;
         if shared.config.mode == Mode::Cuda {
-            let failed =
-                PluginError::copy("plugin", "pinning memory that CUDA memory is moved through");
+            let failed = error::copy("plugin", "pinning memory that CUDA memory is moved through");
             device
                 .worker
                 .pinned()

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use nccl_net::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use nccl_net::device::LoadMeta;
+use nccl_net::export::NetError;
 use tcpx_memory::{Access, BouncePool, Job, Lease, MemoryError, Region, UnpackMethod, Work};
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use crate::copies::Copies;
 use crate::device::Device;
-use crate::error::PluginError;
+use crate::error;
 
 /// What its jobs do, for errors.
 const MOVING: &str = "moving a received message to the GPU pool";
@@ -31,16 +32,16 @@ pub(crate) struct GpuPool {
 }
 
 impl GpuPool {
-    pub(crate) fn new(device: &Device, landing: &Region) -> Result<Self, PluginError> {
+    pub(crate) fn new(device: &Device, landing: &Region) -> Result<Self, NetError> {
         let memory = device
             .memory(landing.len())
-            .map_err(PluginError::copy("receive comm", MOVING))?;
+            .map_err(error::copy("receive comm", MOVING))?;
         let lease = memory
             .lease(.., Access::Write)
-            .map_err(PluginError::copy("receive comm", MOVING))?;
+            .map_err(error::copy("receive comm", MOVING))?;
         let source = landing
             .lease(.., Access::Write)
-            .map_err(PluginError::copy("receive comm", MOVING))?;
+            .map_err(error::copy("receive comm", MOVING))?;
         for lease in [&lease, &source] {
             lease.reserve_users(UNPACK_QUEUE_DEPTH);
         }
@@ -64,7 +65,7 @@ impl GpuPool {
         comm: &str,
         slot: usize,
         entries: &[LoadMeta],
-    ) -> Result<bool, PluginError> {
+    ) -> Result<bool, NetError> {
         // The slot's last job has ended, but its end is told before the worker lets go of it.
         let Some(descriptors) = Arc::get_mut(&mut self.descriptors[slot]) else {
             return Ok(false);
@@ -89,7 +90,7 @@ impl GpuPool {
                     received_bytes: bytes,
                 },
             )
-            .map_err(PluginError::copy(comm, MOVING))?;
+            .map_err(error::copy(comm, MOVING))?;
         self.copies.start(slot);
         let job = Job {
             work: Work::Unpack {
@@ -110,15 +111,15 @@ impl GpuPool {
         self.copies.reset(slot);
         match refused.error {
             MemoryError::QueueFull { .. } => Ok(false),
-            error => Err(PluginError::copy(comm, MOVING)(error)),
+            error => Err(error::copy(comm, MOVING)(error)),
         }
     }
 
     /// Whether the move of a slot has ended.
-    pub(crate) fn fetched(&self, comm: &str, slot: usize) -> Result<bool, PluginError> {
+    pub(crate) fn fetched(&self, comm: &str, slot: usize) -> Result<bool, NetError> {
         self.copies
             .finished(slot)
-            .map_err(PluginError::copy(comm, MOVING))
+            .map_err(error::copy(comm, MOVING))
     }
 
     /// The slot is free for another receive.

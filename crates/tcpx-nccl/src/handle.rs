@@ -6,9 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use nccl_net::export::PeerHandle;
-
-use crate::error::PluginError;
+use nccl_net::export::{NetError, PeerHandle};
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
 const VERSION: u16 = 5;
@@ -92,8 +90,12 @@ impl Handle {
     }
 
     /// Reads a handle.
-    pub fn decode(PeerHandle(bytes): &PeerHandle) -> Result<Self, PluginError> {
-        let bad = |why: String| PluginError::BadHandle { why };
+    pub fn decode(PeerHandle(bytes): &PeerHandle) -> Result<Self, NetError> {
+        let bad = |why: String| {
+            NetError::invalid_argument(format!(
+                "this is not a handle of the tcpx plugin: {why}; both sides must load the same plugin"
+            ))
+        };
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         if bytes[..8] != MAGIC {
             return Err(bad(format!(

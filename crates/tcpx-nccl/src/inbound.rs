@@ -5,14 +5,15 @@ mod lanes;
 mod stalls;
 mod status;
 
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use nccl_net::export::{Buffer, Log};
+use nccl_net::export::{Buffer, Log, NetError};
 use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
 
-use crate::error::PluginError;
+use crate::error;
 use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::held::Stream;
 use crate::landing::Landing;
@@ -101,7 +102,9 @@ pub(crate) struct Inbound {
     header: [u8; HEADER_BYTES],
     header_bytes: usize,
     spans: Vec<Span>,
-    failure: Option<PluginError>,
+    failure: Option<NetError>,
+    /// The connection ended as the peer closed it.
+    peer_closed: bool,
     /// Messages that the sender sent before it closed in order.
     sent_in_all: Option<u64>,
     stall: Stall,
@@ -141,6 +144,7 @@ impl Inbound {
             header_bytes: 0,
             spans: Vec::with_capacity(MAX_SPANS),
             failure: None,
+            peer_closed: false,
             sent_in_all: None,
             stall: Stall::new(),
             lanes,
@@ -156,7 +160,7 @@ impl Inbound {
     }
 
     /// The error that ended the connection, if one did.
-    pub(crate) fn failure(&self) -> Option<&PluginError> {
+    pub(crate) fn failure(&self) -> Option<&NetError> {
         self.failure.as_ref()
     }
 
@@ -166,7 +170,7 @@ impl Inbound {
     }
 
     /// That error, for a call that needs the connection.
-    pub(crate) fn alive(&self) -> Result<(), PluginError> {
+    pub(crate) fn alive(&self) -> Result<(), NetError> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
@@ -174,12 +178,10 @@ impl Inbound {
     /// comm that had receives there; NCCL frees memory before it closes a comm that it aborts.
     ///
     /// # Errors
-    /// [`PluginError::MemoryHeld`]: something may still write to memory of this comm.
-    pub(crate) fn give_up(&mut self, memory: u64) -> Result<Option<PluginError>, PluginError> {
+    /// Something may still write to memory of this comm.
+    pub(crate) fn give_up(&mut self, memory: u64) -> Result<Option<NetError>, NetError> {
         let Self { ring, lanes, .. } = self;
-        let held = PluginError::MemoryHeld {
-            comm: self.name.clone(),
-        };
+        let held = error::memory_held(&self.name);
         let found = ring.find_first(|sequence, request| {
             let over = matches!(request.phase, Phase::Done { .. })
                 || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
@@ -192,10 +194,7 @@ impl Inbound {
                 _ => Ok(None),
             };
         };
-        let failure = PluginError::Deregistered {
-            comm: self.name.clone(),
-            sequence,
-        };
+        let failure = error::deregistered(&self.name, sequence);
         let failure = self.failure.get_or_insert(failure).clone();
         // The sender must not wait for a receiver that gave up.
         self.comeback = None;
@@ -207,7 +206,7 @@ impl Inbound {
     }
 
     /// Reads what has arrived for the posted receives, and nothing beyond them.
-    pub(crate) fn progress(&mut self, log: &Log) -> Result<(), PluginError> {
+    pub(crate) fn progress(&mut self, log: &Log) -> Result<(), NetError> {
         self.alive()?;
         let result = self
             .come_back()
@@ -232,7 +231,7 @@ impl Inbound {
     }
 
     /// Finishes receives whose move to the GPU has ended, in order.
-    fn settle(&mut self) -> Result<(), PluginError> {
+    fn settle(&mut self) -> Result<(), NetError> {
         while self.settled < self.next {
             if let Some(request) = self.ring.by_sequence(self.settled)
                 && request.phase == Phase::Moving
@@ -250,7 +249,7 @@ impl Inbound {
     }
 
     /// `true` when bytes arrived.
-    fn read(&mut self) -> Result<bool, PluginError> {
+    fn read(&mut self) -> Result<bool, NetError> {
         let mut budget = CALL_BUDGET;
         while self.next < self.ring.posted() && budget > 0 && self.waiting.is_none() {
             // A receive that lanes filled may have been reported before another header came.
@@ -274,7 +273,7 @@ impl Inbound {
     }
 
     /// Reads the rest of a header; `None` when it has not arrived, or is for a later receive.
-    fn read_header(&mut self) -> Result<Option<usize>, PluginError> {
+    fn read_header(&mut self) -> Result<Option<usize>, NetError> {
         let mut bytes = 0;
         if self.header_bytes < HEADER_BYTES {
             let rest = &mut self.header[self.header_bytes..];
@@ -319,7 +318,7 @@ impl Inbound {
     }
 
     /// A whole header is there: checks it against the receive whose turn it is.
-    fn announced(&mut self, header: Header) -> Result<(), PluginError> {
+    fn announced(&mut self, header: Header) -> Result<(), NetError> {
         let sequence = header.sequence;
         let skips = self.lanes.as_ref().is_some_and(Landing::is_joined);
         if sequence < self.next || (sequence > self.next && !skips) {
@@ -357,13 +356,8 @@ impl Inbound {
                     let limit = scatter.pool_bytes() as u64;
                     // The sender must not wait for a receiver that gave up.
                     let _ = self.refuse(sequence, header.size, limit);
-                    return Err(PluginError::TooLarge {
-                        comm: self.name.clone(),
-                        sequence,
-                        bytes: header.size,
-                        limit,
-                        why: "the whole pool is smaller; raise TCPX_NET_POOL_BYTES",
-                    });
+                    let why = "the whole pool is smaller; raise TCPX_NET_POOL_BYTES";
+                    return Err(self.too_large(sequence, header.size, limit, why));
                 }
                 request.phase = Phase::Announced;
             }
@@ -387,7 +381,7 @@ impl Inbound {
     }
 
     /// Reads payload, and the next header behind it when a receive for that is posted.
-    fn read_payload(&mut self) -> Result<Option<usize>, PluginError> {
+    fn read_payload(&mut self) -> Result<Option<usize>, NetError> {
         let number = self.next;
         // With lanes the next header need not be for the next receive; it is kept until it fits.
         let another = number + 1 < self.ring.posted();
@@ -447,7 +441,7 @@ impl Inbound {
     }
 
     /// Ends the receive whose message is complete, unless its move to the GPU cannot start now.
-    fn finish_if_whole(&mut self) -> Result<(), PluginError> {
+    fn finish_if_whole(&mut self) -> Result<(), NetError> {
         let number = self.next;
         let Some(request) = self.ring.by_sequence(number) else {
             return Ok(());
@@ -484,7 +478,7 @@ impl Inbound {
     }
 
     /// Tells the sender that its message does not fit; gives the error for our own side.
-    fn refuse(&mut self, sequence: u64, message: u64, capacity: u64) -> PluginError {
+    fn refuse(&mut self, sequence: u64, message: u64, capacity: u64) -> NetError {
         let notice = Header {
             sequence,
             size: capacity,
@@ -492,16 +486,24 @@ impl Inbound {
         // 24 bytes on a direction that carried nothing since the handshake: they fit, or the
         // connection is gone and the sender knows.
         let _ = socket::send_bytes(&self.stream, &notice.encode(Record::Refusal));
-        PluginError::ReceiveTooSmall {
-            comm: self.name.clone(),
-            sequence,
-            message,
-            capacity,
-        }
+        NetError::internal(format!(
+            "{}: message {sequence} has {message} bytes, the posted receive holds {capacity}; \
+             nothing was written; post at least {message} bytes",
+            self.name
+        ))
+    }
+
+    /// A receive into device memory that no queue slot or pool can hold.
+    pub(crate) fn too_large(&self, sequence: u64, bytes: u64, limit: u64, why: &str) -> NetError {
+        NetError::internal(format!(
+            "{}: message {sequence} of {bytes} bytes is above the limit of {limit} bytes for one \
+             device receive ({why}); cut it into smaller requests",
+            self.name
+        ))
     }
 
     /// Bytes that moved; `None` for none now; an error when the connection ended.
-    fn moved(&mut self, moved: io::Result<Moved>) -> Result<Option<usize>, PluginError> {
+    fn moved(&mut self, moved: io::Result<Moved>) -> Result<Option<usize>, NetError> {
         let why = match moved {
             Ok(Moved::Bytes(bytes)) => {
                 self.bytes_read += bytes as u64;
@@ -521,26 +523,17 @@ impl Inbound {
         Err(self.closed(why))
     }
 
-    fn closed(&mut self, why: String) -> PluginError {
+    fn closed(&mut self, why: String) -> NetError {
         let sequence = self.next;
         let (done, total) = self
             .ring
             .by_sequence(sequence)
             .map_or((0, 0), |r| (r.received as u64, r.size as u64));
-        PluginError::PeerClosed {
-            comm: self.name.clone(),
-            why,
-            sequence,
-            done,
-            total,
-        }
+        self.peer_closed = true;
+        error::peer_closed(&self.name, &why, sequence, done, total)
     }
 
-    fn protocol(&self, expected: impl Into<String>, arrived: impl Into<String>) -> PluginError {
-        PluginError::Protocol {
-            comm: self.name.clone(),
-            expected: expected.into(),
-            arrived: arrived.into(),
-        }
+    fn protocol(&self, expected: impl Display, arrived: impl Display) -> NetError {
+        error::protocol(&self.name, expected, arrived)
     }
 }

@@ -3,10 +3,12 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use nccl_net::ResultCode;
+use nccl_net::export::NetError;
 use tcpx_lanes::interfaces::{self as system, InterfaceFilter, InterfaceKind};
 
 use crate::config::Family;
-use crate::error::PluginError;
+use crate::error;
 
 /// Speed of an adapter that does not tell, in Mb/s: virtual ones in clouds do not.
 const UNKNOWN_SPEED_MBPS: i32 = 100_000;
@@ -63,7 +65,7 @@ impl Interface {
 pub(crate) fn choose(
     filter: &str,
     all: Vec<Interface>,
-) -> Result<(Vec<Interface>, &'static str), PluginError> {
+) -> Result<(Vec<Interface>, &'static str), NetError> {
     let (chosen, why): (Vec<Interface>, _) = match InterfaceFilter::parse(filter) {
         Some(parsed) => {
             let admitted = all
@@ -80,12 +82,25 @@ pub(crate) fn choose(
     };
     if chosen.is_empty() {
         let found: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
-        return Err(PluginError::NoInterface {
-            filter: filter.to_owned(),
-            found: found.join(", "),
-        });
+        let why = no_interface(filter, &found.join(", "));
+        return Err(NetError::new(ResultCode::SystemError, why));
     }
     Ok((chosen, why))
+}
+
+/// Which interfaces were asked for and which there are, and what to do.
+fn no_interface(filter: &str, found: &str) -> String {
+    let asked = match filter {
+        "" => String::new(),
+        filter => format!(" and a name that NCCL_SOCKET_IFNAME={filter:?} admits"),
+    };
+    let rest = match found {
+        "" => {
+            "bring one up and give it an address (`ip link set IF up`, `ip address add ...`)".into()
+        }
+        found => format!("there are {found}; correct the variable or unset it"),
+    };
+    format!("no network interface is up with an address{asked}; {rest}")
 }
 
 /// The fastest adapters; without one, the first interface that reaches others, else whatever there is.
@@ -122,11 +137,10 @@ fn has_other(all: &[Interface], filter: &InterfaceFilter) -> bool {
 
 /// Interfaces that are up and have an address, of that family if one is given: IPv4 if there is one,
 /// else a routable IPv6. They come in the kernel's order, which both ends of a rail share.
-pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, PluginError> {
-    let system = |error: &dyn std::error::Error| PluginError::System {
-        operation: "listing network interfaces".to_owned(),
-        error: error.to_string(),
-        hint: "check the limits of this process",
+pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, NetError> {
+    let system = |error: &dyn std::error::Error| {
+        let hint = "check the limits of this process";
+        error::system("listing network interfaces", error, hint)
     };
     let known = system::interfaces().map_err(|error| system(&error))?;
     let mut found: Vec<(String, IpAddr)> = Vec::new();

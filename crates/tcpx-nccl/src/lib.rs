@@ -57,7 +57,6 @@ use std::ffi::{CStr, c_char};
 
 pub use config::{Config, Mode, PAGE_BYTES, PoolKind};
 pub use connector::Connector;
-pub use error::PluginError;
 pub use handle::Handle;
 pub use listener::ListenComm;
 pub use memory::Memory;

@@ -10,7 +10,7 @@ use tcpx_lanes::Congestion;
 use tcpx_wire::Key;
 
 use crate::admission::Admission;
-use crate::error::PluginError;
+use crate::error;
 use crate::handle::Handle;
 use crate::held::Listener;
 use crate::interfaces::Interface;
@@ -36,11 +36,11 @@ impl ListenComm {
     pub(crate) fn bind(
         shared: &Arc<Shared>,
         interface: &Interface,
-    ) -> Result<(PeerHandle, Self), PluginError> {
+    ) -> Result<(PeerHandle, Self), NetError> {
         let socket = bind(shared, interface.address)?;
-        let address = socket.local_addr().map_err(|error| {
-            PluginError::system("reading the listening address", &error, "retry")
-        })?;
+        let address = socket
+            .local_addr()
+            .map_err(|error| error::system("reading the listening address", &error, "retry"))?;
         let secret = random::<{ Key::BYTES }>()?;
         let listen_id = shared.number();
         let runtime = shared.runtime()?;
@@ -106,11 +106,11 @@ pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, PluginError> {
+pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, NetError> {
     let Some(ports) = shared.config.ports.clone() else {
         return listen_on(SocketAddr::new(address, 0)).map_err(|error| {
             let operation = format!("listening on {}", address);
-            PluginError::system(operation, &error, "check that the interface is up")
+            error::system(operation, &error, "check that the interface is up")
         });
     };
     // Listeners of one process start looking at different places.
@@ -125,7 +125,7 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, PluginE
             Err(error) => last = error,
         }
     }
-    Err(PluginError::system(
+    Err(error::system(
         format!(
             "listening on {} ports {}-{} (TCPX_PORT_RANGE)",
             address,

@@ -6,7 +6,6 @@ use nccl_net::export::{Buffer, Log, MemoryRegion, NetError};
 use tcpx_memory::{Access, Lease, MemoryError, RegionSlice};
 
 use crate::device::Device;
-use crate::error::PluginError;
 
 /// One registration: a range of the host program's memory.
 #[derive(Debug)]
@@ -49,16 +48,16 @@ const JOBS_AT_ONCE: usize = 128;
 
 impl Memory {
     /// Registers `region`; with `device`, as memory of that device.
-    pub(crate) fn new(region: MemoryRegion, device: Option<&Device>) -> Result<Self, PluginError> {
+    pub(crate) fn new(region: MemoryRegion, device: Option<&Device>) -> Result<Self, NetError> {
         static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
         let start = region.data.addr();
         if start.checked_add(region.len).is_none() {
-            return Err(PluginError::InvalidArgument(format!(
+            return Err(NetError::invalid_argument(format!(
                 "memory of {} bytes at {start:#x} ends behind the last address",
                 region.len
             )));
         }
-        let invalid = |error: MemoryError| PluginError::InvalidArgument(error.to_string());
+        let invalid = |error: MemoryError| NetError::invalid_argument(error.to_string());
         let leased = |device: &Device| {
             // For as long as it is registered: then jobs take no lease of their own.
             let lease = device.region(region).lease(.., Access::Write);
@@ -77,7 +76,7 @@ impl Memory {
     /// The host takes it back, which its comm has `given_up`, with the failure of what ran there.
     pub(crate) fn deregister(
         self,
-        given_up: Result<Option<PluginError>, PluginError>,
+        given_up: Result<Option<NetError>, NetError>,
         log: &Log,
     ) -> Result<(), NetError> {
         match given_up {
@@ -90,7 +89,7 @@ impl Memory {
             Err(error) => {
                 // It stays registered for good: what may still use it must find it in its place.
                 std::mem::forget(self);
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -101,13 +100,13 @@ impl Memory {
     }
 
     /// Finds `buffer` in the registration.
-    pub(crate) fn place(&self, buffer: Buffer) -> Result<Place, PluginError> {
+    pub(crate) fn place(&self, buffer: Buffer) -> Result<Place, NetError> {
         let start = buffer.data.addr();
         let offset = start.wrapping_sub(self.start);
         let inside = buffer.len == 0
             || (start >= self.start && offset <= self.len && buffer.len <= self.len - offset);
         if !inside {
-            return Err(PluginError::InvalidArgument(format!(
+            return Err(NetError::invalid_argument(format!(
                 "{} bytes at {start:#x} are outside the registered {} bytes at {:#x}; register the \
                  whole buffer",
                 buffer.len, self.len, self.start
@@ -126,7 +125,7 @@ impl Memory {
                     slice,
                 })
             })
-            .map_err(|error| PluginError::InvalidArgument(error.to_string()))
+            .map_err(|error| NetError::invalid_argument(error.to_string()))
     }
 }
 

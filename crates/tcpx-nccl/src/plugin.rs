@@ -13,7 +13,7 @@ use tcpx_lanes::draining::DrainingSockets;
 
 use crate::config::{Config, Mode};
 use crate::connector::Connector;
-use crate::error::PluginError;
+use crate::error;
 use crate::handle::{Door, Handle};
 use crate::held::Stream;
 use crate::interfaces::{self, Interface};
@@ -72,7 +72,7 @@ impl Shared {
     }
 
     /// What all comms of the process share.
-    pub(crate) fn runtime(&self) -> Result<Arc<Runtime>, PluginError> {
+    pub(crate) fn runtime(&self) -> Result<Arc<Runtime>, NetError> {
         // A fork's child gets one of its own: the threads of this one are in the other process.
         let runtime = self.runtime.get();
         let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +90,7 @@ impl Shared {
         local: SocketAddr,
         address: SocketAddr,
         door: &Door,
-    ) -> Result<Option<Route>, PluginError> {
+    ) -> Result<Option<Route>, NetError> {
         if !self.takes_lanes() || !door.lanes {
             return Ok(None);
         }
@@ -116,13 +116,15 @@ impl Shared {
         }
     }
 
-    pub(crate) fn interface(&self, device: usize) -> Result<&Interface, PluginError> {
+    pub(crate) fn interface(&self, device: usize) -> Result<&Interface, NetError> {
         self.interfaces
             .get(device % self.interfaces.len().max(1))
             .filter(|_| device < self.devices())
-            .ok_or_else(|| PluginError::NoSuchDevice {
-                device: device as i64,
-                count: self.devices(),
+            .ok_or_else(|| {
+                NetError::invalid_argument(format!(
+                    "device {device} does not exist, there are {}; ask devices() for the number",
+                    self.devices()
+                ))
             })
     }
 
@@ -133,19 +135,19 @@ impl Shared {
 }
 
 /// Fills a buffer from the system's cryptographic random source.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], PluginError> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], NetError> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| PluginError::System {
-        operation: "getting random bytes".to_owned(),
-        error: error.to_string(),
-        hint: "the system's random source must work",
-    })?;
+    let failed = |error| {
+        let hint = "the system's random source must work";
+        error::system("getting random bytes", error, hint)
+    };
+    getrandom::fill(&mut bytes).map_err(failed)?;
     Ok(bytes)
 }
 
 impl TcpxPlugin {
     /// Starts the plugin with given settings.
-    pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, PluginError> {
+    pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, NetError> {
         let (interfaces, why) =
             interfaces::choose(&config.interfaces, interfaces::list(config.family)?)?;
         let log = Arc::new(Log::new(logger, Self::NAME));
@@ -281,7 +283,7 @@ impl NetPlugin for TcpxPlugin {
 
     fn listen(&self, device: usize) -> Result<(PeerHandle, ListenComm), NetError> {
         let interface = self.shared.interface(device)?;
-        Ok(ListenComm::bind(&self.shared, interface)?)
+        ListenComm::bind(&self.shared, interface)
     }
 
     fn connect(&self, device: usize, handle: &PeerHandle) -> Result<Connector, NetError> {
@@ -289,7 +291,9 @@ impl NetPlugin for TcpxPlugin {
         let mut handle = Handle::decode(handle)?;
         let (proof, check) = self.shared.config.proof(handle.secret);
         if check != handle.check {
-            return Err(PluginError::OtherKey.into());
+            return Err(NetError::invalid_argument(
+                "TCPX_KEY of the listening rank is another one than here, or only one of them has it; give all ranks the same",
+            ));
         }
         handle.secret = proof;
         if let Some(door) = &mut handle.door {

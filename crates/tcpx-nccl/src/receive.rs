@@ -9,7 +9,7 @@ use tcpx_status::{ConnectionReport, Counters};
 use crate::admission::Admitted;
 use crate::config::Mode;
 use crate::device::Device;
-use crate::error::PluginError;
+use crate::error;
 use crate::inbound::{Inbound, Phase, Request, Target};
 use crate::landing::Landing;
 use crate::lanes::runtime::Runtime;
@@ -48,7 +48,7 @@ impl RecvComm {
         number: u64,
         name: String,
         device_queue: bool,
-    ) -> Result<(Self, Option<DeviceQueue>), PluginError> {
+    ) -> Result<(Self, Option<DeviceQueue>), NetError> {
         let scatter = if device_queue && shared.config.mode == Mode::Unpack {
             // Without a GPU the plugin still serves host memory; device memory is then refused
             // when it is registered.
@@ -115,15 +115,14 @@ impl NetComm for RecvComm {
                 .and_then(Scatter::device)
                 .is_some_and(|own| own.is(device))
             {
-                return Err(PluginError::InvalidArgument(format!(
+                return Err(NetError::invalid_argument(format!(
                     "{}: device memory of {device:?} cannot be received: accept was called without a \
                      device handle, or with another GPU's context or none; call it as regMr is called",
                     state.inbound.name
-                ))
-                .into());
+                )));
             }
         }
-        Ok(Memory::new(region, device.as_ref())?)
+        Memory::new(region, device.as_ref())
     }
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
@@ -190,22 +189,19 @@ impl NetRecv for RecvComm {
                 Target::Gpu
             }
             Place::Device(_) if inbound.scatter.is_none() => {
-                return Err(PluginError::InvalidArgument(format!(
+                return Err(NetError::invalid_argument(format!(
                     "{}: a receive into device memory needs a device queue, and accept was not asked \
                      for one; pass a device handle of type 1, version 7 to accept",
                     inbound.name
-                ))
-                .into());
+                )));
             }
             Place::Device(_) if buffer.len > UNPACK_MAX_RECEIVE_BYTES => {
-                let error = PluginError::TooLarge {
-                    comm: inbound.name.clone(),
-                    sequence: inbound.ring.posted(),
-                    bytes: buffer.len as u64,
-                    limit: UNPACK_MAX_RECEIVE_BYTES as u64,
-                    why: "a queue slot holds 2048 fragments",
-                };
-                return Err(error.into());
+                let (limit, why) = (
+                    UNPACK_MAX_RECEIVE_BYTES,
+                    "a queue slot holds 2048 fragments",
+                );
+                let sequence = inbound.ring.posted();
+                return Err(inbound.too_large(sequence, buffer.len as u64, limit as u64, why));
             }
             Place::Device(_) => Target::Device,
         };
@@ -244,23 +240,24 @@ impl NetRecv for RecvComm {
             let reported = matches!(oldest.phase, Phase::Done { reported: true });
             (reported, matches!(oldest.target, Target::Device))
         });
-        let disorder = |why: String| PluginError::ConsumeOrder {
-            comm: state.inbound.name.clone(),
-            why,
+        let disorder = |why: &str| {
+            Err(NetError::internal(format!(
+                "{}: irecvConsumed {why}; consume receives strictly in the order of irecv, after test said done",
+                state.inbound.name
+            )))
         };
         let Some((reported, is_device)) = oldest else {
-            return Err(disorder("was called with no receive outstanding".to_owned()).into());
+            return disorder("was called with no receive outstanding");
         };
         if crate::ring::id(number) != id {
-            return Err(disorder(format!(
+            return disorder(&format!(
                 "named request {}, the oldest is request {} (receive {number})",
                 id.0,
                 crate::ring::id(number).0
-            ))
-            .into());
+            ));
         }
         if !reported {
-            return Err(disorder(format!("came before receive {number} was done")).into());
+            return disorder(&format!("came before receive {number} was done"));
         }
         state.inbound.ring.remove(id);
         state.consumed += 1;
@@ -279,11 +276,7 @@ impl State {
     }
 
     fn unknown(&self, id: RequestId, why: &str) -> NetError {
-        PluginError::UnknownRequest {
-            comm: self.inbound.name.clone(),
-            why: format!("request {} {why}", id.0),
-        }
-        .into()
+        error::unknown_request(&self.inbound.name, id, why)
     }
 }
 
@@ -302,7 +295,7 @@ impl Comm for State {
         }
     }
 
-    fn failure(&self) -> Option<&PluginError> {
+    fn failure(&self) -> Option<&NetError> {
         self.inbound.failure()
     }
 }

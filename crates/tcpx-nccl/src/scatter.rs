@@ -4,14 +4,14 @@ use std::ptr::NonNull;
 
 use nccl_net::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use nccl_net::device::{LoadMeta, NetUnpackMeta, UnpackNetDeviceHandle};
-use nccl_net::export::DeviceQueue;
+use nccl_net::export::{DeviceQueue, NetError};
 use nccl_net::{QueueSlot, UnpackQueueWriter};
 use tcpx_lanes::socket_calls::{MAX_SPANS, Span};
-use tcpx_memory::{MemoryError, Region};
+use tcpx_memory::Region;
 
 use crate::config::{Config, PAGE_BYTES, PoolKind};
 use crate::device::Device;
-use crate::error::PluginError;
+use crate::error;
 use crate::fragments::{self, Piece};
 use crate::gpu_pool::GpuPool;
 use crate::pages::Pages;
@@ -69,15 +69,13 @@ impl Scatter {
         config: &Config,
         device: Option<Device>,
         seed: u64,
-    ) -> Result<Self, PluginError> {
-        let allocated = |result: Result<Region, MemoryError>| {
-            result.map_err(|error| failed("receive comm", "allocating the pool", &error))
-        };
+    ) -> Result<Self, NetError> {
         let shared = |bytes| {
-            allocated(match &device {
+            let memory = match &device {
                 Some(device) => device.shared_memory(bytes),
                 None => Region::host(bytes),
-            })
+            };
+            memory.map_err(error::copy("receive comm", "allocating the pool"))
         };
         let landing = shared(config.pool_bytes)?;
         let gpu_pool = match (&device, config.pool) {
@@ -90,19 +88,17 @@ impl Scatter {
             .host_ptr()
             .and_then(|start| NonNull::new(start.cast::<NetUnpackMeta>()))
             .filter(|meta| meta.is_aligned())
-            .ok_or_else(|| PluginError::Copy {
-                comm: "receive comm".to_owned(),
-                operation: "placing the unpack queue".to_owned(),
-                error: "the memory is not aligned to 16 bytes".to_owned(),
-            })?;
+            .ok_or("the memory is not aligned to 16 bytes")
+            .map_err(error::copy("receive comm", "placing the unpack queue"))?;
         // SAFETY: zeroed, aligned memory of the queue's size that lives beside the writer, the only
         // one to write there.
         let queue = unsafe { UnpackQueueWriter::new(meta) };
         let handle_bytes = size_of::<UnpackNetDeviceHandle>();
-        let handle = allocated(match &device {
+        let handle = match &device {
             Some(device) => device.memory(handle_bytes),
             None => Region::host(handle_bytes),
-        })?;
+        };
+        let handle = handle.map_err(error::copy("receive comm", "allocating the device handle"))?;
         // Field by field, as the layout says: queue, pool, head. The consumer steps its head
         // before it reads, so it starts one before slot 0.
         let mut bytes = [0; size_of::<UnpackNetDeviceHandle>()];
@@ -112,7 +108,7 @@ impl Scatter {
         bytes[16..].copy_from_slice(&u64::MAX.to_ne_bytes());
         handle
             .write_from(0, &bytes)
-            .map_err(|error| failed("receive comm", "writing the device handle", &error))?;
+            .map_err(error::copy("receive comm", "writing the device handle"))?;
 
         let mut shuffle = Shuffle::new(seed);
         // At most 2 GiB of pages.
@@ -217,7 +213,7 @@ impl Scatter {
 
     /// The whole message is in the landing pool: publishes it, and starts moving it to the GPU
     /// when the pool of the device is there.
-    pub(crate) fn complete(&mut self, comm: &str, number: u64) -> Result<Landed, PluginError> {
+    pub(crate) fn complete(&mut self, comm: &str, number: u64) -> Result<Landed, NetError> {
         self.shuffle.shuffle(&mut self.pieces);
         let held = &self.held[slot(number)];
         self.entries.clear();
@@ -231,11 +227,7 @@ impl Scatter {
         // the receive is done, and it is done when both are there.
         self.queue
             .publish(QueueSlot::of_receive(number), &self.entries)
-            .map_err(|error| PluginError::Copy {
-                comm: comm.to_owned(),
-                operation: "publishing fragments".to_owned(),
-                error: error.to_string(),
-            })?;
+            .map_err(error::copy(comm, "publishing fragments"))?;
         match &mut self.gpu_pool {
             Some(pool) if !self.entries.is_empty() => {
                 match pool.fetch(comm, slot(number), &self.entries)? {
@@ -248,7 +240,7 @@ impl Scatter {
     }
 
     /// Whether the move to the GPU has ended.
-    pub(crate) fn moved(&self, comm: &str, number: u64) -> Result<bool, PluginError> {
+    pub(crate) fn moved(&self, comm: &str, number: u64) -> Result<bool, NetError> {
         match &self.gpu_pool {
             Some(pool) => pool.fetched(comm, slot(number)),
             None => Ok(true),
@@ -279,12 +271,4 @@ fn source_offset(held: &[u32], piece: &Piece) -> u32 {
 fn device_view(region: &Region) -> u64 {
     let all = region.all();
     all.device_address().unwrap_or_else(|| all.address())
-}
-
-fn failed(comm: &str, operation: &str, error: &MemoryError) -> PluginError {
-    PluginError::Copy {
-        comm: comm.to_owned(),
-        operation: operation.to_owned(),
-        error: error.to_string(),
-    }
 }

@@ -16,7 +16,7 @@ use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
 use self::comeback::Tended;
 use crate::config::Mode;
 use crate::device::Device;
-use crate::error::PluginError;
+use crate::error;
 use crate::header::{HEADER_BYTES, Header, Record};
 use crate::held::Stream;
 use crate::lanes::carriage::Carriage;
@@ -109,7 +109,7 @@ struct State {
     staging: Option<Staging>,
     record: [u8; HEADER_BYTES],
     record_bytes: usize,
-    failure: Option<PluginError>,
+    failure: Option<NetError>,
     stall: Stall,
     carriage: Option<Carriage>,
     /// Receives that the receiver has granted, its number for this comm, and whether it goes on.
@@ -144,7 +144,7 @@ impl SendComm {
         name: String,
         carriage: Option<Carriage>,
         comeback: Option<Comeback>,
-    ) -> Result<Self, PluginError> {
+    ) -> Result<Self, NetError> {
         let mut resend = Resend::with_room(COPIES);
         let (mut redial, mut attention, mut runtime) = (None, None, None);
         if let Some(comeback) = comeback {
@@ -196,7 +196,7 @@ impl SendComm {
         if let Some(runtime) = &runtime {
             let tended = Tended(state.glance(), Arc::clone(&shared));
             runtime.monitor.watch(Box::new(tended)).map_err(|error| {
-                PluginError::system(
+                error::system(
                     "starting the monitor",
                     &error,
                     "raise the limits on processes",
@@ -232,11 +232,11 @@ impl NetComm for SendComm {
         if device.is_some() && self.shared.config.mode == Mode::Cuda {
             let state = self.lock();
             let Some(carriage) = &state.carriage else {
-                return Err(no_lanes(&state.name).into());
+                return Err(no_lanes(&state.name));
             };
             carriage.serve_gpu();
         }
-        Ok(Memory::new(region, device.as_ref())?)
+        Memory::new(region, device.as_ref())
     }
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
@@ -262,11 +262,11 @@ impl NetComm for SendComm {
                 Ok(Some(size))
             }
             Some(_) => self.state.answer(progress.map(|()| None)),
-            None => Err(PluginError::UnknownRequest {
-                comm: state.name.clone(),
-                why: format!("request {} is not in flight", request.0),
-            }
-            .into()),
+            None => Err(error::unknown_request(
+                &state.name,
+                request,
+                "is not in flight",
+            )),
         }
     }
 }
@@ -352,7 +352,7 @@ impl State {
     }
 
     /// Writes what the socket takes.
-    fn progress(&mut self, shared: &Shared) -> Result<(), PluginError> {
+    fn progress(&mut self, shared: &Shared) -> Result<(), NetError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -380,7 +380,7 @@ impl State {
         Ok(())
     }
 
-    fn write(&mut self) -> Result<bool, PluginError> {
+    fn write(&mut self) -> Result<bool, NetError> {
         let mut budget = CALL_BUDGET;
         let mut looked = false;
         while budget > 0 && (self.next < self.ring.posted() || self.resend.next() != Next::New) {
@@ -408,7 +408,7 @@ impl State {
     }
 
     /// One call for what is to be written next; 0 when nothing can be written now.
-    fn write_one(&mut self) -> Result<usize, PluginError> {
+    fn write_one(&mut self) -> Result<usize, NetError> {
         if self.is_away() {
             return Ok(0);
         }
@@ -481,15 +481,15 @@ impl State {
     }
 }
 
-fn no_lanes(comm: &str) -> PluginError {
-    PluginError::InvalidArgument(format!(
+fn no_lanes(comm: &str) -> NetError {
+    NetError::invalid_argument(format!(
         "{comm}: CUDA memory is moved over lanes, and none could be opened to the peer; see the warning about \
          them, or unset TCPX_NET_DEVICE"
     ))
 }
 
-fn no_staging(comm: &str) -> PluginError {
-    PluginError::InvalidArgument(format!(
+fn no_staging(comm: &str) -> NetError {
+    NetError::invalid_argument(format!(
         "{comm}: device memory was registered on another comm; register it on this one"
     ))
 }

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{Job, MemoryError, Region, Work};
 
 use crate::copies::Copies;
 use crate::device::Device;
-use crate::error::PluginError;
+use crate::error;
 use crate::ring::Ring;
 use crate::send::{Request, Source};
 
@@ -42,10 +43,10 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(crate) fn new(device: &Device) -> Result<Self, PluginError> {
+    pub(crate) fn new(device: &Device) -> Result<Self, NetError> {
         let memory = device
             .shared_memory(PIECES * PIECE_BYTES)
-            .map_err(PluginError::copy("send comm", "allocating pinned staging"))?;
+            .map_err(error::copy("send comm", "allocating pinned staging"))?;
         Ok(Self {
             device: device.clone(),
             memory,
@@ -58,7 +59,7 @@ impl Staging {
     }
 
     /// Starts copies for posted sends while slots are free.
-    pub(crate) fn fill(&mut self, comm: &str, ring: &mut Ring<Request>) -> Result<(), PluginError> {
+    pub(crate) fn fill(&mut self, comm: &str, ring: &mut Ring<Request>) -> Result<(), NetError> {
         while self.pieces.len() < PIECES {
             let Some(request) = ring.by_sequence(self.sequence) else {
                 // Finished and gone, or not posted yet.
@@ -81,7 +82,7 @@ impl Staging {
             let to = self.slot(slot, len);
             let (from, to) = from
                 .and_then(|from| Ok((from, to?)))
-                .map_err(PluginError::copy(comm, "cutting a send into pieces"))?;
+                .map_err(error::copy(comm, "cutting a send into pieces"))?;
             self.copies.start(slot);
             let job = Job {
                 work: Work::Copy { from, to },
@@ -97,7 +98,7 @@ impl Staging {
                 return match refused.error {
                     // The next call tries again.
                     MemoryError::QueueFull { .. } => Ok(()),
-                    error => Err(PluginError::copy(comm, COPYING)(error)),
+                    error => Err(error::copy(comm, COPYING)(error)),
                 };
             }
             self.pieces.push_back(Piece {
@@ -113,20 +114,20 @@ impl Staging {
     }
 
     /// The next bytes of request `sequence`, when their copy has ended.
-    pub(crate) fn ready(&self, comm: &str, sequence: u64) -> Result<Option<Span>, PluginError> {
+    pub(crate) fn ready(&self, comm: &str, sequence: u64) -> Result<Option<Span>, NetError> {
         let Some(piece) = self.pieces.front().filter(|p| p.sequence == sequence) else {
             return Ok(None);
         };
         let ended = self
             .copies
             .finished(piece.slot)
-            .map_err(PluginError::copy(comm, COPYING))?;
+            .map_err(error::copy(comm, COPYING))?;
         if !ended {
             return Ok(None);
         }
         let start = self
             .slot(piece.slot, piece.len)
-            .map_err(PluginError::copy(comm, "finding a staged piece"))?
+            .map_err(error::copy(comm, "finding a staged piece"))?
             .host_ptr();
         Ok(start.map(|start| Span::new(start, piece.len).from(piece.sent)))
     }

@@ -12,8 +12,6 @@ use tcpx_status::{
     ConnectionReport, Counters, Description, Ended, OperationReport, Registration, Source,
 };
 
-use crate::error::PluginError;
-
 /// An operation without progress for this long counts as stalled.
 pub(crate) const STALLED: Duration = Duration::from_secs(1);
 
@@ -37,7 +35,7 @@ pub(crate) trait Comm: Debug + Send {
     fn counters(&self) -> Counters;
 
     /// The error that ended it.
-    fn failure(&self) -> Option<&PluginError>;
+    fn failure(&self) -> Option<&NetError>;
 }
 
 /// A comm of the host program, of which the status tells until it is dropped.
@@ -80,13 +78,12 @@ impl<C: Comm> Told<C> {
     }
 
     /// The answer to a call, whose error the status tells of once.
-    pub(crate) fn answer<T>(&self, result: Result<T, PluginError>) -> Result<T, NetError> {
-        result.map_err(|error| {
+    pub(crate) fn answer<T>(&self, result: Result<T, NetError>) -> Result<T, NetError> {
+        result.inspect_err(|error| {
             if !self.has_failed.swap(true, Ordering::Relaxed) {
                 self.registration
                     .failed(self.comm.peer.clone(), error.to_string());
             }
-            error.into()
         })
     }
 }

@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 
 use super::Inbound;
-use crate::error::PluginError;
 use crate::header::Record;
 use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Waiting, tell};
 
@@ -27,7 +27,7 @@ impl Inbound {
     }
 
     /// Goes on over another connection, if one came; fails if there is no use in waiting for it.
-    pub(super) fn come_back(&mut self) -> Result<(), PluginError> {
+    pub(super) fn come_back(&mut self) -> Result<(), NetError> {
         let Some(comeback) = &self.comeback else {
             return Ok(());
         };
@@ -38,8 +38,8 @@ impl Inbound {
         };
         // What has arrived need not be sent again.
         match self.read() {
-            Ok(_) | Err(PluginError::PeerClosed { .. }) => {}
-            Err(error) => return Err(error),
+            Err(error) if !std::mem::take(&mut self.peer_closed) => return Err(error),
+            _ => {}
         }
         // Nothing of the one before is read once this one is.
         tcpx_lanes::socket::abort(self.stream.as_fd());

@@ -1,16 +1,17 @@
 //! The part of a receive comm's connection that has to do with lanes.
 
+use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 
 use super::Inbound;
-use crate::error::PluginError;
+use crate::error;
 use crate::header::{HEADER_BYTES, Header, Record};
 use crate::lanes::inlet::Refusal;
 
 impl Inbound {
     /// Ends the receives that lanes filled, grants the posted ones, and finds why none can come;
     /// `true` when lanes moved bytes.
-    pub(super) fn look_at_lanes(&mut self) -> Result<bool, PluginError> {
+    pub(super) fn look_at_lanes(&mut self) -> Result<bool, NetError> {
         let Some(lanes) = &mut self.lanes else {
             return Ok(false);
         };
@@ -23,7 +24,7 @@ impl Inbound {
                 } => self.refuse(sequence, total, capacity),
                 Refusal::Protocol { expected, arrived } => self.protocol(expected, arrived),
                 Refusal::Copy(error) => {
-                    PluginError::copy(&self.name, "copying a receive to GPU memory")(error)
+                    error::copy(&self.name, "copying a receive to GPU memory")(error)
                 }
             });
         }
@@ -57,29 +58,29 @@ impl Inbound {
     }
 
     /// What has become of a receive after the connection ended: lanes may still hold its bytes.
-    pub(crate) fn outlook(&self, sequence: u64) -> Result<(), PluginError> {
+    pub(crate) fn outlook(&self, sequence: u64) -> Result<(), NetError> {
         let Some(failure) = &self.failure else {
             return Ok(());
         };
         let sent = self.sent_in_all.is_some_and(|all| sequence < all);
-        match (&self.lanes, failure) {
-            (Some(lanes), PluginError::PeerClosed { .. }) if sent => {
+        match &self.lanes {
+            Some(lanes) if sent && self.peer_closed => {
                 // In this order: the last bytes may land between two looks.
                 let comes = !lanes.is_gone();
                 if comes || lanes.inlet.is_copying(sequence) || lanes.is_whole(sequence) {
                     return Ok(());
                 }
-                Err(PluginError::LanesEnded {
-                    comm: self.name.clone(),
-                    why: "the peer closed all its lanes".to_owned(),
-                })
+                Err(error::lanes_ended(
+                    &self.name,
+                    "the peer closed all its lanes",
+                ))
             }
             _ => Err(failure.clone()),
         }
     }
 
     /// The sender names its lanes.
-    pub(super) fn join(&mut self, header: Header) -> Result<(), PluginError> {
+    pub(super) fn join(&mut self, header: Header) -> Result<(), NetError> {
         let joined = self
             .lanes
             .as_mut()

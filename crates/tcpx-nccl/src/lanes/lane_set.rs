@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use nccl_net::export::Log;
+use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::{Clock, Presence, Retry, STALL_BEHIND};
 use tcpx_lanes::lane_group::LaneGroup;
@@ -26,7 +26,7 @@ use super::transmit_lane::transmit_lane;
 use super::users::Users;
 use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
-use crate::error::PluginError;
+use crate::error;
 use crate::held::Stream;
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
@@ -615,13 +615,10 @@ impl LaneSet {
     }
 
     /// The failure as an answer for a comm.
-    pub(crate) fn check(&self, comm: &str) -> Result<(), PluginError> {
+    pub(crate) fn check(&self, comm: &str) -> Result<(), NetError> {
         match self.failure() {
             None => Ok(()),
-            Some(why) => Err(PluginError::LanesEnded {
-                comm: comm.to_owned(),
-                why: why.to_owned(),
-            }),
+            Some(why) => Err(error::lanes_ended(comm, why)),
         }
     }
 }

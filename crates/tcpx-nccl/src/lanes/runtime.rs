@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nccl_net::export::Log;
+use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::EventLoops;
 use tcpx_lanes::monitor::Monitor;
 use tcpx_memory::{CopyWorker, FreeWatch};
@@ -21,7 +21,7 @@ use super::lane_set::{LaneSet, Peer, Tended};
 use super::retention::Retention;
 use crate::config::{Config, Mode};
 use crate::device::Device;
-use crate::error::PluginError;
+use crate::error;
 use crate::handle::Door;
 use crate::listener;
 use crate::plugin::{Shared, random};
@@ -56,7 +56,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn start(shared: &Shared) -> Result<Self, PluginError> {
+    pub(crate) fn start(shared: &Shared) -> Result<Self, NetError> {
         crate::pin::keep_loaded();
         let cores = cores();
         let (lanes, threads) = match shared.takes_lanes() {
@@ -68,7 +68,7 @@ impl Runtime {
             false => (0, 0),
         };
         let loops = EventLoops::start("tcpx-nccl", threads).map_err(|error| {
-            PluginError::system(
+            error::system(
                 "starting event loops",
                 &error,
                 "raise the limits on processes and open files",
@@ -77,7 +77,7 @@ impl Runtime {
         let retentions = (0..threads).map(|_| Retention::new());
         let retentions = retentions.collect::<Result<_, _>>().map_err(|error| {
             let error = io::Error::other(error);
-            PluginError::system(
+            error::system(
                 "allocating copies of sends",
                 &error,
                 "raise the limit on memory",
@@ -126,7 +126,7 @@ impl Runtime {
     }
 
     /// The door on an address, opened on first use.
-    pub(crate) fn door(&self, shared: &Shared, address: IpAddr) -> Result<Door, PluginError> {
+    pub(crate) fn door(&self, shared: &Shared, address: IpAddr) -> Result<Door, NetError> {
         let mut doors = self.doors();
         if let Some(known) = doors.iter().find(|door| door.address() == address) {
             return Ok(known.door());
@@ -142,7 +142,7 @@ impl Runtime {
             shared.log.clone(),
         )
         .map_err(|error| {
-            PluginError::system(
+            error::system(
                 "starting the lane door",
                 &error,
                 "raise the limits on processes and open files",
@@ -159,7 +159,7 @@ impl Runtime {
         local: SocketAddr,
         address: SocketAddr,
         door: &Door,
-    ) -> Result<Option<Arc<LaneSet>>, PluginError> {
+    ) -> Result<Option<Arc<LaneSet>>, NetError> {
         let route = (door.process, address, local.ip());
         let now = Instant::now();
         let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +188,7 @@ impl Runtime {
         );
         let tended = Tended(Arc::downgrade(&set));
         self.monitor.watch(Box::new(tended)).map_err(|error| {
-            PluginError::system(
+            error::system(
                 "starting the lane monitor",
                 &error,
                 "raise the limits on processes",

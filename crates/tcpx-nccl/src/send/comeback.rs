@@ -5,12 +5,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl_net::ResultCode;
+use nccl_net::export::NetError;
 use tcpx_lanes::monitor::{Look, TICK, Watched};
 use tcpx_lanes::resend::{Impossible, Next};
 use tcpx_lanes::socket_calls::Moved;
 
 use super::{Source, State};
-use crate::error::PluginError;
+use crate::error;
 use crate::header::HEADER_BYTES;
 use crate::plugin::Shared;
 use crate::resume::{Redial, STEP, copied_bytes, is_reset};
@@ -48,7 +50,7 @@ impl State {
     }
 
     /// Dials where the connection broke.
-    pub(super) fn come_back(&mut self) -> Result<(), PluginError> {
+    pub(super) fn come_back(&mut self) -> Result<(), NetError> {
         let Some(redial) = self.redial.as_mut().filter(|redial| redial.is_active()) else {
             return Ok(());
         };
@@ -69,7 +71,7 @@ impl State {
     }
 
     /// The receiver has read up to here.
-    pub(super) fn heard(&mut self, read: u64) -> Result<(), PluginError> {
+    pub(super) fn heard(&mut self, read: u64) -> Result<(), NetError> {
         let redial = self
             .redial
             .as_mut()
@@ -89,21 +91,23 @@ impl State {
                 first,
                 last,
                 arrived,
-            } => PluginError::Protocol {
-                comm: self.name.clone(),
-                expected: format!("a receiver that has read {first} to {last} bytes"),
-                arrived: arrived.to_string(),
-            },
-            Impossible::Lost { sequence } => PluginError::Unretained {
-                comm: self.name.clone(),
-                sequence,
-                limit: copied_bytes(self.carriage.is_some()),
-            },
+            } => {
+                let expected = format!("a receiver that has read {first} to {last} bytes");
+                error::protocol(&self.name, expected, arrived)
+            }
+            Impossible::Lost { sequence } => {
+                let (comm, limit) = (&self.name, copied_bytes(self.carriage.is_some()));
+                let why = format!(
+                    "{comm}: the connection broke while message {sequence} was on its way, which cannot be sent again: \
+                     without lanes host messages up to {limit} bytes can be; set TCPX_NET_LANES=2 on this host"
+                );
+                NetError::new(ResultCode::SystemError, why)
+            }
         })
     }
 
     /// The connection has answered a call that offered it bytes.
-    pub(super) fn wrote(&mut self, moved: io::Result<Moved>) -> Result<usize, PluginError> {
+    pub(super) fn wrote(&mut self, moved: io::Result<Moved>) -> Result<usize, NetError> {
         match moved {
             Ok(Moved::Bytes(bytes)) => {
                 self.resend.wrote(bytes);

@@ -1,9 +1,9 @@
 //! The part of a send comm that has to do with lanes.
 
-use nccl_net::export::RequestId;
+use nccl_net::export::{NetError, RequestId};
 
 use super::{POLLS_BETWEEN_LOOKS, Progress, Source, State};
-use crate::error::PluginError;
+use crate::error;
 use crate::lanes::carriage::{Carriage, Load};
 
 /// What the jobs of its sends do, for errors.
@@ -30,7 +30,7 @@ impl State {
 
     /// The host takes memory back: nothing reads it when this returns. Gives the failure of a comm
     /// that had requests there; NCCL frees memory before it closes a comm that it aborts.
-    pub(super) fn give_up(&mut self, memory: u64) -> Result<Option<PluginError>, PluginError> {
+    pub(super) fn give_up(&mut self, memory: u64) -> Result<Option<NetError>, NetError> {
         let outlet = self.carriage.as_ref().map(Carriage::outlet);
         let read = self.resend.read();
         let found = self.ring.find_first(|sequence, request| {
@@ -42,18 +42,13 @@ impl State {
             };
             request.memory == memory && !over
         });
-        let held = || PluginError::MemoryHeld {
-            comm: self.name.clone(),
-        };
+        let held = || error::memory_held(&self.name);
         let Some(sequence) = found else {
             // Of a comm that was given up, which may hold this memory for another message.
             let is_held = outlet.is_some_and(|outlet| outlet.is_closed() && outlet.is_borrowing());
             return if is_held { Err(held()) } else { Ok(None) };
         };
-        let failure = PluginError::Deregistered {
-            comm: self.name.clone(),
-            sequence,
-        };
+        let failure = error::deregistered(&self.name, sequence);
         let failure = self.failure.get_or_insert(failure).clone();
         if let Some(carriage) = &self.carriage {
             carriage.close();
@@ -83,16 +78,16 @@ impl State {
     }
 
     /// Whether copies out of GPU memory go well.
-    pub(super) fn look_at_gpu(&self) -> Result<(), PluginError> {
+    pub(super) fn look_at_gpu(&self) -> Result<(), NetError> {
         match &self.carriage {
             Some(carriage) => carriage
                 .look_at_gpu()
-                .map_err(PluginError::copy(&self.name, COPYING)),
+                .map_err(error::copy(&self.name, COPYING)),
             None => Ok(()),
         }
     }
 
-    pub(super) fn check_lanes(&mut self) -> Result<(), PluginError> {
+    pub(super) fn check_lanes(&mut self) -> Result<(), NetError> {
         match &self.carriage {
             Some(_) if self.is_with_lanes() => Ok(()),
             Some(carriage) => {
@@ -129,7 +124,7 @@ impl State {
     }
 
     /// Queues the message whose turn it is, once its receive is posted; the bytes queued now.
-    pub(super) fn load(&mut self) -> Result<usize, PluginError> {
+    pub(super) fn load(&mut self) -> Result<usize, NetError> {
         let sequence = self.next;
         let stream = self.stream_number;
         let (Some(carriage), Some(request)) = (&self.carriage, self.ring.by_sequence(sequence))
@@ -150,7 +145,7 @@ impl State {
         };
         request.written = carriage
             .queue(load)
-            .map_err(PluginError::copy(&self.name, COPYING))?;
+            .map_err(error::copy(&self.name, COPYING))?;
         let queued = request.written - before;
         if request.written == request.size {
             self.next += 1;

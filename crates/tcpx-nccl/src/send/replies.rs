@@ -2,17 +2,19 @@
 
 use std::time::Instant;
 
+use nccl_net::ResultCode;
+use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 
 use super::State;
-use crate::error::PluginError;
+use crate::error;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::plugin::Shared;
 use crate::resume::Redial;
 
 impl State {
     /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
-    pub(super) fn read_back(&mut self) -> Result<(), PluginError> {
+    pub(super) fn read_back(&mut self) -> Result<(), NetError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -60,16 +62,19 @@ impl State {
     }
 
     /// A whole record came back; gives the failure that it means, if one.
-    pub(super) fn answered(&mut self) -> Option<PluginError> {
+    pub(super) fn answered(&mut self) -> Option<NetError> {
         let decoded = Header::decode(&FROM_RECEIVER, &self.record);
         let is_positioning = self.redial.as_ref().is_some_and(Redial::is_positioning);
         match decoded {
             Ok((Record::Read, read)) => self.heard(read.sequence).err(),
-            Ok((record, _)) if is_positioning => Some(PluginError::Protocol {
-                comm: self.name.clone(),
-                expected: "how far the receiver has read".to_owned(),
-                arrived: format!("{record:?}"),
-            }),
+            Ok((record, _)) if is_positioning => {
+                let expected = "how far the receiver has read";
+                Some(error::protocol(
+                    &self.name,
+                    expected,
+                    format_args!("{record:?}"),
+                ))
+            }
             Ok((Record::Grant, grant)) => {
                 self.granted = self.granted.max(grant.sequence);
                 self.granting = grant.size != 0;
@@ -78,35 +83,29 @@ impl State {
                 }
                 None
             }
-            Ok((_, refusal)) => Some(PluginError::RefusedByPeer {
-                comm: self.name.clone(),
-                sequence: refusal.sequence,
-                message: self
-                    .ring
-                    .by_sequence(refusal.sequence)
-                    .map(|request| request.size as u64),
-                capacity: refusal.size,
-            }),
-            Err((expected, arrived)) => Some(PluginError::Protocol {
-                comm: self.name.clone(),
-                expected,
-                arrived,
-            }),
+            Ok((_, refusal)) => {
+                let (sequence, capacity) = (refusal.sequence, refusal.size);
+                // While the sender still knows.
+                let message = self.ring.by_sequence(sequence);
+                let size =
+                    message.map_or_else(String::new, |one| format!(" of {} bytes", one.size));
+                let why = format!(
+                    "{}: the receiver refused message {sequence}{size}, it had posted {capacity} bytes; post \
+                     receives at least as large as the sends",
+                    self.name
+                );
+                Some(NetError::new(ResultCode::RemoteError, why))
+            }
+            Err((expected, arrived)) => Some(error::protocol(&self.name, expected, arrived)),
         }
     }
 
-    pub(super) fn closed(&mut self, why: String) -> PluginError {
+    pub(super) fn closed(&mut self, why: String) -> NetError {
         let (done, total) = self.ring.by_sequence(self.next).map_or((0, 0), |request| {
             let done = request.written.saturating_sub(HEADER_BYTES);
             (done as u64, request.size as u64)
         });
-        PluginError::PeerClosed {
-            comm: self.name.clone(),
-            why,
-            sequence: self.next,
-            done,
-            total,
-        }
+        error::peer_closed(&self.name, &why, self.next, done, total)
     }
 
     pub(super) fn report_stall(&mut self, shared: &Shared) {

@@ -1,10 +1,10 @@
 //! What `tcpx status` tells of a send comm.
 
+use nccl_net::export::NetError;
 use tcpx_lanes::tcp_info::tcp_counters;
 use tcpx_status::{ConnectionReport, Counters};
 
 use super::State;
-use crate::error::PluginError;
 use crate::status::{Comm, Running};
 
 impl Comm for State {
@@ -71,7 +71,7 @@ impl Comm for State {
         }
     }
 
-    fn failure(&self) -> Option<&PluginError> {
+    fn failure(&self) -> Option<&NetError> {
         self.failure.as_ref()
     }
 }
