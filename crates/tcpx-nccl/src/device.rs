@@ -9,9 +9,9 @@ use crate::config::Mode;
 use crate::error;
 use crate::plugin::Shared;
 
-/// Slots of 1 MiB through which a process moves a GPU's memory: half for sends, half for receives. NCCL has
-/// eight channels with eight messages of 512 KiB each way.
-const PINNED_SLOTS: usize = 128;
+/// Slots of 1 MiB through which a process receives into a GPU's memory: NCCL has eight channels with eight messages
+/// of 512 KiB.
+const PINNED_SLOTS: usize = 64;
 
 /// A device and the copy worker that moves its memory.
 #[derive(Clone)]

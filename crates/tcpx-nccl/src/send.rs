@@ -229,12 +229,15 @@ impl NetComm for SendComm {
                 state.staging = Some(Staging::new(device)?);
             }
         }
-        if device.is_some() && self.shared.config.mode == Mode::Cuda {
+        if let Some(device) = &device
+            && self.shared.config.mode == Mode::Cuda
+        {
             let state = self.lock();
             let Some(carriage) = &state.carriage else {
                 return Err(no_lanes(&state.name));
             };
-            carriage.serve_gpu();
+            let failed = error::copy(&state.name, "pinning slots for sends");
+            carriage.serve_gpu(device).map_err(failed)?;
         }
         Memory::new(region, device.as_ref())
     }

@@ -96,19 +96,33 @@ fn every_slot_comes_back() {
 }
 
 #[test]
-fn a_send_waits_for_slots_and_leaves_half_of_them_to_receives() {
+fn comms_whose_peers_read_nothing_hold_no_slot_of_another_one() {
     let _alone = alone();
-    let worker = CopyWorker::host().unwrap();
-    let pair = pair(&plugin(config()));
-    let mut from = Registered::new(&pair.send, random(1 << 20, 5), true);
-    let mut to = Registered::new(&pair.receive, vec![0; 1 << 20], true);
-    let mut held = take_all(&worker);
-    let half = worker.pinned().slots() / 2;
-    held.truncate(half);
-    let both = start(&pair, &mut from, &mut to);
-    stays(&pair, both);
-    held.truncate(half - 8);
-    finish(&pair, both.0, both.1);
+    let plugin = plugin(config());
+    // More than all slots of the worker; nobody posts a receive.
+    let stopped: Vec<_> = (0..5)
+        .map(|number| {
+            let pair = pair(&plugin);
+            let mut from = Registered::new(&pair.send, random(80 << 20, number + 2), true);
+            let len = from.bytes.len();
+            let mut grant = Registered::new(&pair.receive, vec![0; 100], true);
+            let mut small = Registered::new(&pair.send, vec![1; 100], true);
+            transfer(&pair, &mut small, &mut grant, 100, 100);
+            let send = posted(pair.send.isend(from.buffer(0, len), 0, &from.memory));
+            (pair, from, send)
+        })
+        .collect();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(100) {
+        for (pair, _, send) in &stopped {
+            assert_eq!(pair.send.test(*send).unwrap(), None);
+        }
+    }
+    let pair = pair(&plugin);
+    let mut from = Registered::new(&pair.send, random(20 << 20, 5), true);
+    let mut to = Registered::new(&pair.receive, vec![0; 20 << 20], true);
+    let len = from.bytes.len();
+    transfer(&pair, &mut from, &mut to, len, len);
     assert!(to.bytes == from.bytes);
 }
 

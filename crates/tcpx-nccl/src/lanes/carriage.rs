@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use tcpx_memory::MemoryError;
 use tcpx_wire::{ChunkHeader, TransferId};
 
-use super::from_gpu::FromGpu;
+use super::from_gpu::{FromGpu, PARTS};
 use super::inlet::MAX_CHUNK_BYTES;
 use super::lane_set::LaneSet;
 use super::outlet::Outlet;
 use super::runtime::Runtime;
+use crate::device::Device;
 use crate::send::Source;
 
 /// Longest wait for lanes to finish a chunk of a comm that closes, and longest time in it without a sign of
@@ -83,10 +84,14 @@ impl Carriage {
         })
     }
 
-    /// Prepares for sends from GPU memory.
-    pub(crate) fn serve_gpu(&self) {
-        self.from_gpu
-            .get_or_init(|| Arc::new(FromGpu::new(Arc::clone(&self.route.set))));
+    /// Prepares for sends from GPU memory: pins slots, so that no send ever does.
+    pub(crate) fn serve_gpu(&self, device: &Device) -> Result<(), MemoryError> {
+        if self.from_gpu.get().is_none() {
+            let (set, pool) = (Arc::clone(&self.route.set), device.worker().pool(PARTS)?);
+            self.from_gpu
+                .get_or_init(|| Arc::new(FromGpu::new(set, pool)));
+        }
+        Ok(())
     }
 
     pub(crate) fn set(&self) -> &LaneSet {

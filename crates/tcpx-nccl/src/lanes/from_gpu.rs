@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tcpx_lanes::socket_calls::Span;
-use tcpx_memory::{CompletionSink, Job, MemoryError, Work};
+use tcpx_memory::{CompletionSink, Job, MemoryError, PinnedPool, Work};
 use tcpx_wire::ChunkHeader;
 
 use super::lane_set::LaneSet;
@@ -14,11 +14,13 @@ use super::outlet::{Chunk, Outlet};
 use crate::memory::DeviceSlice;
 
 /// Parts of one comm that are copied at a time.
-const PARTS: usize = 64;
+pub(super) const PARTS: usize = 64;
 
 /// One comm's parts; the copy worker tells it of each that is copied.
 pub(crate) struct FromGpu {
     set: Arc<LaneSet>,
+    /// The comm's own: one of a send comes back when the peer has read it, which may be never.
+    pool: PinnedPool,
     /// Those whose slots the copy worker writes.
     parts: [Mutex<Option<Chunk>>; PARTS],
     started: AtomicUsize,
@@ -26,9 +28,10 @@ pub(crate) struct FromGpu {
 }
 
 impl FromGpu {
-    pub(super) fn new(set: Arc<LaneSet>) -> Self {
+    pub(super) fn new(set: Arc<LaneSet>, pool: PinnedPool) -> Self {
         Self {
             set,
+            pool,
             parts: std::array::from_fn(|_| Mutex::new(None)),
             started: AtomicUsize::new(0),
             failure: OnceLock::new(),
@@ -42,9 +45,6 @@ impl FromGpu {
     }
 
     /// Starts the copy of a part, which must fit a slot; `false` when there is no room now.
-    ///
-    /// The pool's last half is for receives. Theirs come back when the GPU has copied them; one of a send
-    /// comes back when the peer has read it, for which the peer may need slots that its own sends hold.
     pub(super) fn start(
         self: &Arc<Self>,
         outlet: &Arc<Outlet>,
@@ -52,12 +52,10 @@ impl FromGpu {
         from: DeviceSlice,
     ) -> Result<bool, MemoryError> {
         let number = self.started.load(Ordering::Relaxed);
-        let pool = from.device.worker().pinned();
-        let is_busy = self.part(number).is_some();
-        if is_busy || pool.free_slots() * 2 <= pool.slots() {
+        if self.part(number).is_some() {
             return Ok(false);
         }
-        let Some(slot) = pool.try_take() else {
+        let Some(slot) = self.pool.try_take() else {
             return Ok(false);
         };
         let to = slot.slice().slice(..from.slice.len())?;
@@ -123,15 +121,18 @@ impl fmt::Debug for FromGpu {
 
 #[cfg(test)]
 mod tests {
+    use tcpx_memory::CopyWorker;
+
     use super::*;
     use crate::lanes::carriage::header;
 
     /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
     fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
         let set = LaneSet::without_lanes(true);
+        let pool = CopyWorker::host().unwrap().pool(1).unwrap();
         let (outlet, from_gpu) = (
             Arc::new(Outlet::new(set.load())),
-            FromGpu::new(Arc::clone(&set)),
+            FromGpu::new(Arc::clone(&set), pool),
         );
         *from_gpu.part(0) = Some(chunk(&outlet));
         (outlet, set, from_gpu)
