@@ -33,9 +33,14 @@ fn config() -> Config {
     }
 }
 
-/// All slots that are free; nothing can be copied meanwhile.
+/// All slots, of which the last may come back behind the end of their message; nothing can be copied meanwhile.
 fn take_all(worker: &CopyWorker) -> Vec<PinnedSlot> {
-    std::iter::from_fn(|| worker.pinned().try_take()).collect()
+    let mut held = Vec::new();
+    common::until("the slots", || {
+        held.extend(std::iter::from_fn(|| worker.pinned().try_take()));
+        (held.len() == worker.pinned().slots()).then_some(())
+    });
+    held
 }
 
 /// Posts a transfer of the whole buffers and gives sender's and receiver's request.
