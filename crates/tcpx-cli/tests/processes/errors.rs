@@ -88,7 +88,9 @@ fn a_server_s_last_words_count_the_clients_it_refused() {
     for _ in 0..2 {
         let mut client = server.client(&["transfer"], &["--host"]);
         client.env("TCPX_KEY", "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB");
-        run(client).assert_code(1).assert_complains("another key");
+        run(client)
+            .assert_code(1)
+            .assert_complains("is another one");
     }
     server
         .running
