@@ -28,6 +28,8 @@ const STALL: Duration = Duration::from_secs(30);
 /// An operation with a deadline ends by then.
 const LATE: Duration = Duration::from_secs(12);
 pub const GOODBYE: Duration = Duration::from_secs(60);
+/// Some times what bytes are on their way for at most.
+const REVIVED: Duration = Duration::from_millis(50);
 
 /// Messages of so many bytes tell each other apart.
 const LEAST_TOLD: usize = 8;
@@ -994,6 +996,12 @@ fn program(
             program.look();
             std::thread::sleep(Duration::from_micros(200));
         }
+    }
+    scene.done.wait();
+    if side == 0 {
+        // What a lane that was given up still has moves now, while its slots serve other chunks.
+        system::heal();
+        std::thread::sleep(REVIVED);
     }
     scene.done.wait();
     program.take_notifications();

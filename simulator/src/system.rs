@@ -143,9 +143,16 @@ pub fn begin_faults() {
 pub fn end_faults() {
     if let Some(system) = system() {
         system.faults_from = None;
-        system.network.heal();
+        heal();
         system.end_dozes();
         system.failing_jobs = 0;
+    }
+}
+
+/// Links that stood still, for ever too, go on.
+pub fn heal() {
+    if let Some(system) = system() {
+        system.network.heal();
     }
 }
 

@@ -40,7 +40,7 @@ pub enum Fault {
     StallAll(Nanos),
     /// Nothing moves on a link any more, and nobody is told.
     Swallow(usize),
-    /// As `Swallow`, of a lane, and so does what is dialled in its place for a while: its card is cut off.
+    /// A lane's card is cut off for a while: nothing moves on it, nor on what is dialled in its place.
     Cut(usize, Nanos),
     /// A bit flips on a link.
     Flip(usize),
@@ -505,10 +505,12 @@ impl Network {
         }
     }
 
-    /// Lets go of a link that nobody has any more.
+    /// Lets go of a link that nobody has any more: what a socket held when it was closed is sent still, until the other
+    /// end's system says that there is nobody.
     fn forget(&mut self, link: usize) {
         let link = &mut self.links[link];
-        if link.open == [false; 2] {
+        let is_sent = |one: &Direction| one.unsent > 0 && !one.over;
+        if link.open == [false; 2] && !link.directions.iter().any(is_sent) {
             for (far, direction) in link.far.iter_mut().zip(&mut link.directions) {
                 direction.over = true;
                 direction.on_the_way.clear();
@@ -619,10 +621,12 @@ impl Network {
     }
 
     pub fn step(&mut self, step: &Step, now: Nanos, random: &mut Random) {
-        match *step {
-            Step::Take(link, side) => self.take(link, side, now, random),
-            Step::Place(link, side) => self.place(link, side, now, random),
+        let (Step::Take(link, side) | Step::Place(link, side)) = *step;
+        match step {
+            Step::Take(..) => self.take(link, side, now, random),
+            Step::Place(..) => self.place(link, side, now, random),
         }
+        self.forget(link);
     }
 
     fn take(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
@@ -809,7 +813,7 @@ impl Network {
                 if let Some((link, port, lane)) = self.to_cut(which) {
                     note(|| format!("lane {lane}, link {link}, is cut"));
                     tally::saw("cut lane");
-                    self.links[link].stop(Nanos::MAX);
+                    self.links[link].stop(now + span);
                     self.cuts.push((port, lane, now + span));
                 }
             }
@@ -846,9 +850,7 @@ impl Network {
         self.cuts.clear();
         for link in &mut self.links {
             for direction in &mut link.directions {
-                if direction.stopped_until < Nanos::MAX {
-                    direction.stopped_until = 0;
-                }
+                direction.stopped_until = 0;
             }
         }
     }
