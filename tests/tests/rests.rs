@@ -18,7 +18,7 @@ fn rest() -> Duration {
     Duration::from_secs(count("rest", 5))
 }
 /// For everything before the rest, and for what comes behind it.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
 
 /// More than all windows hold, so that chunks of every lane are under way.
 const BYTES: u64 = 64 << 20;
