@@ -10,7 +10,6 @@ use tcpx_wire::handshake::{ServerHandshake, ServerStep, SessionId};
 use tcpx_wire::{Identity, Key};
 
 use crate::held::{Listener, Stream};
-use crate::listener::key;
 use crate::plugin::random;
 
 /// Connections taken from the kernel in one call.
@@ -60,10 +59,10 @@ enum Outcome {
 }
 
 impl Admission {
-    pub(crate) fn new(socket: Listener, secret: [u8; Key::BYTES], limit: usize) -> Self {
+    pub(crate) fn new(socket: Listener, key: &Key, limit: usize) -> Self {
         Self {
             socket,
-            key: key(secret).identity(),
+            key: key.identity(),
             pending: Vec::new(),
             limit,
             choked: false,
@@ -237,7 +236,7 @@ mod tests {
     fn silent_strangers_drop_nobody_who_has_spoken() {
         let socket = listen_on(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = socket.local_addr().unwrap();
-        let mut admission = Admission::new(socket, [7; Key::BYTES], 4);
+        let mut admission = Admission::new(socket, &Key::generate(&mut |bytes| bytes.fill(7)), 4);
         let log = Log::new(HostLogger::default(), c"TCPX");
         let mut good = TcpStream::connect(address).unwrap();
         good.write_all(b"T").unwrap();

@@ -87,14 +87,16 @@ pub struct Config {
 }
 
 impl Config {
-    /// What a peer proves that reads this in a handle, and what shows in the handle that both have the same key.
-    pub(crate) fn proof(&self, shown: [u8; Key::BYTES]) -> ([u8; Key::BYTES], [u8; Key::BYTES]) {
+    /// The key of the handshake with a peer that reads this in a handle, and what shows in the handle that both have the
+    /// same `TCPX_KEY`.
+    pub(crate) fn handshake_key(&self, shown: &[u8; Key::BYTES]) -> (Key, [u8; Key::BYTES]) {
+        let key = |secret: &[u8]| Key::generate(&mut |bytes| bytes.copy_from_slice(secret));
         match &self.key {
-            None => (shown, [0; Key::BYTES]),
-            Some(key) => {
-                let both = key.secret_for(&shown);
-                let (proof, check) = both.split_at(Key::BYTES);
-                (array(proof), array(check))
+            None => (key(shown), [0; Key::BYTES]),
+            Some(shared) => {
+                let both = shared.secret_for(shown);
+                let (secret, check) = both.split_at(Key::BYTES);
+                (key(secret), array(check))
             }
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net::ResultCode;
 use nccl_net::export::{NetConnect, NetError};
+use tcpx_wire::ClientKey;
 
 use crate::dialer::{Dialer, Dialled};
 use crate::handle::{Door, Handle};
@@ -44,10 +45,15 @@ enum Phase {
 }
 
 impl Connector {
-    pub(crate) fn new(shared: &Arc<Shared>, interface: &Interface, handle: Handle) -> Self {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        interface: &Interface,
+        handle: &Handle,
+        key: ClientKey,
+    ) -> Self {
         let now = Instant::now();
         let local = SocketAddr::new(interface.address, 0);
-        let dialer = Dialer::new(local, handle.address, handle.secret, now + CONNECT_TIME);
+        let dialer = Dialer::new(local, handle.address, key, now + CONNECT_TIME);
         Self {
             shared: shared.clone(),
             local,
@@ -121,8 +127,7 @@ impl Connector {
     /// The lanes to the peer's process, unless one side has none.
     fn lanes(&self) -> Option<Route> {
         let door = self.door?;
-        let address = SocketAddr::new(self.peer.ip(), door.port);
-        match self.shared.lanes_to(self.local, address, &door) {
+        match self.shared.lanes_to(self.process(&door), &door) {
             Ok(lanes) => lanes,
             Err(error) => {
                 self.shared.log.warn(&format!("no lanes: {error}"));
@@ -140,6 +145,20 @@ impl Connector {
             .map_err(|error| error.to_string())
     }
 
+    /// The peer's process.
+    fn process(&self, door: &Door) -> Peer {
+        Peer {
+            local: self.local,
+            address: SocketAddr::new(self.peer.ip(), door.port),
+            key: self
+                .shared
+                .config
+                .handshake_key(&door.secret)
+                .0
+                .client_key(),
+        }
+    }
+
     /// What brings the comm's connection back, unless one side has no door.
     fn comeback(&self, own: &Dialled) -> Option<Comeback> {
         let door = self.door?;
@@ -151,13 +170,8 @@ impl Connector {
         // The peer finds our door where the connection comes from, if that is the device's address.
         let is_there = own.stream.local_addr().is_ok_and(|ours| ours.ip() == local);
         let own_door = is_there.then(|| runtime.door(&self.shared, local));
-        let peer = Peer {
-            local: self.local,
-            address: SocketAddr::new(self.peer.ip(), door.port),
-            secret: door.secret,
-        };
         Some(Comeback {
-            redial: Redial::new(peer, own.session),
+            redial: Redial::new(self.process(&door), own.session),
             door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
             runtime,
         })

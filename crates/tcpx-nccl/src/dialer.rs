@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_wire::ClientKey;
 use tcpx_wire::handshake::{ClientHandshake, Message, SessionId, Step};
-use tcpx_wire::{ClientKey, Key};
 
 use crate::held::Stream;
-use crate::listener::{key, tcp_socket};
+use crate::listener::tcp_socket;
 use crate::plugin::random;
 
 /// Pause before dialling again, after the peer dropped an unfinished handshake.
@@ -89,12 +89,7 @@ enum Failure {
 
 impl Dialer {
     /// Dials `peer` from `local`, again and again until `until` where that can help.
-    pub(crate) fn new(
-        local: SocketAddr,
-        peer: SocketAddr,
-        secret: [u8; Key::BYTES],
-        until: Instant,
-    ) -> Self {
+    pub(crate) fn new(local: SocketAddr, peer: SocketAddr, key: ClientKey, until: Instant) -> Self {
         let now = Instant::now();
         // An address of one family, or of loopback, reaches no other.
         let fits = local.is_ipv4() == peer.is_ipv4()
@@ -104,7 +99,7 @@ impl Dialer {
             local: (fits && !is_in_vain).then_some(local),
             in_vain: None,
             peer,
-            key: key(secret).client_key(),
+            key,
             until,
             settling: now,
             began: now,
@@ -295,7 +290,13 @@ mod tests {
     use std::io::Write;
     use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
+    use tcpx_wire::Key;
+
     use super::*;
+
+    fn key() -> ClientKey {
+        Key::generate(&mut |bytes| bytes.fill(7)).client_key()
+    }
 
     /// An address of this host that is not loopback. No packet is sent.
     fn own_address() -> Option<Ipv4Addr> {
@@ -321,7 +322,7 @@ mod tests {
         // Nobody's: for documents.
         let local = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 7).into(), 0);
         let until = Instant::now() + Duration::from_secs(60);
-        let mut dialer = Dialer::new(local, peer, [7; Key::BYTES], until);
+        let mut dialer = Dialer::new(local, peer, key(), until);
         let mut now = Instant::now();
         while !matches!(dialer.phase, Phase::Handshake(..)) {
             assert!(now < until, "{dialer:?}");
@@ -330,7 +331,7 @@ mod tests {
         }
         assert_eq!(listener.accept().unwrap().1.ip(), own);
         // The next one knows.
-        assert_eq!(Dialer::new(local, peer, [7; Key::BYTES], until).local, None);
+        assert_eq!(Dialer::new(local, peer, key(), until).local, None);
     }
 
     /// Dials a listener that hangs up on every attempt, each of which takes so long by the clock of the dialler; after
@@ -341,7 +342,7 @@ mod tests {
         let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let start = Instant::now();
         let patience = Duration::from_secs(3);
-        let mut dialer = Dialer::new(local, peer, [7; Key::BYTES], start + 2 * until);
+        let mut dialer = Dialer::new(local, peer, key(), start + 2 * until);
         dialer = dialer.hung_up_for(patience);
         let mut now = start + RETRY_PAUSE;
         while now < start + until {
@@ -378,7 +379,7 @@ mod tests {
         drop(listener);
         let until = Instant::now() + Duration::from_secs(60);
         let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
-        let mut dialer = Dialer::new(local, peer, [7; Key::BYTES], until);
+        let mut dialer = Dialer::new(local, peer, key(), until);
         let error = loop {
             assert!(Instant::now() < until);
             if let Err(error) = dialer.poll(Instant::now()) {

@@ -49,7 +49,7 @@ impl ListenComm {
         let door = door
             .inspect_err(|error| shared.log.warn(&format!("no door: {error}")))
             .ok();
-        let (proof, check) = shared.config.proof(secret);
+        let (key, check) = shared.config.handshake_key(&secret);
         let handle = Handle {
             address,
             secret,
@@ -60,7 +60,7 @@ impl ListenComm {
         let comm = Self {
             shared: shared.clone(),
             name: format!("listen comm {listen_id} on {address}"),
-            admission: Mutex::new(Admission::new(socket, proof, MAX_PENDING)),
+            admission: Mutex::new(Admission::new(socket, &key, MAX_PENDING)),
             _runtime: runtime,
         };
         Ok((handle.encode(), comm))
@@ -84,11 +84,6 @@ impl NetListen for ListenComm {
             RecvComm::new(self.shared.clone(), admitted, number, name, device_queue)?;
         Ok(Some(Accepted { comm, device_queue }))
     }
-}
-
-/// The handshake's key for a handle's secret.
-pub(crate) fn key(secret: [u8; Key::BYTES]) -> Key {
-    Key::generate(&mut |bytes| bytes.copy_from_slice(&secret))
 }
 
 /// A TCP socket with the congestion control that bulk transfers need.

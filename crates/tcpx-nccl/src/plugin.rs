@@ -1,7 +1,6 @@
 //! The plugin as a host program sees it: devices, listening, connecting.
 
 use std::ffi::CStr;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -18,6 +17,7 @@ use crate::handle::{Door, Handle};
 use crate::held::Stream;
 use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
+use crate::lanes::lane_set::Peer;
 use crate::lanes::runtime::{self, Runtime};
 use crate::listener::ListenComm;
 use crate::memory::Memory;
@@ -85,17 +85,12 @@ impl Shared {
     }
 
     /// The lanes to the process behind a door; `None` where there are none.
-    pub(crate) fn lanes_to(
-        &self,
-        local: SocketAddr,
-        address: SocketAddr,
-        door: &Door,
-    ) -> Result<Option<Route>, NetError> {
+    pub(crate) fn lanes_to(&self, peer: Peer, door: &Door) -> Result<Option<Route>, NetError> {
         if !self.takes_lanes() || !door.lanes {
             return Ok(None);
         }
         let runtime = self.runtime()?;
-        let set = runtime.lanes_to(local, address, door)?;
+        let set = runtime.lanes_to(peer, door.process)?;
         Ok(set.map(|set| Route {
             set,
             _runtime: runtime,
@@ -288,17 +283,14 @@ impl NetPlugin for TcpxPlugin {
 
     fn connect(&self, device: usize, handle: &PeerHandle) -> Result<Connector, NetError> {
         let interface = self.shared.interface(device)?;
-        let mut handle = Handle::decode(handle)?;
-        let (proof, check) = self.shared.config.proof(handle.secret);
+        let handle = Handle::decode(handle)?;
+        let (key, check) = self.shared.config.handshake_key(&handle.secret);
         if check != handle.check {
             return Err(NetError::invalid_argument(
                 "TCPX_KEY of the listening rank is another one than here, or only one of them has it; give all ranks the same",
             ));
         }
-        handle.secret = proof;
-        if let Some(door) = &mut handle.door {
-            door.secret = self.shared.config.proof(door.secret).0;
-        }
-        Ok(Connector::new(&self.shared, interface, handle))
+        let key = key.client_key();
+        Ok(Connector::new(&self.shared, interface, &handle, key))
     }
 }

@@ -115,9 +115,9 @@ impl Key {
     }
 
     /// What only holders of this key make of bytes that others may read.
-    pub fn secret_for(&self, shown: &[u8]) -> [u8; 32] {
-        let mut secret = [0; 32];
-        self.derive(&[b"secret for ", shown].concat(), &mut secret);
+    pub fn secret_for(&self, shown: &[u8]) -> Zeroizing<[u8; 32]> {
+        let mut secret = Zeroizing::new([0; 32]);
+        self.derive(&[b"secret for ", shown].concat(), &mut *secret);
         secret
     }
 

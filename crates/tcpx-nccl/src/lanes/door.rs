@@ -48,12 +48,12 @@ pub(crate) struct LaneDoor {
 }
 
 impl LaneDoor {
-    /// Accepts what `proof` authenticates from `listener`, which its handles show as `secret`: lanes for the loops, of which there may be none, and
-    /// connections for comms.
+    /// Accepts what `key` authenticates from `listener`, made of the `secret` that its handles show: lanes for the loops, of
+    /// which there may be none, and connections for comms.
     pub(crate) fn open(
         listener: Listener,
         secret: [u8; Key::BYTES],
-        proof: [u8; Key::BYTES],
+        key: &Key,
         process: u64,
         loops: Receivers,
         registry: Arc<Registry>,
@@ -64,7 +64,7 @@ impl LaneDoor {
         let wake = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
-            admission: Admission::new(listener, proof, MAX_PENDING),
+            admission: Admission::new(listener, key, MAX_PENDING),
             wake: wake.clone(),
             stop: stop.clone(),
             loops,

@@ -17,7 +17,7 @@ use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_lanes::tcp_info::transport;
-use tcpx_wire::Key;
+use tcpx_wire::ClientKey;
 
 use super::hello::{GroupId, Hello};
 use super::outlet::Chunk;
@@ -50,7 +50,7 @@ pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 pub(crate) struct Peer {
     pub(crate) local: SocketAddr,
     pub(crate) address: SocketAddr,
-    pub(crate) secret: [u8; Key::BYTES],
+    pub(crate) key: ClientKey,
 }
 
 /// Lanes to one peer process.
@@ -664,13 +664,18 @@ impl Dialling {
 
 impl Peer {
     fn dialer(&self, now: Instant) -> Dialer {
-        Dialer::new(self.local, self.address, self.secret, now + CONNECT_TIME)
+        Dialer::new(
+            self.local,
+            self.address,
+            self.key.clone(),
+            now + CONNECT_TIME,
+        )
     }
 
     /// For a lane that was there before.
     pub(crate) fn redialer(&self, now: Instant) -> Dialer {
         let until = now + DEAD_AFTER;
-        Dialer::new(self.local, self.address, self.secret, until).hung_up_for(HUNG_UP)
+        Dialer::new(self.local, self.address, self.key.clone(), until).hung_up_for(HUNG_UP)
     }
 }
 
@@ -700,7 +705,7 @@ impl LaneSet {
         let peer = Peer {
             local: nobody,
             address: nobody,
-            secret: [7; Key::BYTES],
+            key: tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key(),
         };
         let log = Arc::new(Log::new(nccl_net::export::HostLogger::default(), c"TCPX"));
         let retention = [Retention::new().unwrap()];

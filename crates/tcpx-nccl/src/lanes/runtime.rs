@@ -135,7 +135,7 @@ impl Runtime {
         let opened = LaneDoor::open(
             listener,
             self.secret,
-            shared.config.proof(self.secret).0,
+            &shared.config.handshake_key(&self.secret).0,
             self.id,
             self.loops.receivers(),
             self.registry.clone(),
@@ -156,11 +156,10 @@ impl Runtime {
     /// The lanes to the process behind a door; `None` for one that could not be reached lately.
     pub(crate) fn lanes_to(
         &self,
-        local: SocketAddr,
-        address: SocketAddr,
-        door: &Door,
+        peer: Peer,
+        process: u64,
     ) -> Result<Option<Arc<LaneSet>>, NetError> {
-        let route = (door.process, address, local.ip());
+        let route = (process, peer.address, peer.local.ip());
         let now = Instant::now();
         let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
         sets.retain(|_, set| {
@@ -172,11 +171,6 @@ impl Runtime {
         if let Some(known) = sets.get(&route) {
             return Ok(known.is_open().then(|| known.clone()));
         }
-        let peer = Peer {
-            local,
-            address,
-            secret: door.secret,
-        };
         let set = LaneSet::new(
             random()?,
             peer,
