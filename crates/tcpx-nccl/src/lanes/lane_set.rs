@@ -5,13 +5,14 @@ mod status;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::{Clock, Presence, Retry, STALL_BEHIND};
 use tcpx_lanes::lane_group::LaneGroup;
+use tcpx_lanes::lock;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
@@ -677,10 +678,6 @@ impl Peer {
         let until = now + DEAD_AFTER;
         Dialer::new(self.local, self.address, self.key.clone(), until).hung_up_for(HUNG_UP)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// While half of the `lanes` that move at a time have a part each at most, a message is spread over all of them. What
