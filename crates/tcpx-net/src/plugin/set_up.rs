@@ -89,8 +89,8 @@ impl Started {
         }
     }
 
-    /// One listen or connect at a time, whichever connection it is for.
-    /// Listens for `count` connections; their handles one behind the other.
+    /// Listens for `count` connections; their handles one behind the other. One listen or connect at a time, whichever
+    /// connection it is for.
     pub(super) fn listen(&self, count: usize) -> Result<(Vec<u8>, Vec<Accepting>), NetworkError> {
         let _entered = self
             .memory

@@ -19,7 +19,7 @@ const MOST_PENDING: usize = 64;
 const FRAMES_AT_A_TIME: usize = 16;
 /// How long a side that gives up waits for the peer to have heard why.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long a side whose lanes failed listens for the peer's reason, which may be the cause.
+/// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause.
 const REASON: Duration = Duration::from_millis(200);
 
 pub(super) struct SetUp {
@@ -214,17 +214,18 @@ impl SetUp {
 
     /// Why the peer gave up. Lanes fail when it did, and its word about that may still be under way.
     fn reason_of_peer(&mut self, error: &Error) -> Option<Error> {
-        let may_be_theirs = matches!(
-            error,
+        let wait = match error {
             Error::Network(
                 NetworkError::Handshake { .. }
-                    | NetworkError::Socket(SocketError::Io { .. } | SocketError::Refused { .. })
-            )
-        );
-        let wait = if may_be_theirs {
-            REASON
-        } else {
-            Duration::ZERO
+                | NetworkError::Socket(SocketError::Io { .. } | SocketError::Refused { .. })
+                | NetworkError::Plugin {
+                    call: "connect", ..
+                },
+            ) => REASON,
+            // What else this side's plugin says is no consequence of what the peer did, whose connect may have failed
+            // of it meanwhile.
+            Error::Network(NetworkError::Plugin { .. }) => return None,
+            _ => Duration::ZERO,
         };
         let until = Instant::now() + wait;
         loop {
