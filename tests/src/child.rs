@@ -13,6 +13,12 @@ pub const LANES: (&str, &str) = ("TCPX_NET_LANES", "2");
 /// As on hosts with few cores.
 pub const NO_LANES: (&str, &str) = ("TCPX_NET_LANES", "0");
 
+/// A key of all ranks, and that they encrypt with it.
+pub const ENCRYPTED: [(&str, &str); 2] = [
+    ("TCPX_KEY", "R5LSJ2WB5GXU4M7ZVCPZZ33RKFGXHCBW"),
+    ("TCPX_ENCRYPT", "1"),
+];
+
 /// The variable that names the test or part that a process was started for.
 pub const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.
@@ -118,7 +124,8 @@ fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {
         .stdout(Stdio::null());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if text.starts_with("TCPX_NET_") || text.starts_with("NCCL_") || text == "TCPX_PORT_RANGE" {
+        let ours = ["TCPX_PORT_RANGE", "TCPX_KEY", "TCPX_ENCRYPT"];
+        if text.starts_with("TCPX_NET_") || text.starts_with("NCCL_") || ours.contains(&&*text) {
             command.env_remove(&name);
         }
     }

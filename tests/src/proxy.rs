@@ -6,10 +6,12 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::SendFlags;
 
 /// How long a pump waits before it looks at its orders again.
 const LOOK: Duration = Duration::from_millis(20);
@@ -60,12 +62,37 @@ struct Board {
     lines: Mutex<HashMap<Line, State>>,
     /// Nothing goes through any more.
     cut: AtomicBool,
+    /// One bit of so many bytes of each direction of each stream is changed; 0: none.
+    flips: AtomicU64,
+    /// Bits that were changed.
+    flipped: AtomicU64,
+    /// What was carried, where somebody listens.
+    heard: Mutex<Option<Vec<u8>>>,
     changed: Condvar,
 }
 
 impl Board {
     fn lock(&self) -> MutexGuard<'_, HashMap<Line, State>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A piece passes, behind so many bytes of its stream.
+    fn pass(&self, piece: &mut [u8], carried: &mut u64) {
+        if let Some(heard) = &mut *self.heard() {
+            heard.extend_from_slice(piece);
+        }
+        let every = self.flips.load(Ordering::SeqCst);
+        if every > 0 && *carried / every < (*carried + piece.len() as u64) / every {
+            // Another byte and bit each time.
+            let flipped = self.flipped.fetch_add(1, Ordering::SeqCst) as usize;
+            let at = (flipped * 7919) % piece.len();
+            piece[at] ^= 1 << (flipped % 8);
+        }
+        *carried += piece.len() as u64;
     }
 
     /// Until a stream that is swallowed goes on, or is reset.
@@ -116,6 +143,26 @@ impl Proxy {
         self.board.changed.notify_all();
     }
 
+    /// From now on a bit is changed behind each `bytes` bytes of each direction of each stream.
+    pub fn flip_behind(&self, bytes: u64) {
+        self.board.flips.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Bits that were changed.
+    pub fn flipped(&self) -> u64 {
+        self.board.flipped.load(Ordering::SeqCst)
+    }
+
+    /// From now on what is carried is kept.
+    pub fn listen(&self) {
+        *self.board.heard() = Some(Vec::new());
+    }
+
+    /// What was carried since [`Proxy::listen`], in pieces of all streams as they came.
+    pub fn heard(&self) -> Vec<u8> {
+        self.board.heard().take().unwrap_or_default()
+    }
+
     /// From now on no stream takes the place of the line's present one.
     pub fn refuse(&self, line: Line) {
         self.board.lock().entry(line).or_default().last = true;
@@ -156,6 +203,35 @@ impl Proxy {
     pub fn opened(&self, line: Line) -> u32 {
         let lines = self.board.lock();
         lines.get(&line).map_or(0, |line| line.opened)
+    }
+}
+
+/// One end of what is relayed.
+#[derive(Clone, Debug)]
+struct End {
+    stream: Arc<TcpStream>,
+    /// The relay has ended a direction of it.
+    is_shut: Arc<AtomicBool>,
+}
+
+impl End {
+    fn new(stream: TcpStream) -> Self {
+        Self {
+            stream: Arc::new(stream),
+            is_shut: Arc::default(),
+        }
+    }
+
+    fn shut(&self, how: Shutdown) {
+        self.is_shut.store(true, Ordering::SeqCst);
+        // It may be down already.
+        let _ = self.stream.shutdown(how);
+    }
+
+    /// Whether the peer has reset it. The call that hears of it hides it from the others: they find an end.
+    fn was_reset(&self) -> bool {
+        let nothing = rustix::net::send(&self.stream, &[], SendFlags::NOSIGNAL);
+        nothing.is_err() && !self.is_shut.load(Ordering::SeqCst)
     }
 }
 
@@ -201,14 +277,12 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
         let _ = stream.set_nodelay(true);
         let _ = stream.set_read_timeout(Some(LOOK));
     }
-    let (Ok(up_from), Ok(up_to)) = (client.try_clone(), server.try_clone()) else {
-        return;
-    };
-    let up_board = Arc::clone(board);
+    let (client, server) = (End::new(client), End::new(server));
+    let (from, to, up_board) = (client.clone(), server.clone(), Arc::clone(board));
     let up = thread::spawn(move || {
-        pump(up_from, up_to, true, line, opened, &up_board);
+        pump(&from, &to, true, line, opened, &up_board);
     });
-    pump(server, client, false, line, opened, board);
+    pump(&server, &client, false, line, opened, board);
     // It has ended or ends within one look.
     let _ = up.join();
 }
@@ -224,16 +298,17 @@ fn shake_hands(client: &mut TcpStream, server: &mut TcpStream) -> Option<Vec<u8>
     (proof > 0).then(|| message[..proof].to_vec())
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u32, board: &Board) {
+fn pump(from: &End, to: &End, up: bool, name: Line, opened: u32, board: &Board) {
     let mut piece = vec![0; PIECE];
     let mut held = Vec::new();
+    let mut carried = 0;
     loop {
         let room = {
             let mut lines = board.lock();
             loop {
                 let line = lines.entry(name).or_default();
                 if opened <= line.reset {
-                    return reset(&from, &to);
+                    return reset(from, to);
                 }
                 // A fault is for the stream that was there first.
                 let due = line.fault.filter(|_| opened == 1 && !line.woken);
@@ -245,26 +320,27 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
                             .wait(lines)
                             .unwrap_or_else(PoisonError::into_inner);
                     }
-                    (Some((_, Fault::Reset)), Some(0)) => return reset(&from, &to),
-                    (Some((_, Fault::Close)), Some(0)) => return end(&from, &to),
+                    (Some((_, Fault::Reset)), Some(0)) => return reset(from, to),
+                    (Some((_, Fault::Close)), Some(0)) => return end(from, to),
                     (Some((_, Fault::Swallow)), Some(0)) => break None,
                     (_, Some(left)) => break Some(left.min(PIECE as u64) as usize),
                     (_, None) => break Some(PIECE),
                 }
             }
         };
-        if room.is_some() && !held.is_empty() && to.write_all(&std::mem::take(&mut held)).is_err() {
-            return end_as_told(&from, &to, name, opened, board);
+        if room.is_some()
+            && !held.is_empty()
+            && (&*to.stream).write_all(&std::mem::take(&mut held)).is_err()
+        {
+            return end_as_told(from, to, name, opened, board);
         }
-        let count = match from.read(&mut piece[..room.unwrap_or(PIECE)]) {
+        let count = match (&*from.stream).read(&mut piece[..room.unwrap_or(PIECE)]) {
             Ok(0) if room.is_none() => {
                 board.wait_until_woken(name, opened);
                 continue;
             }
-            Ok(0) => {
-                let _ = to.shutdown(Shutdown::Write);
-                return;
-            }
+            Ok(0) if from.was_reset() => return reset(from, to),
+            Ok(0) => return to.shut(Shutdown::Write),
             Ok(count) => count,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 continue;
@@ -273,8 +349,9 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
                 board.wait_until_woken(name, opened);
                 continue;
             }
-            Err(_) => return end_as_told(&from, &to, name, opened, board),
+            Err(_) => return end_as_told(from, to, name, opened, board),
         };
+        board.pass(&mut piece[..count], &mut carried);
         if room.is_none() {
             held.extend_from_slice(&piece[..count]);
             continue;
@@ -284,15 +361,15 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
             let line = lines.entry(name).or_default();
             *(if up { &mut line.up } else { &mut line.down }) += count as u64;
         }
-        if to.write_all(&piece[..count]).is_err() {
-            return end_as_told(&from, &to, name, opened, board);
+        if (&*to.stream).write_all(&piece[..count]).is_err() {
+            return end_as_told(from, to, name, opened, board);
         }
     }
 }
 
-/// One direction has failed: where that is because the other one is being reset, this end of it must not
-/// look like one in order.
-fn end_as_told(from: &TcpStream, to: &TcpStream, name: Line, opened: u32, board: &Board) {
+/// One direction has failed: where that is because the other one is being reset, or a peer has reset it, this end of it
+/// must not look like one in order.
+fn end_as_told(from: &End, to: &End, name: Line, opened: u32, board: &Board) {
     let lines = board.lock();
     let is_reset = lines.get(&name).is_some_and(|line| {
         let carried = line.up + line.down;
@@ -304,23 +381,22 @@ fn end_as_told(from: &TcpStream, to: &TcpStream, name: Line, opened: u32, board:
                     .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after)
     });
     drop(lines);
-    if is_reset {
+    if is_reset || from.was_reset() || to.was_reset() {
         reset(from, to);
     } else {
         end(from, to);
     }
 }
 
-fn end(from: &TcpStream, to: &TcpStream) {
-    for stream in [from, to] {
-        // It may be down already.
-        let _ = stream.shutdown(Shutdown::Both);
+fn end(from: &End, to: &End) {
+    for end in [from, to] {
+        end.shut(Shutdown::Both);
     }
 }
 
 /// Closing with a linger time of 0 sends a reset; the clones of the other pump end with it.
-fn reset(from: &TcpStream, to: &TcpStream) {
-    for stream in [from, to] {
+fn reset(from: &End, to: &End) {
+    for End { stream, .. } in [from, to] {
         let linger = libc::linger {
             l_onoff: 1,
             l_linger: 0,
@@ -328,7 +404,7 @@ fn reset(from: &TcpStream, to: &TcpStream) {
         // SAFETY: the option's value is a `linger` that lives for the call.
         unsafe {
             libc::setsockopt(
-                std::os::fd::AsRawFd::as_raw_fd(stream),
+                std::os::fd::AsRawFd::as_raw_fd(&**stream),
                 libc::SOL_SOCKET,
                 libc::SO_LINGER,
                 (&raw const linger).cast(),
@@ -343,7 +419,7 @@ fn reset(from: &TcpStream, to: &TcpStream) {
         // SAFETY: `none` is a socket address of its stated length that lives for the call.
         unsafe {
             libc::connect(
-                std::os::fd::AsRawFd::as_raw_fd(stream),
+                std::os::fd::AsRawFd::as_raw_fd(&**stream),
                 &raw mut none,
                 size_of::<libc::sockaddr>() as libc::socklen_t,
             );

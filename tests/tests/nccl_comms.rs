@@ -4,7 +4,7 @@
 
 use std::ptr;
 
-use tcpx_tests::child::{self, LANES, LOOPBACK, NO_LANES};
+use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::nccl_link::{self, ANY, HOST, Link, MIB, content, relayed, started, until};
 use tcpx_tests::nccl_part::{Calls, Opaque};
 use tcpx_tests::proxy::Fault;
@@ -128,6 +128,87 @@ fn own_connections_and_lanes_that_are_reset_together_cost_no_message() {
         &[LOOPBACK, LANES],
         || under_resets(400, |number| number * 104_729 % 400_000),
     );
+}
+
+#[test]
+fn sealed_connections_and_lanes_that_are_reset_cost_no_message() {
+    let [key, encrypts] = ENCRYPTED;
+    child::run(
+        "sealed_connections_and_lanes_that_are_reset_cost_no_message",
+        &[LOOPBACK, LANES, key, encrypts],
+        || under_resets(400, |number| number * 104_729 % 400_000),
+    );
+}
+
+/// Streams while bits change on the way of all that its connections carry.
+fn under_flips(messages: usize, size_of: impl Fn(usize) -> usize) {
+    let (table, context) = started(12);
+    let (link, relays) = relayed(&*table, context);
+    for relay in [&relays.first, &relays.door] {
+        relay.flip_behind(400_000);
+    }
+    stream(&link, messages, size_of);
+    assert!(relays.first.flipped() + relays.door.flipped() > 8);
+    assert!(relays.door.opened(ANY) > 8);
+    link.close();
+}
+
+#[test]
+fn changed_bits_cost_sealed_connections_and_no_message() {
+    let [key, encrypts] = ENCRYPTED;
+    child::run(
+        "changed_bits_cost_sealed_connections_and_no_message",
+        &[LOOPBACK, NO_LANES, key, encrypts],
+        || under_flips(1600, |number| number * 7919 % 16_385),
+    );
+}
+
+#[test]
+fn changed_bits_cost_sealed_lanes_and_no_message() {
+    let [key, encrypts] = ENCRYPTED;
+    child::run(
+        "changed_bits_cost_sealed_lanes_and_no_message",
+        &[LOOPBACK, LANES, key, encrypts],
+        || under_flips(400, |number| number * 104_729 % 400_000),
+    );
+}
+
+/// Whether who listens on the way finds what messages, long and short, hold, and what stands in front of them.
+fn is_heard() -> [bool; 2] {
+    let (table, context) = started(12);
+    let (link, relays) = relayed(&*table, context);
+    link.warm();
+    relays.first.listen();
+    relays.door.listen();
+    stream(&link, 60, |number| [100, 3000, 40_000, 400_000][number % 4]);
+    let heard = [relays.first.heard(), relays.door.heard()].concat();
+    link.close();
+    let holds = |part: &[u8]| heard.windows(part.len()).any(|bytes| bytes == part);
+    // Content is random, repeated in blocks that each begin with their number.
+    [holds(b"TxMs"), repeats(&heard)]
+}
+
+/// Whether a part comes twice, as messages are cut out of the same content.
+fn repeats(bytes: &[u8]) -> bool {
+    let mut seen = std::collections::HashSet::new();
+    bytes.windows(16).any(|part| !seen.insert(part))
+}
+
+#[test]
+fn who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt() {
+    let name = "who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt";
+    let [key, encrypts] = ENCRYPTED;
+    child::run(name, &[LOOPBACK, LANES, key, encrypts], || {
+        assert_eq!(is_heard(), [false, false]);
+    });
+}
+
+#[test]
+fn who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt() {
+    let name = "who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt";
+    child::run(name, &[LOOPBACK, LANES], || {
+        assert_eq!(is_heard(), [true, true]);
+    });
 }
 
 #[test]

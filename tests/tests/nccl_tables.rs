@@ -5,7 +5,7 @@
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use tcpx_tests::child::{self, LANES, LOOPBACK};
+use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
 use tcpx_tests::nccl_part::Opaque;
 
@@ -337,6 +337,36 @@ fn the_newest_table_takes_cuda_pointers() {
     child::run(
         "the_newest_table_takes_cuda_pointers",
         &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN],
+        || cuda_pointers(12),
+    );
+}
+
+#[test]
+fn the_oldest_table_serves_ranks_that_encrypt_without_lanes() {
+    let [key, encrypts] = ENCRYPTED;
+    child::run(
+        "the_oldest_table_serves_ranks_that_encrypt_without_lanes",
+        &[LOOPBACK, NO_LANES, key, encrypts],
+        || play(6),
+    );
+}
+
+#[test]
+fn the_newest_table_serves_ranks_that_encrypt() {
+    let [key, encrypts] = ENCRYPTED;
+    child::run(
+        "the_newest_table_serves_ranks_that_encrypt",
+        &[LOOPBACK, LANES, key, encrypts],
+        || play(12),
+    );
+}
+
+#[test]
+fn cuda_pointers_of_ranks_that_encrypt() {
+    let [key, encrypts] = ENCRYPTED;
+    child::run(
+        "cuda_pointers_of_ranks_that_encrypt",
+        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN, key, encrypts],
         || cuda_pointers(12),
     );
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use tcpx_wire::chunk_header::ChunkHeader;
-use tcpx_wire::lane_seal::HEADER_BYTES;
+use tcpx_wire::lane_seal::{HEADER_BYTES, Sealer, TAG_BYTES};
 
 use crate::event_loop::{Source, Turn};
 use crate::sealing::{NextRecord, ReceiveSeal};
@@ -23,6 +23,8 @@ const TURN_BYTES: usize = 4 << 20;
 const ACKNOWLEDGED_TOGETHER: u64 = 256 << 10;
 /// Bytes of an acknowledgement: how many bytes of the stream's chunks were read, to the end of a chunk.
 pub const ACKNOWLEDGEMENT_BYTES: usize = 8;
+/// Bytes of one where the lane is sealed.
+pub(crate) const SEALED_ACKNOWLEDGEMENT_BYTES: usize = ACKNOWLEDGEMENT_BYTES + TAG_BYTES;
 
 /// Where the chunks of a lane go. All of its answers are immediate: nothing here waits.
 pub trait Target: Send + Debug {
@@ -165,6 +167,8 @@ pub enum End {
 pub struct ReceiveLane<T: Target> {
     target: T,
     seal: ReceiveSeal,
+    /// Seals acknowledgements.
+    sealer: Option<Sealer>,
     header: [u8; HEADER_BYTES],
     /// Bytes of `header` that have arrived.
     have: usize,
@@ -203,14 +207,15 @@ enum Step {
 impl<T: Target> ReceiveLane<T> {
     /// A lane whose stream is at its first byte, and of which nothing is sealed.
     pub fn new(target: T) -> Self {
-        Self::sealed(target, ReceiveSeal::Plain)
+        Self::sealed(target, ReceiveSeal::Plain, None)
     }
 
-    /// A lane whose stream is at its first byte.
-    pub fn sealed(target: T, seal: ReceiveSeal) -> Self {
+    /// A lane whose stream is at its first byte; `sealer` seals what it acknowledges.
+    pub fn sealed(target: T, seal: ReceiveSeal, sealer: Option<Sealer>) -> Self {
         Self {
             target,
             seal,
+            sealer,
             header: [0; HEADER_BYTES],
             have: 0,
             state: State::Header,
@@ -433,7 +438,7 @@ impl<T: Target> ReceiveLane<T> {
     /// A chunk was read to its end, of which the sender hears now if it was told of little lately, else before the
     /// lane rests.
     fn acknowledge(&mut self, header: &ChunkHeader) -> io::Result<()> {
-        self.read += ChunkHeader::BYTES as u64 + u64::from(header.length);
+        self.read += self.seal.wire_bytes(header.length as usize) as u64;
         match self.read - self.acknowledged >= ACKNOWLEDGED_TOGETHER {
             true => self.tell_sender(),
             false => Ok(()),
@@ -445,8 +450,18 @@ impl<T: Target> ReceiveLane<T> {
             return Ok(());
         }
         self.acknowledged = self.read;
-        match calls::send_bytes(self.target.socket(), &self.read.to_le_bytes())? {
-            Moved::Bytes(ACKNOWLEDGEMENT_BYTES) => Ok(()),
+        let mut record = [0; SEALED_ACKNOWLEDGEMENT_BYTES];
+        let (text, tag) = record.split_at_mut(ACKNOWLEDGEMENT_BYTES);
+        text.copy_from_slice(&self.read.to_le_bytes());
+        let bytes = match &mut self.sealer {
+            None => ACKNOWLEDGEMENT_BYTES,
+            Some(sealer) => {
+                tag.copy_from_slice(&sealer.seal(text));
+                SEALED_ACKNOWLEDGEMENT_BYTES
+            }
+        };
+        match calls::send_bytes(self.target.socket(), &record[..bytes])? {
+            Moved::Bytes(sent) if sent == bytes => Ok(()),
             // Those of the chunks that a sender leaves unacknowledged fit any buffer.
             _ => Err(io::Error::other("the sender reads no acknowledgements")),
         }

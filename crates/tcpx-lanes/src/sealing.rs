@@ -4,6 +4,7 @@
 //! never sealed ones, and bytes that the peer did not seal never reach a destination.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use tcpx_memory::RegionSlice;
@@ -42,6 +43,40 @@ impl Protection {
                 ReceiveSeal::All(opener, Box::default()),
             ),
         }
+    }
+}
+
+/// Payload that is sealed from where it lies.
+pub trait Payload {
+    /// How many bytes it has.
+    fn bytes(&self) -> usize;
+
+    /// Copies a part of it, which is as long as `to`.
+    ///
+    /// # Errors
+    /// It is not readable.
+    fn copy(&self, part: Range<usize>, to: &mut [u8]) -> io::Result<()>;
+}
+
+impl Payload for RegionSlice {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn copy(&self, part: Range<usize>, to: &mut [u8]) -> io::Result<()> {
+        let part = self.slice(part).map_err(io::Error::other)?;
+        part.read_to(to).map_err(io::Error::other)
+    }
+}
+
+impl Payload for [u8] {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn copy(&self, part: Range<usize>, to: &mut [u8]) -> io::Result<()> {
+        to.copy_from_slice(&self[part]);
+        Ok(())
     }
 }
 
@@ -111,6 +146,11 @@ impl SendSeal {
         }
     }
 
+    /// Whether payload is sealed.
+    pub const fn seals_payload(&self) -> bool {
+        matches!(self, Self::All(..))
+    }
+
     /// Bytes that a chunk with so many bytes of payload takes in the stream.
     pub fn wire_bytes(&self, payload: usize) -> usize {
         match self {
@@ -128,7 +168,7 @@ impl SendSeal {
         &mut self,
         socket: impl AsFd,
         head: &[u8],
-        payload: &RegionSlice,
+        payload: &(impl Payload + ?Sized),
     ) -> Option<io::Result<Moved>> {
         match self {
             Self::Plain | Self::Headers(_) => None,
@@ -143,7 +183,7 @@ impl SendRecords {
         sealer: &mut Sealer,
         socket: impl AsFd,
         head: &[u8],
-        payload: &RegionSlice,
+        payload: &(impl Payload + ?Sized),
     ) -> io::Result<Moved> {
         if self.sent == self.filled {
             self.fill(sealer, payload)?;
@@ -156,19 +196,20 @@ impl SendRecords {
     }
 
     /// Seals as much of the rest as there is room for.
-    fn fill(&mut self, sealer: &mut Sealer, payload: &RegionSlice) -> io::Result<()> {
+    fn fill(&mut self, sealer: &mut Sealer, payload: &(impl Payload + ?Sized)) -> io::Result<()> {
         self.bytes.resize(ROOM, 0);
         (self.sent, self.filled) = (0, 0);
         for _ in 0..RECORDS {
-            let end = payload.len().min(self.sealed + RECORD_BYTES);
-            if self.sealed == end {
+            let end = payload.bytes().min(self.sealed + RECORD_BYTES);
+            let part = self.sealed..end;
+            if part.is_empty() {
                 break;
             }
-            let source = payload.slice(self.sealed..end).map_err(io::Error::other)?;
-            let (text, behind) = self.bytes[self.filled..].split_at_mut(source.len());
-            source.read_to(text).map_err(io::Error::other)?;
+            let bytes = part.len();
+            let (text, behind) = self.bytes[self.filled..].split_at_mut(bytes);
+            payload.copy(part, text)?;
             behind[..TAG_BYTES].copy_from_slice(&sealer.seal(text));
-            self.filled += source.len() + TAG_BYTES;
+            self.filled += bytes + TAG_BYTES;
             self.sealed = end;
         }
         Ok(())
@@ -228,6 +269,14 @@ impl ReceiveSeal {
     /// Whether payload is sealed.
     pub const fn seals_payload(&self) -> bool {
         matches!(self, Self::All(..))
+    }
+
+    /// Bytes that a chunk with so many bytes of payload takes in the stream.
+    pub const fn wire_bytes(&self, payload: usize) -> usize {
+        match self {
+            Self::Plain | Self::Headers(_) => self.header_bytes() + payload,
+            Self::All(..) => HEADER_BYTES + sealed_payload_bytes(payload),
+        }
     }
 
     /// The header's bytes, once all have come.

@@ -7,9 +7,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use rustix::event::epoll::EventFlags;
+use tcpx_wire::lane_seal::Opener;
 
 use crate::event_loop::{Source, Turn};
-use crate::receive_lane::ACKNOWLEDGEMENT_BYTES;
+use crate::receive_lane::{ACKNOWLEDGEMENT_BYTES, SEALED_ACKNOWLEDGEMENT_BYTES};
 use crate::socket_calls::{self as calls, Moved};
 
 /// Bytes that a lane may write before the others of its loop get their turn.
@@ -84,19 +85,27 @@ pub struct SendLane<O: Owner> {
     sent: u64,
     /// Bytes that the peer has acknowledged.
     read: u64,
-    record: [u8; ACKNOWLEDGEMENT_BYTES],
+    /// Opens acknowledgements, where they are sealed.
+    opener: Option<Opener>,
+    record: [u8; SEALED_ACKNOWLEDGEMENT_BYTES],
     record_bytes: usize,
 }
 
 impl<O: Owner> SendLane<O> {
-    /// A lane whose stream is at its first byte.
+    /// A lane whose stream is at its first byte, and whose peer seals no acknowledgements.
     pub fn new(owner: O) -> Self {
+        Self::opening(owner, None)
+    }
+
+    /// A lane whose stream is at its first byte; `opener` opens what the peer acknowledges.
+    pub fn opening(owner: O, opener: Option<Opener>) -> Self {
         Self {
             owner,
             current: None,
             sent: 0,
             read: 0,
-            record: [0; ACKNOWLEDGEMENT_BYTES],
+            opener,
+            record: [0; SEALED_ACKNOWLEDGEMENT_BYTES],
             record_bytes: 0,
         }
     }
@@ -151,18 +160,27 @@ impl<O: Owner> SendLane<O> {
         if !O::ACKNOWLEDGED {
             return Ok(());
         }
+        let whole = match self.opener {
+            None => ACKNOWLEDGEMENT_BYTES,
+            Some(_) => SEALED_ACKNOWLEDGEMENT_BYTES,
+        };
         loop {
-            let rest = &mut self.record[self.record_bytes..];
+            let rest = &mut self.record[self.record_bytes..whole];
             match calls::receive_bytes(self.owner.socket(), rest)? {
                 Moved::WouldBlock => return Ok(()),
                 Moved::End => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Moved::Bytes(bytes) => self.record_bytes += bytes,
             }
-            if self.record_bytes < ACKNOWLEDGEMENT_BYTES {
+            if self.record_bytes < whole {
                 continue;
             }
             self.record_bytes = 0;
-            let read = u64::from_le_bytes(self.record);
+            if let Some(opener) = &mut self.opener {
+                let opened = opener.open(&mut self.record);
+                opened.map_err(|forged| io::Error::new(io::ErrorKind::InvalidData, forged))?;
+            }
+            let read = self.record.first_chunk().copied();
+            let read = u64::from_le_bytes(read.unwrap_or_default());
             if !(self.read..=self.sent).contains(&read) {
                 let (before, sent) = (self.read, self.sent);
                 return Err(io::Error::other(format!(

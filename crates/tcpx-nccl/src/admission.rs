@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
-use tcpx_wire::handshake::{ServerHandshake, ServerStep, SessionId};
+use tcpx_wire::handshake::{Established, ServerHandshake, ServerStep, SessionId};
 use tcpx_wire::{Identity, Key};
 
 use crate::held::{Listener, Stream};
+use crate::link::Link;
 use crate::plugin::random;
 
 /// Connections taken from the kernel in one call.
@@ -22,6 +23,8 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub(crate) struct Admission {
     socket: Listener,
     key: Identity,
+    /// What the connections carry is sealed.
+    encrypts: bool,
     pending: Vec<Pending>,
     /// With as many, one makes room for one more.
     limit: usize,
@@ -32,7 +35,7 @@ pub(crate) struct Admission {
 /// An authenticated connection.
 #[derive(Debug)]
 pub(crate) struct Admitted {
-    pub(crate) stream: Stream,
+    pub(crate) link: Link,
     pub(crate) peer: SocketAddr,
     /// Names it at both ends.
     pub(crate) session: SessionId,
@@ -52,17 +55,18 @@ struct Pending {
 /// How a handshake stands.
 enum Outcome {
     Waiting,
-    Authenticated(SessionId),
+    Authenticated(Box<Established>),
     Refused(String),
     /// It ended without a word: somebody looked whether this process lives.
     Silent,
 }
 
 impl Admission {
-    pub(crate) fn new(socket: Listener, key: &Key, limit: usize) -> Self {
+    pub(crate) fn new(socket: Listener, (key, encrypts): (&Key, bool), limit: usize) -> Self {
         Self {
             socket,
             key: key.identity(),
+            encrypts,
             pending: Vec::new(),
             limit,
             choked: false,
@@ -100,12 +104,15 @@ impl Admission {
                 Outcome::Silent => {
                     self.pending.remove(at);
                 }
-                Outcome::Authenticated(session) => {
+                Outcome::Authenticated(established) => {
                     let Pending { stream, peer, .. } = self.pending.remove(at);
+                    let Established {
+                        session, records, ..
+                    } = *established;
                     return Ok(Some(Admitted {
-                        stream,
+                        link: Link::new(stream, self.encrypts.then_some(records)),
                         peer,
-                        session,
+                        session: session.id,
                     }));
                 }
             }
@@ -193,8 +200,8 @@ impl Pending {
                     Ok(ServerStep::NeedMore) => break,
                     Ok(ServerStep::Send(answer)) => (answer, None),
                     Ok(ServerStep::Done(mut established)) if input.is_empty() => {
-                        let session = established.session.id;
-                        (established.welcome(), Some(Outcome::Authenticated(session)))
+                        let welcome = established.welcome();
+                        (welcome, Some(Outcome::Authenticated(established)))
                     }
                     Ok(ServerStep::Done(_)) => {
                         let why = "bytes behind the handshake, before it was answered";
@@ -236,7 +243,11 @@ mod tests {
     fn silent_strangers_drop_nobody_who_has_spoken() {
         let socket = listen_on(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = socket.local_addr().unwrap();
-        let mut admission = Admission::new(socket, &Key::generate(&mut |bytes| bytes.fill(7)), 4);
+        let mut admission = Admission::new(
+            socket,
+            (&Key::generate(&mut |bytes| bytes.fill(7)), false),
+            4,
+        );
         let log = Log::new(HostLogger::default(), c"TCPX");
         let mut good = TcpStream::connect(address).unwrap();
         good.write_all(b"T").unwrap();

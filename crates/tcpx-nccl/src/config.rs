@@ -84,17 +84,20 @@ pub struct Config {
     /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it. Not with
     /// `TCPX_NET_DEVICE=unpack`: `tcpx`, which drives that, has a key of its own there and passes handles on sealed.
     pub key: Option<Key>,
+    /// `TCPX_ENCRYPT`, the same for all ranks, which have a key: all that comms and lanes carry is sealed.
+    pub encrypts: bool,
 }
 
 impl Config {
     /// The key of the handshake with a peer that reads this in a handle, and what shows in the handle that both have the
-    /// same `TCPX_KEY`.
+    /// same `TCPX_KEY` and `TCPX_ENCRYPT`: nobody on the path can talk one of them out of either.
     pub(crate) fn handshake_key(&self, shown: &[u8; Key::BYTES]) -> (Key, [u8; Key::BYTES]) {
         let key = |secret: &[u8]| Key::generate(&mut |bytes| bytes.copy_from_slice(secret));
         match &self.key {
             None => (key(shown), [0; Key::BYTES]),
             Some(shared) => {
-                let both = shared.secret_for(shown);
+                let sealed: &[u8] = if self.encrypts { b" sealed" } else { b"" };
+                let both = shared.secret_for(&[shown, sealed].concat());
                 let (secret, check) = both.split_at(Key::BYTES);
                 (key(secret), array(check))
             }
@@ -130,6 +133,7 @@ impl Default for Config {
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             splice: true,
             key: None,
+            encrypts: false,
         }
     }
 }
@@ -150,16 +154,6 @@ impl Config {
         let mut config = Self::default();
         // Whoever asks for it must not get less in silence.
         let no = ["0", "n", "no", "f", "false", "off"];
-        if let Some(text) = value("TCPX_ENCRYPT")
-            && !no.contains(&text.to_lowercase().as_str())
-        {
-            return Err(bad(
-                "TCPX_ENCRYPT",
-                text,
-                "what NCCL sends is not encrypted",
-                "0, or no such variable",
-            ));
-        }
         let number = |name, range: RangeInclusive<usize>, expected| {
             value(name)
                 .map(|text| match text.parse::<usize>() {
@@ -238,6 +232,18 @@ impl Config {
                 )
             })?;
             config.key = Some(key);
+        }
+        let encrypts = value("TCPX_ENCRYPT");
+        if let Some(text) = encrypts.filter(|text| !no.contains(&text.to_lowercase().as_str())) {
+            if config.key.is_none() {
+                return Err(bad(
+                    "TCPX_ENCRYPT",
+                    text,
+                    "without a key nobody would know for whom, and TCPX_NET_DEVICE=unpack takes none",
+                    "TCPX_KEY on all ranks, or 0",
+                ));
+            }
+            config.encrypts = true;
         }
         Ok(config)
     }
@@ -333,6 +339,12 @@ mod tests {
         assert_eq!(read(&[("TCPX_KEY", &text)]).unwrap().key, Some(key.clone()));
         let unpack = [("TCPX_KEY", &text[..]), ("TCPX_NET_DEVICE", "unpack")];
         assert_eq!(read(&unpack).unwrap().key, None);
+        let encrypts = |more: &[(&str, &str)]| {
+            let config = read(&[&[("TCPX_ENCRYPT", "1")], more].concat());
+            config.map(|config| config.encrypts)
+        };
+        assert_eq!(encrypts(&[("TCPX_KEY", &text)]).ok(), Some(true));
+        assert!(encrypts(&[]).is_err() && encrypts(&unpack).is_err());
         for other in [&key.client_key().to_text()[..], &text[1..], "secret"] {
             let error = read(&[("TCPX_KEY", other)]).unwrap_err().to_string();
             assert!(

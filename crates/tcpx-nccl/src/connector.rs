@@ -49,7 +49,7 @@ impl Connector {
         shared: &Arc<Shared>,
         interface: &Interface,
         handle: &Handle,
-        key: ClientKey,
+        key: (ClientKey, bool),
     ) -> Self {
         let now = Instant::now();
         let local = SocketAddr::new(interface.address, 0);
@@ -141,21 +141,18 @@ impl Connector {
         let name = format!("send comm {number} to {}", self.peer);
         let comeback = self.comeback(&own);
         let shared = self.shared.clone();
-        SendComm::new(shared, own.stream, number, name, carriage, comeback)
+        SendComm::new(shared, own.link, number, name, carriage, comeback)
             .map_err(|error| error.to_string())
     }
 
     /// The peer's process.
     fn process(&self, door: &Door) -> Peer {
+        let config = &self.shared.config;
         Peer {
             local: self.local,
             address: SocketAddr::new(self.peer.ip(), door.port),
-            key: self
-                .shared
-                .config
-                .handshake_key(&door.secret)
-                .0
-                .client_key(),
+            key: config.handshake_key(&door.secret).0.client_key(),
+            encrypts: config.encrypts,
         }
     }
 
@@ -168,7 +165,7 @@ impl Connector {
             .ok()?;
         let local = self.local.ip();
         // The peer finds our door where the connection comes from, if that is the device's address.
-        let is_there = own.stream.local_addr().is_ok_and(|ours| ours.ip() == local);
+        let is_there = own.link.local_addr().is_ok_and(|ours| ours.ip() == local);
         let own_door = is_there.then(|| runtime.door(&self.shared, local));
         Some(Comeback {
             redial: Redial::new(self.process(&door), own.session),

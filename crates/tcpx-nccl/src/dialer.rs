@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::ClientKey;
-use tcpx_wire::handshake::{ClientHandshake, Message, SessionId, Step};
+use tcpx_wire::handshake::{ClientHandshake, Established, Message, SessionId, Step};
 
 use crate::held::Stream;
+use crate::link::Link;
 use crate::listener::tcp_socket;
 use crate::plugin::random;
 
@@ -38,7 +39,7 @@ fn routed() -> MutexGuard<'static, BTreeSet<(IpAddr, IpAddr)>> {
 /// An authenticated connection.
 #[derive(Debug)]
 pub(crate) struct Dialled {
-    pub(crate) stream: Stream,
+    pub(crate) link: Link,
     /// Names it at both ends.
     pub(crate) session: SessionId,
 }
@@ -53,6 +54,8 @@ pub(crate) struct Dialer {
     in_vain: Option<IpAddr>,
     peer: SocketAddr,
     key: ClientKey,
+    /// What the connection carries is sealed.
+    encrypts: bool,
     until: Instant,
     /// Until then a peer that cannot be reached is dialled again.
     settling: Instant,
@@ -89,7 +92,12 @@ enum Failure {
 
 impl Dialer {
     /// Dials `peer` from `local`, again and again until `until` where that can help.
-    pub(crate) fn new(local: SocketAddr, peer: SocketAddr, key: ClientKey, until: Instant) -> Self {
+    pub(crate) fn new(
+        local: SocketAddr,
+        peer: SocketAddr,
+        (key, encrypts): (ClientKey, bool),
+        until: Instant,
+    ) -> Self {
         let now = Instant::now();
         // An address of one family, or of loopback, reaches no other.
         let fits = local.is_ipv4() == peer.is_ipv4()
@@ -100,6 +108,7 @@ impl Dialer {
             in_vain: None,
             peer,
             key,
+            encrypts,
             until,
             settling: now,
             began: now,
@@ -170,8 +179,13 @@ impl Dialer {
                     Err(error) => return Err(self.undialled(error, now)),
                 },
                 Phase::Handshake(stream, mut handshake) => {
-                    if let Some(session) = answer(&stream, &mut handshake)? {
-                        return Ok(Some(Dialled { stream, session }));
+                    if let Some(Established {
+                        session, records, ..
+                    }) = answer(&stream, &mut handshake)?
+                    {
+                        let link = Link::new(stream, self.encrypts.then_some(records));
+                        let session = session.id;
+                        return Ok(Some(Dialled { link, session }));
                     }
                     self.phase = Phase::Handshake(stream, handshake);
                     return Ok(None);
@@ -245,8 +259,11 @@ pub(crate) fn dialled(stream: &Stream) -> io::Result<bool> {
     }
 }
 
-/// Reads what has arrived and answers it; at the end of the handshake, the session's name.
-fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<Option<SessionId>, Failure> {
+/// Reads what has arrived and answers it; at the end of the handshake, the session.
+fn answer(
+    stream: &Stream,
+    handshake: &mut ClientHandshake,
+) -> Result<Option<Established>, Failure> {
     let mut buffer = [0; 512];
     loop {
         let arrived = match socket::receive_bytes(stream, &mut buffer) {
@@ -262,7 +279,7 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<Option<Ses
                 Ok(Step::NeedMore) => break,
                 Ok(Step::Send(message)) => send(stream, &message)?,
                 Ok(Step::Done(established)) if input.is_empty() => {
-                    return Ok(Some(established.session.id));
+                    return Ok(Some(established));
                 }
                 Ok(Step::Done(_)) => {
                     let why = "bytes behind the handshake; both sides must run the same plugin";
@@ -294,8 +311,9 @@ mod tests {
 
     use super::*;
 
-    fn key() -> ClientKey {
-        Key::generate(&mut |bytes| bytes.fill(7)).client_key()
+    fn key() -> (ClientKey, bool) {
+        let key = Key::generate(&mut |bytes| bytes.fill(7)).client_key();
+        (key, false)
     }
 
     /// An address of this host that is not loopback. No packet is sent.

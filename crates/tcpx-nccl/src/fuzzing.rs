@@ -18,6 +18,7 @@ pub use lane::lane;
 pub use records::records;
 
 use crate::held::Stream;
+use crate::link::Link;
 
 /// Bytes of the receives that are posted.
 const CAPACITIES: [usize; 4] = [100, 1000, 64, 3000];
@@ -71,12 +72,13 @@ impl Memory {
 }
 
 /// A connection's end for the code under test, and the peer's.
-fn connection() -> (Stream, UnixStream) {
+fn connection() -> (Link, UnixStream) {
     let (near, far) = UnixStream::pair().expect("two descriptors");
     near.set_nonblocking(true).expect("a socket");
     far.set_nonblocking(true).expect("a socket");
     // The calls in use are those of any stream socket.
-    (Stream::new(TcpStream::from(OwnedFd::from(near))), far)
+    let near = Stream::new(TcpStream::from(OwnedFd::from(near)));
+    (Link::new(near, None), far)
 }
 
 /// Sends the stream in pieces of at most `most` bytes, each followed by `look`, then the end.

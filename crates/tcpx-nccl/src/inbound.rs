@@ -9,15 +9,16 @@ use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net::export::{Buffer, Log, NetError};
-use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
+use tcpx_lanes::socket_calls::{MAX_SPANS, Moved, Span};
 
 use crate::error;
 use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
-use crate::held::Stream;
 use crate::landing::Landing;
 use crate::lanes::to_gpu::ToGpu;
+use crate::link::{Link, is_forged};
 use crate::resume::{Comeback, Waiting, copied_bytes};
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
@@ -84,7 +85,7 @@ impl Request {
 impl Drop for Inbound {
     fn drop(&mut self) {
         // Told here, and not by the last close: a fork may hold a copy of the socket.
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.link.shutdown(std::net::Shutdown::Both);
     }
 }
 
@@ -92,7 +93,7 @@ impl Drop for Inbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) name: String,
-    stream: Arc<Stream>,
+    link: Arc<Link>,
     pub(crate) ring: Ring<Request>,
     pub(crate) scatter: Option<Scatter>,
     /// Sequence of the message that is arriving.
@@ -116,6 +117,8 @@ pub(crate) struct Inbound {
     bytes_told: u64,
     /// Of those that the sender does not know of, in short messages.
     short_untold: u64,
+    /// Connections and lanes that brought what the sender did not seal.
+    forged: AtomicU64,
     /// The sender waits for that.
     owes_answer: bool,
     comeback: Option<Comeback>,
@@ -127,7 +130,7 @@ pub(crate) struct Inbound {
 
 impl Inbound {
     pub(crate) fn new(
-        stream: Arc<Stream>,
+        link: Arc<Link>,
         name: String,
         scatter: Option<Scatter>,
         lanes: Option<Landing>,
@@ -135,7 +138,7 @@ impl Inbound {
     ) -> Self {
         Self {
             name,
-            stream,
+            link,
             ring: Ring::new(),
             scatter,
             next: 0,
@@ -152,6 +155,7 @@ impl Inbound {
             bytes_read: 0,
             bytes_told: 0,
             short_untold: 0,
+            forged: AtomicU64::new(0),
             owes_answer: false,
             comeback,
             door: None,
@@ -166,7 +170,7 @@ impl Inbound {
 
     /// The address of the sender.
     pub(crate) fn peer(&self) -> io::Result<SocketAddr> {
-        self.stream.peer_addr()
+        self.link.peer_addr()
     }
 
     /// That error, for a call that needs the connection.
@@ -198,7 +202,7 @@ impl Inbound {
         let failure = self.failure.get_or_insert(failure).clone();
         // The sender must not wait for a receiver that gave up.
         self.comeback = None;
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.link.shutdown(std::net::Shutdown::Both);
         match &self.lanes {
             Some(lanes) if !lanes.close() => Err(held),
             _ => Ok(Some(failure)),
@@ -277,7 +281,7 @@ impl Inbound {
         let mut bytes = 0;
         if self.header_bytes < HEADER_BYTES {
             let rest = &mut self.header[self.header_bytes..];
-            let moved = socket::receive_bytes(&self.stream, rest);
+            let moved = self.link.receive_bytes(rest);
             let Some(arrived) = self.moved(moved)? else {
                 return Ok(None);
             };
@@ -415,7 +419,7 @@ impl Inbound {
         // SAFETY: the spans are the rest of a buffer that the host posted and leaves to us until
         // the receive is done, cut to the announced size which fits it; or pages of our pool that
         // this receive holds; and our header, which is empty between messages.
-        let moved = unsafe { socket::receive_spans(&self.stream, &self.spans) };
+        let moved = unsafe { self.link.receive_spans(&self.spans) };
         let Some(bytes) = self.moved(moved)? else {
             return Ok(None);
         };
@@ -485,7 +489,7 @@ impl Inbound {
         };
         // 24 bytes on a direction that carried nothing since the handshake: they fit, or the
         // connection is gone and the sender knows.
-        let _ = socket::send_bytes(&self.stream, &notice.encode(Record::Refusal));
+        let _ = self.link.send_whole(&notice.encode(Record::Refusal));
         NetError::internal(format!(
             "{}: message {sequence} has {message} bytes, the posted receive holds {capacity}; \
              nothing was written; post at least {message} bytes",
@@ -513,6 +517,9 @@ impl Inbound {
             Ok(Moved::End) if self.is_broken() && self.leave("it was reset") => return Ok(None),
             Ok(Moved::End) => "end of stream".to_owned(),
             Err(error) => {
+                if is_forged(&error) {
+                    self.forged.fetch_add(1, Ordering::Relaxed);
+                }
                 let why = error.to_string();
                 if self.leave(&why) {
                     return Ok(None);

@@ -37,6 +37,7 @@ mod inbound;
 mod interfaces;
 mod landing;
 mod lanes;
+mod link;
 mod listener;
 mod memory;
 mod pages;

@@ -60,7 +60,11 @@ impl ListenComm {
         let comm = Self {
             shared: shared.clone(),
             name: format!("listen comm {listen_id} on {address}"),
-            admission: Mutex::new(Admission::new(socket, &key, MAX_PENDING)),
+            admission: Mutex::new(Admission::new(
+                socket,
+                (&key, shared.config.encrypts),
+                MAX_PENDING,
+            )),
             _runtime: runtime,
         };
         Ok((handle.encode(), comm))

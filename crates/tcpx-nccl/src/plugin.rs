@@ -14,11 +14,11 @@ use crate::config::{Config, Mode};
 use crate::connector::Connector;
 use crate::error;
 use crate::handle::{Door, Handle};
-use crate::held::Stream;
 use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
 use crate::lanes::lane_set::Peer;
 use crate::lanes::runtime::{self, Runtime};
+use crate::link::Link;
 use crate::listener::ListenComm;
 use crate::memory::Memory;
 use crate::receive::RecvComm;
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
     /// The comm that sent last.
     pub(crate) last_sender: AtomicU64,
     numbers: AtomicU64,
-    pub(crate) draining: PerProcess<DrainingSockets<Stream>>,
+    pub(crate) draining: PerProcess<DrainingSockets<Link>>,
     /// Lives as long as a comm uses it.
     runtime: PerProcess<Mutex<Weak<Runtime>>>,
 }
@@ -284,13 +284,64 @@ impl NetPlugin for TcpxPlugin {
     fn connect(&self, device: usize, handle: &PeerHandle) -> Result<Connector, NetError> {
         let interface = self.shared.interface(device)?;
         let handle = Handle::decode(handle)?;
-        let (key, check) = self.shared.config.handshake_key(&handle.secret);
+        let config = &self.shared.config;
+        let (key, check) = config.handshake_key(&handle.secret);
         if check != handle.check {
-            return Err(NetError::invalid_argument(
-                "TCPX_KEY of the listening rank is another one than here, or only one of them has it; give all ranks the same",
-            ));
+            let other = Config {
+                encrypts: !config.encrypts,
+                ..config.clone()
+            };
+            let why = match other.handshake_key(&handle.secret).1 == handle.check {
+                true => {
+                    "only one of this rank and the listening one encrypts; give all ranks TCPX_ENCRYPT=1, or none"
+                }
+                false => {
+                    "TCPX_KEY of the listening rank is another one than here, or only one of them has it; give all \
+                     ranks the same"
+                }
+            };
+            return Err(NetError::invalid_argument(why));
         }
-        let key = key.client_key();
+        let key = (key.client_key(), config.encrypts);
         Ok(Connector::new(&self.shared, interface, &handle, key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The handle of a rank with this key that encrypts or not, and how another one connects to it.
+    fn meets(listens: (u8, bool), connects: (u8, bool)) -> Result<(), String> {
+        let plugin = |(key, encrypts): (u8, bool)| {
+            let config = Config {
+                interfaces: "lo".to_owned(),
+                key: (key > 0).then(|| tcpx_wire::Key::generate(&mut |bytes| bytes.fill(key))),
+                encrypts,
+                ..Config::default()
+            };
+            TcpxPlugin::with_config(config, HostLogger::default()).unwrap()
+        };
+        let (handle, _listen) = plugin(listens).listen(0).unwrap();
+        let connected = plugin(connects).connect(0, &handle);
+        connected.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn ranks_that_differ_in_key_or_encryption_do_not_connect_and_say_why() {
+        for same in [(0, false), (1, false), (1, true)] {
+            assert_eq!(meets(same, same), Ok(()));
+        }
+        for (one, other, why) in [
+            ((1, true), (1, false), "TCPX_ENCRYPT"),
+            ((1, true), (2, true), "TCPX_KEY"),
+            ((1, false), (0, false), "TCPX_KEY"),
+            ((1, true), (0, false), "TCPX_KEY"),
+        ] {
+            for (one, other) in [(one, other), (other, one)] {
+                let error = meets(one, other).unwrap_err();
+                assert!(error.contains(why), "{error}");
+            }
+        }
     }
 }

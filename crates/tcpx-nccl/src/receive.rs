@@ -65,15 +65,15 @@ impl RecvComm {
         let lanes = shared
             .takes_lanes()
             .then(|| Landing::new(Arc::clone(&runtime), number, inline_bytes));
-        let stream = Arc::new(admitted.stream);
-        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip(), &stream)
+        let link = Arc::new(admitted.link);
+        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip(), &link)
             .inspect_err(|error| {
                 shared
                     .log
                     .warn(&format!("{name} does not come back: {error}"))
             })
             .ok();
-        let inbound = Inbound::new(stream, name, scatter, lanes, comeback);
+        let inbound = Inbound::new(link, name, scatter, lanes, comeback);
         let peer = inbound.peer();
         let state = State {
             inbound,

@@ -10,10 +10,11 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::health::STALL_BEHIND;
+use tcpx_lanes::lock;
 use tcpx_lanes::monitor::{Attention, Look, TICK, Watched};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_lanes::tcp_info::is_unanswered;
@@ -26,6 +27,7 @@ use crate::lanes::group::Registry;
 use crate::lanes::hello::{Hello, Resumption};
 use crate::lanes::lane_set::{DEAD_AFTER, LONGEST_STALL, Peer};
 use crate::lanes::runtime::Runtime;
+use crate::link::Link;
 
 /// Largest message of which a copy is retained; as of a chunk on a lane. Of a longer one its own memory is sent again.
 const COPIED_BYTES: usize = 64 << 10;
@@ -121,7 +123,7 @@ impl Redial {
     ///
     /// # Errors
     /// There will be none: why.
-    pub(crate) fn step(&mut self, now: Instant) -> Result<Option<Stream>, String> {
+    pub(crate) fn step(&mut self, now: Instant) -> Result<Option<Link>, String> {
         if let Some(why) = &self.gone {
             return Err(why.clone());
         }
@@ -133,7 +135,7 @@ impl Redial {
         };
         let dialled = match dialer.poll(now) {
             Ok(None) => return Ok(None),
-            Ok(Some(dialled)) => dialled.stream,
+            Ok(Some(dialled)) => dialled.link,
             Err(why) => {
                 self.dialer = None;
                 // While there is a connection, it can be no worse than none.
@@ -151,7 +153,7 @@ impl Redial {
             epoch: self.epoch,
         };
         // A few bytes on a fresh connection always fit its buffer; where it broke already, it is dialled again.
-        if let Ok(Moved::Bytes(Hello::BYTES)) = socket::send_bytes(&dialled, &resumption.encode()) {
+        if let Ok(Moved::Bytes(Hello::BYTES)) = dialled.send_whole(&resumption.encode()) {
             self.lost = None;
             self.is_positioning = true;
             self.waits = None;
@@ -163,7 +165,7 @@ impl Redial {
     /// Looks at a connection on which the receiver may lack something, and has read up to `read`. Where the peer's
     /// system answers nothing, or the receiver says nothing for too long, another connection is dialled; if that comes
     /// about, it takes the place.
-    pub(crate) fn look(&mut self, now: Instant, stream: &Stream, read: Option<u64>) {
+    pub(crate) fn look(&mut self, now: Instant, link: &Link, read: Option<u64>) {
         let Some(read) = read else {
             (self.waits, self.patience) = (None, STALL_BEHIND);
             return;
@@ -179,7 +181,7 @@ impl Redial {
             }
         };
         let is_late = now.saturating_duration_since(since) >= self.patience;
-        if self.dialer.is_none() && (is_late || is_unanswered(stream)) {
+        if self.dialer.is_none() && (is_late || is_unanswered(link)) {
             // The receiver may just post nothing: then it is no use, and no harm, to try often.
             self.patience = (self.patience * 2).min(LONGEST_STALL);
             self.waits = Some((now, read));
@@ -192,25 +194,25 @@ impl Redial {
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     has_news: AtomicBool,
-    next: Mutex<(u32, Option<Stream>)>,
+    next: Mutex<(u32, Option<Link>)>,
 }
 
 impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, (u32, Option<Stream>)> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, (u32, Option<Link>)> {
+        lock(&self.next)
     }
 
     /// A connection came; one of an older epoch is dropped.
-    pub(crate) fn put(&self, epoch: u32, stream: Stream) {
+    pub(crate) fn put(&self, epoch: u32, link: Link) {
         let mut next = self.lock();
         if epoch > next.0 {
-            *next = (epoch, Some(stream));
+            *next = (epoch, Some(link));
             self.has_news.store(true, Ordering::Release);
         }
     }
 
     /// The connection that came last, once.
-    pub(crate) fn take(&self) -> Option<Stream> {
+    pub(crate) fn take(&self) -> Option<Link> {
         if !self.has_news.load(Ordering::Relaxed) {
             return None;
         }
@@ -242,9 +244,9 @@ impl Comeback {
         runtime: &Runtime,
         session: SessionId,
         peer: IpAddr,
-        stream: &Arc<Stream>,
+        link: &Arc<Link>,
     ) -> io::Result<Self> {
-        let tail = Arc::new(Tail::new(stream, runtime.monitor.attention()));
+        let tail = Arc::new(Tail::new(link, runtime.monitor.attention()));
         runtime
             .monitor
             .watch(Box::new(WatchedTail(Arc::downgrade(&tail), 0)))?;
@@ -346,18 +348,18 @@ pub(crate) struct Tail {
     read: AtomicU64,
     told: AtomicU64,
     /// None while the connection is away.
-    stream: Mutex<Option<Arc<Stream>>>,
+    link: Mutex<Option<Arc<Link>>>,
     /// A call that sent has heard of a reset, which hides it from those that read: they find an end.
     is_broken: AtomicBool,
     attention: Attention,
 }
 
 impl Tail {
-    pub(crate) fn new(stream: &Arc<Stream>, attention: Attention) -> Self {
+    pub(crate) fn new(link: &Arc<Link>, attention: Attention) -> Self {
         Self {
             read: AtomicU64::new(0),
             told: AtomicU64::new(0),
-            stream: Mutex::new(Some(Arc::clone(stream))),
+            link: Mutex::new(Some(Arc::clone(link))),
             is_broken: AtomicBool::new(false),
             attention,
         }
@@ -375,9 +377,8 @@ impl Tail {
     }
 
     /// Another connection took the place, or there is none now.
-    pub(crate) fn replace(&self, stream: Option<&Arc<Stream>>) {
-        let mut held = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = stream.cloned();
+    pub(crate) fn replace(&self, link: Option<&Arc<Link>>) {
+        *lock(&self.link) = link.cloned();
         self.is_broken.store(false, Ordering::SeqCst);
     }
 
@@ -396,12 +397,12 @@ impl Tail {
 
     /// Tells the sender; whether it was told.
     pub(crate) fn tell(&self) -> bool {
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = lock(&self.link);
         let read = self.read.load(Ordering::Relaxed);
-        let Some(stream) = &*stream else {
+        let Some(link) = &*link else {
             return false;
         };
-        let is_told = self.sent(&tell(stream, read));
+        let is_told = self.sent(&tell(link, read));
         if is_told {
             self.told(read);
         }
@@ -415,12 +416,12 @@ pub(crate) fn is_reset(error: &io::Error) -> bool {
 }
 
 /// Says how far the receiver has read. A sender that takes nothing now is told later.
-pub(crate) fn tell(stream: &Stream, read: u64) -> io::Result<Moved> {
+pub(crate) fn tell(link: &Link, read: u64) -> io::Result<Moved> {
     let record = Header {
         sequence: read,
         size: 0,
     };
-    socket::send_bytes(stream, &record.encode(Record::Read))
+    link.send_whole(&record.encode(Record::Read))
 }
 
 /// A [`Tail`] as the monitor knows it; with how far the receiver had read at the last look.

@@ -11,16 +11,16 @@ use std::sync::{Arc, MutexGuard};
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::resend::{Next, Resend};
-use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
+use tcpx_lanes::socket_calls::{Moved, Span};
 
 use self::comeback::Tended;
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error;
 use crate::header::{HEADER_BYTES, Header, Record};
-use crate::held::Stream;
 use crate::lanes::carriage::Carriage;
 use crate::lanes::runtime::Runtime;
+use crate::link::Link;
 use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
 use crate::resume::{COPIES, Redial, copied_bytes};
@@ -102,7 +102,7 @@ struct State {
     /// Names the comm in this process.
     number: u64,
     name: String,
-    stream: Arc<Stream>,
+    link: Arc<Link>,
     ring: Ring<Request>,
     /// Sequence of the request whose turn it is.
     next: u64,
@@ -125,10 +125,12 @@ struct State {
     sent: (u64, u64),
     resend: Resend,
     redial: Option<Redial>,
+    /// Connections that brought what the receiver did not seal.
+    forged: u64,
     /// A call that sent has heard of a reset, which hides it from those that read: they find an end.
     is_broken: bool,
     /// The connection before, until the receiver has let go of it.
-    before: Option<Arc<Stream>>,
+    before: Option<Arc<Link>>,
     /// Draws the monitor's.
     attention: Option<Attention>,
     /// The comm is closed.
@@ -139,7 +141,7 @@ impl SendComm {
     /// A comm on an authenticated connection, with the lanes for its large messages.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        stream: Stream,
+        link: Link,
         number: u64,
         name: String,
         carriage: Option<Carriage>,
@@ -163,11 +165,11 @@ impl SendComm {
         }
         shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
-        let peer = stream.peer_addr();
+        let peer = link.peer_addr();
         let mut state = State {
             number,
             name,
-            stream: Arc::new(stream),
+            link: Arc::new(link),
             ring: Ring::new(),
             next: 0,
             staging: None,
@@ -185,6 +187,7 @@ impl SendComm {
             sent: (0, 0),
             resend,
             redial,
+            forged: 0,
             is_broken: false,
             before: None,
             attention,
@@ -324,7 +327,7 @@ impl Drop for SendComm {
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
-        self.shared.draining.get().close(Arc::clone(&state.stream));
+        self.shared.draining.get().close(Arc::clone(&state.link));
     }
 }
 
@@ -350,7 +353,7 @@ impl State {
             };
             // When it does not fit, the receiver takes the close for a failure unless it has
             // everything: never the other way around.
-            let _ = socket::send_bytes(&self.stream, &end.encode(Record::End));
+            let _ = self.link.send_whole(&end.encode(Record::End));
         }
     }
 
@@ -375,7 +378,7 @@ impl State {
             Ok(_) => self.report_stall(shared),
             Err(error) => {
                 // The receiver must not wait for what will not come.
-                let _ = self.stream.shutdown(std::net::Shutdown::Both);
+                let _ = self.link.shutdown(std::net::Shutdown::Both);
                 self.failure = Some(error.clone());
                 return Err(error);
             }
@@ -418,7 +421,7 @@ impl State {
         let copied = copied_bytes(self.carriage.is_some());
         let Self {
             name,
-            stream,
+            link,
             ring,
             staging,
             resend,
@@ -427,7 +430,7 @@ impl State {
         } = self;
         let (sequence, from, is_new) = match resend.next() {
             Next::Bytes(bytes) => {
-                let moved = socket::send_bytes(&*stream, bytes);
+                let moved = link.send_bytes(bytes);
                 return self.wrote(moved);
             }
             Next::Message(sequence, from) => (sequence, from, false),
@@ -463,7 +466,7 @@ impl State {
         let spans = [Span::of(header_left), payload];
         // SAFETY: the header is ours; the payload lies in memory that the host registered and keeps
         // valid until the request is done, or in our staging memory, whose slot is held.
-        let moved = unsafe { socket::send_spans(&*stream, &spans) };
+        let moved = unsafe { link.send_spans(&spans) };
         let Ok(Moved::Bytes(bytes)) = moved else {
             return self.wrote(moved);
         };

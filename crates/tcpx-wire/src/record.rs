@@ -58,6 +58,11 @@ impl Records {
         Self { sealer, opener }
     }
 
+    /// What seals and what opens, for two who use them apart.
+    pub fn into_halves(self) -> (Sealer, Opener) {
+        (self.sealer, self.opener)
+    }
+
     /// Appends the record that seals the beginning of `plain`, at most [`MOST_BYTES`] of it; returns how much that is.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> usize {
         let plain = &plain[..plain.len().min(MOST_BYTES)];

@@ -18,6 +18,7 @@ use crate::lanes::group::Registry;
 use crate::lanes::hello::Hello;
 use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
 use crate::lanes::receive_lane::receive_lane;
+use crate::link::Link;
 
 /// The comm, and the lanes that it belongs to.
 const STREAM: u64 = 1;
@@ -106,14 +107,14 @@ pub fn lane(data: &[u8]) {
 }
 
 /// The lane's end and its peer's: of TCP, for the lane drops bytes as TCP allows.
-fn connection() -> (Stream, TcpStream) {
+fn connection() -> (Link, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it is bound");
     let far = TcpStream::connect(address).expect("it listens");
     far.set_read_timeout(Some(TOO_LONG)).expect("a socket");
     let (near, _) = listener.accept().expect("it was connected");
     near.set_nonblocking(true).expect("a socket");
-    (Stream::new(near), far)
+    (Link::new(Stream::new(near), None), far)
 }
 
 /// The stream with checksums that fit.

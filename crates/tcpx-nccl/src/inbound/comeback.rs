@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nccl_net::export::NetError;
-use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::socket_calls::Moved;
 
 use super::Inbound;
 use crate::header::Record;
@@ -21,6 +21,8 @@ impl Inbound {
             return false;
         };
         comeback.tail.replace(None);
+        // Where what came was not what the sender sealed, it has to hear of it.
+        tcpx_lanes::socket::abort(self.link.as_fd());
         let door = (door != 0).then(|| SocketAddr::new(comeback.peer, door));
         self.waiting = Some(Waiting::new(why.to_owned(), door));
         true
@@ -31,7 +33,7 @@ impl Inbound {
         let Some(comeback) = &self.comeback else {
             return Ok(());
         };
-        let Some(stream) = comeback.inbox.take() else {
+        let Some(link) = comeback.inbox.take() else {
             let waiting = self.waiting.as_mut();
             let why = waiting.and_then(|waiting| waiting.in_vain(Instant::now()));
             return why.map_or(Ok(()), |why| Err(self.closed(why)));
@@ -42,11 +44,11 @@ impl Inbound {
             _ => {}
         }
         // Nothing of the one before is read once this one is.
-        tcpx_lanes::socket::abort(self.stream.as_fd());
-        self.stream = Arc::new(stream);
+        tcpx_lanes::socket::abort(self.link.as_fd());
+        self.link = Arc::new(link);
         self.waiting = None;
         (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
-        if !matches!(tell(&self.stream, self.bytes_read), Ok(Moved::Bytes(_))) {
+        if !matches!(tell(&self.link, self.bytes_read), Ok(Moved::Bytes(_))) {
             self.leave("it took no bytes");
             return Ok(());
         }
@@ -54,11 +56,11 @@ impl Inbound {
             // Only now may the monitor say anything.
             comeback.tail.read(self.bytes_read);
             comeback.tail.told(self.bytes_read);
-            comeback.tail.replace(Some(&self.stream));
+            comeback.tail.replace(Some(&self.link));
         }
         if let Some(lanes) = self.lanes.as_ref().filter(|lanes| lanes.is_joined()) {
             // What is told twice is no news.
-            let moved = socket::send_bytes(&self.stream, &lanes.told().encode(Record::Grant));
+            let moved = self.link.send_whole(&lanes.told().encode(Record::Grant));
             self.sent(&moved);
         }
         Ok(())
@@ -79,7 +81,7 @@ impl Inbound {
         if !owes && !is_due {
             return;
         }
-        let moved = tell(&self.stream, self.bytes_read);
+        let moved = tell(&self.link, self.bytes_read);
         if matches!(moved, Ok(Moved::Bytes(_))) {
             (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
             if let Some(tail) = tail {

@@ -1,7 +1,7 @@
 //! The part of a receive comm's connection that has to do with lanes.
 
 use nccl_net::export::NetError;
-use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::socket_calls::Moved;
 
 use super::Inbound;
 use crate::error;
@@ -33,7 +33,7 @@ impl Inbound {
         {
             // 24 bytes, and the sender reads whenever it has a message: they fit.
             let bytes = grant.encode(Record::Grant);
-            let moved = socket::send_bytes(&self.stream, &bytes);
+            let moved = self.link.send_whole(&bytes);
             self.sent(&moved);
             match moved {
                 Ok(Moved::Bytes(HEADER_BYTES)) => {}

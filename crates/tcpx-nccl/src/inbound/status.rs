@@ -1,5 +1,7 @@
 //! What `tcpx status` tells of a receive comm.
 
+use std::sync::atomic::Ordering;
+
 use tcpx_lanes::tcp_info::tcp_counters;
 use tcpx_status::{ConnectionReport, Counters};
 
@@ -64,8 +66,12 @@ impl Inbound {
 
     /// What the comm's own connection carried.
     pub(crate) fn counters(&self) -> Counters {
-        let own = tcp_counters(&*self.stream).unwrap_or_default();
+        let own = tcp_counters(&*self.link).unwrap_or_default();
+        let lanes = self.lanes.as_ref().and_then(|lanes| lanes.inlet.group());
+        // Those of lanes, which comms share, by the comm that asks first.
+        let news = lanes.map_or(0, |group| group.take_forged());
         Counters {
+            lanes_forged: self.forged.fetch_add(news, Ordering::Relaxed) + news,
             control_bytes_sent: own.sent,
             control_bytes_received: own.received,
             ..Counters::default()

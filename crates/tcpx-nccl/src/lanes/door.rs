@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::Log;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, recv};
 use tcpx_lanes::event_loop::Receivers;
-use tcpx_lanes::socket_calls::{self as socket, set_low_water};
+use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
 
@@ -22,7 +21,8 @@ use super::hello::{Hello, Resumption};
 use super::receive_lane::{receive_lane, refuse};
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
-use crate::held::{Listener, Stream};
+use crate::held::Listener;
+use crate::link::Link;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
@@ -48,12 +48,12 @@ pub(crate) struct LaneDoor {
 }
 
 impl LaneDoor {
-    /// Accepts what `key` authenticates from `listener`, made of the `secret` that its handles show: lanes for the loops, of
+    /// Accepts what `key` authenticates, and seals if it says so, from `listener`, made of the `secret` that its handles show: lanes for the loops, of
     /// which there may be none, and connections for comms.
     pub(crate) fn open(
         listener: Listener,
         secret: [u8; Key::BYTES],
-        key: &Key,
+        key: (&Key, bool),
         process: u64,
         loops: Receivers,
         registry: Arc<Registry>,
@@ -129,9 +129,12 @@ struct Acceptor {
 }
 
 struct Newcomer {
-    stream: Stream,
+    link: Link,
     peer: SocketAddr,
     until: Instant,
+    hello: [u8; Hello::BYTES],
+    /// Bytes of `hello` that have come.
+    have: usize,
 }
 
 impl Acceptor {
@@ -141,11 +144,12 @@ impl Acceptor {
             let watch = PollFlags::IN;
             let mut sockets = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), watch)];
             let pending = self.admission.pending();
-            let newcomers = self.newcomers.iter().map(|one| &one.stream);
+            let newcomers = self.newcomers.iter().map(|one| one.link.as_fd());
             sockets.extend(
                 pending
+                    .map(AsFd::as_fd)
                     .chain(newcomers)
-                    .map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), watch)),
+                    .map(|stream| PollFd::from_borrowed_fd(stream, watch)),
             );
             let choked = self.admission.is_choked();
             let tick = (sockets.len() > 1 || choked).then_some(&TICK);
@@ -161,17 +165,13 @@ impl Acceptor {
     fn take(&mut self) {
         loop {
             match self.admission.next(&self.log, "lane door") {
-                Ok(Some(Admitted { stream, peer, .. })) => {
-                    // It is readable once all of its hello is there.
-                    if set_low_water(stream.as_fd(), Hello::BYTES).is_ok() {
-                        let until = Instant::now() + HELLO_TIME;
-                        self.newcomers.push(Newcomer {
-                            stream,
-                            peer,
-                            until,
-                        });
-                    }
-                }
+                Ok(Some(Admitted { link, peer, .. })) => self.newcomers.push(Newcomer {
+                    link,
+                    peer,
+                    until: Instant::now() + HELLO_TIME,
+                    hello: [0; Hello::BYTES],
+                    have: 0,
+                }),
                 Ok(None) => break,
                 Err(error) => {
                     self.log.warn(&format!("lane door: {error}"));
@@ -180,30 +180,32 @@ impl Acceptor {
             }
         }
         let now = Instant::now();
-        for newcomer in std::mem::take(&mut self.newcomers) {
-            let mut hello = [0; Hello::BYTES];
-            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            match recv(&newcomer.stream, &mut hello, flags) {
-                Ok((Hello::BYTES, _)) => self.enter(newcomer, &hello),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) if now < newcomer.until => {
-                    self.newcomers.push(newcomer);
-                }
+        for mut newcomer in std::mem::take(&mut self.newcomers) {
+            let rest = &mut newcomer.hello[newcomer.have..];
+            match newcomer.link.receive_no_more(rest) {
+                Ok(Moved::Bytes(bytes)) => newcomer.have += bytes,
+                Ok(Moved::WouldBlock) if now < newcomer.until => {}
                 // It has ended, or says nothing.
-                _ => {}
+                _ => continue,
+            }
+            match newcomer.have {
+                Hello::BYTES => self.enter(newcomer),
+                _ => self.newcomers.push(newcomer),
             }
         }
     }
 
     /// A connection has said what it is for.
-    fn enter(&self, Newcomer { stream, peer, .. }: Newcomer, hello: &[u8; Hello::BYTES]) {
-        let taken = socket::receive_bytes(&stream, &mut [0; Hello::BYTES]);
-        if taken.is_err() || set_low_water(stream.as_fd(), 1).is_err() {
-            return;
-        }
-        if let Some(resumption) = Resumption::decode(hello) {
+    fn enter(
+        &self,
+        Newcomer {
+            link, peer, hello, ..
+        }: Newcomer,
+    ) {
+        if let Some(resumption) = Resumption::decode(&hello) {
             // The end of a connection tells its sender that the comm is gone.
             if let Some(inbox) = self.registry.comm(resumption.session) {
-                inbox.put(resumption.epoch, stream);
+                inbox.put(resumption.epoch, link);
             }
             return;
         }
@@ -217,8 +219,8 @@ impl Acceptor {
             return;
         };
         let (registry, log) = (self.registry.clone(), self.log.clone());
-        let lane = Hello::decode(hello)
-            .and_then(|hello| receive_lane(stream, &hello, registry, place.clone(), log));
+        let lane = Hello::decode(&hello)
+            .and_then(|hello| receive_lane(link, &hello, registry, place.clone(), log));
         match lane {
             Ok(lane) => place.start(Box::new(lane)),
             Err(violation) => refuse(&self.log, &peer.to_string(), &violation),

@@ -1,6 +1,7 @@
 //! The receiving side's registry: peer processes with their lanes, and the comms that lanes fill.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tcpx_lanes::event_loop::Remote;
@@ -13,7 +14,11 @@ use crate::resume::Inbox;
 
 /// The lanes of one sending process.
 #[derive(Debug, Default)]
-pub(crate) struct Group(Mutex<Lanes>);
+pub(crate) struct Group {
+    lanes: Mutex<Lanes>,
+    /// Lanes that brought what their peer did not seal, and that no comm has counted.
+    forged: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct Lanes {
@@ -35,7 +40,7 @@ struct Live {
 
 impl Group {
     fn lock(&self) -> MutexGuard<'_, Lanes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A lane came, which `place` reaches and `id` names; the lane of its number that it replaces ends.
@@ -71,6 +76,16 @@ impl Group {
             place: place.clone(),
         });
         Ok(())
+    }
+
+    /// A lane brought what its peer did not seal.
+    pub(crate) fn forged(&self) {
+        self.forged.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many did, once.
+    pub(crate) fn take_forged(&self) -> u64 {
+        self.forged.swap(0, Ordering::Relaxed)
     }
 
     /// A lane has ended, and holds no chunk any more.

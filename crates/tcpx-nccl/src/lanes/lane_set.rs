@@ -16,7 +16,7 @@ use tcpx_lanes::lock;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
-use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_wire::ClientKey;
 
@@ -29,6 +29,7 @@ use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
 use crate::error;
 use crate::held::Stream;
+use crate::link::Link;
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
@@ -52,6 +53,7 @@ pub(crate) struct Peer {
     pub(crate) local: SocketAddr,
     pub(crate) address: SocketAddr,
     pub(crate) key: ClientKey,
+    pub(crate) encrypts: bool,
 }
 
 /// Lanes to one peer process.
@@ -115,7 +117,7 @@ struct Dialling {
     /// Lanes that are being dialled.
     dials: Vec<(u16, Dialer)>,
     /// Authenticated, kept until all are.
-    streams: Vec<(u16, Stream)>,
+    links: Vec<(u16, Link)>,
     lanes: Vec<LaneState>,
     /// When the lanes were looked at.
     looked: Instant,
@@ -181,7 +183,7 @@ impl LaneSet {
             missing: AtomicUsize::new(0),
             dialling: Mutex::new(Dialling {
                 dials,
-                streams: Vec::new(),
+                links: Vec::new(),
                 lanes: lanes.iter().map(|_| LaneState::new(now)).collect(),
                 looked: now,
                 deadline: now + CONNECT_TIME,
@@ -257,7 +259,7 @@ impl LaneSet {
                 dialling.done = true;
                 // It has answered: from now on its silence is known.
                 dialling.presence.note(false);
-                let streams = std::mem::take(&mut dialling.streams);
+                let streams = std::mem::take(&mut dialling.links);
                 streams
                     .into_iter()
                     .try_for_each(|(lane, stream)| self.start(&mut dialling, lane, stream))
@@ -273,7 +275,7 @@ impl LaneSet {
         };
         standing.unwrap_or_else(|why| {
             dialling.dials.clear();
-            dialling.streams.clear();
+            dialling.links.clear();
             dialling.failed = Some(now);
             self.fail(why.clone());
             Standing::Failed(why)
@@ -289,7 +291,7 @@ impl LaneSet {
                     at += 1;
                     continue;
                 }
-                Ok(Some(dialled)) => dialling.streams.push((*lane, dialled.stream)),
+                Ok(Some(dialled)) => dialling.links.push((*lane, dialled.link)),
                 Err(why) => failures.push((*lane, why)),
             }
             dialling.dials.swap_remove(at);
@@ -298,7 +300,7 @@ impl LaneSet {
     }
 
     /// Gives a lane that is connected to its loop.
-    fn start(&self, dialling: &mut Dialling, lane: u16, stream: Stream) -> Result<(), String> {
+    fn start(&self, dialling: &mut Dialling, lane: u16, link: Link) -> Result<(), String> {
         let index = usize::from(lane);
         let (Some(set), Some(place), Some(state)) = (
             self.own.upgrade(),
@@ -315,15 +317,16 @@ impl LaneSet {
             epoch: state.epoch,
         };
         // A few bytes on a fresh connection always fit its buffer.
-        match socket::send_bytes(&stream, &hello.encode()) {
+        match link.send_whole(&hello.encode()) {
             Ok(Moved::Bytes(Hello::BYTES)) => {}
             moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
         }
         state.epoch += 1;
         state.standing = Place::Works;
+        let (stream, seals) = link.into_lane();
         let stream = Arc::new(stream);
         state.stream = Arc::downgrade(&stream);
-        place.start(Box::new(transmit_lane(set, lane, stream)));
+        place.start(Box::new(transmit_lane(set, lane, stream, seals)));
         Ok(())
     }
 
@@ -384,7 +387,7 @@ impl LaneSet {
         let now = Instant::now();
         self.look(&mut dialling, now);
         self.redial(&mut dialling, now);
-        match dialling.dials.is_empty() && dialling.streams.is_empty() {
+        match dialling.dials.is_empty() && dialling.links.is_empty() {
             true => Look::In(TICK),
             false => Look::In(STEP),
         }
@@ -469,7 +472,7 @@ impl LaneSet {
             }
         }
         let mut failures = self.dial(dialling, now);
-        for (lane, stream) in std::mem::take(&mut dialling.streams) {
+        for (lane, stream) in std::mem::take(&mut dialling.links) {
             let state = &mut dialling.lanes[usize::from(lane)];
             match state.standing {
                 Place::Gone => match self.start(dialling, lane, stream) {
@@ -487,9 +490,9 @@ impl LaneSet {
                 Place::Works if state.clock.stands(now) < state.patience => {}
                 Place::Works => {
                     state.end(&self.lanes[usize::from(lane)]);
-                    dialling.streams.push((lane, stream));
+                    dialling.links.push((lane, stream));
                 }
-                Place::Ends => dialling.streams.push((lane, stream)),
+                Place::Ends => dialling.links.push((lane, stream)),
             }
         }
         if is_alone() {
@@ -658,25 +661,20 @@ impl Dialling {
     /// Whether a lane is dialled, or was and waits for its place.
     fn has(&self, lane: u16) -> bool {
         let dials = self.dials.iter().map(|(lane, _)| *lane);
-        let streams = self.streams.iter().map(|(lane, _)| *lane);
-        dials.chain(streams).any(|one| one == lane)
+        let links = self.links.iter().map(|(lane, _)| *lane);
+        dials.chain(links).any(|one| one == lane)
     }
 }
 
 impl Peer {
-    fn dialer(&self, now: Instant) -> Dialer {
-        Dialer::new(
-            self.local,
-            self.address,
-            self.key.clone(),
-            now + CONNECT_TIME,
-        )
+    fn dialer(&self, until: Instant) -> Dialer {
+        let key = (self.key.clone(), self.encrypts);
+        Dialer::new(self.local, self.address, key, until)
     }
 
     /// For a lane that was there before.
     pub(crate) fn redialer(&self, now: Instant) -> Dialer {
-        let until = now + DEAD_AFTER;
-        Dialer::new(self.local, self.address, self.key.clone(), until).hung_up_for(HUNG_UP)
+        self.dialer(now + DEAD_AFTER).hung_up_for(HUNG_UP)
     }
 }
 
@@ -700,6 +698,7 @@ impl LaneSet {
     pub(crate) fn without_lanes(splice: bool) -> Arc<Self> {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
         let peer = Peer {
+            encrypts: false,
             local: nobody,
             address: nobody,
             key: tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key(),

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net::export::Log;
 use tcpx_lanes::event_loop::Remote;
-use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::receive_lane::{Answer, End, Placing, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::sealing::ReceiveSeal;
 use tcpx_lanes::socket_calls::{self as calls, Span};
 use tcpx_wire::ChunkHeader;
 
@@ -17,10 +18,11 @@ use super::hello::Hello;
 use super::inlet::{Claimed, Inlet, Part};
 use super::to_gpu::ToGpu;
 use crate::held::Stream;
+use crate::link::{Link, is_forged};
 
 /// A lane behind its hello, which `place` reaches.
 pub(crate) fn receive_lane(
-    stream: Stream,
+    link: Link,
     hello: &Hello,
     registry: Arc<Registry>,
     place: Remote,
@@ -30,7 +32,12 @@ pub(crate) fn receive_lane(
     let id = LANES.fetch_add(1, Ordering::Relaxed);
     let group = registry.group(hello.group);
     group.entered(hello, id, &place)?;
-    Ok(ReceiveLane::new(Comms {
+    let (stream, seals) = link.into_lane();
+    let (seal, sealer) = match seals {
+        None => (ReceiveSeal::Plain, None),
+        Some((sealer, opener)) => (ReceiveSeal::All(opener, Box::default()), Some(sealer)),
+    };
+    let comms = Comms {
         stream,
         registry,
         place,
@@ -38,7 +45,8 @@ pub(crate) fn receive_lane(
         id,
         group,
         known: HashMap::new(),
-    }))
+    };
+    Ok(ReceiveLane::sealed(comms, seal, sealer))
 }
 
 /// The peer broke the protocol: its lane ends.
@@ -70,6 +78,14 @@ pub(crate) struct Arriving {
     part: Part,
     /// It goes to device memory, through a slot.
     to_gpu: Option<ToGpu>,
+}
+
+/// Where the bytes of a part go; `None` while no slot is free.
+fn room(part: &Part, to_gpu: &mut Option<ToGpu>) -> Option<Span> {
+    match to_gpu {
+        None => Some(part.at),
+        Some(to_gpu) => to_gpu.room(),
+    }
 }
 
 impl Comms {
@@ -135,12 +151,8 @@ impl Target for Comms {
         let Some(_writing) = arriving.inlet.write() else {
             return Ok(Progress::Withdrawn);
         };
-        let room = match &mut arriving.to_gpu {
-            None => arriving.part.at,
-            Some(to_gpu) => match to_gpu.room() {
-                Some(room) => room,
-                None => return Ok(Progress::NoRoom),
-            },
+        let Some(room) = room(&arriving.part, &mut arriving.to_gpu) else {
+            return Ok(Progress::NoRoom);
         };
         let spans = [room.from(done), Span::of_mut(behind)];
         // SAFETY: what is left of a claimed part of a posted buffer, which its comm leaves to us while
@@ -152,6 +164,33 @@ impl Target for Comms {
         }
         arriving.inlet.moved();
         Ok(Progress::Moved(moved))
+    }
+
+    fn place(
+        &mut self,
+        arriving: &mut Arriving,
+        done: usize,
+        opened: &[u8],
+    ) -> io::Result<Placing> {
+        let Some(_writing) = arriving.inlet.write() else {
+            // The lane asks before it goes on.
+            return Ok(Placing::Done);
+        };
+        let Some(room) = room(&arriving.part, &mut arriving.to_gpu) else {
+            return Ok(Placing::NoRoom);
+        };
+        let to = room.from(done).first(opened.len());
+        // SAFETY: memory as for `read`; `opened` is the lane's own.
+        unsafe {
+            let from = opened.as_ptr();
+            from.copy_to_nonoverlapping(to.start().cast_mut(), to.len());
+        }
+        arriving.inlet.moved();
+        Ok(Placing::Done)
+    }
+
+    fn is_withdrawn(&self, arriving: &Arriving) -> bool {
+        arriving.inlet.write().is_none()
     }
 
     fn complete(&mut self, arriving: Arriving, _later: impl FnOnce() -> bool) -> bool {
@@ -188,6 +227,9 @@ impl Target for Comms {
         match end {
             End::ByPeer => {}
             End::Broken { cause, .. } => {
+                if is_forged(&cause) {
+                    self.group.forged();
+                }
                 self.log.info(&format!("lane from {peer} ended: {cause}"));
             }
             End::Violation(violation) => refuse(&self.log, &peer, &violation),
@@ -258,8 +300,9 @@ mod tests {
             };
             let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
             let place = self.loops.receive();
+            let link = Link::new(Stream::new(stream), None);
             let registry = Arc::clone(&self.registry);
-            let lane = receive_lane(Stream::new(stream), &hello, registry, place, log);
+            let lane = receive_lane(link, &hello, registry, place, log);
             (lane.unwrap(), peer)
         }
 

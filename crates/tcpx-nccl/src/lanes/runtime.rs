@@ -135,7 +135,10 @@ impl Runtime {
         let opened = LaneDoor::open(
             listener,
             self.secret,
-            &shared.config.handshake_key(&self.secret).0,
+            (
+                &shared.config.handshake_key(&self.secret).0,
+                shared.config.encrypts,
+            ),
             self.id,
             self.loops.receivers(),
             self.registry.clone(),

@@ -7,11 +7,12 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use tcpx_lanes::sealing::{Head, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Span};
 use tcpx_lanes::splice::Lender;
-use tcpx_wire::ChunkHeader;
+use tcpx_wire::lane_seal::{Opener, Sealer};
 
 use super::lane_set::LaneSet;
 use super::outlet::Chunk;
@@ -34,7 +35,12 @@ pub(super) fn transmit_lane(
     set: Arc<LaneSet>,
     number: u16,
     stream: Arc<Stream>,
+    seals: Option<(Sealer, Opener)>,
 ) -> SendLane<Queue> {
+    let (seal, opener) = match seals {
+        None => (SendSeal::Plain, None),
+        Some((sealer, opener)) => (SendSeal::All(sealer, Box::default()), Some(opener)),
+    };
     let most_unacked = most_unacked(set.lanes(), is_near(&stream));
     let queue = Queue {
         retention: Arc::clone(set.retention(number)),
@@ -43,9 +49,10 @@ pub(super) fn transmit_lane(
         stream,
         lender: Lender::Untried(PIPE_BYTES),
         most_unacked,
+        seal,
         why: None,
     };
-    SendLane::new(queue)
+    SendLane::opening(queue, opener)
 }
 
 /// The queue of a set, as one of its lanes finds it.
@@ -57,6 +64,7 @@ pub(super) struct Queue {
     stream: Arc<Stream>,
     lender: Lender,
     most_unacked: usize,
+    seal: SendSeal,
     /// Why the lane ends.
     why: Option<String>,
 }
@@ -65,7 +73,8 @@ pub(super) struct Queue {
 #[derive(Debug)]
 pub(super) struct Leaving {
     chunk: Chunk,
-    header: [u8; ChunkHeader::BYTES],
+    /// Its header, as this lane sends it.
+    head: Head,
     /// Its pages are lent.
     lends: bool,
 }
@@ -108,22 +117,34 @@ impl Owner for Queue {
             }
             self.set.chunks().took(self.number);
             return Next::Chunk(Leaving {
-                header: chunk.header.encode(),
-                lends: chunk.payload.len() > COPIED_BYTES && self.set.splices(),
+                head: self.seal.begin(&chunk.header.encode()),
+                lends: chunk.payload.len() > COPIED_BYTES
+                    && self.set.splices()
+                    && !self.seal.seals_payload(),
                 chunk,
             });
         }
     }
 
     fn wire_bytes(&self, leaving: &Leaving) -> usize {
-        ChunkHeader::BYTES + leaving.chunk.payload.len()
+        self.seal.wire_bytes(leaving.chunk.payload.len())
     }
 
     fn send(&mut self, leaving: &mut Leaving, done: usize) -> io::Result<Moved> {
-        let head = leaving.header.get(done..).unwrap_or_default();
-        let payload = leaving.chunk.payload;
-        let payload = payload.from(done.saturating_sub(ChunkHeader::BYTES));
-        let moved = if leaving.lends {
+        let head = leaving.head.rest(done);
+        let whole = leaving.chunk.payload;
+        let payload = whole.from(done.saturating_sub(leaving.head.len()));
+        let moved = if self.seal.seals_payload() {
+            let text = match whole.is_empty() {
+                true => &[][..],
+                // SAFETY: registered memory that its comm keeps as long as the chunk lives and whose host leaves it
+                // alone, a pinned slot, or a copy of ours.
+                false => unsafe { std::slice::from_raw_parts(whole.start(), whole.len()) },
+            };
+            let sent = self.seal.send(&self.stream, head, text);
+            leaving.chunk.retain(&self.retention);
+            sent.unwrap_or(Ok(Moved::WouldBlock))?
+        } else if leaving.lends {
             // SAFETY: registered memory that its comm keeps as long as the chunk lives, or a pinned slot.
             // Its bytes do not change either: until the peer has read them.
             let sent = unsafe { self.lender.send(&self.stream, head, payload) }?;
@@ -182,6 +203,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use tcpx_lanes::event_loop::{Source, Turn};
+    use tcpx_wire::ChunkHeader;
 
     use super::*;
     use crate::lanes::carriage::header as of;
@@ -197,7 +219,7 @@ mod tests {
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();
         let stream = Arc::new(Stream::new(stream));
-        let lane = transmit_lane(Arc::clone(set), 0, stream);
+        let lane = transmit_lane(Arc::clone(set), 0, stream, None);
         (lane, peer)
     }
 

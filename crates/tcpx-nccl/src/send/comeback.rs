@@ -41,7 +41,7 @@ impl State {
         };
         redial.lose(why);
         (self.is_broken, self.before) = (false, None);
-        tcpx_lanes::socket::abort(self.stream.as_fd());
+        tcpx_lanes::socket::abort(self.link.as_fd());
         self.record_bytes = 0;
         if let Some(attention) = &self.attention {
             attention.hurry();
@@ -56,9 +56,9 @@ impl State {
         };
         match redial.step(Instant::now()) {
             Ok(None) => Ok(()),
-            Ok(Some(stream)) => {
+            Ok(Some(link)) => {
                 // It may be alive and only silent: then its end must not reach the receiver before this one does.
-                let before = std::mem::replace(&mut self.stream, Arc::new(stream));
+                let before = std::mem::replace(&mut self.link, Arc::new(link));
                 self.before = Some(before);
                 self.is_broken = false;
                 self.record_bytes = 0;
@@ -189,7 +189,7 @@ impl State {
             return Look::Asleep;
         };
         if !redial.is_lost() {
-            redial.look(Instant::now(), &self.stream, unread);
+            redial.look(Instant::now(), &self.link, unread);
         }
         if unread.is_none() && !redial.is_away() && !redial.is_active() {
             return Look::Asleep;

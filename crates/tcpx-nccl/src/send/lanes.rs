@@ -57,7 +57,7 @@ impl State {
             staging.wait_quiet();
         }
         // The receiver must not wait for what will not come.
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.link.shutdown(std::net::Shutdown::Both);
         match &self.carriage {
             Some(carriage) if carriage.outlet().is_borrowing() => Err(held()),
             _ => Ok(Some(failure)),
@@ -119,7 +119,8 @@ impl State {
                 Source::Device(_) => request.size > 0,
             };
             // Chunks in the queue stay there whatever the receiver says later.
-            request.on_lanes || (request.written == 0 && is_for_lanes)
+            let has_begun = request.written > 0 || self.link.has_begun();
+            request.on_lanes || (is_for_lanes && !has_begun)
         })
     }
 
@@ -169,6 +170,7 @@ mod tests {
     use crate::lanes::carriage::Route;
     use crate::lanes::lane_set::LaneSet;
     use crate::lanes::outlet::Chunk;
+    use crate::link::Link;
     use crate::memory::Memory;
     use crate::plugin::{Shared, TcpxPlugin};
     use crate::send::SendComm;
@@ -211,10 +213,10 @@ mod tests {
             tcpx_lanes::socket::prepare_comm(&stream).unwrap();
             let (mut peer, _) = listener.accept().unwrap();
             let carriage = Carriage::new(route, BYTES);
-            let stream = Stream::new(stream);
+            let link = Link::new(Stream::new(stream), None);
             let number = shared.number();
             let name = number.to_string();
-            let comm = SendComm::new(shared, stream, number, name, carriage, None).unwrap();
+            let comm = SendComm::new(shared, link, number, name, carriage, None).unwrap();
             peer.read_exact(&mut [0; HEADER_BYTES]).unwrap();
             let grant = Header {
                 sequence: 1,

@@ -9,6 +9,7 @@ use tcpx_lanes::socket_calls::{self as socket, Moved};
 use super::State;
 use crate::error;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
+use crate::link::is_forged;
 use crate::plugin::Shared;
 use crate::resume::Redial;
 
@@ -22,7 +23,9 @@ impl State {
             if self.is_lost() {
                 return Ok(());
             }
-            let moved = socket::receive_bytes(&self.stream, &mut self.record[self.record_bytes..]);
+            let moved = self
+                .link
+                .receive_bytes(&mut self.record[self.record_bytes..]);
             match moved {
                 Ok(Moved::WouldBlock) => return Ok(()),
                 Ok(Moved::Bytes(bytes)) => {
@@ -36,7 +39,10 @@ impl State {
                         Some(failure) => break failure,
                     }
                 }
-                Err(error) if self.lose(error.to_string()) => return Ok(()),
+                Err(error) if self.lose(error.to_string()) => {
+                    self.forged += u64::from(is_forged(&error));
+                    return Ok(());
+                }
                 Ok(Moved::End) if self.is_broken && self.lose("it was reset".to_owned()) => {
                     return Ok(());
                 }
@@ -53,7 +59,7 @@ impl State {
     /// Whether the receiver has closed, for a comm that closes too: what it grants or refuses is no news any more.
     pub(super) fn peer_has_closed(&self) -> bool {
         loop {
-            match socket::receive_bytes(&self.stream, &mut [0; 8 * HEADER_BYTES]) {
+            match socket::receive_bytes(&*self.link, &mut [0; 8 * HEADER_BYTES]) {
                 Ok(Moved::Bytes(_)) => {}
                 Ok(Moved::WouldBlock) => return false,
                 Ok(Moved::End) | Err(_) => return true,

@@ -59,12 +59,13 @@ impl Comm for State {
     }
 
     fn counters(&self) -> Counters {
-        let own = tcp_counters(&*self.stream).unwrap_or_default();
+        let own = tcp_counters(&*self.link).unwrap_or_default();
         let (operations_completed, bytes_sent) = self.sent;
         Counters {
             bytes_sent,
             operations_completed,
             operations_failed: u64::from(self.failure.is_some()),
+            lanes_forged: self.forged,
             control_bytes_sent: own.sent,
             control_bytes_received: own.received,
             ..Counters::default()

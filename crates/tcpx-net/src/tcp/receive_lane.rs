@@ -34,7 +34,8 @@ pub(super) fn receive_lane(
     socket: Arc<LaneSocket>,
     seal: ReceiveSeal,
 ) -> ReceiveLane<OpenWindows> {
-    ReceiveLane::sealed(OpenWindows { shared, socket }, seal)
+    // Control says how far it was read.
+    ReceiveLane::sealed(OpenWindows { shared, socket }, seal, None)
 }
 
 /// The open windows of a channel, as one of its lanes finds them.
