@@ -8,6 +8,7 @@ use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use tcpx_lanes::resend::{Impossible, Next, Resend};
@@ -97,7 +98,8 @@ pub(crate) struct Control {
     /// The keys of this connection and of no other one.
     records: Records,
     decoder: FrameDecoder,
-    input: Box<[u8]>,
+    /// Bytes that were read, and room for as many as are asked for: no byte of it is written before one has come.
+    input: Vec<u8>,
     /// What was read and is neither opened nor, where it is unsealed, decoded.
     came: Range<usize>,
     /// One record.
@@ -157,8 +159,7 @@ impl Control {
             carried_before: TcpCounters::default(),
             records,
             decoder: FrameDecoder::new(),
-            // Untouched pages of it cost nothing.
-            input: vec![0; READ_BYTES].into_boxed_slice(),
+            input: Vec::with_capacity(READ_BYTES),
             came: 0..0,
             opened: vec![0; record::MOST_BYTES + record::TAG_BYTES].into_boxed_slice(),
             unread: 0..0,
@@ -236,7 +237,7 @@ impl Control {
                 Ok(count) => {
                     self.heard = true;
                     self.came.end += count;
-                    self.drained = self.came.end < self.input.len();
+                    self.drained = self.came.end < self.input.capacity();
                     if self.drained && self.asks == Asks::Once {
                         self.asks = Asks::Not;
                     }
@@ -300,14 +301,14 @@ impl Control {
         let kept = self.came.len();
         let page = self.input.as_ptr().align_offset(PAGE_BYTES);
         let to = page + kept.next_multiple_of(PAGE_BYTES);
+        if self.input.len() < to {
+            self.input.resize(to, 0);
+        }
         self.input.copy_within(self.came.clone(), to - kept);
+        self.input.truncate(to);
         self.came = to - kept..to;
-        recv(
-            &self.stream,
-            &mut self.input[self.came.end..],
-            RecvFlags::empty(),
-        )
-        .map(|(count, _)| count)
+        let room = spare_capacity(&mut self.input);
+        recv(&self.stream, room, RecvFlags::empty()).map(|(count, _)| count)
     }
 
     /// Whether any bytes have come since this was asked last, be it a part of a frame.
@@ -836,6 +837,7 @@ pub(crate) mod tests {
         let mut control = Control::new(stream, false, false, false);
         for kept in [0, 1, PAGE_BYTES, PAGE_BYTES + 1] {
             control.came = 7..7 + kept;
+            control.input.resize(control.came.end, 0);
             control.input[control.came.clone()].fill(3);
             network.write_all(b"news").unwrap();
             let until = Instant::now() + LIMIT;
