@@ -1,6 +1,8 @@
 //! The Noise protocol framework (revision 34) as the handshakes use it, by the crate `snow`.
 
 use curve25519_dalek::montgomery::MontgomeryPoint;
+use graviola::key_agreement::x25519::{PublicKey, StaticPrivateKey};
+use graviola::util::is_cpu_supported;
 use hkdf::Hkdf;
 use sha2::Sha256;
 use snow::params::{CipherChoice, DHChoice, HashChoice};
@@ -140,10 +142,36 @@ pub(super) fn mark(key: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
 
 /// The public half of a static key pair.
 pub(crate) fn public_key(private: &[u8; STATIC_BYTES]) -> [u8; STATIC_BYTES] {
-    MontgomeryPoint::mul_base_clamped(*private).to_bytes()
+    match is_cpu_supported() {
+        true => StaticPrivateKey::from_array(private)
+            .public_key()
+            .as_bytes(),
+        false => MontgomeryPoint::mul_base_clamped(*private).to_bytes(),
+    }
 }
 
-/// X25519 from `curve25519-dalek`; AES-256-GCM and SHA-256 from `ring`, which uses the processor's instructions.
+/// X25519 of RFC 7748; zeros with a public key of small order.
+fn shared(
+    private: &[u8; STATIC_BYTES],
+    public: &[u8; STATIC_BYTES],
+) -> Zeroizing<[u8; STATIC_BYTES]> {
+    Zeroizing::new(match is_cpu_supported() {
+        true => StaticPrivateKey::from_array(private)
+            .diffie_hellman(&PublicKey::from_array(public))
+            .map_or([0; STATIC_BYTES], |shared| shared.0),
+        false => by_any_processor(private, public),
+    })
+}
+
+fn by_any_processor(
+    private: &[u8; STATIC_BYTES],
+    public: &[u8; STATIC_BYTES],
+) -> [u8; STATIC_BYTES] {
+    MontgomeryPoint(*public).mul_clamped(*private).to_bytes()
+}
+
+/// X25519 from `graviola`, or from `curve25519-dalek` on a processor that lacks the instructions for it; AES-256-GCM and
+/// SHA-256 from `ring`, which uses the processor's instructions.
 struct Suite {
     entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
     /// The public half of this side's static key pair, if it has one.
@@ -227,8 +255,57 @@ impl Dh for X25519 {
 
     fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
         let public = public.first_chunk().ok_or(snow::Error::Dh)?;
-        let shared = MontgomeryPoint(*public).mul_clamped(*self.private);
-        out[..STATIC_BYTES].copy_from_slice(shared.as_bytes());
+        out[..STATIC_BYTES].copy_from_slice(&*shared(&self.private, public));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Points of small order, of the twist, and coordinates that are not reduced: RFC 7748 has all of them multiplied.
+    fn unusual() -> impl Strategy<Value = [u8; STATIC_BYTES]> {
+        let small = |first| std::array::from_fn(|at| if at == 0 { first } else { 0 });
+        let beyond = |first| {
+            std::array::from_fn(|at| match at {
+                0 => first,
+                31 => 0x7F,
+                _ => 0xFF,
+            })
+        };
+        prop_oneof![
+            (0..=9u8).prop_map(small),
+            (0xEC..=0xFFu8).prop_map(beyond),
+            Just([0xFF; STATIC_BYTES])
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_processor_computes_the_same(
+            private: [u8; STATIC_BYTES],
+            public in prop_oneof![any::<[u8; STATIC_BYTES]>(), unusual()],
+        ) {
+            prop_assert_eq!(*shared(&private, &public), by_any_processor(&private, &public));
+            let base = std::array::from_fn(|at| if at == 0 { 9 } else { 0 });
+            prop_assert_eq!(public_key(&private), by_any_processor(&private, &base));
+        }
+    }
+
+    /// RFC 7748, 5.2.
+    #[test]
+    fn the_known_answer_comes() {
+        let bytes = |text: &str| -> [u8; STATIC_BYTES] {
+            let bytes = data_encoding::HEXLOWER.decode(text.as_bytes()).unwrap();
+            bytes.try_into().unwrap()
+        };
+        let private = bytes("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4");
+        let public = bytes("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c");
+        let expected = bytes("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552");
+        assert_eq!(*shared(&private, &public), expected);
+        assert_eq!(by_any_processor(&private, &public), expected);
     }
 }
