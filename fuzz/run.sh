@@ -26,8 +26,10 @@ export RUSTFLAGS="-Zsanitizer=address -Ccodegen-units=1 --cfg fuzzing \
 # With a target named, the flags do not reach build scripts.
 cargo build --release --target "$host" --target-dir target
 
-for target in "$@"; do
-    echo "== $target: $seconds s"
+# One for each core at a time; the first that fails ends with 255, and no other is begun.
+export seconds host
+printf '%s\n' "$@" | xargs -n 1 -P "$(nproc)" sh -c '
+    target=$1
     mkdir -p "target/corpus/$target" "artifacts/$target"
     "target/$host/release/$target" -max_total_time="$seconds" -max_len=4096 \
         -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
@@ -35,8 +37,9 @@ for target in "$@"; do
         "target/corpus/$target" "corpus/$target" 2>"target/$target.log" || {
         tail -40 "target/$target.log"
         echo "fuzz/run.sh: $target failed; the input is in fuzz/artifacts/$target" >&2
-        exit 1
+        exit 255
     }
-    grep -E 'stat::(number_of_executed_units|average_exec_per_sec|new_units_added)' \
-        "target/$target.log"
-done
+    statistics=$(grep -E "stat::(number_of_executed_units|average_exec_per_sec|new_units_added)" \
+        "target/$target.log")
+    printf "== %s: %s s\n%s\n" "$target" "$seconds" "$statistics"
+' sh || exit 1
