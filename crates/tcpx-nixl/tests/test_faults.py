@@ -12,8 +12,8 @@ import pytest
 from node import Node, Peer, pattern
 
 MIB = 1 << 20
-# Until a peer that is silent counts as dead, and somewhat more.
-DEAD = 25.0
+# Until a peer that is silent counts as dead, and more, on a busy machine.
+DEAD = 50.0
 
 
 def memory_pair(size: int, there: Peer, here: Node) -> tuple[int, int]:
@@ -164,9 +164,13 @@ def test_no_descriptors_and_threads_are_left() -> None:
         assert here.transfer("WRITE", ours, [(address, MIB)], "there") == "DONE"
         counts.append((here.descriptors(), there.descriptors()))
         here.close()
-    # The first lives set up what a process has once, and a connection may be seen before its last descriptors are closed.
+    # The first lives set up what a process has once.
     most = [max(count[side] for count in counts[:6]) for side in (0, 1)]
-    assert counts[-1][0] <= most[0] and counts[-1][1] <= most[1] + 4, counts
+    assert counts[-1][0] <= most[0], counts
+    # The other side closes its descriptors of a connection a little after this one.
+    until = time.monotonic() + DEAD
+    while there.descriptors() > most[1]:
+        assert time.monotonic() < until, counts
     assert there.end() == 0
 
 
