@@ -1,0 +1,459 @@
+//! What a side's program does.
+
+use std::time::{Duration, Instant};
+
+use tcpx::{Connection, Deadlines, Error, Level, Region, Transfer, Window};
+
+use super::Scene;
+use super::checks::{GUARD, Notified, SCRIBBLED, Sent, Slot, content, fill, guarded, host, name};
+use crate::plan::{Action, Manner, SLOT, Side};
+use crate::system::{self, fail, note};
+use crate::tally;
+
+/// No operation without an end of its own lives longer, whatever happens: its stall limit, the limits after which
+/// a peer is given up, and what a clock that jumps takes away.
+pub(super) const LONGEST: Duration = Duration::from_secs(150);
+const STALL: Duration = Duration::from_secs(30);
+/// An operation with a deadline ends by then.
+pub(super) const LATE: Duration = Duration::from_secs(12);
+
+pub(super) enum What {
+    Send {
+        message: usize,
+        tag: u64,
+    },
+    /// `number`: among the receives of this side.
+    Receive {
+        number: usize,
+        message: usize,
+        tag: u64,
+    },
+    Put {
+        operation: usize,
+        slots: Vec<usize>,
+        bytes: usize,
+        notify: bool,
+    },
+    Get {
+        slot: Slot,
+        bytes: usize,
+    },
+}
+
+pub(super) struct Running {
+    pub(super) what: What,
+    pub(super) transfer: Transfer,
+    /// Memory of this side; that of receives and gets has guards.
+    pub(super) regions: Vec<Region>,
+    pub(super) cancel_at: Option<Instant>,
+    pub(super) cancelled: bool,
+    pub(super) started: Instant,
+    /// What the clock had jumped by then.
+    pub(super) jumped: Duration,
+    pub(super) deadline: Option<Duration>,
+}
+
+impl Running {
+    /// How long it has run, less what the clock has jumped.
+    pub(super) fn age(&self) -> Duration {
+        self.started
+            .elapsed()
+            .saturating_sub(system::jumped() - self.jumped)
+    }
+}
+
+pub(super) struct Program<'a> {
+    pub(super) scene: &'a Scene,
+    pub(super) side: usize,
+    pub(super) connection: Option<Connection>,
+    pub(super) window: Option<Window>,
+    pub(super) running: Vec<Running>,
+    /// Memory that nothing may touch any more.
+    pub(super) left: Vec<Region>,
+    pub(super) revoked: bool,
+    pub(super) receives: usize,
+}
+
+impl Program<'_> {
+    fn connection(&self) -> &Connection {
+        self.connection
+            .as_ref()
+            .unwrap_or_else(|| fail("the program has no connection"))
+    }
+
+    pub(super) fn run(&mut self, side: &Side) {
+        for (_, action) in &side.actions {
+            if self.connection.is_none() {
+                break;
+            }
+            note(|| format!("{}.{} {action:?}", self.scene.number, self.side));
+            if matches!(action, Action::Revoke) {
+                tally::saw("revoke");
+            }
+            self.act(action);
+            self.look();
+        }
+        while !self.running.is_empty() {
+            self.wait_for_one();
+        }
+    }
+
+    fn deadlines(manner: &Manner) -> Deadlines {
+        Deadlines {
+            stall: STALL,
+            total: manner.deadline,
+        }
+    }
+
+    fn level(manner: &Manner) -> Level {
+        if manner.verified {
+            Level::Verified
+        } else {
+            Level::Placed
+        }
+    }
+
+    pub(super) fn act(&mut self, action: &Action) {
+        let scene = self.scene;
+        match action {
+            Action::Send {
+                message,
+                tag,
+                bytes,
+                manner,
+            } => {
+                let region = host(*bytes);
+                let name = name(scene.number, self.side, *message, 0);
+                region
+                    .write_from(0, &content(name, *bytes))
+                    .unwrap_or_else(|error| fail(&error.to_string()));
+                let slice = region
+                    .slice(..*bytes)
+                    .unwrap_or_else(|error| fail(&error.to_string()));
+                // Before it starts: its bytes may come at once.
+                let sent = Sent {
+                    message: *message,
+                    bytes: *bytes,
+                    received: None,
+                    ended: None,
+                };
+                scene
+                    .model()
+                    .sends
+                    .entry((self.side, *tag))
+                    .or_default()
+                    .push(sent);
+                let send = self.connection().send(slice, *tag);
+                let started = send
+                    .level(Self::level(manner))
+                    .deadlines(Self::deadlines(manner))
+                    .start();
+                let what = What::Send {
+                    message: *message,
+                    tag: *tag,
+                };
+                if !self.started(started, what, vec![region], manner) {
+                    let mut model = scene.model();
+                    if let Some(sends) = model.sends.get_mut(&(self.side, *tag)) {
+                        sends.pop();
+                    }
+                }
+            }
+            Action::Receive {
+                message,
+                tag,
+                room,
+                manner,
+            } => {
+                let region = guarded(*room);
+                let slice = region
+                    .slice(GUARD..GUARD + room)
+                    .unwrap_or_else(|error| fail(&error.to_string()));
+                let receive = self.connection().receive(slice, *tag);
+                let started = receive
+                    .level(Self::level(manner))
+                    .deadlines(Self::deadlines(manner))
+                    .start();
+                self.receives += 1;
+                let what = What::Receive {
+                    number: self.receives,
+                    message: *message,
+                    tag: *tag,
+                };
+                self.started(started, what, vec![region], manner);
+            }
+            Action::Put {
+                operation,
+                slots,
+                bytes,
+                notify,
+                manner,
+            } => self.put(*operation, slots, *bytes, *notify, manner),
+            Action::Get {
+                slot,
+                bytes,
+                manner,
+                ..
+            } => self.get(*slot, *bytes, manner),
+            Action::Pause(span) => self.pause(*span),
+            Action::Settle(most) => {
+                while self.running.len() > *most {
+                    self.wait_for_one();
+                }
+            }
+            Action::Revoke => {
+                if let Some(window) = self.window.take() {
+                    match window.revoke(LONGEST) {
+                        Ok(()) => self.revoked = true,
+                        Err(error) => self.may_fail(&error, "revoking"),
+                    }
+                }
+                self.check_window(false);
+            }
+            Action::Fork => {
+                tally::saw("fork");
+                system::fork(|| {
+                    self.running.clear();
+                    self.window = None;
+                    self.connection = None;
+                });
+            }
+            Action::Leave => {
+                tally::saw("leave");
+                // What runs is cancelled, and nobody hears how it ends.
+                for running in std::mem::take(&mut self.running) {
+                    self.forget(running);
+                }
+                self.window = None;
+                self.connection = None;
+            }
+        }
+    }
+
+    /// An operation is left to itself: nothing is known of its memory, nor of what the peer gets.
+    fn forget(&mut self, running: Running) {
+        if let What::Put { slots, .. } = &running.what {
+            let mut model = self.scene.model();
+            for slot in slots {
+                model
+                    .slots
+                    .entry((1 - self.side, *slot))
+                    .or_default()
+                    .spoilt = true;
+            }
+        }
+        drop(running);
+    }
+
+    fn pause(&mut self, span: Duration) {
+        let until = Instant::now() + span;
+        while Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            std::thread::sleep(left.min(Duration::from_micros(500)));
+            self.look();
+        }
+    }
+
+    /// Slots that an operation of this side uses now.
+    fn busy(&self) -> Vec<usize> {
+        let slots = self.running.iter().filter_map(|one| match &one.what {
+            What::Put { slots, .. } => Some(slots.clone()),
+            _ => None,
+        });
+        slots.flatten().collect()
+    }
+
+    fn put(
+        &mut self,
+        operation: usize,
+        slots: &[usize],
+        bytes: usize,
+        notify: bool,
+        manner: &Manner,
+    ) {
+        let scene = self.scene;
+        while self.busy().iter().any(|slot| slots.contains(slot)) {
+            self.wait_for_one();
+        }
+        if self.connection.is_none() {
+            return;
+        }
+        let Some(key) = scene.key(1 - self.side) else {
+            return;
+        };
+        let mut regions = Vec::new();
+        let before = scene.model().slots.clone();
+        let mut batch = self
+            .connection
+            .as_ref()
+            .map(Connection::batch)
+            .unwrap_or_else(|| fail("no connection"));
+        for (part, slot) in slots.iter().enumerate() {
+            let name = name(scene.number, self.side, operation, part);
+            let region = host(bytes);
+            region
+                .write_from(0, &content(name, bytes))
+                .unwrap_or_else(|error| fail(&error.to_string()));
+            let slice = region
+                .slice(..bytes)
+                .unwrap_or_else(|error| fail(&error.to_string()));
+            batch = batch.put(slice, &key, (slot * SLOT) as u64);
+            regions.push(region);
+            let mut model = scene.model();
+            let slot = model.slots.entry((1 - self.side, *slot)).or_default();
+            slot.writers.push((name, bytes));
+            slot.settled = false;
+        }
+        let told = name(scene.number, self.side, operation, 99);
+        if notify {
+            batch = batch.notify(&told.to_le_bytes());
+            scene
+                .model()
+                .notifications
+                .insert((1 - self.side, told), Notified::default());
+        }
+        let started = batch
+            .level(Self::level(manner))
+            .deadlines(Self::deadlines(manner))
+            .start();
+        let what = What::Put {
+            operation,
+            slots: slots.to_vec(),
+            bytes,
+            notify,
+        };
+        if !self.started(started, what, regions, manner) {
+            let mut model = scene.model();
+            model.notifications.remove(&(1 - self.side, told));
+            for slot in slots {
+                let key = (1 - self.side, *slot);
+                model
+                    .slots
+                    .insert(key, before.get(&key).cloned().unwrap_or_default());
+            }
+        }
+    }
+
+    fn get(&mut self, slot: usize, bytes: usize, manner: &Manner) {
+        let scene = self.scene;
+        while self.busy().contains(&slot) {
+            self.wait_for_one();
+        }
+        if self.connection.is_none() {
+            return;
+        }
+        let Some(key) = scene.key(1 - self.side) else {
+            return;
+        };
+        let before = scene
+            .model()
+            .slots
+            .get(&(1 - self.side, slot))
+            .cloned()
+            .unwrap_or_default();
+        let region = guarded(bytes);
+        let slice = region
+            .slice(GUARD..GUARD + bytes)
+            .unwrap_or_else(|error| fail(&error.to_string()));
+        let get = self.connection().get(slice, &key, (slot * SLOT) as u64);
+        let started = get
+            .level(Self::level(manner))
+            .deadlines(Self::deadlines(manner))
+            .start();
+        // Nothing writes there before it ends: a put to the slot waits, as for one of its own.
+        self.started(
+            started,
+            What::Get {
+                slot: before,
+                bytes,
+            },
+            vec![region],
+            manner,
+        );
+        let is_get = |one: &Running| matches!(one.what, What::Get { .. });
+        while self.running.iter().any(is_get) {
+            self.wait_for_one();
+        }
+    }
+
+    /// Takes an operation on; whether it runs.
+    fn started(
+        &mut self,
+        started: Result<Transfer, Error>,
+        what: What,
+        regions: Vec<Region>,
+        manner: &Manner,
+    ) -> bool {
+        match started {
+            Ok(transfer) => {
+                let now = Instant::now();
+                self.running.push(Running {
+                    what,
+                    transfer,
+                    regions,
+                    cancel_at: manner.cancel.map(|span| now + span),
+                    cancelled: false,
+                    started: now,
+                    jumped: system::jumped(),
+                    deadline: manner.deadline,
+                });
+                true
+            }
+            Err(error) => {
+                self.may_fail(&error, "starting");
+                // Nothing was started.
+                for region in &regions {
+                    fill(region, SCRIBBLED, "memory of what did not start");
+                }
+                self.left.extend(regions);
+                false
+            }
+        }
+    }
+
+    /// Looks at everything that runs, once.
+    pub(super) fn look(&mut self) {
+        let now = Instant::now();
+        let mut at = 0;
+        while at < self.running.len() {
+            let running = &mut self.running[at];
+            if running.cancel_at.is_some_and(|cancel| cancel <= now) {
+                running.cancel_at = None;
+                running.cancelled = true;
+                tally::saw("cancel");
+                running.transfer.cancel();
+            }
+            match running.transfer.test() {
+                Some(outcome) => {
+                    let running = self.running.remove(at);
+                    self.ended(running, outcome);
+                }
+                None => {
+                    self.check_age(at);
+                    at += 1;
+                }
+            }
+        }
+        self.take_notifications();
+    }
+
+    /// Waits a while for the oldest.
+    fn wait_for_one(&mut self) {
+        let Some(oldest) = self.running.first() else {
+            return;
+        };
+        let next = self.running.iter().filter_map(|one| one.cancel_at).min();
+        let left = next.map(|at| at.saturating_duration_since(Instant::now()));
+        // Of the oldest no other end is waited for than its own, unless others have to be looked after.
+        let most = match self.running.len() {
+            1 => self.scene.patience,
+            _ => Duration::from_secs(1),
+        };
+        let span = left.unwrap_or(most).min(most);
+        if let Some(outcome) = oldest.transfer.wait_timeout(span) {
+            let running = self.running.remove(0);
+            self.ended(running, outcome);
+        }
+        self.look();
+    }
+}
