@@ -21,10 +21,16 @@ impl Source {
     pub fn new(content: Content, bytes: u64, start: usize) -> Self {
         let len = usize::try_from(bytes).expect("it fits this machine");
         let region = Region::host(start + len).expect("there is memory");
-        region
-            .with_bytes_mut(start.., |memory| content.fill(0, memory))
-            .expect("nobody else holds it");
-        Self { region, start }
+        let source = Self { region, start };
+        assert!(source.try_fill(content), "nobody else holds it");
+        source
+    }
+
+    /// Holds other contents from now on; `false` when a transfer still holds the memory.
+    pub fn try_fill(&self, content: Content) -> bool {
+        self.region
+            .with_bytes_mut(self.start.., |memory| content.fill(0, memory))
+            .is_ok()
     }
 
     /// What to send.

@@ -16,3 +16,13 @@ pub fn count(name: &str, usual: u64) -> u64 {
         count.parse().expect("a count is a number")
     })
 }
+
+/// A random number.
+///
+/// # Panics
+/// When the system has none.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("there is randomness");
+    u64::from_ne_bytes(bytes)
+}

@@ -1,7 +1,6 @@
 //! Faults at random moments, as often as wanted ([`tcpx_tests::faults`]). Nothing here depends on speed: what took how
 //! long is printed, and `cargo xtask faults` shows it.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -12,13 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tcpx::{
-    Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Event, Key, Level, NetworkError,
-    Observer, Options,
-};
+use tcpx::{Auth, Connection, Endpoint, Error, Event, Key, NetworkError, Observer, Options};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
-use tcpx_tests::faults::count;
+use tcpx_tests::faults::{count, random};
 use tcpx_tests::instructions::{Carrier, Instructions, Summary};
 use tcpx_tests::part;
 use tcpx_tests::process::{Peer, program, wait};
@@ -33,12 +29,6 @@ const PROMPT: Duration = Duration::from_millis(200);
 
 /// One at a time: each has the machine to itself.
 static SERIAL: Mutex<()> = Mutex::new(());
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).expect("there is randomness");
-    u64::from_ne_bytes(bytes)
-}
 
 fn key() -> Key {
     tcpx::generate_key().expect("there is randomness")
@@ -339,259 +329,6 @@ fn random_transfers_leave_nothing_behind() {
         late.1 <= early.1 + 16 && late.2 <= early.2 + 8,
         "{early:?} {late:?}"
     );
-}
-
-/// Bits that a relay has flipped.
-#[derive(Default)]
-struct Flips {
-    control: AtomicU64,
-    lanes: AtomicU64,
-}
-
-impl Flips {
-    fn sum(&self) -> u64 {
-        self.control.load(Ordering::Relaxed) + self.lanes.load(Ordering::Relaxed)
-    }
-}
-
-/// A relay that flips single bits.
-struct Flipper {
-    address: SocketAddr,
-    /// Bytes from one flip to the next in a control connection and in a lane, at most; 0: none there.
-    gaps: Arc<[AtomicU64; 2]>,
-}
-
-impl Flipper {
-    /// In a lane it goes on flipping behind a flip if `payload` is plain: what is sealed ends with the first one, and
-    /// others behind it would change what nobody reads.
-    fn start(target: SocketAddr, flips: &Arc<Flips>, plain: bool) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
-        let gaps = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let (flips, wanted) = (Arc::clone(flips), Arc::clone(&gaps));
-        thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                let (flips, wanted) = (Arc::clone(&flips), Arc::clone(&wanted));
-                thread::spawn(move || relay(client, target, &flips, &wanted, plain));
-            }
-        });
-        Self { address, gaps }
-    }
-}
-
-fn relay(
-    mut client: TcpStream,
-    target: SocketAddr,
-    flips: &Arc<Flips>,
-    gaps: &[AtomicU64; 2],
-    plain: bool,
-) {
-    let mut head = [0; 16];
-    let Ok(mut server) = TcpStream::connect(target) else {
-        return;
-    };
-    if client.read_exact(&mut head).is_err() || server.write_all(&head).is_err() {
-        return;
-    }
-    for stream in [&client, &server] {
-        // Without it the relay is slower, nothing else.
-        let _ = stream.set_nodelay(true);
-    }
-    let is_lane = head[12] == 1;
-    let gap = gaps[usize::from(is_lane)].load(Ordering::Relaxed);
-    let (Ok(from), Ok(to)) = (client.try_clone(), server.try_clone()) else {
-        return;
-    };
-    let counted = Arc::clone(flips);
-    let goes_on = is_lane && plain;
-    let up = thread::spawn(move || pump(from, to, gap, goes_on, is_lane, &counted));
-    pump(server, client, gap, goes_on, is_lane, flips);
-    let _ = up.join();
-}
-
-fn pump(
-    mut from: TcpStream,
-    mut to: TcpStream,
-    gap: u64,
-    goes_on: bool,
-    is_lane: bool,
-    flips: &Flips,
-) {
-    let mut piece = vec![0; 64 << 10];
-    let mut left = random().checked_rem(gap).unwrap_or(u64::MAX);
-    while let Ok(count @ 1..) = from.read(&mut piece) {
-        let mut passed = 0;
-        while left < (count - passed) as u64 {
-            passed += left as usize;
-            piece[passed] ^= 1 << (random() % 8);
-            let counted = if is_lane {
-                &flips.lanes
-            } else {
-                &flips.control
-            };
-            counted.fetch_add(1, Ordering::Relaxed);
-            passed += 1;
-            left = if goes_on { random() % gap } else { u64::MAX };
-        }
-        left -= (count - passed) as u64;
-        if to.write_all(&piece[..count]).is_err() {
-            break;
-        }
-    }
-    for stream in [&from, &to] {
-        // It may be down already.
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-}
-
-/// What came of transfers through a relay that flips bits.
-#[derive(Default)]
-struct Tally {
-    good: u64,
-    failed: u64,
-    unconnected: u64,
-    /// How transfers failed, by the name of the error.
-    errors: BTreeMap<String, u64>,
-}
-
-/// What is longer goes in chunks: a control connection that a flip ends lives long enough for a frame.
-const LONGEST_FRAME: u32 = 32 << 10;
-/// Lengths of the transfers at a time: in a frame, sealed and not; in chunks.
-const LENGTHS: [u64; 4] = [300, 20_000, 100_000, 300_000];
-/// Times that each connection does them, if it lives.
-const TIMES: u64 = 8;
-
-/// One connection after the other through a relay, until `flips` are as many as `wanted`, or it is late. Where both ends compare digests,
-/// or payload is sealed, no flip may pass for good bytes; without them that is promised of headers and control alone.
-fn transfer_until_flipped(
-    options: &Options,
-    flips: &Arc<Flips>,
-    (wanted, until): (u64, Instant),
-) -> Tally {
-    let endpoint =
-        Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
-    let flipper = Flipper::start(endpoint.local_addr(), flips, !options.encrypt);
-    let mut tally = Tally::default();
-    let level = match options.encrypt {
-        true => Level::Placed,
-        false => Level::Verified,
-    };
-    // Plain payload goes on behind a flip; what is sealed must get through now and then.
-    let lanes = if options.encrypt { 512 << 10 } else { 64 << 10 };
-    // In lanes, in control, in both; now and then in the handshake.
-    let gaps = [[0, lanes], [64 << 10, 0], [128 << 10, 2 * lanes], [300, 0]];
-    for gaps in gaps.into_iter().cycle() {
-        if flips.sum() >= wanted || Instant::now() >= until {
-            break;
-        }
-        for (held, gap) in flipper.gaps.iter().zip(gaps) {
-            held.store(gap, Ordering::Relaxed);
-        }
-        let (server, client) = thread::scope(|scope| {
-            let client = scope.spawn(|| Endpoint::connect(flipper.address, options));
-            // Whether the client comes is not sure.
-            let server = endpoint.accept(Duration::from_millis(500));
-            (server, client.join().expect("no panic"))
-        });
-        let (Ok(server), Ok(client)) = (server, client) else {
-            tally.unconnected += 1;
-            continue;
-        };
-        for time in 0..TIMES {
-            let several = LENGTHS.map(|bytes| {
-                let content = Content::new(bytes, time);
-                let (source, destination) =
-                    (Source::new(content, bytes, 0), Destination::new(bytes, 0));
-                let receive = server.receive(destination.slice(), bytes).level(level);
-                let receive = receive.start();
-                let send = client.send(source.slice(), bytes).level(level).start();
-                (content, source, destination, send, receive)
-            });
-            let mut is_over = false;
-            for (content, _source, destination, send, receive) in several {
-                let ends = [send, receive].map(|start| start.and_then(|transfer| transfer.wait()));
-                let is_good = ends.iter().any(Result::is_ok);
-                let defect = is_good.then(|| destination.defect(content)).flatten();
-                assert_eq!(defect, None, "{ends:?}");
-                *(if is_good {
-                    &mut tally.good
-                } else {
-                    &mut tally.failed
-                }) += 1;
-                let mut errors = ends.iter().filter_map(|end| end.as_ref().err());
-                is_over |= errors.any(|error| {
-                    assert!(!matches!(error, Error::Defect { .. }), "{error}");
-                    let name = format!("{:?}", error.kind());
-                    *tally.errors.entry(name).or_default() += 1;
-                    // Only where payload alone was changed is everything as before.
-                    error.kind() != ErrorKind::Corrupt
-                });
-            }
-            if is_over || Instant::now() >= until {
-                break;
-            }
-        }
-    }
-    tally
-}
-
-/// Flips until there were enough, over several connections at once: most of the time each of them waits for a lane, or a
-/// control connection, that takes the place of one that a flip has ended.
-fn flips(encrypt: bool) {
-    let _serial = SERIAL.lock();
-    let (wanted, at_once) = (count("flips", 300), count("relays", 16));
-    let mut options = Options::tcp(Auth::Key(key()));
-    options.encrypt = encrypt;
-    options.channels = 2;
-    options.eager_limit = LONGEST_FRAME;
-    options.chunk_bytes = Some(64 << 10);
-    options.connect_timeout = Duration::from_secs(2);
-    options.heartbeat = Duration::from_millis(200);
-    options.dead_after = Duration::from_secs(2);
-    options.deadlines = Deadlines {
-        stall: Duration::from_millis(500),
-        total: Some(Duration::from_secs(1)),
-    };
-    let flips = Arc::new(Flips::default());
-    let started = Instant::now();
-    let enough = (
-        wanted,
-        started + Duration::from_secs(count("flips_for", 3600)),
-    );
-    let tallies: Vec<Tally> = thread::scope(|scope| {
-        let start = |_| scope.spawn(|| transfer_until_flipped(&options, &flips, enough));
-        let running: Vec<_> = (0..at_once).map(start).collect();
-        let ended = running.into_iter().map(|one| one.join().expect("no panic"));
-        ended.collect()
-    });
-    let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>();
-    let mut errors = BTreeMap::<&str, u64>::new();
-    for (name, count) in tallies.iter().flat_map(|tally| &tally.errors) {
-        *errors.entry(name).or_default() += count;
-    }
-    let good = sum(|tally| tally.good);
-    tell(json!({
-        "what": if encrypt { "flipped bits, sealed" } else { "flipped bits, plain, verified" },
-        "seconds": started.elapsed().as_secs_f64().round(),
-        "flips": flips.sum(),
-        "in_control": flips.control.load(Ordering::Relaxed),
-        "in_lanes": flips.lanes.load(Ordering::Relaxed),
-        "transfers_good": good,
-        "transfers_failed": sum(|tally| tally.failed),
-        "errors": errors,
-        "connections_not_set_up": sum(|tally| tally.unconnected),
-    }));
-    assert!(good > 0, "nothing came through at all");
-}
-
-#[test]
-fn flipped_bits_of_plain_payload_are_found_where_digests_are_compared() {
-    flips(false);
-}
-
-#[test]
-fn flipped_bits_of_sealed_payload_never_pass() {
-    flips(true);
 }
 
 /// One of sixteen from the client's own address.

@@ -34,7 +34,7 @@ const COUNTS: [(&str, u64, &str); 9] = [
         10_000,
         "flipped bits through relays, plain and as many sealed",
     ),
-    ("relays", 64, "relays at once that flip bits"),
+    ("relays", 8, "relays at once that flip bits"),
     (
         "flips_for",
         3600,
@@ -53,8 +53,13 @@ const COUNTS: [(&str, u64, &str); 9] = [
 ];
 
 /// The tests, and the fault of each.
-const TESTS: [(&str, &str); 10] = [
-    ("faults", "kills, flipped bits and crowds at random moments"),
+const TESTS: [(&str, &str); 12] = [
+    ("faults", "kills, resets and crowds at random moments"),
+    ("flips", "flipped bits, plain and sealed"),
+    (
+        PROCESSES,
+        "flipped bits while the program moves files, a hundredth as many",
+    ),
     (
         "accidents",
         "SIGKILL and SIGSTOP at named points, over every network",
@@ -83,6 +88,9 @@ const TESTS: [(&str, &str); 10] = [
         "descriptors and threads that connections leave behind",
     ),
 ];
+
+/// One of the program's own package, of which only what is about flips is run.
+const PROCESSES: &str = "processes";
 
 /// Runs them; `--NAME COUNT` sets a count, and words name tests. `--built FOLDER` runs programs that were built before and
 /// lie there by the names of the tests, beside those that they start, where there is no Cargo.
@@ -121,6 +129,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .join(",");
     println!("FAULTS={counts}");
     for test in chosen {
+        let (package, filter) = match test {
+            PROCESSES => ("tcpx-cli", "flips::"),
+            _ => ("tcpx-tests", ""),
+        };
         let mut command = match built {
             Some(folder) => Command::new(folder.join(test)),
             None => {
@@ -129,7 +141,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                     "test",
                     "--locked",
                     "--package",
-                    "tcpx-tests",
+                    package,
                     "--test",
                     test,
                     "--",
@@ -137,7 +149,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                 command
             }
         };
-        run_command(command.env("FAULTS", &counts).arg("--nocapture"))?;
+        run_command(command.env("FAULTS", &counts).args(["--nocapture", filter]))?;
     }
     Ok(())
 }

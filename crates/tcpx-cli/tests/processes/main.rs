@@ -9,6 +9,7 @@ mod doctor;
 mod environment;
 mod errors;
 mod files;
+mod flips;
 mod greeting;
 mod matrix;
 mod output;
