@@ -1,6 +1,7 @@
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::support::{Running, tcpx};
 
@@ -11,10 +12,17 @@ fn key() -> String {
     tcpx::generate_key().expect("a key").to_text()
 }
 
-/// A port that nobody listens at now.
+/// A port that nobody listens at now. The system gives none of these to who asks for any: another test could get it
+/// before the program does.
 fn free_port() -> String {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-    free.expect("a free port").port().to_string()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = u16::try_from(std::process::id() % 10_000).expect("a few thousand");
+    let mut ports = (0..10_000).map(|_| {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        20_000 + (start + next) % 10_000
+    });
+    let free = ports.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok());
+    free.expect("a free port").to_string()
 }
 
 /// A rank of several processes, as a launcher starts it.
