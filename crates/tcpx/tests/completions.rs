@@ -14,11 +14,15 @@ use tcpx::{
     Region, Transfer, wait_any,
 };
 
-const LONG: Duration = Duration::from_secs(20);
+/// Far more than anything here takes, also on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 fn pair() -> (Connection, Connection) {
     let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let options = Options::tcp(Auth::Key(key));
+    let mut options = Options::tcp(Auth::Key(key));
+    // A busy machine may keep an end from running for long.
+    options.dead_after = 10 * LONG;
+    options.deadlines.stall = 10 * LONG;
     let address = "127.0.0.1:0".parse().expect("an address");
     let server = Endpoint::listen(address, options.clone()).expect("a free port");
     let address = server.local_addr();

@@ -78,8 +78,12 @@ impl Relay {
             if trips.iter().all(Option::is_some) {
                 return trips.map(Option::unwrap_or_default);
             }
-            let next = self.under_way.iter().map(|one| one.arrives).min();
-            self.now = next.expect("somebody waits, and nothing is under way");
+            let Some(next) = self.under_way.iter().map(|one| one.arrives).min() else {
+                // Somebody waits for a time, or runs again after all seemed to sleep. Neither is a trip.
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            self.now = next;
             self.deliver();
         }
     }

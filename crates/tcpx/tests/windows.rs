@@ -387,8 +387,8 @@ fn programs_that_only_poll_get_every_end() {
     let memory = Region::host(WINDOW).expect("memory");
     let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
     let key = window.key();
-    let until = std::time::Instant::now() + LONG;
     for bytes in [0, 4096, 100_000, 3 << 20].repeat(20) {
+        let until = std::time::Instant::now() + LONG;
         let source = filled(&random(bytes));
         let destination = Region::host(bytes).expect("memory");
         let put = user.put(source.all(), &key, 0).notify(b"put");

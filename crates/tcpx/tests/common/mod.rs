@@ -12,6 +12,9 @@ pub(crate) fn pair(change: impl Fn(usize, &mut Options)) -> (Connection, Connect
     let key = generate_key().expect("randomness");
     let [server, client] = [0, 1].map(|side| {
         let mut options = Options::tcp(Auth::Key(key.clone()));
+        // A busy machine may keep an end from running for long.
+        options.dead_after = 10 * LONG;
+        options.deadlines.stall = 10 * LONG;
         change(side, &mut options);
         options
     });

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Auth, Connection, Endpoint, Error, Options, Region};
+use tcpx::{Auth, Connection, Endpoint, Error, Region};
 
-use crate::{LONG, key, local, pair};
+use crate::{LONG, key, local, pair, tcp};
 
 unsafe extern "C" {
     fn fork() -> i32;
@@ -45,7 +45,7 @@ fn exchange(server: &Connection, client: &Connection) {
 
 #[test]
 fn a_forks_child_that_drops_its_copies_leaves_the_parents() {
-    let options = Options::tcp(Auth::Key(key()));
+    let options = tcp(Auth::Key(key()));
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
     let client = {
@@ -83,7 +83,7 @@ fn a_forks_child_that_drops_its_copies_leaves_the_parents() {
 
 #[test]
 fn a_forks_child_is_told_that_nothing_is_its_own() {
-    let options = Options::tcp(Auth::Key(key()));
+    let options = tcp(Auth::Key(key()));
     let (server, client) = pair(&options, &options);
     let region = Region::host(8).expect("memory");
     let waiting = server.receive(region.all(), 2).start().expect("room");

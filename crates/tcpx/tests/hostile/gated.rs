@@ -48,7 +48,7 @@ impl Gate {
             self.changed.notify_all();
             let waited = self
                 .changed
-                .wait_timeout_while(state, LONG, |(shut, _)| *shut);
+                .wait_timeout_while(state, 2 * LONG, |(shut, _)| *shut);
             drop(waited.expect("no panic"));
         }
     }

@@ -3,13 +3,13 @@
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Auth, Connection, Endpoint, Level, Options, Region, Transfer};
+use tcpx::{Auth, Connection, Endpoint, Level, Region, Transfer};
 
-use crate::{key, local, pair};
+use crate::{key, local, pair, tcp};
 
 #[test]
 fn a_wait_may_have_no_end() {
-    let mut options = Options::tcp(Auth::Key(key()));
+    let mut options = tcp(Auth::Key(key()));
     options.connect_timeout = Duration::MAX;
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
@@ -42,7 +42,7 @@ fn more_digests_than_a_queue_takes_are_delayed() {
     const EACH: usize = 3500;
     const FINISHED: usize = 20;
     const LEN: usize = 1 << 20;
-    let options = Options::tcp(Auth::Key(key()));
+    let options = tcp(Auth::Key(key()));
     let pairs: Vec<_> = (0..2).map(|_| pair(&options, &options)).collect();
     let source = Region::host(LEN).expect("memory");
     let receive = |server: &Connection| {

@@ -13,7 +13,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Connection, Endpoint, Error, Event, Key, Observer, Options, Region};
+use tcpx::{
+    Auth, Connection, Endpoint, Error, Event, Key, Network, Observer, Options, Region, TcpNetwork,
+};
 use tcpx_net::{DialOptions, dial};
 use tcpx_wire::frame::{CancelReason, Destination, Frame};
 use tcpx_wire::{Level, Role, Tag, TransferId};
@@ -21,7 +23,10 @@ use tcpx_wire::{Level, Role, Tag, TransferId};
 use crate::gated::gated;
 use crate::peer::Peer;
 
-const LONG: Duration = Duration::from_secs(20);
+/// Far more than anything here takes, also on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+/// Longer than that: who waits for a heartbeat fails.
+const HEARTBEAT: Duration = Duration::from_secs(300);
 
 fn key() -> Key {
     Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"))
@@ -29,6 +34,18 @@ fn key() -> Key {
 
 fn local() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// Of an end that a busy machine may keep from running for long.
+fn over(network: Arc<dyn Network>, auth: Auth) -> Options {
+    let mut options = Options::new(network, auth);
+    options.dead_after = 10 * LONG;
+    options.deadlines.stall = 10 * LONG;
+    options
+}
+
+fn tcp(auth: Auth) -> Options {
+    over(Arc::new(TcpNetwork::default()), auth)
 }
 
 fn pair(server: &Options, client: &Options) -> (Connection, Connection) {
@@ -49,8 +66,8 @@ fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
         },
     ];
     for flood in floods {
-        let mut options = Options::tcp(Auth::Key(key()));
-        options.connect_timeout = Duration::from_millis(500);
+        let mut options = tcp(Auth::Key(key()));
+        options.connect_timeout = Duration::from_secs(2);
         let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
         let (mut peer, _session) = Peer::connect(endpoint.local_addr(), &options.auth);
         let stop = Arc::new(AtomicBool::new(false));
@@ -73,7 +90,7 @@ fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
             let error = endpoint.accept(LONG).map(drop).expect_err("no set-up");
             done.send(error).expect("the test waits");
         });
-        let answer = waiting.recv_timeout(Duration::from_secs(5));
+        let answer = waiting.recv_timeout(LONG / 2);
         stop.store(true, Ordering::Relaxed);
         flooding.join().expect("no panic");
         accepting.join().expect("no panic");
@@ -83,7 +100,7 @@ fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
 
 #[test]
 fn peers_that_prove_themselves_and_then_say_nothing_delay_nobody() {
-    let options = Options::tcp(Auth::Key(key()));
+    let options = tcp(Auth::Key(key()));
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
     let until = DialOptions::until(Instant::now() + LONG);
@@ -105,7 +122,7 @@ fn peers_that_prove_themselves_and_then_say_nothing_delay_nobody() {
 
 #[test]
 fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
-    let options = Options::tcp(Auth::Key(key()));
+    let options = tcp(Auth::Key(key()));
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
     let accepting = thread::spawn(move || endpoint.accept(LONG).expect("a peer with the key"));
@@ -148,9 +165,9 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
 #[test]
 fn frames_left_over_from_a_long_turn_are_not_forgotten() {
     let (gate, network) = gated();
-    let mut options = Options::new(network, Auth::Key(key()));
-    options.heartbeat = Duration::from_secs(20);
-    options.dead_after = Duration::from_secs(61);
+    let mut options = over(network, Auth::Key(key()));
+    options.heartbeat = HEARTBEAT;
+    options.dead_after = 3 * HEARTBEAT;
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
     let accepting = thread::spawn(move || endpoint.accept(LONG).expect("a peer with the key"));
@@ -177,7 +194,7 @@ fn frames_left_over_from_a_long_turn_are_not_forgotten() {
     let writing = thread::spawn(move || stream.write_all(&bytes).expect("it reads"));
     gate.entered();
     gate.open();
-    let report = receive.wait_timeout(Duration::from_secs(8));
+    let report = receive.wait_timeout(LONG);
     writing.join().expect("no panic");
     assert_eq!(report.expect("in time").expect("it arrives").bytes, 5);
     // Whatever the engine said does not matter here.
@@ -189,7 +206,7 @@ fn frames_left_over_from_a_long_turn_are_not_forgotten() {
 fn a_hanging_library_blocks_neither_cancel_nor_drop_nor_close() {
     let auth = Auth::Key(key());
     let (gate, network) = gated();
-    let (server, client) = pair(&Options::new(network, auth.clone()), &Options::tcp(auth));
+    let (server, client) = pair(&over(network, auth.clone()), &tcp(auth));
     let region = Region::host(1 << 20).expect("memory");
     let receive = server.receive(region.all(), 1).start().expect("room");
     gate.shut();
@@ -205,7 +222,7 @@ fn a_hanging_library_blocks_neither_cancel_nor_drop_nor_close() {
         let closed = other.close(Duration::from_millis(50));
         done.send(closed).expect("the test waits");
     });
-    let closed = waiting.recv_timeout(Duration::from_secs(5));
+    let closed = waiting.recv_timeout(LONG);
     gate.open();
     calls.join().expect("no panic");
     let closed = closed.expect("no call waits for the library");
@@ -229,17 +246,17 @@ fn an_observer_that_panics_harms_no_connection() {
         }
     }
     let auth = Auth::Key(key());
-    let mut watched = Options::tcp(auth.clone());
+    let mut watched = tcp(auth.clone());
     watched.observer = Some(Arc::new(Panics));
-    let plain = Options::tcp(auth);
+    let plain = tcp(auth);
     for (server, client) in [pair(&watched, &plain), pair(&plain, &plain)] {
         let source = Region::host(1 << 20).expect("memory");
         let destination = Region::host(1 << 20).expect("memory");
         let receive = server.receive(destination.all(), 1).start().expect("room");
         let send = client.send(source.all(), 1).start().expect("room");
-        let sent = send.wait_timeout(Duration::from_secs(8)).expect("in time");
+        let sent = send.wait_timeout(LONG).expect("in time");
         sent.expect("it arrives");
-        let received = receive.wait_timeout(Duration::from_secs(8));
+        let received = receive.wait_timeout(LONG);
         received.expect("in time").expect("it arrives");
     }
 }
@@ -249,11 +266,11 @@ fn a_send_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
     let auth = Auth::Key(key());
     let (gate, network) = gated();
     gate.poll_only.store(true, Ordering::Release);
-    let mut polled = Options::new(network, auth.clone());
-    let mut plain = Options::tcp(auth);
+    let mut polled = over(network, auth.clone());
+    let mut plain = tcp(auth);
     for options in [&mut polled, &mut plain] {
-        options.heartbeat = Duration::from_secs(20);
-        options.dead_after = Duration::from_secs(61);
+        options.heartbeat = HEARTBEAT;
+        options.dead_after = 3 * HEARTBEAT;
     }
     let (server, client) = pair(&polled, &plain);
     gate.refuses.store(true, Ordering::Release);
@@ -263,13 +280,10 @@ fn a_send_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
     let _send = server.send(source.all(), 1).start().expect("room");
     let started = Instant::now();
     while gate.refused.load(Ordering::Acquire) < 100 {
-        assert!(
-            started.elapsed() < Duration::from_secs(8),
-            "not tried again"
-        );
+        assert!(started.elapsed() < LONG, "not tried again");
         thread::yield_now();
     }
     gate.refuses.store(false, Ordering::Release);
-    let received = receive.wait_timeout(Duration::from_secs(8));
+    let received = receive.wait_timeout(LONG);
     received.expect("in time").expect("it arrives");
 }
