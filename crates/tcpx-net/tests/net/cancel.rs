@@ -161,7 +161,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
             let is_failure = |one: &Completion| matches!(one, Completion::Failed { .. });
             while !ended.iter().any(is_failure) {
                 wait_any(&[&*raw.channel]);
-                raw.channel.poll(&mut ended).unwrap();
+                polled(&mut *raw.channel, &mut ended).unwrap();
             }
             let index = ended.iter().position(is_failure).unwrap();
             assert_eq!(
@@ -188,7 +188,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     }
     while ended.len() < last as usize {
         wait_any(&[&*raw.channel]);
-        raw.channel.poll(&mut ended).unwrap();
+        polled(&mut *raw.channel, &mut ended).unwrap();
     }
     let mut tokens: Vec<_> = ended.iter().map(sent_token).collect();
     tokens.sort_unstable();
@@ -201,7 +201,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
             if let Posted::Full(back) = raw.channel.post_send(posted).unwrap() {
                 chunk = Some(back);
                 wait_any(&[&*raw.channel]);
-                raw.channel.poll(&mut ended).unwrap();
+                polled(&mut *raw.channel, &mut ended).unwrap();
             }
         }
     }
@@ -231,13 +231,13 @@ fn a_staged_send_that_is_taken_back_behind_its_last_byte_is_read_as_it_was() {
             if let Posted::Full(back) = raw.channel.post_send(posted).unwrap() {
                 chunk = Some(back);
                 wait_any(&[&*raw.channel]);
-                raw.channel.poll(&mut ended).unwrap();
+                polled(&mut *raw.channel, &mut ended).unwrap();
             }
         }
     }
     while ended.len() < 16 {
         wait_any(&[&*raw.channel]);
-        raw.channel.poll(&mut ended).unwrap();
+        polled(&mut *raw.channel, &mut ended).unwrap();
     }
     let lane = raw.lanes.iter_mut().find_map(|lane| {
         let mut arrived = [0; ChunkHeader::BYTES];

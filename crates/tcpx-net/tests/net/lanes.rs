@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use rustix::event::PollFd;
 use tcpx_lanes::sealing::Protection;
-use tcpx_net::{
-    Cancel, Channel, ChannelError, Completion, Exchange, Meanwhile, NetworkError, TcpOptions,
-};
+use tcpx_net::{Cancel, ChannelError, Completion, Exchange, Meanwhile, NetworkError, TcpOptions};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
@@ -213,7 +211,7 @@ fn a_lane_that_waits_for_a_slot_notices_that_it_is_dead() {
     raw.lanes[5].shutdown(Shutdown::Write).unwrap();
     wait_until(|| raw.channel.stats().lanes_lost == 1);
     let mut out = Vec::new();
-    raw.channel.poll(&mut out).unwrap();
+    polled(&mut *raw.channel, &mut out).unwrap();
     assert!(out.is_empty(), "no slot was free: {out:?}");
     for (name, lane) in (0..4).zip(&raw.lanes) {
         write_payload(lane, name, 200_000..length);
@@ -250,12 +248,6 @@ fn a_window_that_was_closed_on_a_dead_lane_ends() {
     assert!(close(&mut *raw.channel).is_empty());
 }
 
-/// Polls, and leaves out that a lane is asked for.
-fn poll_sent(channel: &mut dyn Channel, sent: &mut Vec<Completion>) {
-    channel.poll(sent).unwrap();
-    sent.retain(|one| !matches!(one, Completion::LaneMissing { .. }));
-}
-
 #[test]
 fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
     for options in [options(false), options(true)] {
@@ -281,20 +273,20 @@ fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
                 assert_eq!(header.attempt, 1);
             }
             if !is_staged {
-                poll_sent(&mut *raw.channel, &mut sent);
+                polled(&mut *raw.channel, &mut sent).unwrap();
                 assert_eq!(sent.len(), arrived.len() - 1, "sent before it was placed");
             }
             raw.channel.placed(sequence).unwrap();
             if !is_staged {
                 while sent.len() < arrived.len() {
                     wait_any(&[&*raw.channel]);
-                    poll_sent(&mut *raw.channel, &mut sent);
+                    polled(&mut *raw.channel, &mut sent).unwrap();
                 }
             }
         }
         while sent.len() < 6 {
             wait_any(&[&*raw.channel]);
-            poll_sent(&mut *raw.channel, &mut sent);
+            polled(&mut *raw.channel, &mut sent).unwrap();
         }
         let mut tokens: Vec<_> = sent.iter().map(sent_token).collect();
         tokens.sort_unstable();
@@ -327,16 +319,15 @@ fn an_acknowledgement_of_a_chunk_that_was_not_sent_is_a_protocol_error() {
 fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
     let mut raw = raw_peer(2, options(false));
     post_send(&mut *raw.channel, 0, filled(0, 1000));
-    let carrier = (0..2)
-        .find(|&lane| {
-            let lane: &TcpStream = &raw.lanes[lane];
-            lane.set_read_timeout(Some(std::time::Duration::from_millis(500)))
-                .unwrap();
-            let found = lane.peek(&mut [0]).is_ok();
-            lane.set_read_timeout(Some(PATIENCE)).unwrap();
-            found
-        })
-        .unwrap();
+    let mut carrier = 0;
+    wait_until(|| {
+        carrier = 1 - carrier;
+        let lane: &TcpStream = &raw.lanes[carrier];
+        lane.set_nonblocking(true).unwrap();
+        let found = lane.peek(&mut [0]).is_ok();
+        lane.set_nonblocking(false).unwrap();
+        found
+    });
     raw.channel.forget(0);
     assert_eq!(sent_token(&completions(&mut *raw.channel, 1)[0]), 0);
     drop(raw.lanes.remove(carrier));
