@@ -44,6 +44,9 @@ impl Listening {
     ) -> Self {
         let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
         let mut theirs = Options::new(network, Auth::Key(key));
+        // Nothing stands still for so long, nor is either end silent, on a busy machine.
+        theirs.deadlines.stall = 10 * LONG;
+        theirs.dead_after = LONG;
         let mut ours = theirs.clone();
         server(&mut ours);
         client(&mut theirs);

@@ -10,8 +10,10 @@ use tcpx_tests::process::{Ended, Peer};
 use tcpx_tests::scenario::{Scenario, Side};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
+/// What a transfer may stand still, and the peer be silent, where it has too little.
+const SHORT: Duration = Duration::from_secs(5);
 /// Far beyond what anything here takes.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(120);
 const SIZES: [u64; 3] = [100, 1 << 20, 20 << 20];
 
 fn command(line: &[&str]) -> Command {
@@ -41,13 +43,18 @@ fn is_allowed(test: &str, line: &[&str]) -> bool {
     works
 }
 
-/// Both ends of a pair of which one is started by `line`: the one with too little first.
-fn pair(line: &[&str], needy: Side, variables: &[(&str, &OsStr)]) -> (Ended, Ended) {
+/// Both ends of a pair of which one is started by `line`: the one with too little first. Either bears `silence`.
+fn pair(
+    line: &[&str],
+    needy: Side,
+    variables: &[(&str, &OsStr)],
+    silence: Duration,
+) -> (Ended, Ended) {
     let scenario = Scenario::each(line.len() as u64, &SIZES);
     let mut instructions = Instructions::new(Carrier::Tcp, scenario);
     instructions.channels = 4;
-    instructions.stall = Duration::from_secs(5);
-    instructions.dead_after = Duration::from_secs(5);
+    instructions.stall = silence;
+    instructions.dead_after = silence;
     let mut short = command(line);
     short.envs(variables.iter().copied());
     let usual = Command::new(PEER);
@@ -116,7 +123,8 @@ fn with_less_and_less(test: &str, prefix: &[&str], limit: impl Fn(u64) -> String
                 // It may not come to listening at all, which is nothing that a client sees.
                 continue;
             }
-            let (short, other) = pair(&line, needy, &[]);
+            let silence = if step == enough { LONG / 2 } else { SHORT };
+            let (short, other) = pair(&line, needy, &[], silence);
             let good = ends_well_or_says_why(&what, &short, true)
                 & ends_well_or_says_why(&what, &other, false);
             println!(
@@ -162,7 +170,7 @@ fn no_proc_and_no_tmp() {
             continue;
         }
         for needy in [Side::Server, Side::Client] {
-            let (short, other) = pair(&line, needy, &[]);
+            let (short, other) = pair(&line, needy, &[], LONG / 2);
             short.good();
             other.good();
         }
@@ -173,7 +181,7 @@ fn no_proc_and_no_tmp() {
 fn a_wall_clock_that_goes_back() {
     let clock = OsStr::new(env!("TCPX_CLOCK_SO"));
     for needy in [Side::Server, Side::Client] {
-        let (short, other) = pair(&["env"], needy, &[("LD_PRELOAD", clock)]);
+        let (short, other) = pair(&["env"], needy, &[("LD_PRELOAD", clock)], LONG / 2);
         short.good();
         other.good();
     }

@@ -13,7 +13,8 @@ use tcpx_wire::session::EndCause;
 const CHUNK: u64 = 512 << 10;
 /// Chunks that are consumed before that is withheld.
 const CONSUMED: u64 = 3;
-const STALL: Duration = Duration::from_millis(500);
+/// Longer than a busy machine keeps the chunks before it from coming.
+const STALL: Duration = Duration::from_secs(4);
 
 #[test]
 fn withheld_consumption_ends_in_a_stall_that_names_chunk_offset_and_who_owes_it() {

@@ -10,7 +10,7 @@ use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 use tcpx_tests::counting::Counting;
 use tcpx_tests::double;
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(60);
 const CHUNK: usize = 512 << 10;
 
 // The double, which is C, is not counted.
