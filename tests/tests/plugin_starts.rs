@@ -7,13 +7,13 @@ use tcpx_net::{NetworkError, PluginMemory, PluginNetwork, PluginOptions};
 use tcpx_tests::double::{self, Call};
 use tcpx_tests::{child, plugin_file};
 
-/// What a start may take here.
-const LIMIT: Duration = Duration::from_millis(700);
-/// Far beyond it.
-const BOUND: Duration = Duration::from_secs(20);
+/// What a start may take that hangs: more than it takes to come to the call that does.
+const LIMIT: Duration = Duration::from_secs(3);
+/// Far beyond it, and what any other start may take on a busy machine.
+const BOUND: Duration = Duration::from_secs(60);
 
-fn load() -> Result<PluginNetwork, NetworkError> {
-    load_file(double::path(), LIMIT)
+fn load(limit: Duration) -> Result<PluginNetwork, NetworkError> {
+    load_file(double::path(), limit)
 }
 
 fn load_file(path: &Path, limit: Duration) -> Result<PluginNetwork, NetworkError> {
@@ -25,7 +25,7 @@ fn load_file(path: &Path, limit: Duration) -> Result<PluginNetwork, NetworkError
     };
     let started = Instant::now();
     let end = PluginNetwork::load_within(options, limit);
-    assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
+    assert!(started.elapsed() < 2 * BOUND, "{:?}", started.elapsed());
     end
 }
 
@@ -41,13 +41,18 @@ fn each_fault(test: &str, faults: &[String], body: impl Fn(usize)) {
         let case = std::env::var(CASE).ok().and_then(|case| case.parse().ok());
         return body(case.expect("a number"));
     }
-    for (number, fault) in faults.iter().enumerate() {
-        let environment = [
-            (double::FAULT_VARIABLE, fault.as_str()),
-            (CASE, &number.to_string()),
-        ];
-        child::run(test, &environment, || {});
-    }
+    // Those that hang only wait.
+    std::thread::scope(|scope| {
+        for (number, fault) in faults.iter().enumerate() {
+            scope.spawn(move || {
+                let environment = [
+                    (double::FAULT_VARIABLE, fault.as_str()),
+                    (CASE, &number.to_string()),
+                ];
+                child::run(test, &environment, || {});
+            });
+        }
+    });
 }
 
 const STARTING: [(Call, &str); 3] = [
@@ -72,7 +77,7 @@ fn a_start_that_fails_names_the_call_and_the_code() {
         &faults,
         |case| {
             let (_, name, code) = cases[case];
-            let error = load().expect_err("it fails");
+            let error = load(BOUND).expect_err("it fails");
             let text = error.to_string();
             assert!(
                 matches!(&error, NetworkError::Plugin { call, .. } if *call == name),
@@ -83,7 +88,7 @@ fn a_start_that_fails_names_the_call_and_the_code() {
                 "{text}"
             );
             // A second attempt in the same process is an answer too.
-            load().expect_err("it has failed before, or fails again");
+            load(BOUND).expect_err("it has failed before, or fails again");
         },
     );
 }
@@ -96,7 +101,7 @@ fn a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check() {
         &faults,
         |case| {
             let (_, name) = STARTING[case];
-            let error = load().expect_err("it hangs");
+            let error = load(LIMIT).expect_err("it hangs");
             let text = error.to_string();
             assert!(
                 matches!(&error, NetworkError::PluginStuck { call, .. } if *call == name),
@@ -104,7 +109,7 @@ fn a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check() {
             );
             assert_eq!(check(&error), Some("TCPX-D033"), "{text}");
             assert!(!tcpx_net::plugin::is_linker_stuck());
-            load().expect_err("the first start still holds it");
+            load(LIMIT).expect_err("the first start still holds it");
         },
     );
 }
@@ -116,7 +121,7 @@ fn a_constructor_that_hangs_ends_in_time_and_the_process_can_leave() {
         &[double::LOADING_HANGS.to_owned()],
         |_| {
             for _ in 0..2 {
-                let error = load().expect_err("it hangs");
+                let error = load(LIMIT).expect_err("it hangs");
                 let text = error.to_string();
                 assert!(
                     matches!(
@@ -148,7 +153,7 @@ fn a_constructor_that_hangs_does_not_hold_who_lets_go_of_another_plugin() {
         ],
         || {
             let other = load_file(plugin_file::path(), BOUND).expect("it starts");
-            load().expect_err("it hangs");
+            load(LIMIT).expect_err("it hangs");
             assert!(tcpx_net::plugin::is_linker_stuck());
             let start = Instant::now();
             drop(other);
@@ -165,7 +170,7 @@ fn a_plugin_that_starts_in_time_is_there() {
         "a_plugin_that_starts_in_time_is_there",
         &["99=3".to_owned()],
         |_| {
-            let network = load().expect("it starts");
+            let network = load(BOUND).expect("it starts");
             assert_eq!(network.plugin_name(), "GPUDirectTCPX_v7");
         },
     );
