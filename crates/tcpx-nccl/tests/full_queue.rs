@@ -19,7 +19,7 @@ struct Gate(Mutex<Receiver<()>>);
 
 impl CompletionSink for Gate {
     fn complete(&self, _token: u64, _result: Result<u64, MemoryError>) {
-        let _ = self.0.lock().unwrap().recv_timeout(Duration::from_secs(30));
+        let _ = self.0.lock().unwrap().recv_timeout(Duration::from_secs(60));
     }
 }
 
