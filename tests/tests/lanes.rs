@@ -18,7 +18,7 @@ const BYTES: u64 = 24 << 20;
 /// A lane has carried some chunks by then and is in the middle of one.
 const BREAK_AFTER: u64 = (1 << 20) + 77_777;
 /// Silence after which a side gives the other up; two fifths of it and it tries another way.
-const DEAD_AFTER: Duration = Duration::from_secs(5);
+const DEAD_AFTER: Duration = Duration::from_secs(15);
 /// Bytes of a control connection beyond its set-up: some transfers' worth.
 const BREAK_CONTROL_AFTER: u64 = 4_003;
 /// Transfers within which every lane carries that much.
@@ -47,6 +47,8 @@ fn connect_with(lanes: u16, stage_host: bool, chunk_bytes: Option<u32>) -> Ends 
     options.chunk_bytes = chunk_bytes;
     options.heartbeat = Duration::from_millis(300);
     options.dead_after = DEAD_AFTER;
+    // A busy machine finds late that a lane stands still.
+    options.deadlines.stall = 10 * LONG;
     let endpoint =
         Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
     let proxy = Proxy::start(endpoint.local_addr());
@@ -127,8 +129,9 @@ fn breaks_of(count: u16, fault: Fault, lanes: &[u16], upwards: bool, stage_host:
         let dead = lanes
             .iter()
             .all(|lane| ends.proxy.opened(Line::Lane(*lane)) > 1);
-        dead && ends.client.statistics().lanes_restored == lanes.len() as u64
-            && ends.server.statistics().lanes_restored == lanes.len() as u64
+        // On a busy machine one may count as dead a second time.
+        dead && ends.client.statistics().lanes_restored >= lanes.len() as u64
+            && ends.server.statistics().lanes_restored >= lanes.len() as u64
     });
     for (number, destination) in (1..).zip(&destinations) {
         assert_eq!(destination.defect(Content::new(9, number)), None, "{what}");
