@@ -321,7 +321,7 @@ mod tests {
     fn wait(stage: &mut Stage, outflow: &mut Outflow) {
         while !stage.copying.is_empty() {
             let signal = Arc::clone(&stage.finished.signal);
-            let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
+            let limit = Timespec::try_from(Duration::from_secs(60)).unwrap();
             let ready = poll(&mut [PollFd::new(&*signal, PollFlags::IN)], Some(&limit));
             assert_eq!(ready, Ok(1), "the worker copies");
             stage.progress(outflow).unwrap();

@@ -16,7 +16,7 @@ use crate::landing::Landing;
 use tcpx_net::channel::Payload;
 
 /// Far beyond what anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn connected() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -87,7 +87,7 @@ mod tests {
                 let _used = &owned;
             });
         });
-        assert!(COUNT.wait(Duration::from_secs(30)));
+        assert!(COUNT.wait(Duration::from_secs(60)));
         thread.join().unwrap();
     }
 }

@@ -12,7 +12,7 @@ use crate::job::{CompletionSink, Work};
 use crate::lease::Access;
 use crate::region::Region;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 struct Channel(Sender<(u64, Result<u64, MemoryError>)>);
 

@@ -288,7 +288,7 @@ mod tests {
         fn lane(&self, lane: u16, epoch: u32) -> (ReceiveLane<Comms>, TcpStream) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            peer.set_read_timeout(Some(Duration::from_secs(20)))
+            peer.set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
             let (stream, _) = listener.accept().unwrap();
             tcpx_lanes::socket::prepare_comm(&stream).unwrap();

@@ -19,7 +19,7 @@ use crate::driver::Driver;
 use crate::transfer::{Transfer, TransferState};
 
 /// Longest wait for bytes within the host.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Scene {
     pub(crate) core: Core,

@@ -20,7 +20,7 @@ use crate::kind::MemoryKind;
 use crate::lease::Access;
 use crate::region::Region;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 type Ended = (u64, Result<u64, MemoryError>);
 

@@ -10,7 +10,7 @@ use crate::channel::SendChunk;
 use crate::tcp::transmit_table::{Taken, Withdrawn, describe};
 
 const CHUNK: usize = 192 << 10;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Memory of so many chunks, each filled with its number and one.
 fn source(chunks: usize) -> Lease {
