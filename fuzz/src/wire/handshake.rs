@@ -1,10 +1,12 @@
 //! Both sides of both handshakes against a hostile peer.
 
-use tcpx_wire::Key;
+use std::sync::LazyLock;
+
 use tcpx_wire::handshake::{
-    ClientHandshake, Established, HandshakeError, LaneClient, LaneServer, ServerHandshake,
-    ServerStep, Session, Step,
+    ClientHandshake, HandshakeError, LaneClient, LaneServer, ServerHandshake, ServerStep, Session,
+    Step,
 };
+use tcpx_wire::{ClientKey, Identity, Key};
 
 /// Input: the role (u8), then what the peer sends. Keys and randomness are fixed, so that a recorded
 /// conversation in the corpus reaches the end.
@@ -34,20 +36,18 @@ enum Side {
 }
 
 fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
-    let key = Key::generate(&mut |bytes| bytes.copy_from_slice(b"foobarfoobarfoob"));
-    let client_key = key.client_key();
     let mut outcome = Outcome {
         sent: Vec::new(),
         taken: 0,
         end: None,
     };
     let mut side = match role % 5 {
-        0 => Side::Server(server(Some(&key))),
-        1 => Side::Server(server(None)),
-        2 => Side::Client(ClientHandshake::new(Some(&client_key), [1; 32]).0),
+        0 => Side::Server(server(true)),
+        1 => Side::Server(server(false)),
+        2 => Side::Client(ClientHandshake::new(Some(&FIXED.client), [1; 32]).0),
         3 => Side::Client(ClientHandshake::new(None, [1; 32]).0),
         _ => Side::LaneClient(
-            LaneClient::new(&session(&key), 3, 8, [3; 32])
+            LaneClient::new(&SESSION, 3, 8, [3; 32])
                 .expect("a constant lane")
                 .0,
         ),
@@ -55,17 +55,14 @@ fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
     for mut slice in bytes.chunks(cut) {
         while outcome.end.is_none() {
             let before = slice.len();
-            let more = step(&mut side, &mut slice, &key, &mut outcome);
+            let more = step(&mut side, &mut slice, &mut outcome);
             outcome.taken += before - slice.len();
             if !more {
                 break;
             }
         }
         if outcome.end.is_some() {
-            assert!(
-                !step(&mut side, &mut slice, &key, &mut outcome),
-                "it has ended"
-            );
+            assert!(!step(&mut side, &mut slice, &mut outcome), "it has ended");
             break;
         }
         assert!(slice.is_empty(), "all input is taken");
@@ -80,7 +77,7 @@ fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
 }
 
 /// Whether another call could go on without more input.
-fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) -> bool {
+fn step(side: &mut Side, input: &mut &[u8], outcome: &mut Outcome) -> bool {
     let end = match side {
         Side::Client(client) => client.receive(input).map(|step| step.map_done()),
         Side::LaneClient(client) => client.receive(input).map(|answered| match answered {
@@ -100,7 +97,7 @@ fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) ->
             }
             Ok(ServerStep::Lane(request)) => {
                 assert!(request.lane() < request.lanes());
-                match request.accept(&session(key).key) {
+                match request.accept(&SESSION.key) {
                     Ok((lane, answer)) => {
                         *side = Side::LaneServer(lane);
                         Ok(Next::Send(answer.to_vec()))
@@ -166,32 +163,38 @@ impl<T> MapDone for Step<T> {
     }
 }
 
-/// A server that draws the same random bytes each time.
-fn server(key: Option<&Key>) -> ServerHandshake {
-    let identity = key.map(Key::identity);
-    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8))
+/// What both sides have of the key. To make it, as to make the session, takes longer than any input.
+struct Fixed {
+    identity: Identity,
+    client: ClientKey,
 }
+
+static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
+    let key = Key::generate(&mut |bytes| bytes.copy_from_slice(b"foobarfoobarfoob"));
+    Fixed {
+        identity: key.identity(),
+        client: key.client_key(),
+    }
+});
 
 /// The session that the fixed keys and randomness lead to.
-fn session(key: &Key) -> Session {
-    established(key).1.session
-}
-
-/// Both sides of the control connection that the fixed keys and randomness lead to.
-pub(crate) fn established(key: &Key) -> (Established, Established) {
-    let (mut client, hello) = ClientHandshake::new(Some(&key.client_key()), [1; 32]);
-    let mut server = server(Some(key));
+static SESSION: LazyLock<Session> = LazyLock::new(|| {
+    let (mut client, hello) = ClientHandshake::new(Some(&FIXED.client), [1; 32]);
+    let mut server = server(true);
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         unreachable!("the server answers a good hello");
     };
     let Ok(Step::Send(proof)) = client.receive(&mut &answer[..]) else {
         unreachable!("the client proves itself to a good server");
     };
-    let Ok(ServerStep::Done(mut ours)) = server.receive(&mut &proof[..]) else {
-        unreachable!("the server takes a good proof");
-    };
-    match client.receive(&mut &ours.welcome()[..]) {
-        Ok(Step::Done(theirs)) => (theirs, *ours),
-        _ => unreachable!("the client takes a good welcome"),
+    match server.receive(&mut &proof[..]) {
+        Ok(ServerStep::Done(ours)) => ours.session,
+        _ => unreachable!("the server takes a good proof"),
     }
+});
+
+/// A server, with the key or without one, that draws the same random bytes each time.
+fn server(with_key: bool) -> ServerHandshake {
+    let identity = with_key.then_some(&FIXED.identity);
+    ServerHandshake::new(identity, std::array::from_fn(|at| at as u8))
 }
