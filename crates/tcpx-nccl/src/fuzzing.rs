@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use nccl_net::export::Buffer;
+use tcpx_wire::record::Records;
 
 pub use comm::comm;
 pub use lane::lane;
@@ -71,14 +72,14 @@ impl Memory {
     }
 }
 
-/// A connection's end for the code under test, and the peer's.
-fn connection() -> (Link, UnixStream) {
+/// A connection's end for the code under test, which opens what `records` says, and the peer's.
+fn connection(records: Option<Records>) -> (Link, UnixStream) {
     let (near, far) = UnixStream::pair().expect("two descriptors");
     near.set_nonblocking(true).expect("a socket");
     far.set_nonblocking(true).expect("a socket");
     // The calls in use are those of any stream socket.
     let near = Stream::new(TcpStream::from(OwnedFd::from(near)));
-    (Link::new(near, None), far)
+    (Link::new(near, records), far)
 }
 
 /// Sends the stream in pieces of at most `most` bytes, each followed by `look`, then the end.

@@ -3,6 +3,8 @@
 use std::sync::{Arc, LazyLock};
 
 use nccl_net::export::{HostLogger, Log};
+use tcpx_wire::lane_seal::LaneKeys;
+use tcpx_wire::record::Records;
 
 use super::{CAPACITIES, Memory, connection, feed, number};
 use crate::config::Config;
@@ -24,16 +26,26 @@ static RUNTIME: LazyLock<Arc<Runtime>> = LazyLock::new(|| {
     plugin.shared().runtime().expect("two threads")
 });
 
-/// Input: whether there may be lanes and how the stream is cut, then what the peer sends.
+/// Input: whether there may be lanes, how the stream is cut and whether it is sealed, then what the peer sends.
 pub fn comm(data: &[u8]) {
     let Some((how, stream)) = data.split_first() else {
         return;
     };
-    let (with_lanes, most) = (how & 1 == 1, usize::from(how >> 1) + 1);
+    let (with_lanes, most) = (how & 1 == 1, usize::from(how >> 1 & 0x3F) + 1);
     let mut memory = Memory::new();
     let plain = plainly(stream, with_lanes, &mut memory);
 
-    let (near, far) = connection();
+    let records = || Records::new(LaneKeys::new([7; 32], [7; 32]));
+    let seals = how & 0x80 != 0;
+    let (near, far) = connection(seals.then(records));
+    let mut wire = Vec::new();
+    let mut ours = records();
+    for piece in stream.chunks(most) {
+        match seals {
+            true => drop(ours.seal(piece, &mut wire)),
+            false => wire.extend_from_slice(piece),
+        }
+    }
     let lanes = with_lanes.then(|| Landing::new(Arc::clone(&RUNTIME), 0, 64 << 10));
     let mut inbound = Inbound::new(Arc::new(near), String::new(), None, lanes, None);
     for (sequence, capacity) in CAPACITIES.into_iter().enumerate() {
@@ -47,7 +59,7 @@ pub fn comm(data: &[u8]) {
             .expect("room for four");
     }
     let log = Log::new(HostLogger::default(), c"TCPX");
-    let peer = feed(far, stream, most, || {
+    let peer = feed(far, &wire, most, || {
         // What fails is told again below.
         let _ = inbound.progress(&log);
     });
