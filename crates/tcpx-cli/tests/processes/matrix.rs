@@ -1,7 +1,8 @@
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::support::{Running, tcpx};
 
@@ -134,8 +135,14 @@ fn a_rank_obeys_nobody_without_its_key() {
     let mut other = rank("1", "2", &port, &key());
     other.args(["--wait", "2s"]);
     let mut first = rank("0", "2", &port, &key());
-    first.args(["--wait", "5s"]);
+    first.args(["--wait", "12s"]);
     let first = Running::start(first);
+    // It listens, so that the other one is not refused because nobody does.
+    let until = Instant::now() + Duration::from_secs(60);
+    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(Instant::now() < until, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     Running::start(other)
         .end()
         .assert_code(1)
