@@ -19,8 +19,9 @@ const MOST_PENDING: usize = 64;
 const FRAMES_AT_A_TIME: usize = 16;
 /// How long a side that gives up waits for the peer to have heard why.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause.
-const REASON: Duration = Duration::from_millis(200);
+/// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause and has to come from
+/// a host that may be busy or far away.
+const REASON: Duration = Duration::from_secs(1);
 
 pub(super) struct SetUp {
     pub(super) session: Session,
