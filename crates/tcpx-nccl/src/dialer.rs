@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
+use tcpx_lanes::lock;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::ClientKey;
 use tcpx_wire::handshake::{ClientHandshake, Established, Message, SessionId, Step};
@@ -33,7 +34,7 @@ static ROUTED: PerProcess<Mutex<BTreeSet<(IpAddr, IpAddr)>>> = PerProcess::new()
 const MOST_ROUTED: usize = 4096;
 
 fn routed() -> MutexGuard<'static, BTreeSet<(IpAddr, IpAddr)>> {
-    ROUTED.get().lock().unwrap_or_else(PoisonError::into_inner)
+    lock(ROUTED.get())
 }
 
 /// An authenticated connection.

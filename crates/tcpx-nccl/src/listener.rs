@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nccl_net::export::{Accepted, NetError, NetListen, PeerHandle};
 use socket2::{Domain, Protocol, Socket, Type};
 use tcpx_lanes::Congestion;
+use tcpx_lanes::lock;
 use tcpx_wire::Key;
 
 use crate::admission::Admission;
@@ -75,10 +76,7 @@ impl NetListen for ListenComm {
     type Recv = RecvComm;
 
     fn accept(&self, device_queue: bool) -> Result<Option<Accepted<RecvComm>>, NetError> {
-        let mut admission = self
-            .admission
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut admission = lock(&self.admission);
         let Some(admitted) = admission.next(&self.shared.log, &self.name)? else {
             return Ok(None);
         };

@@ -2,13 +2,14 @@
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::fork::PerProcess;
 use nccl_net::export::{HostLogger, Log, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
 use tcpx_lanes::draining::DrainingSockets;
+use tcpx_lanes::lock;
 
 use crate::config::{Config, Mode};
 use crate::connector::Connector;
@@ -74,8 +75,7 @@ impl Shared {
     /// What all comms of the process share.
     pub(crate) fn runtime(&self) -> Result<Arc<Runtime>, NetError> {
         // A fork's child gets one of its own: the threads of this one are in the other process.
-        let runtime = self.runtime.get();
-        let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runtime = lock(self.runtime.get());
         if let Some(running) = runtime.upgrade() {
             return Ok(running);
         }

@@ -4,10 +4,11 @@ use std::fmt::Debug;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::NetError;
+use tcpx_lanes::lock;
 use tcpx_status::{
     ConnectionReport, Counters, Description, Ended, OperationReport, Registration, Source,
 };
@@ -73,8 +74,7 @@ impl<C: Comm> Told<C> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, C> {
-        let state = self.comm.state.lock();
-        state.unwrap_or_else(PoisonError::into_inner)
+        lock(&self.comm.state)
     }
 
     /// The answer to a call, whose error the status tells of once.

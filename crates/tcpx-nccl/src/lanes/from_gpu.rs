@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use tcpx_lanes::lock;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, Job, MemoryError, PinnedPool, Work};
 use tcpx_wire::ChunkHeader;
@@ -39,9 +40,7 @@ impl FromGpu {
     }
 
     fn part(&self, number: usize) -> MutexGuard<'_, Option<Chunk>> {
-        self.parts[number % PARTS]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.parts[number % PARTS])
     }
 
     /// Starts the copy of a part, which must fit a slot; `false` when there is no room now.

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::lock;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_wire::handshake::SessionId;
 
@@ -40,7 +41,7 @@ struct Live {
 
 impl Group {
     fn lock(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lanes)
     }
 
     /// A lane came, which `place` reaches and `id` names; the lane of its number that it replaces ends.
@@ -133,7 +134,7 @@ pub(crate) struct Registry(Mutex<RegistryState>);
 
 impl Registry {
     fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// The group of a peer process, known or new.

@@ -6,11 +6,12 @@
 //! has not written when it ends is put back, for the attempt that comes over another lane.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, RequestId};
 use tcpx_lanes::claims::{self, Claims};
+use tcpx_lanes::lock;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, MemoryError, PinnedPool};
 use tcpx_wire::ChunkHeader;
@@ -422,7 +423,7 @@ impl Slot {
             }
             std::hint::spin_loop();
         }
-        self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.receipt)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Copies of short chunks, kept until the peer has read them: with its copy a send is done, as it would be once
 //! the kernel had copied it into a socket, and a lane that ends has the copy sent again.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use tcpx_lanes::lock;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{MemoryError, Region};
 
@@ -35,10 +36,6 @@ impl Retention {
         }))
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Copies a payload of a slot at most; `None` while no slot is free. Gives the copy and where it lies.
     ///
     /// # Safety
@@ -48,7 +45,7 @@ impl Retention {
             return None;
         }
         let memory = self.memory.all().host_ptr()?;
-        let slot = self.free().pop()?;
+        let slot = lock(&self.free).pop()?;
         let kept = Kept {
             retention: Arc::clone(self),
             slot,
@@ -63,7 +60,7 @@ impl Retention {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.retention.free().push(self.slot);
+        lock(&self.retention.free).push(self.slot);
     }
 }
 

@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::EventLoops;
+use tcpx_lanes::lock;
 use tcpx_lanes::monitor::Monitor;
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
@@ -107,13 +108,9 @@ impl Runtime {
         Ok(runtime)
     }
 
-    fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Prepares for receives into a device's memory.
     pub(crate) fn watch(&self, device: &Device) {
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = lock(&self.watches);
         let worker = device.worker();
         if watches.iter().any(|(known, _)| Arc::ptr_eq(known, worker)) {
             return;
@@ -127,7 +124,7 @@ impl Runtime {
 
     /// The door on an address, opened on first use.
     pub(crate) fn door(&self, shared: &Shared, address: IpAddr) -> Result<Door, NetError> {
-        let mut doors = self.doors();
+        let mut doors = lock(&self.doors);
         if let Some(known) = doors.iter().find(|door| door.address() == address) {
             return Ok(known.door());
         }
@@ -164,7 +161,7 @@ impl Runtime {
     ) -> Result<Option<Arc<LaneSet>>, NetError> {
         let route = (process, peer.address, peer.local.ip());
         let now = Instant::now();
-        let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sets = lock(&self.sets);
         sets.retain(|_, set| {
             set.is_open()
                 || set
