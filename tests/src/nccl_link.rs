@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use crate::nccl_part::{self, Calls, Opaque};
 use crate::proxy::{Line, Proxy};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Far more than anything here takes, also on a busy machine; a process of a test has 300 s.
+const PATIENCE: Duration = Duration::from_secs(200);
 /// Host memory.
 pub const HOST: i32 = 1;
 /// CUDA memory.
@@ -82,7 +83,7 @@ pub fn handle_in(file: &Path) -> [u8; 128] {
     handle
 }
 
-/// Calls `attempt` until it is content, or fails after a minute.
+/// Calls `attempt` until it is content, or fails after some minutes.
 #[track_caller]
 pub fn until(what: &str, mut attempt: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
