@@ -4,6 +4,7 @@
 //! Places of the stream are counted in bytes that are not sealed. A record counts as sent once all of it is in the socket,
 //! for only then may the peer have opened it; until then the caller offers its bytes again.
 
+use std::error::Error;
 use std::io;
 use std::net::TcpStream;
 use std::ops::{Deref, Range};
@@ -153,6 +154,10 @@ impl Link {
 /// Whether something between the hosts has changed what came: it is not what the peer sealed.
 pub(crate) fn is_forged(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidData
+}
+
+fn forged(error: impl Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 fn inner<T>(mutex: Mutex<T>) -> T {
@@ -348,18 +353,16 @@ impl Inward {
 
     /// Opens the next record that seals anything, if it has come whole.
     fn open(&mut self) -> io::Result<bool> {
-        let forged = |error: String| io::Error::new(io::ErrorKind::InvalidData, error);
         while self.opened.is_empty() {
             let came = &mut self.bytes[self.came.clone()];
-            let length = Records::length(came).map_err(|error| forged(error.to_string()))?;
+            let length = Records::length(came).map_err(forged)?;
             let Some(length) = length else {
                 return Ok(false);
             };
             let Some(sealed) = came.get_mut(LENGTH_BYTES..LENGTH_BYTES + length) else {
                 return Ok(false);
             };
-            let opened = self.opener.open(sealed);
-            let opened = opened.map_err(|error| forged(error.to_string()))?.len();
+            let opened = self.opener.open(sealed).map_err(forged)?.len();
             let start = self.came.start + LENGTH_BYTES;
             self.opened = start..start + opened;
             self.came.start = start + length;
