@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh OUT_DIR
 #
-# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, and while
+# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, both also encrypted, and while
 # connections are reset; then what ends badly: a communicator aborted and made again, a peer killed amid a collective. Then times: ours,
-# ours with CUDA pointers, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
-# the folder with libnccl-net-tcpx.so; PYTHON (default python3) has PyTorch. Ends within 8 minutes
+# ours with CUDA pointers, ours encrypted, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every
+# byte passes the network. TCPX_BIN (default .carry) is the folder with libnccl-net-tcpx.so and tcpx; PYTHON (default python3) has PyTorch. Ends within 8 minutes
 # and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
 # table.txt and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
 # TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps alone.
@@ -15,7 +15,8 @@ if [ $# -ne 1 ]; then
   exit 2
 fi
 here=$(dirname "$(realpath "$0")")
-plugin=$(realpath "${TCPX_BIN:-.carry}")/libnccl-net-tcpx.so
+bin=$(realpath "${TCPX_BIN:-.carry}")
+plugin=$bin/libnccl-net-tcpx.so
 python=${PYTHON:-python3}
 mkdir -p "$1" || exit 2
 out=$(realpath "$1")
@@ -31,6 +32,12 @@ budget=${TCPX_NCCL_SECONDS:-460} port=29600 failed=0
 ours=(NCCL_NET_PLUGIN="$plugin" NCCL_NET=TCPX)
 # Without the second variable a kernel's first launch amid a collective stops both for ever (docs/nccl.md).
 cuda=("${ours[@]}" TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER)
+
+# A key of its own for this run.
+rm -f "$out/key"
+"$bin/tcpx" key "$out/key" >/dev/null || exit 2
+sealed=(TCPX_KEY="$(cat "$out/key")" TCPX_ENCRYPT=1)
+rm "$out/key"
 
 # is_wanted STEP: whether TCPX_NCCL_ONLY, if there is one, names it.
 is_wanted() { [[ -z "${TCPX_NCCL_ONLY:-}" || ",$TCPX_NCCL_ONLY," == *",$1,"* ]]; }
@@ -99,6 +106,8 @@ pair check 120 "--check $large" "${ours[@]}" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$o
 if is_wanted check; then says 'Using network TCPX'; fi
 pair check-cuda 120 "--check $large" "${cuda[@]}" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$out/nccl.%p.log"
 if is_wanted check-cuda; then says 'via NET/TCPX/./GDRDMA'; fi
+pair encrypted 60 "--check $large" "${ours[@]}" "${sealed[@]}"
+pair encrypted-cuda 60 "--check $small,67108864" "${cuda[@]}" "${sealed[@]}"
 # The last communicator ends and a new one begins in the same processes. NCCL unloads the plugin in
 # between and then looks for a file of the default name, hence the link and the search path.
 ln -sf "$plugin" "$out/libnccl-net.so"
@@ -111,11 +120,15 @@ if [ "$gpus" -ge 4 ]; then
   ranks 4 check4 90 "--check $small,67108864" "${ours[@]}"
 fi
 # A lane that is reset loses nothing, whatever is under way on it.
-if pair cut 60 "--check 67108864,268435456 --repeats 8 --cut-lanes 0.1" "${ours[@]}" NCCL_DEBUG=WARN; then
-  "$python" -c 'import json, sys
+for name in cut encrypted-cut; do
+  how=("${ours[@]}" NCCL_DEBUG=WARN)
+  [ "$name" = cut ] || how+=("${sealed[@]}")
+  if pair "$name" 60 "--check 67108864,268435456 --repeats 8 --cut-lanes 0.1" "${how[@]}"; then
+    "$python" -c 'import json, sys
 print("  %d connections reset amid collectives" % json.load(open(sys.argv[1]))["lanes_cut"])' \
-    "$out/cut.json" | tee -a "$out/steps.txt"
-fi
+      "$out/$name.json" | tee -a "$out/steps.txt"
+  fi
+done
 # PyTorch must not end the process that hears first of the other's abort.
 if pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1 \
   TORCH_NCCL_ASYNC_ERROR_HANDLING=0; then
@@ -144,15 +157,17 @@ for ((round = 1; round <= rounds; round++)); do
   pair "default.short$round" 60 "--time $short --rounds $communicators" "${sockets[@]}"
   pair "tuned.short$round" 60 "--time $short --rounds $communicators" "${tuned[@]}"
   pair "cuda.short$round" 60 "--time $short --rounds $communicators" "${cuda[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
+  pair "sealed.short$round" 60 "--time $short --rounds $communicators" "${ours[@]}" "${sealed[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
 done
 for ((round = 1; round <= rounds; round++)); do
   pair "ours.$round" 60 "--time $times" "${ours[@]}"
   pair "cuda.$round" 60 "--time $times" "${cuda[@]}"
+  pair "sealed.$round" 60 "--time $times" "${ours[@]}" "${sealed[@]}"
   pair "default.$round" 60 "--time $times" "${sockets[@]}"
   pair "tuned.$round" 60 "--time $times" "${tuned[@]}"
 done
 
-if is_wanted ours || is_wanted cuda || is_wanted default || is_wanted tuned; then
+if is_wanted ours || is_wanted cuda || is_wanted sealed || is_wanted default || is_wanted tuned; then
   "$python" "$here/nccl_table.py" "$out" | tee "$out/table.txt"
   [ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
 fi

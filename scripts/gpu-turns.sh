@@ -6,7 +6,8 @@
 # .carry) that of this one. Each round runs base, this, this, base, with all programs started anew;
 # `tcpx bench net` verifies contents in poisoned destinations before it times anything. OUT_DIR gets
 # runs/ with one JSON file for each measurement, turns.json and log.txt. The last lines are a table:
-# medians over all turns, and how many times as good this build is as the base. ROUNDS (default 3).
+# medians over all turns, and how many times as good this build is as the base. ROUNDS (default 3); ONLY, what the names
+# of the cases begin with, such as ping or 4m.
 #
 # With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself. --rehearse uses host
 # memory and small sizes, to try the script itself on a host without a GPU.
@@ -34,22 +35,20 @@ elif [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -lt 2 ]; then
   to=0
 fi
 
+cases=()
+for case in ping-8=latency:8 ping-4k=latency:4096 ping-64k=latency:65536 \
+  "256k-1=one:$((mib / 4)):1" "1m-1=one:$mib:1" "4m-1=one:$((4 * mib)):1" "4m-8=one:$((4 * mib)):8" \
+  "256m-1=one:$((256 * mib)):1" "both-256m=both:$((256 * mib)):2" "1g-1=one:$((1024 * mib)):1"; do
+  [[ $case == "${ONLY:-}"* ]] && cases+=(--case "$case")
+done
+[ "${#cases[@]}" -gt 0 ] || { echo "no case begins with $ONLY" >&2; exit 2; }
+
 # turn WHO PROGRAM NUMBER
 turn() {
   local runs=$out/runs/$1.$3
   mkdir -p "$runs"
   timeout --kill-after=5 120 "$2" bench net --from "$from" --to "$to" --rounds 1 --span "$span" \
-    --runs "$runs" \
-    --case ping-8=latency:8 \
-    --case ping-4k=latency:4096 \
-    --case ping-64k=latency:65536 \
-    --case "256k-1=one:$((mib / 4)):1" \
-    --case "1m-1=one:$mib:1" \
-    --case "4m-1=one:$((4 * mib)):1" \
-    --case "4m-8=one:$((4 * mib)):8" \
-    --case "256m-1=one:$((256 * mib)):1" \
-    --case "both-256m=both:$((256 * mib)):2" \
-    --case "1g-1=one:$((1024 * mib)):1" >>"$log" 2>&1 </dev/null
+    --runs "$runs" "${cases[@]}" >>"$log" 2>&1 </dev/null
 }
 
 status=0

@@ -14,6 +14,7 @@ import sys
 NETWORKS = {
     "ours": "tcpx, untuned",
     "cuda": "tcpx, CUDA pointers",
+    "sealed": "tcpx, encrypted",
     "default": "NCCL's sockets, default",
     "tuned": "NCCL's sockets, 16 channels",
 }
@@ -130,7 +131,8 @@ def main():
             "each start: where the scheduler puts NCCL's threads changes these by half or more, in each network.",
             "16 channels: NCCL_SOCKET_NTHREADS=1 NCCL_NSOCKS_PERTHREAD=1 NCCL_MIN_NCHANNELS=16 "
             "NCCL_NCHANNELS_PER_NET_PEER=16 NCCL_MIN_P2P_NCHANNELS=16, the best found for bulk.",
-            "CUDA pointers: TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER; see docs/nccl.md.",
+            "CUDA pointers: TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER; see docs/nccl.md. Encrypted: "
+            "TCPX_KEY and TCPX_ENCRYPT=1.",
             "Both processes run on one host and share its cores; the network is the loopback interface.",
         ],
     }
