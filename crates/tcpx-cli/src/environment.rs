@@ -152,13 +152,14 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
     let Some(memory) = cli.memory().filter(|_| is_driven) else {
         return Vec::new();
     };
+    // The demo shows these two, whatever our plugin is set to for NCCL.
     let mut wanted = vec![(DEVICE, "unpack", is_demo)];
     if Devices::probe().means_host(&memory) {
         wanted.push((STANDIN, "host", is_demo));
     }
     if is_demo {
         // Both processes are on this host: nothing has to leave it.
-        wanted.push((INTERFACES, "lo", true));
+        wanted.push((INTERFACES, "lo", false));
     }
     wanted
 }

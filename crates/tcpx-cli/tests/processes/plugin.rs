@@ -157,6 +157,43 @@ fn a_variable_by_flag_wins_over_the_environment_and_ours() {
 }
 
 #[test]
+fn over_loopback_no_zero_copy_is_asked_for_unless_you_do() {
+    const ZERO_COPY: &str = "NCCL_MIN_ZCOPY_SIZE";
+    let flag = format!("--plugin-env={ZERO_COPY}=16384");
+    for (yours, more, value, origin) in [
+        (None, &[][..], "0", "detected"),
+        (Some("8192"), &[], "8192", "yours"),
+        (None, &[flag.as_str()], "16384", "yours"),
+        (Some("8192"), &[flag.as_str()], "16384", "yours"),
+    ] {
+        let path = double::path().to_str().expect("text");
+        let mut command = tcpx(&[&["plugin", path, "--json"], &PATIENT[..], more].concat());
+        command.env("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "lo");
+        command.envs(yours.map(|value| (ZERO_COPY, value)));
+        let ended = Running::start(command).end();
+        let report = json(ended.assert_code(0));
+        let variables = report["variables"].as_array().expect("variables");
+        let told = variables.iter().find(|one| one["name"] == ZERO_COPY);
+        let told = told.expect("told");
+        assert_eq!(
+            (&told["value"], &told["origin"]),
+            (&value.into(), &origin.into())
+        );
+    }
+}
+
+#[test]
+fn an_interface_of_yours_stays_in_the_demo_of_a_vendor_s_plugin() {
+    let path = double::path().to_str().expect("text");
+    let mut command = tcpx(&["demo", "--size", "1KiB", "--host", "--plugin", path]);
+    command.env("NCCL_SOCKET_IFNAME", "^docker");
+    let ended = Running::start(command).end();
+    ended
+        .assert_code(0)
+        .assert_complains("NCCL_SOCKET_IFNAME=^docker (yours: ");
+}
+
+#[test]
 fn a_variable_by_flag_reaches_the_plugin_of_every_command() {
     let path = bad_plugin::path().to_str().expect("text");
     let variable = format!("{}=init-fails", bad_plugin::WAY);
