@@ -13,11 +13,11 @@ pub const LANES: (&str, &str) = ("TCPX_NET_LANES", "2");
 /// As on hosts with few cores.
 pub const NO_LANES: (&str, &str) = ("TCPX_NET_LANES", "0");
 
-/// A key of all ranks, and that they encrypt with it.
-pub const ENCRYPTED: [(&str, &str); 2] = [
-    ("TCPX_KEY", "R5LSJ2WB5GXU4M7ZVCPZZ33RKFGXHCBW"),
-    ("TCPX_ENCRYPT", "1"),
-];
+/// A key of all ranks.
+pub const KEY: (&str, &str) = ("TCPX_KEY", "R5LSJ2WB5GXU4M7ZVCPZZ33RKFGXHCBW");
+
+/// The same, and that they encrypt with it.
+pub const ENCRYPTED: [(&str, &str); 2] = [KEY, ("TCPX_ENCRYPT", "1")];
 
 /// The variable that names the test or part that a process was started for.
 pub const MARK: &str = "TCPX_TEST_CHILD";

@@ -4,7 +4,7 @@
 
 use std::ptr;
 
-use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
+use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::nccl_link::{self, ANY, HOST, Link, MIB, content, relayed, started, until};
 use tcpx_tests::nccl_part::{Calls, Opaque};
 use tcpx_tests::proxy::Fault;
@@ -41,8 +41,9 @@ fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
     );
 }
 
-/// Moves messages one behind the other, eight at a time, each from memory that is overwritten once its send is done.
-fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) {
+/// Moves messages one behind the other, eight at a time, each from memory that is overwritten once its send is done; how
+/// many bits came other than they were sent.
+fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) -> u64 {
     const DEPTH: usize = 8;
     let table = link.table;
     let room = (0..messages).map(&size_of).max().unwrap();
@@ -53,7 +54,7 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) {
     let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
     let none: Opaque = ptr::null_mut();
     let (mut sends, mut receives) = ([none; DEPTH], [none; DEPTH]);
-    let (mut sent, mut posted, mut got) = (0, 0, 0);
+    let (mut sent, mut posted, mut got, mut changed) = (0, 0, 0, 0);
     until("all messages", || {
         let place = posted % DEPTH;
         if posted < messages && receives[place].is_null() {
@@ -90,8 +91,10 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) {
             if done == 1 {
                 let size = usize::try_from(size).unwrap();
                 assert_eq!(size, size_of(got), "message {got}");
-                let found = &target[place * room..][..size];
-                assert!(found == &wanted[got..got + size], "message {got}");
+                let pairs = target[place * room..].iter().zip(&wanted[got..got + size]);
+                changed += pairs
+                    .map(|(one, other)| u64::from((one ^ other).count_ones()))
+                    .sum::<u64>();
                 receives[place] = ptr::null_mut();
                 got += 1;
             }
@@ -100,6 +103,7 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) {
     });
     assert_eq!(table.dereg_mr(link.send, from), 0);
     assert_eq!(table.dereg_mr(link.receive, to), 0);
+    changed
 }
 
 /// Streams while every connection is reset after so many bytes.
@@ -107,7 +111,7 @@ fn under_resets(messages: usize, size_of: impl Fn(usize) -> usize) {
     let (table, context) = started(12);
     let (link, relays) = relayed(&*table, context);
     nccl_link::under_resets(&[&relays.first, &relays.door], 700_000, || {
-        stream(&link, messages, size_of);
+        assert_eq!(stream(&link, messages, size_of), 0);
     });
     assert!(relays.door.opened(ANY) > 3);
     link.close();
@@ -141,17 +145,77 @@ fn sealed_connections_and_lanes_that_are_reset_cost_no_message() {
     );
 }
 
-/// Streams while bits change on the way of all that its connections carry.
-fn under_flips(messages: usize, size_of: impl Fn(usize) -> usize) {
+#[test]
+fn connections_with_a_key_that_are_reset_cost_no_message() {
+    child::run(
+        "connections_with_a_key_that_are_reset_cost_no_message",
+        &[LOOPBACK, NO_LANES, KEY],
+        || under_resets(1600, |number| number * 7919 % 16_385),
+    );
+}
+
+#[test]
+fn connections_and_lanes_with_a_key_that_are_reset_cost_no_message() {
+    child::run(
+        "connections_and_lanes_with_a_key_that_are_reset_cost_no_message",
+        &[LOOPBACK, LANES, KEY],
+        || under_resets(400, |number| number * 104_729 % 400_000),
+    );
+}
+
+/// Streams while a bit behind each `every` bytes changes on the way of all that its connections carry: how many did, how
+/// many came so with messages, and how many connections and lanes had brought what nobody had sealed.
+fn flips(every: u64, messages: usize, size_of: impl Fn(usize) -> usize) -> [u64; 3] {
     let (table, context) = started(12);
     let (link, relays) = relayed(&*table, context);
     for relay in [&relays.first, &relays.door] {
-        relay.flip_behind(400_000);
+        relay.flip_behind(every);
     }
-    stream(&link, messages, size_of);
-    assert!(relays.first.flipped() + relays.door.flipped() > 8);
-    assert!(relays.door.opened(ANY) > 8);
+    let changed = stream(&link, messages, size_of);
+    let flipped = relays.first.flipped() + relays.door.flipped();
+    let own = std::process::id();
+    let mut processes = tcpx_status::processes().into_iter();
+    let (_, socket) = processes.find(|(pid, _)| *pid == own).unwrap();
+    let forged = tcpx_status::ask(own, &socket).unwrap().totals.lanes_forged;
     link.close();
+    [flipped, changed, forged]
+}
+
+/// The same where none may come with a message.
+fn under_flips(messages: usize, size_of: impl Fn(usize) -> usize) {
+    let [flipped, changed, forged] = flips(400_000, messages, size_of);
+    assert!(
+        flipped > 8 && changed == 0 && forged > 4,
+        "{flipped}, {forged}"
+    );
+}
+
+#[test]
+fn changed_bits_cost_connections_with_a_key_and_no_short_message() {
+    child::run(
+        "changed_bits_cost_connections_with_a_key_and_no_short_message",
+        &[LOOPBACK, NO_LANES, KEY],
+        || under_flips(12_800, |number| number * 7919 % 2048),
+    );
+}
+
+#[test]
+fn changed_bits_in_control_cost_lanes_with_a_key_and_no_message() {
+    child::run(
+        "changed_bits_in_control_cost_lanes_with_a_key_and_no_message",
+        &[LOOPBACK, LANES, KEY, ("TCPX_NET_INLINE_BYTES", "4096")],
+        || {
+            // All sizes are right, and what lies bare has no more than the bits that were changed there.
+            // Rarer than records are long, which must come whole: else nothing would.
+            let [flipped, changed, forged] =
+                flips(20_000, 3200, |number| 4097 + number * 7919 % 3000);
+            assert!(changed > 0 && forged > 4, "{flipped}, {changed}, {forged}");
+            assert!(
+                changed + forged <= flipped,
+                "{flipped}, {changed}, {forged}"
+            );
+        },
+    );
 }
 
 #[test]
@@ -174,19 +238,21 @@ fn changed_bits_cost_sealed_lanes_and_no_message() {
     );
 }
 
-/// Whether who listens on the way finds what messages, long and short, hold, and what stands in front of them.
-fn is_heard() -> [bool; 2] {
+/// Whether who listens on the way finds what stands in front of messages and of their parts on lanes, and what they hold.
+fn is_heard() -> [bool; 3] {
     let (table, context) = started(12);
     let (link, relays) = relayed(&*table, context);
     link.warm();
     relays.first.listen();
     relays.door.listen();
-    stream(&link, 60, |number| [100, 3000, 40_000, 400_000][number % 4]);
+    let size_of = |number: usize| [100, 3000, 40_000, 400_000][number % 4];
+    assert_eq!(stream(&link, 60, size_of), 0);
     let heard = [relays.first.heard(), relays.door.heard()].concat();
     link.close();
     let holds = |part: &[u8]| heard.windows(part.len()).any(|bytes| bytes == part);
     // Content is random, repeated in blocks that each begin with their number.
-    [holds(b"TxMs"), repeats(&heard)]
+    let heads = [holds(b"TxMs\0\0\0\0"), holds(b"TCPC\x02\0\0\0")];
+    [heads[0], heads[1], repeats(&heard)]
 }
 
 /// Whether a part comes twice, as messages are cut out of the same content.
@@ -200,7 +266,15 @@ fn who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt() {
     let name = "who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt";
     let [key, encrypts] = ENCRYPTED;
     child::run(name, &[LOOPBACK, LANES, key, encrypts], || {
-        assert_eq!(is_heard(), [false, false]);
+        assert_eq!(is_heard(), [false; 3]);
+    });
+}
+
+#[test]
+fn who_listens_on_the_way_learns_payload_alone_of_ranks_with_a_key() {
+    let name = "who_listens_on_the_way_learns_payload_alone_of_ranks_with_a_key";
+    child::run(name, &[LOOPBACK, LANES, KEY], || {
+        assert_eq!(is_heard(), [false, false, true]);
     });
 }
 
@@ -208,7 +282,7 @@ fn who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt() {
 fn who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt() {
     let name = "who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt";
     child::run(name, &[LOOPBACK, LANES], || {
-        assert_eq!(is_heard(), [true, true]);
+        assert_eq!(is_heard(), [true; 3]);
     });
 }
 

@@ -5,7 +5,7 @@
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
+use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
 use tcpx_tests::nccl_part::Opaque;
 
@@ -358,6 +358,33 @@ fn the_newest_table_serves_ranks_that_encrypt() {
         "the_newest_table_serves_ranks_that_encrypt",
         &[LOOPBACK, LANES, key, encrypts],
         || play(12),
+    );
+}
+
+#[test]
+fn the_oldest_table_serves_ranks_with_a_key_without_lanes() {
+    child::run(
+        "the_oldest_table_serves_ranks_with_a_key_without_lanes",
+        &[LOOPBACK, NO_LANES, KEY],
+        || play(6),
+    );
+}
+
+#[test]
+fn the_newest_table_serves_ranks_with_a_key() {
+    child::run(
+        "the_newest_table_serves_ranks_with_a_key",
+        &[LOOPBACK, LANES, KEY],
+        || play(12),
+    );
+}
+
+#[test]
+fn cuda_pointers_of_ranks_with_a_key() {
+    child::run(
+        "cuda_pointers_of_ranks_with_a_key",
+        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN, KEY],
+        || cuda_pointers(12),
     );
 }
 

@@ -35,13 +35,24 @@ impl Protection {
     /// Both directions of a lane whose handshake left these keys.
     pub fn start(self, keys: LaneKeys) -> (SendSeal, ReceiveSeal) {
         let (sealer, opener) = keys.start();
+        (self.seal(sealer), self.open(opener))
+    }
+
+    /// What a lane sends.
+    pub fn seal(self, sealer: Sealer) -> SendSeal {
         match self {
-            Self::None => (SendSeal::Plain, ReceiveSeal::Plain),
-            Self::Headers => (SendSeal::Headers(sealer), ReceiveSeal::Headers(opener)),
-            Self::All => (
-                SendSeal::All(sealer, Box::default()),
-                ReceiveSeal::All(opener, Box::default()),
-            ),
+            Self::None => SendSeal::Plain,
+            Self::Headers => SendSeal::Headers(sealer),
+            Self::All => SendSeal::All(sealer, Box::default()),
+        }
+    }
+
+    /// What a lane receives.
+    pub fn open(self, opener: Opener) -> ReceiveSeal {
+        match self {
+            Self::None => ReceiveSeal::Plain,
+            Self::Headers => ReceiveSeal::Headers(opener),
+            Self::All => ReceiveSeal::All(opener, Box::default()),
         }
     }
 }

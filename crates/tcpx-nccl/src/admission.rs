@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::handshake::{Established, ServerHandshake, ServerStep, SessionId};
 use tcpx_wire::{Identity, Key};
@@ -23,8 +24,7 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub(crate) struct Admission {
     socket: Listener,
     key: Identity,
-    /// What the connections carry is sealed.
-    encrypts: bool,
+    protection: Protection,
     pending: Vec<Pending>,
     /// With as many, one makes room for one more.
     limit: usize,
@@ -62,11 +62,15 @@ enum Outcome {
 }
 
 impl Admission {
-    pub(crate) fn new(socket: Listener, (key, encrypts): (&Key, bool), limit: usize) -> Self {
+    pub(crate) fn new(
+        socket: Listener,
+        (key, protection): (&Key, Protection),
+        limit: usize,
+    ) -> Self {
         Self {
             socket,
             key: key.identity(),
-            encrypts,
+            protection,
             pending: Vec::new(),
             limit,
             choked: false,
@@ -110,7 +114,7 @@ impl Admission {
                         session, records, ..
                     } = *established;
                     return Ok(Some(Admitted {
-                        link: Link::new(stream, self.encrypts.then_some(records)),
+                        link: Link::new(stream, Some(records), self.protection),
                         peer,
                         session: session.id,
                     }));
@@ -245,7 +249,7 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let mut admission = Admission::new(
             socket,
-            (&Key::generate(&mut |bytes| bytes.fill(7)), false),
+            (&Key::generate(&mut |bytes| bytes.fill(7)), Protection::None),
             4,
         );
         let log = Log::new(HostLogger::default(), c"TCPX");

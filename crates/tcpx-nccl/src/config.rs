@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use nccl_net::constants::MAX_NET_BYTES;
 use nccl_net::export::NetError;
 use tcpx_lanes::idle::MAX_LANES;
+use tcpx_lanes::sealing::Protection;
 use tcpx_wire::Key;
 
 use crate::handle::array;
@@ -81,10 +82,10 @@ pub struct Config {
     pub chunk_bytes: usize,
     /// `TCPX_NET_SPLICE`: large chunks are sent without a copy; 0 for with one.
     pub splice: bool,
-    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it. Not with
-    /// `TCPX_NET_DEVICE=unpack`: `tcpx`, which drives that, has a key of its own there and passes handles on sealed.
+    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it, and control is sealed. Not
+    /// with `TCPX_NET_DEVICE=unpack`: `tcpx`, which drives that, has a key of its own there and passes handles on sealed.
     pub key: Option<Key>,
-    /// `TCPX_ENCRYPT`, the same for all ranks, which have a key: all that comms and lanes carry is sealed.
+    /// `TCPX_ENCRYPT`, the same for all ranks, which have a key: payload is sealed too.
     pub encrypts: bool,
 }
 
@@ -101,6 +102,15 @@ impl Config {
                 let (secret, check) = both.split_at(Key::BYTES);
                 (key(secret), array(check))
             }
+        }
+    }
+
+    /// How much of what its connections carry is sealed.
+    pub(crate) const fn protection(&self) -> Protection {
+        match (&self.key, self.encrypts) {
+            (None, _) => Protection::None,
+            (Some(_), false) => Protection::Headers,
+            (Some(_), true) => Protection::All,
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net::ResultCode;
 use nccl_net::export::{NetConnect, NetError};
+use tcpx_lanes::sealing::Protection;
 use tcpx_wire::ClientKey;
 
 use crate::dialer::{Dialer, Dialled};
@@ -49,7 +50,7 @@ impl Connector {
         shared: &Arc<Shared>,
         interface: &Interface,
         handle: &Handle,
-        key: (ClientKey, bool),
+        key: (ClientKey, Protection),
     ) -> Self {
         let now = Instant::now();
         let local = SocketAddr::new(interface.address, 0);
@@ -152,7 +153,7 @@ impl Connector {
             local: self.local,
             address: SocketAddr::new(self.peer.ip(), door.port),
             key: config.handshake_key(&door.secret).0.client_key(),
-            encrypts: config.encrypts,
+            protection: config.protection(),
         }
     }
 

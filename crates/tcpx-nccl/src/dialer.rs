@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::lock;
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::ClientKey;
 use tcpx_wire::handshake::{ClientHandshake, Established, Message, SessionId, Step};
@@ -55,8 +56,7 @@ pub(crate) struct Dialer {
     in_vain: Option<IpAddr>,
     peer: SocketAddr,
     key: ClientKey,
-    /// What the connection carries is sealed.
-    encrypts: bool,
+    protection: Protection,
     until: Instant,
     /// Until then a peer that cannot be reached is dialled again.
     settling: Instant,
@@ -96,7 +96,7 @@ impl Dialer {
     pub(crate) fn new(
         local: SocketAddr,
         peer: SocketAddr,
-        (key, encrypts): (ClientKey, bool),
+        (key, protection): (ClientKey, Protection),
         until: Instant,
     ) -> Self {
         let now = Instant::now();
@@ -109,7 +109,7 @@ impl Dialer {
             in_vain: None,
             peer,
             key,
-            encrypts,
+            protection,
             until,
             settling: now,
             began: now,
@@ -184,7 +184,7 @@ impl Dialer {
                         session, records, ..
                     }) = answer(&stream, &mut handshake)?
                     {
-                        let link = Link::new(stream, self.encrypts.then_some(records));
+                        let link = Link::new(stream, Some(records), self.protection);
                         let session = session.id;
                         return Ok(Some(Dialled { link, session }));
                     }
@@ -312,9 +312,9 @@ mod tests {
 
     use super::*;
 
-    fn key() -> (ClientKey, bool) {
+    fn key() -> (ClientKey, Protection) {
         let key = Key::generate(&mut |bytes| bytes.fill(7)).client_key();
-        (key, false)
+        (key, Protection::None)
     }
 
     /// An address of this host that is not loopback. No packet is sent.

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use nccl_net::export::Buffer;
+use tcpx_lanes::sealing::Protection;
 use tcpx_wire::record::Records;
 
 pub use comm::comm;
@@ -72,14 +73,14 @@ impl Memory {
     }
 }
 
-/// A connection's end for the code under test, which opens what `records` says, and the peer's.
-fn connection(records: Option<Records>) -> (Link, UnixStream) {
+/// A connection's end for the code under test, which opens what `records` say as far as it is protected, and the peer's.
+fn connection(records: Records, protection: Protection) -> (Link, UnixStream) {
     let (near, far) = UnixStream::pair().expect("two descriptors");
     near.set_nonblocking(true).expect("a socket");
     far.set_nonblocking(true).expect("a socket");
     // The calls in use are those of any stream socket.
     let near = Stream::new(TcpStream::from(OwnedFd::from(near)));
-    (Link::new(near, records), far)
+    (Link::new(near, Some(records), protection), far)
 }
 
 /// Sends the stream in pieces of at most `most` bytes, each followed by `look`, then the end.

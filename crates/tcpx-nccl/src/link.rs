@@ -1,7 +1,8 @@
-//! A connection behind its handshake: what it carries goes as it is or, where the ranks encrypt, sealed in
-//! [records](tcpx_wire::record).
+//! A connection behind its handshake: what it carries goes as it is or, where the ranks have a key, sealed in
+//! [records](tcpx_wire::record). Unless they encrypt, long payload goes bare behind the record of its head, which says
+//! how long it is.
 //!
-//! Places of the stream are counted in bytes that are not sealed. A record counts as sent once all of it is in the socket,
+//! Places of the stream are counted in the caller's bytes. A record counts as sent once all of it is in the socket,
 //! for only then may the peer have opened it; until then the caller offers its bytes again.
 
 use std::error::Error;
@@ -12,15 +13,24 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 
 use tcpx_lanes::lock;
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
 use tcpx_wire::lane_seal::{Opener, Sealer, TAG_BYTES};
-use tcpx_wire::record::{LENGTH_BYTES, MOST_BYTES, Records, sealed_bytes};
+use tcpx_wire::record::{LENGTH_BYTES, MOST_BYTES, RecordError, Records, sealed_bytes};
 
 use crate::held::Stream;
 
 /// Records that one call into the socket moves: with 4 the rate on two cores is 0.8 to 0.9, with 16 and 32 it is the same.
 const RECORDS: usize = 12;
 const ROOM: usize = RECORDS * sealed_bytes(MOST_BYTES);
+/// A record seals in front how many bytes follow it bare.
+const BARE_BYTES: usize = 4;
+/// Most bytes of the caller's in one record.
+const TEXT_BYTES: usize = MOST_BYTES - BARE_BYTES;
+/// Payload of so many bytes and more goes bare where ranks do not encrypt: to seal 4 KB makes a round trip a fifth longer.
+const LEAST_BARE_BYTES: usize = 2 << 10;
+/// What is asked of the socket where payload comes bare: a head and a short message. More would be copied twice.
+const AHEAD: usize = 8 << 10;
 
 /// An authenticated connection.
 #[derive(Debug)]
@@ -32,28 +42,35 @@ pub(crate) struct Link {
 /// The two directions of a connection that is sealed: the monitor sends too, and so does who reads.
 #[derive(Debug)]
 struct Sealed {
+    protection: Protection,
     outward: Mutex<Outward>,
     inward: Mutex<Inward>,
 }
 
 impl Link {
-    /// Sealed, if a handshake has left keys for that.
-    pub(crate) fn new(stream: Stream, records: Option<Records>) -> Self {
+    /// Protected so far with what a handshake has left for that.
+    pub(crate) fn new(stream: Stream, records: Option<Records>, protection: Protection) -> Self {
+        let records = records.filter(|_| protection != Protection::None);
         let sealed = records.map(|records| {
             let (sealer, opener) = records.into_halves();
             Box::new(Sealed {
-                outward: Mutex::new(Outward::new(sealer)),
-                inward: Mutex::new(Inward::new(opener)),
+                protection,
+                outward: Mutex::new(Outward::new(sealer, protection)),
+                inward: Mutex::new(Inward::new(opener, protection)),
             })
         });
         Self { stream, sealed }
     }
 
     /// The connection of a lane, and what seals and opens the rest of what it carries. Nothing may be half sent.
-    pub(crate) fn into_lane(self) -> (Stream, Option<(Sealer, Opener)>) {
+    pub(crate) fn into_lane(self) -> (Stream, Option<(Protection, Sealer, Opener)>) {
         let seals = self.sealed.map(|sealed| {
-            let Sealed { outward, inward } = *sealed;
-            (inner(outward).sealer, inner(inward).opener)
+            let Sealed {
+                protection,
+                outward,
+                inward,
+            } = *sealed;
+            (protection, inner(outward).sealer, inner(inward).opener)
         });
         (self.stream, seals)
     }
@@ -77,24 +94,24 @@ impl Link {
     pub(crate) fn send_bytes(&self, bytes: &[u8]) -> io::Result<Moved> {
         match &self.sealed {
             None => socket::send_bytes(&self.stream, bytes),
-            // SAFETY: borrowed for the call.
-            Some(_) => unsafe { self.send_spans(&[Span::of(bytes)]) },
+            // SAFETY: no payload.
+            Some(_) => unsafe { self.send_message(bytes, Span::EMPTY) },
         }
     }
 
-    /// As [`send_bytes`](Self::send_bytes), of these spans one behind the other.
+    /// As [`send_bytes`](Self::send_bytes), of a head and the payload behind it.
     ///
     /// # Errors
     /// The connection is broken.
     ///
     /// # Safety
-    /// Every span is readable memory of its length for the call.
-    pub(crate) unsafe fn send_spans(&self, spans: &[Span]) -> io::Result<Moved> {
+    /// The payload is readable memory of its length for the call.
+    pub(crate) unsafe fn send_message(&self, head: &[u8], payload: Span) -> io::Result<Moved> {
         match &self.sealed {
+            // SAFETY: the caller's; the head is borrowed.
+            None => unsafe { socket::send_spans(&self.stream, &[Span::of(head), payload]) },
             // SAFETY: the caller's.
-            None => unsafe { socket::send_spans(&self.stream, spans) },
-            // SAFETY: the caller's.
-            Some(sealed) => unsafe { lock(&sealed.outward).send(&self.stream, spans) },
+            Some(sealed) => unsafe { lock(&sealed.outward).send(&self.stream, head, payload) },
         }
     }
 
@@ -126,7 +143,7 @@ impl Link {
         match &self.sealed {
             None => socket::receive_bytes(&self.stream, into),
             Some(sealed) => {
-                let most = sealed_bytes(into.len());
+                let most = sealed_bytes(BARE_BYTES + into.len());
                 let spans = [Span::of_mut(into)];
                 // SAFETY: borrowed exclusively for the call.
                 unsafe { lock(&sealed.inward).receive(&self.stream, &spans, most) }
@@ -182,109 +199,138 @@ impl AsFd for Link {
 #[derive(Debug)]
 struct Outward {
     sealer: Sealer,
+    /// Payload of so many bytes and more goes bare.
+    bare_from: usize,
     bytes: Vec<u8>,
     /// Of `bytes`: in the socket.
     sent: usize,
     /// Bytes that they seal of what the caller offers, and those that it was told are sent.
     plain: usize,
     taken: usize,
+    /// Bytes behind those that go bare, and that the socket has not taken.
+    bare: usize,
 }
 
 impl Outward {
-    const fn new(sealer: Sealer) -> Self {
+    const fn new(sealer: Sealer, protection: Protection) -> Self {
         Self {
             sealer,
+            bare_from: match protection {
+                Protection::All => usize::MAX,
+                _ => LEAST_BARE_BYTES,
+            },
             bytes: Vec::new(),
             sent: 0,
             plain: 0,
             taken: 0,
+            bare: 0,
         }
     }
 
     const fn has_begun(&self) -> bool {
-        self.taken < self.plain
+        self.taken < self.plain || self.bare > 0
     }
 
-    /// One call into the socket; whether it has all records.
-    fn write(&mut self, stream: &Stream) -> io::Result<bool> {
-        if self.sent < self.bytes.len()
-            && let Moved::Bytes(bytes) = socket::send_bytes(stream, &self.bytes[self.sent..])?
-        {
-            self.sent += bytes;
+    /// One call into the socket, with what goes bare behind the records; whether it has all records.
+    ///
+    /// # Safety
+    /// As for [`Link::send_message`].
+    unsafe fn write(&mut self, stream: &Stream, payload: Span) -> io::Result<bool> {
+        let (records, bare) = (&self.bytes[self.sent..], payload.first(self.bare));
+        let moved = match (records.is_empty(), bare.is_empty()) {
+            (true, true) => return Ok(true),
+            (false, true) => socket::send_bytes(stream, records)?,
+            // SAFETY: records of ours, and the caller's.
+            (_, false) => unsafe { socket::send_spans(stream, &[Span::of(records), bare]) }?,
+        };
+        if let Moved::Bytes(bytes) = moved {
+            let sealed = bytes.min(records.len());
+            self.sent += sealed;
+            self.bare -= bytes - sealed;
         }
         Ok(self.sent == self.bytes.len())
     }
 
     fn send_whole(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<Moved> {
         debug_assert!(!self.has_begun(), "within a message");
-        if !self.write(stream)? {
-            return Ok(Moved::WouldBlock);
+        // SAFETY: no payload.
+        unsafe {
+            if !self.write(stream, Span::EMPTY)? {
+                return Ok(Moved::WouldBlock);
+            }
+            self.seal(bytes, Span::EMPTY);
+            // Nobody offers them again.
+            self.taken = self.plain;
+            self.write(stream, Span::EMPTY)?;
         }
-        // SAFETY: borrowed for the call.
-        unsafe { self.seal(&[Span::of(bytes)]) };
-        // Nobody offers them again.
-        self.taken = self.plain;
-        self.write(stream)?;
         Ok(Moved::Bytes(bytes.len()))
     }
 
     /// # Safety
-    /// As for [`Link::send_spans`].
-    unsafe fn send(&mut self, stream: &Stream, spans: &[Span]) -> io::Result<Moved> {
-        if !self.has_begun() {
-            if !self.write(stream)? {
-                return Ok(Moved::WouldBlock);
+    /// As for [`Link::send_message`].
+    unsafe fn send(&mut self, stream: &Stream, head: &[u8], payload: Span) -> io::Result<Moved> {
+        // SAFETY: the caller's.
+        unsafe {
+            if !self.has_begun() {
+                if !self.write(stream, Span::EMPTY)? {
+                    return Ok(Moved::WouldBlock);
+                }
+                self.seal(head, payload);
             }
-            // SAFETY: the caller's.
-            unsafe { self.seal(spans) };
+            let bare = self.bare;
+            let done = match self.write(stream, payload)? {
+                true => self.plain,
+                // All records but the last one seal as much.
+                false => self.sent / sealed_bytes(MOST_BYTES) * TEXT_BYTES,
+            };
+            let news = done - self.taken + bare - self.bare;
+            self.taken = done;
+            Ok(match news {
+                0 => Moved::WouldBlock,
+                bytes => Moved::Bytes(bytes),
+            })
         }
-        let done = match self.write(stream)? {
-            true => self.plain,
-            // All records but the last one seal as much.
-            false => self.sent / sealed_bytes(MOST_BYTES) * MOST_BYTES,
-        };
-        let news = done - self.taken;
-        self.taken = done;
-        Ok(match news {
-            0 => Moved::WouldBlock,
-            bytes => Moved::Bytes(bytes),
-        })
     }
 
     /// Seals as much of these bytes as there is room for, in place of the records before.
     ///
     /// # Safety
-    /// As for [`Link::send_spans`].
-    unsafe fn seal(&mut self, spans: &[Span]) {
+    /// As for [`Link::send_message`].
+    unsafe fn seal(&mut self, head: &[u8], payload: Span) {
         self.bytes.clear();
         (self.sent, self.plain, self.taken) = (0, 0, 0);
-        let offered: usize = spans.iter().map(|span| span.len()).sum();
-        let most = offered.min(RECORDS * MOST_BYTES);
-        let mut spans = spans.iter().copied();
-        let mut rest = Span::EMPTY;
-        while self.plain < most {
-            let record = (most - self.plain).min(MOST_BYTES);
+        let (bare, payload) = match payload.len() >= self.bare_from {
+            // A head is far shorter than the records here; what is longer than 4 GiB is offered again.
+            true => (payload.len().try_into().unwrap_or(u32::MAX), Span::EMPTY),
+            false => (0, payload),
+        };
+        self.bare = bare as usize;
+        let offered = head.len() + payload.len();
+        for _ in 0..RECORDS {
+            let text = (offered - self.plain).min(TEXT_BYTES);
+            let (from, to) = (self.plain, self.plain + text);
             // At most `MOST_BYTES` and a tag.
-            let length = (record + TAG_BYTES) as u16;
+            let length = (BARE_BYTES + text + TAG_BYTES) as u16;
             self.bytes.extend_from_slice(&length.to_le_bytes());
             let start = self.bytes.len();
-            while self.bytes.len() < start + record {
-                if rest.is_empty() {
-                    match spans.next() {
-                        Some(span) => rest = span,
-                        None => return,
-                    }
-                    continue;
-                }
-                let piece = rest.first(start + record - self.bytes.len());
+            let behind = if to == offered { bare } else { 0 };
+            self.bytes.extend_from_slice(&behind.to_le_bytes());
+            self.bytes
+                .extend_from_slice(&head[from.min(head.len())..to.min(head.len())]);
+            let payload = payload
+                .first(to.saturating_sub(head.len()))
+                .from(from.saturating_sub(head.len()));
+            if !payload.is_empty() {
                 // SAFETY: not empty, and the caller vouches for it.
-                let piece = unsafe { std::slice::from_raw_parts(piece.start(), piece.len()) };
-                self.bytes.extend_from_slice(piece);
-                rest = rest.from(piece.len());
+                let bytes = unsafe { std::slice::from_raw_parts(payload.start(), payload.len()) };
+                self.bytes.extend_from_slice(bytes);
             }
             let tag = self.sealer.seal(&mut self.bytes[start..]);
             self.bytes.extend_from_slice(&tag);
-            self.plain += record;
+            self.plain = to;
+            if to == offered {
+                break;
+            }
         }
     }
 }
@@ -293,22 +339,31 @@ impl Outward {
 #[derive(Debug)]
 struct Inward {
     opener: Opener,
-    /// Has [`ROOM`] once it has been used.
+    /// Most that is asked of the socket. Where payload comes bare, that is less.
+    most: usize,
+    /// Has room for that, and for any record, once it has been used.
     bytes: Vec<u8>,
-    /// Of `bytes`: what was opened and not taken, and what has come behind it and its tag.
+    /// Of `bytes`: what was opened, or came bare, and was not taken, and what has come behind it and its tag.
     opened: Range<usize>,
     came: Range<usize>,
+    /// Bytes that come bare in front of the next record.
+    bare: usize,
     /// The last read took all that there was.
     is_drained: bool,
 }
 
 impl Inward {
-    const fn new(opener: Opener) -> Self {
+    const fn new(opener: Opener, protection: Protection) -> Self {
         Self {
             opener,
+            most: match protection {
+                Protection::All => ROOM,
+                _ => AHEAD,
+            },
             bytes: Vec::new(),
             opened: 0..0,
             came: 0..0,
+            bare: 0,
             is_drained: false,
         }
     }
@@ -331,6 +386,8 @@ impl Inward {
                     let is_drained = std::mem::take(&mut self.is_drained);
                     match moved {
                         0 if is_drained => return Ok(Moved::WouldBlock),
+                        // SAFETY: the caller's.
+                        0 if self.bare > 0 => return unsafe { self.read_bare(stream, rest) },
                         0 => {}
                         bytes => return Ok(Moved::Bytes(bytes)),
                     }
@@ -351,10 +408,17 @@ impl Inward {
         Ok(Moved::Bytes(moved))
     }
 
-    /// Opens the next record that seals anything, if it has come whole.
+    /// Opens the next record that seals anything, if it has come whole, or takes what has come bare.
     fn open(&mut self) -> io::Result<bool> {
         while self.opened.is_empty() {
-            let came = &mut self.bytes[self.came.clone()];
+            let (start, came) = (self.came.start, &mut self.bytes[self.came.clone()]);
+            if self.bare > 0 {
+                let bytes = self.bare.min(came.len());
+                self.opened = start..start + bytes;
+                self.came.start += bytes;
+                self.bare -= bytes;
+                return Ok(bytes > 0);
+            }
             let length = Records::length(came).map_err(forged)?;
             let Some(length) = length else {
                 return Ok(false);
@@ -362,9 +426,15 @@ impl Inward {
             let Some(sealed) = came.get_mut(LENGTH_BYTES..LENGTH_BYTES + length) else {
                 return Ok(false);
             };
-            let opened = self.opener.open(sealed).map_err(forged)?.len();
-            let start = self.came.start + LENGTH_BYTES;
-            self.opened = start..start + opened;
+            let opened = self.opener.open(sealed).map_err(forged)?;
+            let arrived = opened.len();
+            let bare = opened.first_chunk().copied().map(u32::from_le_bytes);
+            self.bare = match bare {
+                Some(bare) if bare == 0 || self.most < ROOM => bare as usize,
+                _ => return Err(forged(RecordError::Length { arrived })),
+            };
+            let start = start + LENGTH_BYTES;
+            self.opened = start + BARE_BYTES..start + arrived;
             self.came.start = start + length;
         }
         Ok(true)
@@ -372,15 +442,15 @@ impl Inward {
 
     /// Reads more, behind what has come; nothing is opened then.
     fn read(&mut self, stream: &Stream, most: usize) -> io::Result<Moved> {
-        self.bytes.resize(ROOM, 0);
+        self.make_room();
         self.bytes.copy_within(self.came.clone(), 0);
         self.came = 0..self.came.len();
         // A record that is longer than what the caller wants must be there whole, too.
         let most = match Records::length(&self.bytes[self.came.clone()]) {
-            Ok(Some(length)) => most.max(LENGTH_BYTES + length),
-            _ => most,
+            Ok(Some(length)) => most.min(self.most).max(LENGTH_BYTES + length),
+            _ => most.min(self.most),
         };
-        let room = &mut self.bytes[self.came.end..most.min(ROOM)];
+        let room = &mut self.bytes[self.came.end..most];
         let asked = room.len();
         let moved = socket::receive_bytes(stream, room)?;
         match moved {
@@ -388,14 +458,48 @@ impl Inward {
                 self.came.end += bytes;
                 self.is_drained = bytes < asked;
             }
-            Moved::End if !self.came.is_empty() => {
-                let why = "the connection ended within a record";
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
-            }
+            Moved::End if !self.came.is_empty() => return Err(ended_within()),
             _ => {}
         }
         Ok(moved)
     }
+
+    /// Reads bytes that come bare to where they are wanted, and what follows them aside; nothing has come then.
+    ///
+    /// # Safety
+    /// As for [`Link::receive_spans`].
+    unsafe fn read_bare(&mut self, stream: &Stream, into: Span) -> io::Result<Moved> {
+        self.make_room();
+        let into = into.first(self.bare);
+        let behind = match into.len() == self.bare {
+            true => Span::of_mut(&mut self.bytes[..self.most]),
+            false => Span::EMPTY,
+        };
+        // SAFETY: the caller's, and a buffer of ours.
+        Ok(
+            match unsafe { socket::receive_spans(stream, &[into, behind]) }? {
+                Moved::Bytes(bytes) => {
+                    let placed = bytes.min(into.len());
+                    self.bare -= placed;
+                    self.came = 0..bytes - placed;
+                    self.is_drained = bytes < into.len() + behind.len();
+                    Moved::Bytes(placed)
+                }
+                Moved::End => return Err(ended_within()),
+                Moved::WouldBlock => Moved::WouldBlock,
+            },
+        )
+    }
+
+    fn make_room(&mut self) {
+        let room = self.most.max(sealed_bytes(MOST_BYTES));
+        self.bytes.resize(room, 0);
+    }
+}
+
+fn ended_within() -> io::Error {
+    let why = "the connection ended within a record, or the payload behind one";
+    io::Error::new(io::ErrorKind::UnexpectedEof, why)
 }
 
 #[cfg(test)]
@@ -409,22 +513,24 @@ mod tests {
 
     use super::*;
 
-    fn link(end: UnixStream, send: u8, receive: u8) -> Link {
+    fn link(end: UnixStream, (send, receive): (u8, u8), protection: Protection) -> Link {
         end.set_nonblocking(true).unwrap();
         let keys = LaneKeys::new([send; 32], [receive; 32]);
         // The calls in use are those of any stream socket.
         let stream = Stream::new(TcpStream::from(OwnedFd::from(end)));
-        Link::new(stream, Some(Records::new(keys)))
+        Link::new(stream, Some(Records::new(keys)), protection)
     }
 
     /// Both ends of a connection, and the two sockets between them.
-    fn pair() -> (Link, UnixStream, UnixStream, Link) {
+    fn pair(protection: Protection) -> (Link, UnixStream, UnixStream, Link) {
         let ((near, to_near), (far, to_far)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         for between in [&to_near, &to_far] {
             between.set_nonblocking(true).unwrap();
         }
-        (link(near, 1, 2), to_near, to_far, link(far, 2, 1))
+        let [near, far] =
+            [(near, (1, 2)), (far, (2, 1))].map(|(end, keys)| link(end, keys, protection));
+        (near, to_near, to_far, far)
     }
 
     /// Passes on what has come, at most so many bytes of it, as far as there is room.
@@ -443,16 +549,22 @@ mod tests {
         fn bytes_arrive_in_order_however_they_are_cut(
             steps in prop::collection::vec((0u8..5, 1usize..200_000, 1usize..60_000), 1..200),
             seed: u8,
+            encrypts: bool,
         ) {
-            let (near, to_near, to_far, far) = pair();
+            let protection = if encrypts { Protection::All } else { Protection::Headers };
+            let (near, to_near, to_far, far) = pair(protection);
             let text: Vec<u8> = (0..4 << 20).map(|at: usize| (at >> 8) as u8 ^ at as u8 ^ seed).collect();
             let (mut sent, mut received, mut held) = (0, Vec::<u8>::new(), Vec::new());
+            let (mut payload, mut end) = (0, 0);
             let mut step = |kind: u8, most: usize, cut: usize| match kind {
                 0 | 1 => {
-                    let rest = &text[sent..text.len().min(sent + most)];
-                    let (head, rest) = rest.split_at(rest.len().min(cut));
+                    if !near.has_begun() {
+                        end = text.len().min(sent + most);
+                        payload = end.min(sent + cut);
+                    }
+                    let (head, rest) = text[sent..end].split_at(payload.saturating_sub(sent));
                     // SAFETY: borrowed for the call.
-                    let moved = unsafe { near.send_spans(&[Span::of(head), Span::EMPTY, Span::of(rest)]) };
+                    let moved = unsafe { near.send_message(head, Span::of(rest)) };
                     if let Moved::Bytes(bytes) = moved.unwrap() {
                         sent += bytes;
                     }
@@ -482,7 +594,7 @@ mod tests {
             while rounds < 64 {
                 rounds += 1;
                 step(2, 1, 1 << 20)?;
-                step(3, 1 << 20, 1)?;
+                step(3, 1, 1 << 20)?;
             }
             prop_assert!(received == text[..received.len()], "other bytes arrived");
             prop_assert_eq!(received.len(), sent);
@@ -491,26 +603,83 @@ mod tests {
 
     #[test]
     fn a_changed_byte_ends_what_is_received() {
-        let (near, mut to_near, mut to_far, far) = pair();
-        let text = *b"a message that nobody on the path reads";
-        assert!(matches!(near.send_bytes(&text), Ok(Moved::Bytes(39))));
-        let mut wire = [0; sealed_bytes(39)];
-        to_near.read_exact(&mut wire).unwrap();
-        let is_seen = |part: &[u8]| wire.windows(part.len()).any(|window| window == part);
-        assert!(!is_seen(&text[..8]) && !is_seen(&text[31..]));
-        wire[20] ^= 4;
+        for protection in [Protection::Headers, Protection::All] {
+            let (near, mut to_near, mut to_far, far) = pair(protection);
+            let text = *b"a message that nobody on the path reads";
+            assert!(matches!(near.send_bytes(&text), Ok(Moved::Bytes(39))));
+            let mut wire = [0; sealed_bytes(BARE_BYTES + 39)];
+            to_near.read_exact(&mut wire).unwrap();
+            let is_seen = |part: &[u8]| wire.windows(part.len()).any(|window| window == part);
+            assert!(!is_seen(&text[..8]) && !is_seen(&text[31..]));
+            wire[20] ^= 4;
+            to_far.write_all(&wire).unwrap();
+            let mut into = [7; 39];
+            let error = far.receive_bytes(&mut into).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            assert_eq!(into, [7; 39]);
+        }
+    }
+
+    /// Sends a head of 24 bytes and payload; what went over the wire, and what the receiver makes of it if `change` had it.
+    fn through(
+        protection: Protection,
+        payload: &[u8],
+        change: impl FnOnce(&mut [u8]),
+    ) -> (Vec<u8>, io::Result<[Vec<u8>; 2]>) {
+        let (near, mut to_near, mut to_far, far) = pair(protection);
+        // SAFETY: borrowed for the call.
+        let sent = unsafe { near.send_message(&[9; 24], Span::of(payload)) };
+        let whole = 24 + payload.len();
+        assert!(matches!(sent, Ok(Moved::Bytes(bytes)) if bytes == whole));
+        drop(near);
+        let mut wire = Vec::new();
+        to_near.set_nonblocking(false).unwrap();
+        to_near.read_to_end(&mut wire).unwrap();
+        let as_sent = wire.clone();
+        change(&mut wire);
         to_far.write_all(&wire).unwrap();
-        let mut into = [7; 39];
-        let error = far.receive_bytes(&mut into).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
-        assert_eq!(into, [7; 39]);
+        let mut got = Vec::new();
+        while got.len() < whole {
+            let mut into = vec![0; whole - got.len()];
+            match far.receive_bytes(&mut into) {
+                Ok(Moved::Bytes(bytes)) => got.extend_from_slice(&into[..bytes]),
+                Ok(_) => {}
+                Err(error) => return (as_sent, Err(error)),
+            }
+        }
+        let payload = got.split_off(24);
+        (as_sent, Ok([got, payload]))
+    }
+
+    #[test]
+    fn only_long_payload_of_who_does_not_encrypt_goes_bare() {
+        let bytes: Vec<u8> = (0..40_000_usize).map(|at| ((at * 7) >> 3) as u8).collect();
+        for (protection, len, is_bare) in [
+            (Protection::Headers, LEAST_BARE_BYTES - 1, false),
+            (Protection::Headers, LEAST_BARE_BYTES, true),
+            (Protection::Headers, 40_000, true),
+            (Protection::All, 40_000, false),
+        ] {
+            let payload = &bytes[..len];
+            let (wire, got) = through(protection, payload, |_| {});
+            assert!(got.unwrap() == [vec![9; 24], payload.to_vec()]);
+            assert_eq!(wire.ends_with(payload), is_bare);
+            assert!(!wire.windows(8).any(|part| part == [9; 8]));
+            // Also of how much of it goes bare, in front of the head.
+            for at in [0, 2, 5, 20, 40] {
+                let (_, got) = through(protection, payload, |wire| wire[at] ^= 1);
+                assert!(got.is_err(), "byte {at}");
+            }
+            let (_, got) = through(protection, payload, |wire| wire[2000] ^= 1);
+            assert_eq!(got.is_ok(), is_bare);
+        }
     }
 
     #[test]
     fn an_end_within_a_record_is_no_end_in_order() {
-        let (near, mut to_near, mut to_far, far) = pair();
+        let (near, mut to_near, mut to_far, far) = pair(Protection::All);
         assert!(matches!(near.send_bytes(&[1; 100]), Ok(Moved::Bytes(100))));
-        let mut wire = [0; sealed_bytes(100)];
+        let mut wire = [0; sealed_bytes(BARE_BYTES + 100)];
         to_near.read_exact(&mut wire).unwrap();
         to_far.write_all(&wire[..60]).unwrap();
         drop(to_far);
@@ -525,7 +694,7 @@ mod tests {
 
     #[test]
     fn a_lane_s_hello_takes_nothing_of_what_follows_it() {
-        let (near, to_near, to_far, far) = pair();
+        let (near, to_near, to_far, far) = pair(Protection::All);
         assert!(matches!(near.send_whole(&[1; 32]), Ok(Moved::Bytes(32))));
         assert!(matches!(near.send_bytes(&[2; 500]), Ok(Moved::Bytes(500))));
         carry(&to_near, &to_far, &mut Vec::new(), 1 << 10);
@@ -536,9 +705,12 @@ mod tests {
         ));
         assert_eq!(hello, [1; 32]);
         let (stream, seals) = far.into_lane();
-        let (_, mut opener) = seals.unwrap();
-        let mut wire = vec![0; sealed_bytes(500)];
+        let (_, _, mut opener) = seals.unwrap();
+        let mut wire = vec![0; sealed_bytes(BARE_BYTES + 500)];
         (&*stream).read_exact(&mut wire).unwrap();
-        assert_eq!(opener.open(&mut wire[LENGTH_BYTES..]).unwrap(), [2; 500]);
+        assert_eq!(
+            opener.open(&mut wire[LENGTH_BYTES..]).unwrap()[BARE_BYTES..],
+            [2; 500]
+        );
     }
 }

@@ -63,7 +63,7 @@ impl ListenComm {
             name: format!("listen comm {listen_id} on {address}"),
             admission: Mutex::new(Admission::new(
                 socket,
-                (&key, shared.config.encrypts),
+                (&key, shared.config.protection()),
                 MAX_PENDING,
             )),
             _runtime: runtime,

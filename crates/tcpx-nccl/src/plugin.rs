@@ -302,7 +302,7 @@ impl NetPlugin for TcpxPlugin {
             };
             return Err(NetError::invalid_argument(why));
         }
-        let key = (key.client_key(), config.encrypts);
+        let key = (key.client_key(), config.protection());
         Ok(Connector::new(&self.shared, interface, &handle, key))
     }
 }

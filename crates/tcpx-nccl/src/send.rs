@@ -5,7 +5,7 @@ mod lanes;
 mod replies;
 mod status;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
@@ -125,8 +125,8 @@ struct State {
     sent: (u64, u64),
     resend: Resend,
     redial: Option<Redial>,
-    /// Connections that brought what the receiver did not seal.
-    forged: u64,
+    /// Connections and lanes that brought what the receiver did not seal.
+    forged: AtomicU64,
     /// A call that sent has heard of a reset, which hides it from those that read: they find an end.
     is_broken: bool,
     /// The connection before, until the receiver has let go of it.
@@ -187,7 +187,7 @@ impl SendComm {
             sent: (0, 0),
             resend,
             redial,
-            forged: 0,
+            forged: AtomicU64::new(0),
             is_broken: false,
             before: None,
             attention,
@@ -463,10 +463,8 @@ impl State {
                 None => return Err(no_staging(name)),
             },
         };
-        let spans = [Span::of(header_left), payload];
-        // SAFETY: the header is ours; the payload lies in memory that the host registered and keeps
-        // valid until the request is done, or in our staging memory, whose slot is held.
-        let moved = unsafe { link.send_spans(&spans) };
+        // SAFETY: the payload lies in memory that the host registered and keeps valid until the request is done, or in our staging memory, whose slot is held.
+        let moved = unsafe { link.send_message(header_left, payload) };
         let Ok(Moved::Bytes(bytes)) = moved else {
             return self.wrote(moved);
         };

@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use nccl_net::export::{HostLogger, Log};
+use tcpx_lanes::sealing::Protection;
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
 
@@ -26,25 +27,39 @@ static RUNTIME: LazyLock<Arc<Runtime>> = LazyLock::new(|| {
     plugin.shared().runtime().expect("two threads")
 });
 
-/// Input: whether there may be lanes, how the stream is cut and whether it is sealed, then what the peer sends.
+/// Input: whether there may be lanes, how the stream is cut, whether it is sealed and every other piece bare, then what
+/// the peer sends.
 pub fn comm(data: &[u8]) {
     let Some((how, stream)) = data.split_first() else {
         return;
     };
-    let (with_lanes, most) = (how & 1 == 1, usize::from(how >> 1 & 0x3F) + 1);
+    let (with_lanes, most) = (how & 1 == 1, usize::from(how >> 1 & 0x1F) + 1);
     let mut memory = Memory::new();
     let plain = plainly(stream, with_lanes, &mut memory);
 
     let records = || Records::new(LaneKeys::new([7; 32], [7; 32]));
-    let seals = how & 0x80 != 0;
-    let (near, far) = connection(seals.then(records));
+    let protection = match how >> 6 {
+        0 | 1 => Protection::None,
+        2 => Protection::All,
+        _ => Protection::Headers,
+    };
+    let (near, far) = connection(records(), protection);
     let mut wire = Vec::new();
     let mut ours = records();
-    for piece in stream.chunks(most) {
-        match seals {
-            true => drop(ours.seal(piece, &mut wire)),
-            false => wire.extend_from_slice(piece),
+    let mut pieces = stream.chunks(most);
+    while let Some(piece) = pieces.next() {
+        let bare = match protection {
+            Protection::Headers => pieces.next().unwrap_or_default(),
+            _ => &[],
+        };
+        match protection {
+            Protection::None => wire.extend_from_slice(piece),
+            _ => {
+                let text = [&(bare.len() as u32).to_le_bytes(), piece].concat();
+                ours.seal(&text, &mut wire);
+            }
         }
+        wire.extend_from_slice(bare);
     }
     let lanes = with_lanes.then(|| Landing::new(Arc::clone(&RUNTIME), 0, 64 << 10));
     let mut inbound = Inbound::new(Arc::new(near), String::new(), None, lanes, None);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nccl_net::export::{HostLogger, Log};
 use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
 use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
+use tcpx_lanes::sealing::Protection;
 use tcpx_wire::ChunkHeader;
 use tcpx_wire::crc::crc32c;
 
@@ -114,7 +115,7 @@ fn connection() -> (Link, TcpStream) {
     far.set_read_timeout(Some(TOO_LONG)).expect("a socket");
     let (near, _) = listener.accept().expect("it was connected");
     near.set_nonblocking(true).expect("a socket");
-    (Link::new(Stream::new(near), None), far)
+    (Link::new(Stream::new(near), None, Protection::None), far)
 }
 
 /// The stream with checksums that fit.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nccl_net::export::Log;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_lanes::event_loop::Receivers;
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
@@ -53,7 +54,7 @@ impl LaneDoor {
     pub(crate) fn open(
         listener: Listener,
         secret: [u8; Key::BYTES],
-        key: (&Key, bool),
+        key: (&Key, Protection),
         process: u64,
         loops: Receivers,
         registry: Arc<Registry>,

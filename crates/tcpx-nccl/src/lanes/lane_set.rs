@@ -4,7 +4,7 @@ mod status;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use tcpx_lanes::lock;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_wire::ClientKey;
@@ -53,7 +54,7 @@ pub(crate) struct Peer {
     pub(crate) local: SocketAddr,
     pub(crate) address: SocketAddr,
     pub(crate) key: ClientKey,
-    pub(crate) encrypts: bool,
+    pub(crate) protection: Protection,
 }
 
 /// Lanes to one peer process.
@@ -81,6 +82,8 @@ pub(crate) struct LaneSet {
     attention: Attention,
     /// How often the peer had moved when a comm that closes found that it does not, and when.
     silence: Mutex<Option<(u64, Instant)>>,
+    /// Lanes that brought what the peer did not seal.
+    forged: AtomicU64,
     /// Lanes that have ended and are not dialled yet, each with the reason.
     ended: Mutex<Vec<(u16, String)>>,
     /// Lanes that have ended and have not come back.
@@ -180,6 +183,7 @@ impl LaneSet {
             attention,
             silence: Mutex::default(),
             ended: Mutex::default(),
+            forged: AtomicU64::new(0),
             missing: AtomicUsize::new(0),
             dialling: Mutex::new(Dialling {
                 dials,
@@ -328,6 +332,11 @@ impl LaneSet {
         state.stream = Arc::downgrade(&stream);
         place.start(Box::new(transmit_lane(set, lane, stream, seals)));
         Ok(())
+    }
+
+    /// How many lanes brought what the peer did not seal.
+    pub(crate) const fn forged(&self) -> &AtomicU64 {
+        &self.forged
     }
 
     /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
@@ -668,7 +677,7 @@ impl Dialling {
 
 impl Peer {
     fn dialer(&self, until: Instant) -> Dialer {
-        let key = (self.key.clone(), self.encrypts);
+        let key = (self.key.clone(), self.protection);
         Dialer::new(self.local, self.address, key, until)
     }
 
@@ -698,7 +707,7 @@ impl LaneSet {
     pub(crate) fn without_lanes(splice: bool) -> Arc<Self> {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
         let peer = Peer {
-            encrypts: false,
+            protection: Protection::None,
             local: nobody,
             address: nobody,
             key: tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key(),

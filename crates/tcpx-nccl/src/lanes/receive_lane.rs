@@ -35,7 +35,7 @@ pub(crate) fn receive_lane(
     let (stream, seals) = link.into_lane();
     let (seal, sealer) = match seals {
         None => (ReceiveSeal::Plain, None),
-        Some((sealer, opener)) => (ReceiveSeal::All(opener, Box::default()), Some(sealer)),
+        Some((protection, sealer, opener)) => (protection.open(opener), Some(sealer)),
     };
     let comms = Comms {
         stream,
@@ -250,6 +250,7 @@ mod tests {
     use nccl_net::export::{Buffer, HostLogger};
     use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
     use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
+    use tcpx_lanes::sealing::Protection;
     use tcpx_wire::TransferId;
 
     use super::*;
@@ -300,7 +301,7 @@ mod tests {
             };
             let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
             let place = self.loops.receive();
-            let link = Link::new(Stream::new(stream), None);
+            let link = Link::new(Stream::new(stream), None, Protection::None);
             let registry = Arc::clone(&self.registry);
             let lane = receive_lane(link, &hello, registry, place, log);
             (lane.unwrap(), peer)

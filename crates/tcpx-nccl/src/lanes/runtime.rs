@@ -134,7 +134,7 @@ impl Runtime {
             self.secret,
             (
                 &shared.config.handshake_key(&self.secret).0,
-                shared.config.encrypts,
+                shared.config.protection(),
             ),
             self.id,
             self.loops.receivers(),

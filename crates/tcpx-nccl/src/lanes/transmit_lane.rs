@@ -6,8 +6,9 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use tcpx_lanes::sealing::{Head, SendSeal};
+use tcpx_lanes::sealing::{Head, Protection, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Span};
@@ -18,6 +19,7 @@ use super::lane_set::LaneSet;
 use super::outlet::Chunk;
 use super::retention::{self, Retention};
 use crate::held::Stream;
+use crate::link::is_forged;
 
 /// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike copying,
 /// splicing would fill one lane in no time.
@@ -35,11 +37,11 @@ pub(super) fn transmit_lane(
     set: Arc<LaneSet>,
     number: u16,
     stream: Arc<Stream>,
-    seals: Option<(Sealer, Opener)>,
+    seals: Option<(Protection, Sealer, Opener)>,
 ) -> SendLane<Queue> {
     let (seal, opener) = match seals {
         None => (SendSeal::Plain, None),
-        Some((sealer, opener)) => (SendSeal::All(sealer, Box::default()), Some(opener)),
+        Some((protection, sealer, opener)) => (protection.seal(sealer), Some(opener)),
     };
     let most_unacked = most_unacked(set.lanes(), is_near(&stream));
     let queue = Queue {
@@ -176,6 +178,8 @@ impl Owner for Queue {
     }
 
     fn ended(&mut self, _within: Option<(&Leaving, usize)>, cause: io::Error) {
+        let is_forged = u64::from(is_forged(&cause));
+        self.set.forged().fetch_add(is_forged, Ordering::Relaxed);
         self.why = Some(cause.to_string());
     }
 

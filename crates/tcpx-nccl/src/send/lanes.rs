@@ -162,6 +162,7 @@ mod tests {
     use std::sync::Arc;
 
     use nccl_net::export::{Buffer, HostLogger, MemoryRegion, NetComm, NetSend, RequestId};
+    use tcpx_lanes::sealing::Protection;
 
     use super::*;
     use crate::config::Config;
@@ -213,7 +214,7 @@ mod tests {
             tcpx_lanes::socket::prepare_comm(&stream).unwrap();
             let (mut peer, _) = listener.accept().unwrap();
             let carriage = Carriage::new(route, BYTES);
-            let link = Link::new(Stream::new(stream), None);
+            let link = Link::new(Stream::new(stream), None, Protection::None);
             let number = shared.number();
             let name = number.to_string();
             let comm = SendComm::new(shared, link, number, name, carriage, None).unwrap();

@@ -1,5 +1,6 @@
 //! What a send comm hears from its receiver, and what it says when nothing moves.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nccl_net::ResultCode;
@@ -40,7 +41,8 @@ impl State {
                     }
                 }
                 Err(error) if self.lose(error.to_string()) => {
-                    self.forged += u64::from(is_forged(&error));
+                    self.forged
+                        .fetch_add(u64::from(is_forged(&error)), Ordering::Relaxed);
                     return Ok(());
                 }
                 Ok(Moved::End) if self.is_broken && self.lose("it was reset".to_owned()) => {

@@ -1,10 +1,13 @@
 //! What `tcpx status` tells of a send comm.
 
+use std::sync::atomic::Ordering;
+
 use nccl_net::export::NetError;
 use tcpx_lanes::tcp_info::tcp_counters;
 use tcpx_status::{ConnectionReport, Counters};
 
 use super::State;
+use crate::lanes::carriage::Carriage;
 use crate::status::{Comm, Running};
 
 impl Comm for State {
@@ -60,12 +63,15 @@ impl Comm for State {
 
     fn counters(&self) -> Counters {
         let own = tcp_counters(&*self.link).unwrap_or_default();
+        let lanes = self.carriage.as_ref().map(Carriage::set);
+        // Those of lanes, which comms share, by the comm that asks first.
+        let news = lanes.map_or(0, |set| set.forged().swap(0, Ordering::Relaxed));
         let (operations_completed, bytes_sent) = self.sent;
         Counters {
             bytes_sent,
             operations_completed,
             operations_failed: u64::from(self.failure.is_some()),
-            lanes_forged: self.forged,
+            lanes_forged: self.forged.fetch_add(news, Ordering::Relaxed) + news,
             control_bytes_sent: own.sent,
             control_bytes_received: own.received,
             ..Counters::default()
