@@ -11,7 +11,6 @@ pub mod counting;
 pub mod double;
 pub mod fake_kernel;
 pub mod faults;
-pub mod flipper;
 pub mod habits;
 pub mod instructions;
 pub mod namespaces;

@@ -1,4 +1,4 @@
-//! A relay in front of a listener that can do to one stream what networks do.
+//! A relay in front of a listener that can do to one stream what networks do, and flip bits of all.
 //!
 //! The first bytes of a stream say what it is ([`Line`]); faults are set for a line and happen at a
 //! byte of its first stream: exactly there while one direction is quiet, else within one piece of it.
@@ -6,12 +6,17 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::net::SendFlags;
+use tcpx_lanes::{lock, socket};
+
+use crate::faults::random;
 
 /// How long a pump waits before it looks at its orders again.
 const LOOK: Duration = Duration::from_millis(20);
@@ -42,6 +47,30 @@ pub enum Line {
     Lane(u16),
 }
 
+/// Bits that relays have flipped.
+#[derive(Debug, Default)]
+pub struct Flips {
+    /// In control connections, and in lanes.
+    by_kind: [AtomicU64; 2],
+}
+
+impl Flips {
+    /// In control connections; of the NCCL plugin, in all.
+    pub fn control(&self) -> u64 {
+        self.by_kind[0].load(Ordering::Relaxed)
+    }
+
+    /// In lanes.
+    pub fn lanes(&self) -> u64 {
+        self.by_kind[1].load(Ordering::Relaxed)
+    }
+
+    /// In both.
+    pub fn sum(&self) -> u64 {
+        self.control() + self.lanes()
+    }
+}
+
 /// A line's orders and what has happened to it.
 #[derive(Debug, Default)]
 struct State {
@@ -62,10 +91,11 @@ struct Board {
     lines: Mutex<HashMap<Line, State>>,
     /// Nothing goes through any more.
     cut: AtomicBool,
-    /// One bit of so many bytes of each direction of each stream is changed; 0: none.
-    flips: AtomicU64,
-    /// Bits that were changed.
-    flipped: AtomicU64,
+    flips: Arc<Flips>,
+    /// In a lane bits flip behind a flip, too.
+    goes_on: bool,
+    /// Bytes from one flip to the next in a control connection, and in a lane; empty: none there.
+    gaps: Mutex<[Range<u64>; 2]>,
     /// What was carried, where somebody listens.
     heard: Mutex<Option<Vec<u8>>>,
     changed: Condvar,
@@ -73,33 +103,46 @@ struct Board {
 
 impl Board {
     fn lock(&self) -> MutexGuard<'_, HashMap<Line, State>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lines)
     }
 
-    fn heard(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A piece passes, behind so many bytes of its stream.
-    fn pass(&self, piece: &mut [u8], carried: &mut u64) {
-        if let Some(heard) = &mut *self.heard() {
+    /// A piece of a stream passes; `left`: bytes before the next flip of its direction, once there are any.
+    fn pass(&self, piece: &mut [u8], kind: usize, left: &mut Option<u64>) {
+        if let Some(heard) = &mut *lock(&self.heard) {
             heard.extend_from_slice(piece);
         }
-        let every = self.flips.load(Ordering::SeqCst);
-        if every > 0 && *carried / every < (*carried + piece.len() as u64) / every {
-            // Another byte and bit each time.
-            let flipped = self.flipped.fetch_add(1, Ordering::SeqCst) as usize;
-            let at = (flipped * 7919) % piece.len();
-            piece[at] ^= 1 << (flipped % 8);
+        let gap = lock(&self.gaps)[kind].clone();
+        if gap.is_empty() {
+            return;
         }
-        *carried += piece.len() as u64;
+        let gap = || gap.start + random() % (gap.end - gap.start);
+        let mut at = left.unwrap_or_else(gap);
+        while at < piece.len() as u64 {
+            piece[at as usize] ^= 1 << (random() % 8);
+            self.flips.by_kind[kind].fetch_add(1, Ordering::Relaxed);
+            at = match self.goes_on && kind == 1 {
+                true => at + 1 + gap(),
+                false => u64::MAX,
+            };
+        }
+        *left = Some(at - piece.len() as u64);
+    }
+
+    /// Has its place among the streams of its line, unless no stream takes it any more.
+    fn open(&self, stream: &Stream) -> bool {
+        let mut lines = self.lock();
+        let line = lines.entry(stream.line).or_default();
+        let opens = !line.last && !self.cut.load(Ordering::SeqCst);
+        line.opened += u32::from(opens);
+        stream.number.store(line.opened, Ordering::SeqCst);
+        opens
     }
 
     /// Until a stream that is swallowed goes on, or is reset.
-    fn wait_until_woken(&self, name: Line, opened: u32) {
+    fn wait_until_woken(&self, stream: &Stream) {
         let waits = |lines: &mut HashMap<Line, State>| {
-            let line = lines.entry(name).or_default();
-            !line.woken && opened > line.reset
+            let line = lines.entry(stream.line).or_default();
+            !line.woken && !stream.is_reset(line)
         };
         let lines = self.changed.wait_while(self.lock(), waits);
         drop(lines);
@@ -116,9 +159,19 @@ pub struct Proxy {
 impl Proxy {
     /// Relays to `target` from a port of its own.
     pub fn start(target: SocketAddr) -> Self {
+        Self::flipping(target, &Arc::default(), false)
+    }
+
+    /// The same; `flips` counts the bits that it flips. `goes_on`: in a lane it goes on flipping behind a flip. What is
+    /// sealed ends with the first one, and others behind it would change what nobody reads.
+    pub fn flipping(target: SocketAddr, flips: &Arc<Flips>, goes_on: bool) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let board = Arc::new(Board::default());
+        let board = Arc::new(Board {
+            flips: Arc::clone(flips),
+            goes_on,
+            ..Board::default()
+        });
         let lines = Arc::clone(&board);
         thread::spawn(move || {
             while let Ok((client, _)) = listener.accept() {
@@ -143,24 +196,25 @@ impl Proxy {
         self.board.changed.notify_all();
     }
 
-    /// From now on a bit is changed behind each `bytes` bytes of each direction of each stream.
-    pub fn flip_behind(&self, bytes: u64) {
-        self.board.flips.store(bytes, Ordering::SeqCst);
+    /// From now on bits flip: so many bytes lie from one to the next in each direction of a control connection, and of
+    /// a lane; where that is empty, none does.
+    pub fn flip(&self, gaps: [Range<u64>; 2]) {
+        *lock(&self.board.gaps) = gaps;
     }
 
-    /// Bits that were changed.
+    /// Bits that were flipped.
     pub fn flipped(&self) -> u64 {
-        self.board.flipped.load(Ordering::SeqCst)
+        self.board.flips.sum()
     }
 
     /// From now on what is carried is kept.
     pub fn listen(&self) {
-        *self.board.heard() = Some(Vec::new());
+        *lock(&self.board.heard) = Some(Vec::new());
     }
 
     /// What was carried since [`Proxy::listen`], in pieces of all streams as they came.
     pub fn heard(&self) -> Vec<u8> {
-        self.board.heard().take().unwrap_or_default()
+        lock(&self.board.heard).take().unwrap_or_default()
     }
 
     /// From now on no stream takes the place of the line's present one.
@@ -207,18 +261,18 @@ impl Proxy {
 }
 
 /// One end of what is relayed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct End {
-    stream: Arc<TcpStream>,
+    stream: TcpStream,
     /// The relay has ended a direction of it.
-    is_shut: Arc<AtomicBool>,
+    is_shut: AtomicBool,
 }
 
 impl End {
     fn new(stream: TcpStream) -> Self {
         Self {
-            stream: Arc::new(stream),
-            is_shut: Arc::default(),
+            stream,
+            is_shut: AtomicBool::new(false),
         }
     }
 
@@ -235,41 +289,53 @@ impl End {
     }
 }
 
+/// What is relayed.
+#[derive(Debug)]
+struct Stream {
+    line: Line,
+    /// Which of the line's streams it is, from 1 on; 0 while it is none: a lane that its client opens early, and does not
+    /// want after all or the server does not know yet, was never one.
+    number: AtomicU32,
+    /// The server has answered a lane's hello: what its client says next proves it.
+    answered: AtomicBool,
+}
+
+impl Stream {
+    fn number(&self) -> u32 {
+        self.number.load(Ordering::SeqCst)
+    }
+
+    fn is_reset(&self, line: &State) -> bool {
+        (1..=line.reset).contains(&self.number())
+    }
+
+    /// For what its bits flip: in a control connection, or in a lane.
+    fn kind(&self) -> usize {
+        usize::from(matches!(self.line, Line::Lane(_)))
+    }
+}
+
 fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
     let Ok(mut server) = TcpStream::connect(target) else {
         return;
     };
     let mut head = [0; 16];
-    if client.read_exact(&mut head).is_err() || server.write_all(&head).is_err() {
+    if client.read_exact(&mut head).is_err() {
         return;
     }
-    let line = match head[12] {
-        0 => Line::Control,
-        1 => Line::Lane(u16::from_le_bytes([head[14], head[15]])),
-        _ => Line::ControlAgain,
-    };
-    let is_cut = |held: &State| held.last || board.cut.load(Ordering::SeqCst);
-    if is_cut(board.lock().entry(line).or_default()) {
-        return;
-    }
-    // A lane that its client opens early, and does not want after all or the server does not know yet, was never one.
-    let proof = match line {
-        Line::Lane(_) => match shake_hands(&mut client, &mut server) {
-            Some(proof) => proof,
-            None => return,
+    let stream = Stream {
+        line: match head[12] {
+            0 => Line::Control,
+            1 => Line::Lane(u16::from_le_bytes([head[14], head[15]])),
+            _ => Line::ControlAgain,
         },
-        Line::Control | Line::ControlAgain => Vec::new(),
+        number: AtomicU32::new(0),
+        answered: AtomicBool::new(false),
     };
-    let opened = {
-        let mut lines = board.lock();
-        let held = lines.entry(line).or_default();
-        if is_cut(held) {
-            return;
-        }
-        held.opened += 1;
-        held.opened
-    };
-    if server.write_all(&proof).is_err() {
+    let mut left = None;
+    board.pass(&mut head, stream.kind(), &mut left);
+    let is_lane = stream.kind() == 1;
+    if !is_lane && !board.open(&stream) || server.write_all(&head).is_err() {
         return;
     }
     for stream in [&client, &server] {
@@ -278,40 +344,25 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
         let _ = stream.set_read_timeout(Some(LOOK));
     }
     let (client, server) = (End::new(client), End::new(server));
-    let (from, to, up_board) = (client.clone(), server.clone(), Arc::clone(board));
-    let up = thread::spawn(move || {
-        pump(&from, &to, true, line, opened, &up_board);
+    thread::scope(|scope| {
+        scope.spawn(|| pump(&client, &server, true, left, &stream, board));
+        pump(&server, &client, false, None, &stream, board);
     });
-    pump(&server, &client, false, line, opened, board);
-    // It has ended or ends within one look.
-    let _ = up.join();
 }
 
-/// Passes a lane's hello and its answer on; the client's proof, which makes it a lane.
-fn shake_hands(client: &mut TcpStream, server: &mut TcpStream) -> Option<Vec<u8>> {
-    let mut message = vec![0; PIECE];
-    let hello = client.read(&mut message).ok()?;
-    server.write_all(&message[..hello]).ok()?;
-    let answer = server.read(&mut message).ok()?;
-    client.write_all(&message[..answer]).ok()?;
-    let proof = client.read(&mut message).ok()?;
-    (proof > 0).then(|| message[..proof].to_vec())
-}
-
-fn pump(from: &End, to: &End, up: bool, name: Line, opened: u32, board: &Board) {
+fn pump(from: &End, to: &End, up: bool, mut left: Option<u64>, stream: &Stream, board: &Board) {
     let mut piece = vec![0; PIECE];
     let mut held = Vec::new();
-    let mut carried = 0;
     loop {
         let room = {
             let mut lines = board.lock();
             loop {
-                let line = lines.entry(name).or_default();
-                if opened <= line.reset {
+                let line = lines.entry(stream.line).or_default();
+                if stream.is_reset(line) {
                     return reset(from, to);
                 }
                 // A fault is for the stream that was there first.
-                let due = line.fault.filter(|_| opened == 1 && !line.woken);
+                let due = line.fault.filter(|_| stream.number() == 1 && !line.woken);
                 let left = due.map(|(after, _)| after.saturating_sub(line.up + line.down));
                 match (due, left) {
                     (Some((_, Fault::Stall)), Some(0)) => {
@@ -330,13 +381,13 @@ fn pump(from: &End, to: &End, up: bool, name: Line, opened: u32, board: &Board) 
         };
         if room.is_some()
             && !held.is_empty()
-            && (&*to.stream).write_all(&std::mem::take(&mut held)).is_err()
+            && (&to.stream).write_all(&std::mem::take(&mut held)).is_err()
         {
-            return end_as_told(from, to, name, opened, board);
+            return end_as_told(from, to, stream, board);
         }
-        let count = match (&*from.stream).read(&mut piece[..room.unwrap_or(PIECE)]) {
+        let count = match (&from.stream).read(&mut piece[..room.unwrap_or(PIECE)]) {
             Ok(0) if room.is_none() => {
-                board.wait_until_woken(name, opened);
+                board.wait_until_woken(stream);
                 continue;
             }
             Ok(0) if from.was_reset() => return reset(from, to),
@@ -346,39 +397,41 @@ fn pump(from: &End, to: &End, up: bool, name: Line, opened: u32, board: &Board) 
                 continue;
             }
             Err(_) if room.is_none() => {
-                board.wait_until_woken(name, opened);
+                board.wait_until_woken(stream);
                 continue;
             }
-            Err(_) => return end_as_told(from, to, name, opened, board),
+            Err(_) => return end_as_told(from, to, stream, board),
         };
-        board.pass(&mut piece[..count], &mut carried);
+        board.pass(&mut piece[..count], stream.kind(), &mut left);
         if room.is_none() {
             held.extend_from_slice(&piece[..count]);
             continue;
         }
-        {
+        if stream.number() > 0 {
             let mut lines = board.lock();
-            let line = lines.entry(name).or_default();
+            let line = lines.entry(stream.line).or_default();
             *(if up { &mut line.up } else { &mut line.down }) += count as u64;
+        } else if !up {
+            stream.answered.store(true, Ordering::SeqCst);
+        } else if stream.answered.load(Ordering::SeqCst) && !board.open(stream) {
+            return end(from, to);
         }
-        if (&*to.stream).write_all(&piece[..count]).is_err() {
-            return end_as_told(from, to, name, opened, board);
+        if (&to.stream).write_all(&piece[..count]).is_err() {
+            return end_as_told(from, to, stream, board);
         }
     }
 }
 
 /// One direction has failed: where that is because the other one is being reset, or a peer has reset it, this end of it
 /// must not look like one in order.
-fn end_as_told(from: &End, to: &End, name: Line, opened: u32, board: &Board) {
+fn end_as_told(from: &End, to: &End, stream: &Stream, board: &Board) {
     let lines = board.lock();
-    let is_reset = lines.get(&name).is_some_and(|line| {
+    let is_reset = lines.get(&stream.line).is_some_and(|line| {
         let carried = line.up + line.down;
-        let ordered = opened <= line.reset;
-        ordered
-            || opened == 1
-                && line
-                    .fault
-                    .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after)
+        let faulty = line
+            .fault
+            .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after);
+        stream.is_reset(line) || stream.number() == 1 && faulty
     });
     drop(lines);
     if is_reset || from.was_reset() || to.was_reset() {
@@ -394,35 +447,8 @@ fn end(from: &End, to: &End) {
     }
 }
 
-/// Closing with a linger time of 0 sends a reset; the clones of the other pump end with it.
 fn reset(from: &End, to: &End) {
-    for End { stream, .. } in [from, to] {
-        let linger = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        // SAFETY: the option's value is a `linger` that lives for the call.
-        unsafe {
-            libc::setsockopt(
-                std::os::fd::AsRawFd::as_raw_fd(&**stream),
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const linger).cast(),
-                size_of::<libc::linger>() as libc::socklen_t,
-            );
-        }
-        // To an address family of none: an abort of the connection, which both clones see.
-        let mut none = libc::sockaddr {
-            sa_family: libc::AF_UNSPEC as libc::sa_family_t,
-            sa_data: [0; 14],
-        };
-        // SAFETY: `none` is a socket address of its stated length that lives for the call.
-        unsafe {
-            libc::connect(
-                std::os::fd::AsRawFd::as_raw_fd(&**stream),
-                &raw mut none,
-                size_of::<libc::sockaddr>() as libc::socklen_t,
-            );
-        }
+    for end in [from, to] {
+        socket::abort(end.stream.as_fd());
     }
 }

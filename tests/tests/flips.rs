@@ -11,7 +11,7 @@ use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Level, Optio
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::{Content, scramble};
 use tcpx_tests::faults::{count, random};
-use tcpx_tests::flipper::{Flipper, Flips};
+use tcpx_tests::proxy::{Flips, Proxy};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::lane_seal::{HEADER_BYTES, LaneKeys, TAG_BYTES};
@@ -64,11 +64,11 @@ struct Tally {
 /// Both ends, if a connection comes about: the client's tries end by themselves.
 fn connect(
     endpoint: &Endpoint,
-    flipper: &Flipper,
+    relay: &Proxy,
     options: &Options,
 ) -> Option<(Connection, Connection)> {
     thread::scope(|scope| {
-        let client = scope.spawn(|| Endpoint::connect(flipper.address(), options));
+        let client = scope.spawn(|| Endpoint::connect(relay.address(), options));
         let server = loop {
             let is_last = client.is_finished();
             let accepted = endpoint.accept(Duration::from_millis(20));
@@ -97,7 +97,7 @@ fn transfer_until_flipped(
     let endpoint =
         Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
     // Plain payload goes on behind a flip.
-    let flipper = Flipper::start(endpoint.local_addr(), flips, !options.encrypt);
+    let relay = Proxy::flipping(endpoint.local_addr(), flips, !options.encrypt);
     let mut tally = Tally::default();
     let level = match options.encrypt {
         true => Level::Placed,
@@ -123,8 +123,8 @@ fn transfer_until_flipped(
         if flips.sum() >= wanted || Instant::now() >= until {
             break;
         }
-        flipper.flip(gaps);
-        let Some((server, client)) = connect(&endpoint, &flipper, &options) else {
+        relay.flip(gaps.map(|gap| 0..gap));
+        let Some((server, client)) = connect(&endpoint, &relay, &options) else {
             tally.unconnected += 1;
             continue;
         };

@@ -169,7 +169,7 @@ fn flips(every: u64, messages: usize, size_of: impl Fn(usize) -> usize) -> [u64;
     let (table, context) = started(12);
     let (link, relays) = relayed(&*table, context);
     for relay in [&relays.first, &relays.door] {
-        relay.flip_behind(every);
+        relay.flip([every..every + 1, 0..0]);
     }
     let changed = stream(&link, messages, size_of);
     let flipped = relays.first.flipped() + relays.door.flipped();

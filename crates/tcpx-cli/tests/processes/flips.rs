@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tcpx_tests::faults::{count, random};
-use tcpx_tests::flipper::{Flipper, Flips};
+use tcpx_tests::proxy::{Flips, Proxy};
 
 use crate::support::{Running, Server, tcpx};
 
@@ -71,9 +71,9 @@ fn send(
     let serve = [&serve[..], &limits, encrypts].concat();
     let mut server = Server::start(tcpx(&serve));
     let port = server.port.parse().expect("a port");
-    let flipper = Flipper::start(([127, 0, 0, 1], port).into(), flips, encrypts.is_empty());
-    flipper.flip(gaps);
-    server.port = flipper.address().port().to_string();
+    let relay = Proxy::flipping(([127, 0, 0, 1], port).into(), flips, encrypts.is_empty());
+    relay.flip(gaps.map(|gap| 0..gap));
+    server.port = relay.address().port().to_string();
     let file = ["--host", "--file", source.to_str().expect("text")];
     let client = server.client(&["transfer"], &[&file[..], &limits[..2], encrypts].concat());
     let client = Running::start(client).end();
