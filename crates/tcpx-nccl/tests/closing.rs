@@ -157,7 +157,10 @@ fn what_was_reported_as_sent_arrives_although_its_sender_closed_before_a_receive
             let receive = posted(pair.receive.irecv(to.buffer(0, len), 0, &to.memory));
             let found = until("the receive", || pair.receive.test(receive).unwrap());
             assert_eq!(found, len, "message {number} of {messages}");
-            assert!(to.bytes == bytes[number..number + len], "message {number}");
+            assert!(
+                to.bytes[..] == bytes[number..number + len],
+                "message {number}"
+            );
             if let (Some(send), Some(sender)) = (last, &sender)
                 && sender.test(send).unwrap().is_some()
             {

@@ -264,5 +264,5 @@ fn a_handle_lets_nobody_in_who_lacks_the_ranks_key() {
     let receive = posted(pair.receive.irecv(to.buffer(0, MIB), 0, &to.memory));
     let send = posted(pair.send.isend(from.buffer(0, MIB), 0, &from.memory));
     finish(&pair, send, receive);
-    assert!(to.bytes == data);
+    assert!(*to.bytes == data);
 }

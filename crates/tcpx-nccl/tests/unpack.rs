@@ -149,7 +149,7 @@ fn host_memory_is_received_in_place_and_its_slot_stays_empty() {
     let mut from = Registered::new(&pair.send, data.clone(), false);
     let mut to = Registered::new(&pair.receive, vec![0; 100_000], false);
     let request = transfer(&pair, &mut from, &mut to, 100_000, 100_000);
-    assert!(to.bytes == data);
+    assert!(*to.bytes == data);
     assert_eq!(gatherer.entries(0), []);
     pair.receive.consumed(request).unwrap();
 }

@@ -1,5 +1,6 @@
 //! A host program in miniature: connected comms, random data, bounded waits.
 
+use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{
@@ -97,9 +98,35 @@ pub(crate) fn pair(plugin: &TcpxPlugin) -> Pair {
     }
 }
 
+/// Memory of a test. A panic leaves it in place, as lanes may still write to it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Bytes(Vec<u8>);
+
+impl Deref for Bytes {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for Bytes {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::mem::forget(std::mem::take(&mut self.0));
+        }
+    }
+}
+
 /// Memory of a test, registered on a comm.
 pub(crate) struct Registered {
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Bytes,
     pub(crate) memory: Memory,
 }
 
@@ -116,7 +143,10 @@ impl Registered {
                 cuda,
             })
             .unwrap();
-        Self { bytes, memory }
+        Self {
+            bytes: Bytes(bytes),
+            memory,
+        }
     }
 
     pub(crate) fn buffer(&mut self, offset: usize, len: usize) -> Buffer {
