@@ -18,15 +18,14 @@ pub(crate) enum Route {
     Malformed,
 }
 
-/// What the request in `bytes` asks for; `None` while its head is not complete. Headers are not looked at.
-pub(crate) fn route(bytes: &[u8]) -> Option<Route> {
-    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
-    let head = match end {
-        Some(end) => &bytes[..end],
-        None if bytes.len() >= LONGEST_REQUEST => return Some(Route::Malformed),
-        None => return None,
-    };
-    let line = head.split(|&byte| byte == b'\r').next().unwrap_or_default();
+/// What the request in `bytes` asks for; `None` while its head is not complete, as in the first `seen` of them. Headers
+/// are not looked at.
+pub(crate) fn route(bytes: &[u8], seen: usize) -> Option<Route> {
+    let mut new = bytes[seen.saturating_sub(3)..].windows(4);
+    if !new.any(|window| window == b"\r\n\r\n") {
+        return (bytes.len() >= LONGEST_REQUEST).then_some(Route::Malformed);
+    }
+    let line = bytes.split(|&one| one == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
@@ -79,14 +78,15 @@ mod tests {
             (b"\r\n\r\n", Route::Malformed),
             (b"GET /a b HTTP/1.0\r\n\r\n", Route::Malformed),
         ] {
-            assert_eq!(route(request), Some(expected), "{request:?}");
+            assert_eq!(route(request, 0), Some(expected), "{request:?}");
         }
     }
 
     #[test]
     fn an_endless_head_is_not_waited_for() {
-        assert_eq!(route(b"GET /status HTTP/1.0\r\n"), None);
-        assert_eq!(route(&[b'a'; LONGEST_REQUEST]), Some(Route::Malformed));
+        assert_eq!(route(b"GET /status HTTP/1.0\r\n", 0), None);
+        let longest = [b'a'; LONGEST_REQUEST];
+        assert_eq!(route(&longest, 0), Some(Route::Malformed));
     }
 
     #[test]

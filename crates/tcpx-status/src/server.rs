@@ -206,9 +206,10 @@ fn try_serve(stream: &mut impl Stream, is_local: bool) -> io::Result<()> {
     // `accept` may hand the listener's flag on.
     rustix::io::ioctl_fionbio(&*stream, false)?;
     let until = Instant::now() + PATIENCE;
-    let mut request = Vec::with_capacity(512);
+    let mut request = [0; LONGEST_REQUEST];
+    let (mut seen, mut length) = (0, 0);
     let asked = loop {
-        if let Some(route) = route(&request) {
+        if let Some(route) = route(&request[..length], seen) {
             break route;
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -216,12 +217,11 @@ fn try_serve(stream: &mut impl Stream, is_local: bool) -> io::Result<()> {
             return Err(io::ErrorKind::TimedOut.into());
         }
         stream.bound(left)?;
-        let mut part = [0; 512];
-        let room = (LONGEST_REQUEST - request.len()).min(part.len());
-        match stream.read(&mut part[..room])? {
+        seen = length;
+        length += match stream.read(&mut request[length..])? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => request.extend_from_slice(&part[..count]),
-        }
+            count => count,
+        };
     };
     stream.bound(PATIENCE)?;
     stream.write_all(&respond(asked, is_local))
