@@ -1,13 +1,15 @@
 //! Transfers that have ended, for an event loop: one descriptor and one list.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
+
+use crate::lock;
 
 /// How long an event loop stands still for what one of its tasks awaits, before it goes on with the others: a
 /// small message is answered within that, and to be woken for it takes longer.
@@ -23,12 +25,8 @@ pub(crate) struct List {
 }
 
 impl List {
-    fn ended(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn push(&self, token: u64) {
-        let mut ended = self.ended();
+        let mut ended = lock(&self.ended);
         ended.push(token);
         if ended.len() == 1 {
             // Fails only if the counter is full, and then the descriptor is readable already.
@@ -62,11 +60,7 @@ pub(crate) struct Completions {
 impl Completions {
     /// What `look` finds, which it is told how long it may wait for.
     pub(crate) fn first_look<T>(&self, look: impl FnOnce(Duration) -> Option<T>) -> Option<T> {
-        let from = || {
-            self.look_from
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
+        let from = || lock(&self.look_from);
         let lasts = *from() <= Instant::now();
         let found = look(if lasts { FIRST_LOOK } else { Duration::ZERO });
         if lasts && found.is_none() {
@@ -111,6 +105,6 @@ impl Completions {
         let mut counter = [0; 8];
         // Nothing to read is no error: another call has drained the list.
         let _ = rustix::io::read(&self.list.descriptor, &mut counter);
-        std::mem::take(&mut *self.list.ended())
+        std::mem::take(&mut *lock(&self.list.ended))
     }
 }

@@ -1,12 +1,13 @@
 //! A connection to one peer.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
 use tcpx::{Gpu, Options, ProgressMode};
 
 use crate::error::check;
+use crate::lock;
 use crate::memory::{Use, memory};
 use crate::options::{after, deadlines, duration};
 use crate::transfer::{Tasks, Transfer, started};
@@ -44,22 +45,11 @@ impl Connection {
     }
 
     pub(crate) fn open(&self) -> PyResult<tcpx::Connection> {
-        let connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let connection = lock(&self.connection);
         connection
             .clone()
             .ok_or_else(|| crate::error::closed("the connection is closed"))
     }
-}
-
-/// The keyword arguments that sends and receives share.
-struct Request<'py> {
-    tag: u64,
-    level: tcpx::Level,
-    deadlines: Option<tcpx::Deadlines>,
-    stream: Option<Bound<'py, PyAny>>,
 }
 
 #[pymethods]
@@ -80,13 +70,8 @@ impl Connection {
         stall: Option<f64>,
         stream: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Transfer> {
-        let request = Request {
-            tag,
-            level: crate::options::level(level)?,
-            deadlines: deadlines(timeout, stall)?,
-            stream,
-        };
-        self.start(py, source, Use::Read, request)
+        let limits = deadlines(timeout, stall)?;
+        self.start(py, source, Use::Read, tag, level, limits, stream)
     }
 
     /// Starts a receive into a writable buffer, tensor or `(address, bytes, device)`, at least as
@@ -106,13 +91,8 @@ impl Connection {
         stall: Option<f64>,
         stream: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Transfer> {
-        let request = Request {
-            tag,
-            level: crate::options::level(level)?,
-            deadlines: deadlines(timeout, stall)?,
-            stream,
-        };
-        self.start(py, destination, Use::Write, request)
+        let limits = deadlines(timeout, stall)?;
+        self.start(py, destination, Use::Write, tag, level, limits, stream)
     }
 
     /// Opens memory to the peer; `rights` are "get", "put" or "get+put".
@@ -267,11 +247,7 @@ impl Connection {
     #[pyo3(signature = (timeout=CLOSE_SECONDS))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = duration("timeout", timeout)?;
-        let connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let connection = lock(&self.connection).take();
         let outcome = crate::held::detached(py, || {
             connection.map_or(Ok(()), |connection| connection.close(timeout))
         });
@@ -280,10 +256,7 @@ impl Connection {
 
     #[getter]
     fn closed(&self) -> bool {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_none()
+        lock(&self.connection).is_none()
     }
 
     const fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -315,41 +288,35 @@ impl Connection {
         self.manual.then(|| connection.clone())
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what sends and receives share are keyword arguments in Python"
+    )]
     fn start(
         &self,
         py: Python<'_>,
         object: &Bound<'_, PyAny>,
         access: Use,
-        request: Request<'_>,
+        tag: u64,
+        level: &str,
+        limits: Option<tcpx::Deadlines>,
+        stream: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Transfer> {
+        let level = crate::options::level(level)?;
         let connection = self.open()?;
         let memory = memory(object, access, self.gpu.as_ref())?;
-        let after = after(request.stream.as_ref(), memory.on_gpu, memory.is_torch, py)?;
+        let after = after(stream.as_ref(), memory.on_gpu, memory.is_torch, py)?;
         let slice = memory.region.all();
         crate::held::detached(py, || {
-            let outcome = match access {
-                Use::Read => {
-                    let send = connection
-                        .send(slice, request.tag)
-                        .after(after)
-                        .level(request.level);
-                    match request.deadlines {
-                        Some(deadlines) => send.deadlines(deadlines).start(),
-                        None => send.start(),
-                    }
-                }
-                Use::Write => {
-                    let receive = connection
-                        .receive(slice, request.tag)
-                        .after(after)
-                        .level(request.level);
-                    match request.deadlines {
-                        Some(deadlines) => receive.deadlines(deadlines).start(),
-                        None => receive.start(),
-                    }
-                }
+            let request = match access {
+                Use::Read => connection.send(slice, tag),
+                Use::Write => connection.receive(slice, tag),
             };
-            started(outcome, self.manual(&connection))
+            let mut request = request.after(after).level(level);
+            if let Some(limits) = limits {
+                request = request.deadlines(limits);
+            }
+            started(request.start(), self.manual(&connection))
         })
     }
 }

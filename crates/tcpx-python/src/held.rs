@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
 
+use crate::lock;
+
 /// Objects that nobody needs any more.
 static RELEASED: Mutex<Vec<Held>> = Mutex::new(Vec::new());
 static PENDING: AtomicBool = AtomicBool::new(false);
@@ -45,7 +47,7 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let Some(held) = self.0.take() else { return };
-        released().push(held);
+        lock(&RELEASED).push(held);
         if !DETACHED.get() && !PENDING.swap(true, Ordering::AcqRel) {
             // SAFETY: may be called from any thread without the interpreter's lock. `release_pending`
             // needs no argument, and as part of this module it is never unloaded.
@@ -58,12 +60,6 @@ impl Drop for Owner {
             }
         }
     }
-}
-
-fn released() -> std::sync::MutexGuard<'static, Vec<Held>> {
-    RELEASED
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Runs `work` without the interpreter's lock, and lets go of what the engine is done with then.
@@ -80,7 +76,7 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
 
 /// Lets go of what the engine is done with.
 fn release(_py: Python<'_>) {
-    let objects = std::mem::take(&mut *released());
+    let objects = std::mem::take(&mut *lock(&RELEASED));
     // Outside of the list's lock: an object's end may run any Python code.
     drop(objects);
 }

@@ -18,6 +18,13 @@ mod window;
 
 use pyo3::prelude::*;
 
+/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// What `tcpx` imports; everything public is re-exported there.
 #[pymodule(gil_used = false)]
 mod _tcpx {

@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -18,6 +18,8 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::lock;
 
 /// Records that wait for the interpreter.
 const QUEUE: usize = 1024;
@@ -68,7 +70,7 @@ pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
     let thread = std::thread::Builder::new()
         .name("tcpx-log".to_owned())
         .spawn(move || deliver(&emit, &records))?;
-    *delivery() = Some(Delivery {
+    *lock(&DELIVERY) = Some(Delivery {
         thread,
         queue,
         process: std::process::id(),
@@ -84,7 +86,7 @@ pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
 pub(crate) fn end_log(py: Python<'_>) {
     // A child of a fork has no such thread.
     let ours = |delivery: &mut Delivery| delivery.process == std::process::id();
-    let Some(delivery) = delivery().take_if(ours) else {
+    let Some(delivery) = lock(&DELIVERY).take_if(ours) else {
         return;
     };
     py.detach(|| {
@@ -92,10 +94,6 @@ pub(crate) fn end_log(py: Python<'_>) {
         let _ = delivery.queue.send(None);
         let _ = delivery.thread.join();
     });
-}
-
-fn delivery() -> std::sync::MutexGuard<'static, Option<Delivery>> {
-    DELIVERY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn deliver(emit: &Py<PyAny>, records: &Receiver<Option<Record>>) {

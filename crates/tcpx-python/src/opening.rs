@@ -4,7 +4,7 @@
 //! knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and one for each dial.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Wake;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use tcpx::{Error, NetworkError, Options};
 use crate::completions::Completions;
 use crate::connection::Connection;
 use crate::error::raise;
+use crate::lock;
 use crate::transfer::Tasks;
 
 /// An accepting thread looks this often whether the endpoint was closed, or nobody waits any more.
@@ -54,37 +55,29 @@ impl Listening {
         })
     }
 
-    fn endpoint(&self) -> MutexGuard<'_, Option<Arc<tcpx::Endpoint>>> {
-        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn accepts(&self) -> MutexGuard<'_, Accepts> {
-        self.accepts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn open(&self) -> PyResult<Arc<tcpx::Endpoint>> {
-        let endpoint = self.endpoint().clone();
+        let endpoint = lock(&self.endpoint).clone();
         endpoint.ok_or_else(|| crate::error::closed("the endpoint is closed"))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.endpoint().is_none()
+        lock(&self.endpoint).is_none()
     }
 
     pub(crate) fn close(&self) {
-        let endpoint = self.endpoint().take();
+        let endpoint = lock(&self.endpoint).take();
         drop(endpoint);
         Arc::clone(&self.tasks).wake();
     }
 
     /// What was accepted for a task that gave up.
     pub(crate) fn left_behind(&self) -> Option<Outcome> {
-        self.accepts().ready.pop_front()
+        lock(&self.accepts).ready.pop_front()
     }
 
     /// Counts a task that waits, and sees to it that somebody accepts for it.
     fn wait(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut accepts = self.accepts();
+        let mut accepts = lock(&self.accepts);
         accepts.waiting += 1;
         if accepts.has_thread || accepts.ready.len() >= accepts.waiting {
             return Ok(());
@@ -100,9 +93,9 @@ impl Listening {
 
     fn accept_all(&self) {
         loop {
-            let endpoint = self.endpoint().clone();
+            let endpoint = lock(&self.endpoint).clone();
             {
-                let mut accepts = self.accepts();
+                let mut accepts = lock(&self.accepts);
                 if endpoint.is_none() || accepts.ready.len() >= accepts.waiting {
                     accepts.has_thread = false;
                     return;
@@ -112,7 +105,7 @@ impl Listening {
             match endpoint.accept(LOOK) {
                 Err(error) if is_nobody(&error) => {}
                 outcome => {
-                    self.accepts().ready.push_back(outcome);
+                    lock(&self.accepts).ready.push_back(outcome);
                     Arc::clone(&self.tasks).wake();
                 }
             }
@@ -145,7 +138,7 @@ impl NextConnection {
 
     fn unwatch(&self, completions: &Completions, token: u64) {
         self.0.tasks.remove(completions, token);
-        let mut accepts = self.0.accepts();
+        let mut accepts = lock(&self.0.accepts);
         accepts.waiting = accepts.waiting.saturating_sub(1);
     }
 }
@@ -164,12 +157,6 @@ struct Dialled {
     tasks: Arc<Tasks>,
 }
 
-impl Dialled {
-    fn outcome(&self) -> MutexGuard<'_, Option<Outcome>> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Dialling {
     pub(crate) fn start(address: String, options: Options) -> PyResult<Self> {
         let shared = Arc::<Dialled>::default();
@@ -178,7 +165,7 @@ impl Dialling {
             .name("tcpx-dial".to_owned())
             .spawn(move || {
                 let outcome = tcpx::Endpoint::connect(&*address, &with);
-                *told.outcome() = Some(outcome);
+                *lock(&told.outcome) = Some(outcome);
                 Arc::clone(&told.tasks).wake();
             })?;
         Ok(Self { shared, options })
@@ -189,7 +176,7 @@ impl Dialling {
 impl Dialling {
     /// The connection, if it is there.
     fn look(&self, _completions: &Completions) -> PyResult<Option<Connection>> {
-        let outcome = self.shared.outcome().take();
+        let outcome = lock(&self.shared.outcome).take();
         match outcome {
             Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.options))),
             Some(Err(error)) => Err(raise(error)),

@@ -1,7 +1,7 @@
 //! A running operation.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use tcpx::{Error, Report};
 
 use crate::completions::{Completions, Waker};
 use crate::error::{check, raise};
+use crate::lock;
 use crate::options::duration;
 
 /// A waiting thread looks this often whether a signal (Ctrl-C) has come.
@@ -57,22 +58,18 @@ pub(crate) struct Tasks(Mutex<Vec<Arc<Waker>>>);
 impl Tasks {
     /// Has `completions` told under `token` when something has happened.
     pub(crate) fn add(&self, completions: &Completions, token: u64) {
-        self.lock().push(completions.waker(token));
+        lock(&self.0).push(completions.waker(token));
     }
 
     /// Takes back [`add`](Self::add): nobody waits under this token any more.
     pub(crate) fn remove(&self, completions: &Completions, token: u64) {
-        self.lock().retain(|task| !completions.is_of(task, token));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Waker>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).retain(|task| !completions.is_of(task, token));
     }
 }
 
 impl Wake for Tasks {
     fn wake(self: Arc<Self>) {
-        let tasks = std::mem::take(&mut *self.lock());
+        let tasks = std::mem::take(&mut *lock(&self.0));
         tasks.into_iter().for_each(Wake::wake);
     }
 }

@@ -1,6 +1,6 @@
 //! Windows of this side, puts and gets in those of the peer, notifications.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Context;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tcpx::{Deadlines, Gpu, Level, RegionSlice, Rights, WindowKey};
 use crate::completions::Completions;
 use crate::connection::Connection;
 use crate::error::check;
+use crate::lock;
 use crate::memory::{Use, memory};
 use crate::options::{after, duration};
 use crate::transfer::{Tasks, Transfer, make_progress, progress_fd, started, wait_for};
@@ -54,10 +55,6 @@ impl Window {
             window: Mutex::new(Some(window)),
         })
     }
-
-    fn lock(&self) -> MutexGuard<'_, Option<tcpx::Window>> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[pymethods]
@@ -72,7 +69,7 @@ impl Window {
     #[pyo3(signature = (timeout=REVOKE_SECONDS))]
     fn revoke(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = duration("timeout", timeout)?;
-        let window = self.lock().take();
+        let window = lock(&self.window).take();
         let outcome = crate::held::detached(py, || {
             window.map_or(Ok(()), |window| window.revoke(timeout))
         });
@@ -81,7 +78,7 @@ impl Window {
 
     #[getter]
     fn revoked(&self) -> bool {
-        self.lock().is_none()
+        lock(&self.window).is_none()
     }
 
     fn __len__(&self) -> usize {
