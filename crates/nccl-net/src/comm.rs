@@ -6,10 +6,11 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::constants::MAX_REQUESTS_PER_COMM;
 use crate::error::{CallError, HostError};
+use crate::lock;
 use crate::memory::{MemoryHandle, MemoryOwner, MemoryType, Registration};
 use crate::plugin::Plugin;
 use crate::queue::QueueSlot;
@@ -59,7 +60,7 @@ impl CommCore {
 
     /// Nothing panics while the lock is held, so a poisoned one is only a panic elsewhere.
     fn state(&self) -> MutexGuard<'_, CommState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// # Safety

@@ -1,11 +1,12 @@
 //! The last call to a plugin, which blocks the caller that releases it for a bounded time.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::bounded::{NoAnswer, bounded};
 use crate::library::{CallObserver, CallReport};
+use crate::lock;
 use crate::result::ResultCode;
 use crate::tables::FinalizeFn;
 
@@ -38,7 +39,7 @@ impl Finalize {
         // Held until the result in time is reported, so that a late result is reported after it.
         let turn = Arc::new(Mutex::new(()));
         let turn_of_late = Arc::clone(&turn);
-        let first = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = lock(&turn);
         let work = move || {
             // Captures the whole value, which may change threads; its pointer alone may not.
             let this = self;

@@ -56,3 +56,10 @@ pub use queue::{QueueError, QueueSlot, UnpackQueue, UnpackQueueWriter};
 pub use request::{Done, PostOutcome, Ticket};
 pub use result::{RawResult, ResultCode};
 pub use setup::{Accepting, Connecting, DeviceHandle, Handle128, ListenComm};
+
+/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -11,6 +11,7 @@ use crate::adapt::{Calls, Start, missing_functions};
 use crate::error::{CallError, HostError, LoadError};
 use crate::finalize;
 use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
+use crate::lock;
 use crate::properties::Properties;
 use crate::result::{RawResult, ResultCode};
 
@@ -91,16 +92,11 @@ impl Plugin {
     pub fn init(&self) -> Result<(), HostError> {
         static COMMUNICATORS: AtomicU64 = AtomicU64::new(1);
         let inner = &*self.inner;
-        let mut phase = inner.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut phase = lock(&inner.phase);
         if *phase != Phase::Loaded {
             return Err(HostError::AlreadyInitialised);
         }
-        if !inner.start.has_context()
-            && !INITIALISED
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(inner.address)
-        {
+        if !inner.start.has_context() && !lock(&INITIALISED).insert(inner.address) {
             return Err(HostError::AlreadyInitialised);
         }
         let communicator = COMMUNICATORS.fetch_add(1, Ordering::Relaxed);
@@ -193,7 +189,7 @@ impl PluginInner {
     }
 
     fn ready(&self) -> Result<(), HostError> {
-        match *self.phase.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *lock(&self.phase) {
             Phase::Ready => Ok(()),
             Phase::Loaded => Err(HostError::NotInitialised),
             Phase::Failed => Err(HostError::InitFailed),

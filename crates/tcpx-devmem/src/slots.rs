@@ -1,8 +1,9 @@
 //! Places in memory that a card can send from.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use tcpx_lanes::lock;
 use tcpx_lanes::waker::Waker;
 use tcpx_memory::{Access, MemoryError, RegionSlice};
 
@@ -60,16 +61,12 @@ impl SendSlots {
 
     /// Whether no slot will ever be free again.
     pub(super) fn are_lost(&self) -> bool {
-        self.lock().lost.len() as u64 == self.count
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state).lost.len() as u64 == self.count
     }
 
     /// A free slot; else `signal` is raised when one comes back.
     pub(super) fn take(self: &Arc<Self>, signal: &Arc<Waker>) -> Option<Arc<SendSlot>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let Some(offset) = state.free.pop() else {
             if !state.waiting.iter().any(|one| Arc::ptr_eq(one, signal)) {
                 state.waiting.push(Arc::clone(signal));
@@ -96,7 +93,7 @@ impl SendSlot {
 
     /// A card may read it for ever: it is never free again.
     pub(super) fn keep_for_good(&self) {
-        self.slots.lock().lost.insert(self.offset);
+        lock(&self.slots.state).lost.insert(self.offset);
     }
 
     /// Its first bytes.
@@ -109,7 +106,7 @@ impl SendSlot {
 
 impl Drop for SendSlot {
     fn drop(&mut self) {
-        let mut state = self.slots.lock();
+        let mut state = lock(&self.slots.state);
         if !state.lost.contains(&self.offset) {
             state.free.push(self.offset);
         }

@@ -2,8 +2,9 @@
 //! slots of bound memory where the card sends by itself.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use tcpx_lanes::lock;
 use tcpx_lanes::waker::Waker;
 use tcpx_memory::{
     CompletionSink, CopyWorker, Fence, FreeWatch, Job, MemoryError, MemoryKind, PinnedPool,
@@ -57,7 +58,7 @@ struct Finished {
 
 impl CompletionSink for Finished {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
-        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut results = lock(&self.results);
         results.push((token, result));
         drop(results);
         self.signal.wake();
@@ -127,11 +128,7 @@ impl Stage {
     /// A copy failed or was refused. The chunk's request is in the outflow, its memory free.
     pub(super) fn progress(&mut self, outflow: &mut Outflow) -> Result<(), MemoryError> {
         self.finished.signal.clear();
-        let mut results = self
-            .finished
-            .results
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut results = lock(&self.finished.results);
         let finished = std::mem::take(&mut *results);
         drop(results);
         let mut outcome = Ok(());

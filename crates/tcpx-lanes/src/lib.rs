@@ -28,10 +28,4 @@ pub mod zero_copy;
 
 pub use congestion::Congestion;
 pub use error::{IoError, SocketError};
-
-/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
-pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub use tcpx_memory::lock;

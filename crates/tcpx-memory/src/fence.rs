@@ -8,6 +8,7 @@ use crate::driver::{Api, sys};
 use crate::error::CudaError;
 use crate::gpu::{Current, Gpu, LEGACY};
 use crate::kind::MemoryKind;
+use crate::lock;
 
 /// Which of the caller's GPU work an operation must wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -208,7 +209,7 @@ impl EventPool {
     /// Creates the first events.
     pub(crate) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
         let _current = Current::enter(gpu)?;
-        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = lock(&self.0);
         while pool.0 < PREPARED {
             let event = Event::create(gpu.api())?;
             pool.0 += 1;
@@ -218,7 +219,7 @@ impl EventPool {
     }
 
     fn take(&self, gpu: &Gpu) -> Result<Event, CudaError> {
-        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = lock(&self.0);
         if let Some(event) = pool.1.pop() {
             return Ok(event);
         }
@@ -234,11 +235,7 @@ impl EventPool {
     }
 
     fn give_back(&self, event: Event) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .1
-            .push(event);
+        lock(&self.0).1.push(event);
     }
 
     /// Ends all events; the GPU's context must be current and no fence left.

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::ops::{Range, RangeBounds};
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::error::MemoryError;
+use crate::lock;
 use crate::pinned::SlotHold;
 use crate::region::Region;
 use crate::slice::{RegionSlice, resolve};
@@ -75,11 +76,6 @@ struct Entries {
 }
 
 impl LeaseTable {
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        // Every critical section leaves the table consistent, so a panic elsewhere does not spoil it.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn enter(
         &self,
         range: Range<usize>,
@@ -97,7 +93,7 @@ impl LeaseTable {
         access: Access,
         holder: &'static str,
     ) -> Result<u64, MemoryError> {
-        let mut guard = self.lock();
+        let mut guard = lock(&self.entries);
         let Entries {
             next,
             first,
@@ -138,11 +134,11 @@ impl LeaseTable {
     }
 
     fn reserve(&self, most: usize) {
-        self.lock().others.reserve(most);
+        lock(&self.entries).others.reserve(most);
     }
 
     pub(crate) fn leave(&self, id: u64) {
-        let mut guard = self.lock();
+        let mut guard = lock(&self.entries);
         if guard.first.take_if(|entry| entry.id == id).is_some() {
             return;
         }

@@ -51,3 +51,10 @@ pub use tcpx_wire::{Descriptor, Descriptors};
 #[cfg(feature = "simulation")]
 pub use worker::FAILS;
 pub use worker::{CopyWorker, Unpacker};
+
+/// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -8,6 +8,7 @@ use crate::error::MemoryError;
 use crate::free_slots::FreeSlots;
 use crate::gpu::{Gpu, WeakGpu};
 use crate::lease::{Access, Hold, Lease, LeaseTable};
+use crate::lock;
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
@@ -141,11 +142,7 @@ impl PinnedPool {
     /// # Errors
     /// The driver's or the system's refusal; what was pinned before stays usable.
     pub fn reserve(&self, slots: usize) -> Result<(), MemoryError> {
-        let _growing = self
-            .0
-            .growing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _growing = lock(&self.0.growing);
         let slots = slots.min(self.0.cap);
         while self.slots() < slots {
             let first = self.slots();

@@ -10,7 +10,7 @@ pub(crate) mod reaper;
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
 use crate::job::{Job, SubmitError, Work};
 use crate::kind::MemoryKind;
+use crate::lock;
 use crate::pinned::{PinnedPool, Tally};
 use crate::slice::RegionSlice;
 use tcpx_wire::Descriptors;
@@ -53,7 +54,7 @@ impl CopyWorker {
     /// [`MemoryError::Thread`], [`MemoryError::Allocation`].
     pub fn host() -> Result<Arc<Self>, MemoryError> {
         static SHARED: Mutex<Weak<CopyWorker>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = lock(&SHARED);
         if let Some(worker) = shared.upgrade() {
             return Ok(worker);
         }

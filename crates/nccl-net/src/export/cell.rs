@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use super::connects::Connects;
@@ -11,6 +11,7 @@ use super::error::NetError;
 use super::fork::PerProcess;
 use super::host_logger::{HostLogger, Log};
 use super::traits::NetPlugin;
+use crate::lock;
 use crate::result::{RawResult, ResultCode};
 
 /// Different property strings that may be handed out; each lives for ever.
@@ -23,11 +24,6 @@ pub struct PluginCell<P: NetPlugin> {
     starting: PerProcess<Mutex<()>>,
     strings: PerProcess<Mutex<BTreeSet<&'static CStr>>>,
     connects: PerProcess<Mutex<Connects<P::Connect>>>,
-}
-
-/// A panic inside a plugin is reported, and the next call must still work.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<P: NetPlugin> PluginCell<P> {

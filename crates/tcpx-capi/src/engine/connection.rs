@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use tcpx_memory::lock;
 
 use super::failure::{again, guard};
 use super::text::{duration, give, give_text, needed};
@@ -20,12 +22,6 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Connection {
     pub(super) connection: tcpx::Connection,
     unread: Mutex<VecDeque<Vec<u8>>>,
-}
-
-impl Connection {
-    fn unread(&self) -> std::sync::MutexGuard<'_, VecDeque<Vec<u8>>> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Gives a connection to C.
@@ -220,7 +216,7 @@ pub unsafe extern "C" fn tcpx_notification(
             // Each look finds out whether it was closed.
             let (_, connection) = handles::connection(connection)?;
             let left = until.saturating_duration_since(Instant::now());
-            let unread = connection.unread().pop_front();
+            let unread = lock(&connection.unread).pop_front();
             let found = match unread {
                 Some(found) => Some(found),
                 None => connection.connection.notification(left.min(LOOK))?,
@@ -229,7 +225,7 @@ pub unsafe extern "C" fn tcpx_notification(
                 // SAFETY: the caller's promise.
                 let given = unsafe { give(&found, buffer.cast(), room, bytes) };
                 if given.is_err() {
-                    connection.unread().push_front(found);
+                    lock(&connection.unread).push_front(found);
                 }
                 return given;
             }

@@ -5,12 +5,12 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use tcpx_memory::fork;
+use tcpx_memory::{fork, lock};
 
 /// A function of the program and its argument.
 struct Release {
@@ -68,7 +68,7 @@ impl Drop for Owner {
 /// Leads to the thread, which the first region of this sort starts.
 fn sender() -> io::Result<Sender<Release>> {
     static SENDER: Mutex<Option<Sender<Release>>> = Mutex::new(None);
-    let mut known = SENDER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&SENDER);
     if let Some(sender) = &*known {
         return Ok(sender.clone());
     }

@@ -1,9 +1,10 @@
 //! Memory that is open to the peer.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tcpx::{Rights, WindowKey};
+use tcpx_memory::lock;
 
 use super::failure::guard;
 use super::region::slice;
@@ -108,11 +109,7 @@ pub extern "C" fn tcpx_window_revoke(window: *mut tcpx_window, timeout_ms: u32) 
     guard("tcpx_window_revoke", || {
         let (handle, window) = handles::window(window)?;
         handles::take(handle)?;
-        let open = window
-            .window
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let open = lock(&window.window).take();
         match open {
             Some(open) => Ok(open.revoke(duration(timeout_ms))?),
             None => Ok(()),

@@ -1,14 +1,14 @@
 //! One end of a connection: its comm, and a ledger of what C was promised.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use nccl_net::constants::{MAX_REQUESTS_PER_COMM, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::{
     Connecting, Done, HostError, MemoryHandle, MemoryType, PostOutcome, RecvComm, SendComm, Ticket,
 };
-use tcpx_memory::Gpu;
+use tcpx_memory::{Gpu, lock};
 
 use crate::error::{Failure, Outcome};
 use crate::handles::{self, Handle};
@@ -447,7 +447,7 @@ impl End {
 
     fn close_now(&self) -> Outcome<()> {
         // Whatever a panic left half done, the comm can be closed.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let comm = std::mem::replace(&mut state.comm, Comm::Closed);
         let finished = std::mem::take(&mut state.finished);
         let finished = finished.into_iter().map(|done| done.flight);

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use nccl_net::{DeviceOffload, LoadOptions, Plugin};
+use tcpx_memory::lock;
 
 use crate::error::{Failure, Outcome, guard, guarded};
 use crate::plugin::codes::TCPX_NOT_LOADED;
@@ -62,7 +63,7 @@ fn default_path() -> PathBuf {
 fn load(path: PathBuf) -> Outcome<Plugin> {
     log::from_environment();
     // A panic while loading leaves `None`: the next call tries again.
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut loaded = lock(&LOADED);
     if let Some(loaded) = &*loaded {
         if loaded.path == path {
             return Ok(loaded.plugin.clone());
@@ -91,7 +92,7 @@ fn load(path: PathBuf) -> Outcome<Plugin> {
 
 /// The plugin that was loaded.
 pub(crate) fn plugin() -> Outcome<Plugin> {
-    let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let loaded = lock(&LOADED);
     match &*loaded {
         Some(loaded) => Ok(loaded.plugin.clone()),
         None => Err(Failure::new(
@@ -167,7 +168,7 @@ pub unsafe extern "C" fn tcpx_get_properties(dev: c_int, props: *mut tcpx_net_pr
 fn interned(text: &str) -> Outcome<&'static CStr> {
     static STRINGS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    let mut strings = STRINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut strings = lock(&STRINGS);
     if let Some(known) = strings.get(text.as_c_str()) {
         return Ok(known);
     }

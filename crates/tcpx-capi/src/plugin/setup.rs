@@ -1,11 +1,12 @@
 //! From a device to a pair of comms, and their end.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use nccl_net::constants::HANDLE_BYTES;
 use nccl_net::{Accepting, Handle128, HostError, ListenComm, RecvComm};
+use tcpx_memory::lock;
 
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
@@ -54,10 +55,7 @@ impl Listener {
     fn close(self: &Arc<Self>, handle: Handle) -> Outcome<()> {
         let listener = Arc::clone(self);
         self.close.run(handle, "closeListen", &self.state, move || {
-            let mut state = listener
-                .state
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&listener.state);
             let listening = std::mem::replace(&mut *state, Listening::Closed);
             drop(state);
             drop(listening);
@@ -72,18 +70,16 @@ static CONNECTS: Mutex<Vec<Weak<End>>> = Mutex::new(Vec::new());
 /// Polls connects that are under way: there are plugins whose accept needs the peer's connect to be polled, and the
 /// peer does the same.
 fn poll_connects() {
-    let lock = || CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut connects = std::mem::take(&mut *lock());
+    let mut connects = std::mem::take(&mut *lock(&CONNECTS));
     // A failure is told to who uses the comm.
     connects.retain(|end| end.upgrade().is_some_and(|end| end.is_connecting()));
-    lock().append(&mut connects);
+    lock(&CONNECTS).append(&mut connects);
 }
 
 fn connect(dev: usize, handle: Handle128) -> Outcome<Arc<End>> {
     let end = Arc::new(End::connecting(plugin()?.connect(dev, handle)?));
     if !end.wait_connect(FIRST_POLLS)? {
-        let mut connects = CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
-        connects.push(Arc::downgrade(&end));
+        lock(&CONNECTS).push(Arc::downgrade(&end));
     }
     Ok(end)
 }

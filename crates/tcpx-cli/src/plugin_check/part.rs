@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nccl_net::{AbiVersion, CallReport, LoadOptions, Plugin, ResultCode};
+use tcpx_memory::lock;
 
 use super::events::{Count, Device, Event, InUse, of_host, of_load};
 use super::self_test;
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &PluginPartArgs) {
     }
     let counts = Counts::default();
     let end = drive(args, &counts).err();
-    let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+    let counts = lock(&counts);
     tell(&Event::Calls(counts.clone()));
     // Some calls give something back, and have nobody to take their error.
     let failed = counts.iter().find(|(_, count)| count.failed > 0);
@@ -59,7 +60,7 @@ pub(super) fn doing(step: impl Into<String>) {
 fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Error> {
     let counts = Arc::clone(counts);
     let observer = move |report: &CallReport| {
-        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = lock(&counts);
         let count = counts.entry(report.call.to_owned()).or_default();
         count.calls += 1;
         count.failed += u64::from(report.rc != ResultCode::Success);

@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use tcpx_memory::lock;
 
 use super::events::Event;
 use crate::args::plugin::PluginArgs;
@@ -154,7 +156,7 @@ impl Watched {
         self.child.kill();
         // They may still lie in the pipes, which a process of the plugin's own may hold open.
         let _ = self.readers.recv_timeout(LAST_WORDS);
-        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = lock(&self.log);
         log.iter().cloned().collect()
     }
 
@@ -212,7 +214,7 @@ fn keep(log: &Lines, line: String, show: bool) -> bool {
         aside!("{line}");
     }
     let short = line.chars().take(KEPT_CHARACTERS).collect();
-    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut log = lock(log);
     if log.len() == KEPT_LINES {
         log.pop_front();
     }

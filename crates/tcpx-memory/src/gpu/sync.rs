@@ -2,7 +2,7 @@
 //!
 //! It has a stream of its own, so it waits for nothing but the default streams and itself.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use super::{Current, Gpu, MappedHost, host_free};
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
 use crate::fence::{After, Event, Fence, NOT_READY};
+use crate::lock;
 
 /// Bytes moved at a time.
 const PIECE: usize = 4 << 20;
@@ -130,7 +131,7 @@ impl Gpu {
     }
 
     fn sync_path(&self) -> Result<MutexGuard<'_, Option<SyncPath>>, CudaError> {
-        let mut path = self.0.sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut path = lock(&self.0.sync);
         if path.is_none() {
             *path = Some(SyncPath::create(self)?);
         }

@@ -18,7 +18,7 @@ mod tests;
 mod unpack;
 
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 pub use direct::Unpacker;
 
@@ -33,12 +33,13 @@ use super::queue::JobQueue;
 use super::{CopyWorker, spawn};
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
+use crate::lock;
 use crate::pinned::PinnedPool;
 
 /// The process's worker of this context, started if there is none.
 pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
     static SHARED: Mutex<Vec<Weak<CopyWorker>>> = Mutex::new(Vec::new());
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = lock(&SHARED);
     shared.retain(|worker| worker.strong_count() > 0);
     let is_its = |worker: &Arc<CopyWorker>| worker.gpu().is_some_and(|own| own.is_same(gpu));
     if let Some(worker) = shared.iter().filter_map(Weak::upgrade).find(is_its) {

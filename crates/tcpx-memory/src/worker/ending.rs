@@ -6,6 +6,8 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::lock;
+
 /// The threads of this process.
 static THREADS: Count = Count::new();
 
@@ -33,7 +35,7 @@ impl Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         let Count { running, ended } = self.0;
-        *running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *lock(running) -= 1;
         ended.notify_all();
     }
 }
@@ -47,12 +49,12 @@ impl Count {
     }
 
     fn announce(&'static self) -> Ending {
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.running) += 1;
         Ending(self)
     }
 
     fn wait(&self, limit: Duration) -> bool {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = lock(&self.running);
         let waited = self
             .ended
             .wait_timeout_while(running, limit, |running| *running > 0);

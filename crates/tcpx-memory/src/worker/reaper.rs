@@ -4,12 +4,13 @@
 //! transfers forward may do it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::error::CudaError;
+use crate::lock;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -21,7 +22,7 @@ const FREE_WAIT: Duration = Duration::from_secs(5);
 /// Runs `work` on the reaper's thread, or here if there can be no thread.
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     let mut work: Work = Box::new(work);
-    let mut reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut reaper = lock(&REAPER);
     if let Some(sender) = reaper.as_ref() {
         match sender.send(work) {
             Ok(()) => return,
@@ -70,11 +71,7 @@ pub(crate) fn retry<T>(allocate: impl Fn() -> Result<T, CudaError>) -> Result<T,
 
 /// Waits until everything handed over so far has run, or `limit` has passed.
 pub(crate) fn flush(limit: Duration) -> bool {
-    if REAPER
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .is_none()
-    {
+    if lock(&REAPER).is_none() {
         // Nothing was ever handed over.
         return true;
     }

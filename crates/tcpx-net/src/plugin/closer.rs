@@ -6,8 +6,10 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use tcpx_lanes::lock;
 
 use crate::channel::PendingClose;
 
@@ -43,14 +45,8 @@ struct Ended(Arc<End>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        *self.0.lock() = true;
+        *lock(&self.0.come) = true;
         self.0.changed.notify_all();
-    }
-}
-
-impl End {
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.come.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,12 +58,12 @@ impl Closing {
 
     /// Whether it has returned, and holds nothing any more.
     pub fn ended(&self) -> bool {
-        *self.end.lock()
+        *lock(&self.end.come)
     }
 
     /// Waits at most so long for its end; whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
-        let come = self.end.lock();
+        let come = lock(&self.end.come);
         let waited = self
             .end
             .changed
@@ -96,7 +92,7 @@ impl Closer {
             end: Arc::default(),
         };
         let ended = Ended(Arc::clone(&closing.end));
-        let mut queue = self.lock();
+        let mut queue = lock(&self.queue);
         queue.waiting.push_back(Box::new(move || {
             let _ended = ended;
             job();
@@ -117,7 +113,7 @@ impl Closer {
 
     fn work(&self) {
         loop {
-            let mut queue = self.lock();
+            let mut queue = lock(&self.queue);
             let Some(job) = queue.waiting.pop_front() else {
                 queue.running = false;
                 return;
@@ -127,15 +123,11 @@ impl Closer {
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl std::fmt::Debug for Closer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let waiting = self.lock().waiting.len();
+        let waiting = lock(&self.queue).waiting.len();
         f.debug_struct("Closer").field("waiting", &waiting).finish()
     }
 }

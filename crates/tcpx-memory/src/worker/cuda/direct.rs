@@ -4,7 +4,7 @@
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
@@ -12,6 +12,7 @@ use super::{engine, worker_of};
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
 use crate::job::{CompletionSink, Job, Work};
+use crate::lock;
 use crate::worker::CopyWorker;
 use crate::worker::queue::JobQueue;
 
@@ -38,7 +39,7 @@ struct Landing(Mutex<Option<(u64, Result<u64, MemoryError>)>>);
 
 impl CompletionSink for Landing {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((token, result));
+        *lock(&self.0) = Some((token, result));
     }
 }
 
@@ -77,11 +78,7 @@ impl Unpacker {
         let start = Instant::now();
         while start.elapsed() <= limit {
             self.engine.as_mut().map(|engine| engine.round(false));
-            let mut ended = self
-                .landing
-                .0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut ended = lock(&self.landing.0);
             if let Some((_, result)) = ended.take_if(|(of, _)| *of == token) {
                 return result;
             }
