@@ -92,8 +92,8 @@ struct Board {
     /// Nothing goes through any more.
     cut: AtomicBool,
     flips: Arc<Flips>,
-    /// In a lane bits flip behind a flip, too.
-    goes_on: bool,
+    /// Bits flip behind a flip, too: in a control connection, and in a lane.
+    goes_on: [bool; 2],
     /// Bytes from one flip to the next in a control connection, and in a lane; empty: none there.
     gaps: Mutex<[Range<u64>; 2]>,
     /// What was carried, where somebody listens.
@@ -120,7 +120,7 @@ impl Board {
         while at < piece.len() as u64 {
             piece[at as usize] ^= 1 << (random() % 8);
             self.flips.by_kind[kind].fetch_add(1, Ordering::Relaxed);
-            at = match self.goes_on && kind == 1 {
+            at = match self.goes_on[kind] {
                 true => at + 1 + gap(),
                 false => u64::MAX,
             };
@@ -159,12 +159,17 @@ pub struct Proxy {
 impl Proxy {
     /// Relays to `target` from a port of its own.
     pub fn start(target: SocketAddr) -> Self {
-        Self::flipping(target, &Arc::default(), false)
+        // Under NCCL payload that is not sealed goes over any connection.
+        Self::with_flips(target, &Arc::default(), [true; 2])
     }
 
     /// The same; `flips` counts the bits that it flips. `goes_on`: in a lane it goes on flipping behind a flip. What is
     /// sealed ends with the first one, and others behind it would change what nobody reads.
     pub fn flipping(target: SocketAddr, flips: &Arc<Flips>, goes_on: bool) -> Self {
+        Self::with_flips(target, flips, [false, goes_on])
+    }
+
+    fn with_flips(target: SocketAddr, flips: &Arc<Flips>, goes_on: [bool; 2]) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let board = Arc::new(Board {
