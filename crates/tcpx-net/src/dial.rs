@@ -17,7 +17,7 @@ pub use again::{ControlStream, dial_control_again};
 pub use tcpx_lanes::socket::DialOptions;
 
 /// Times that a connection is dialled again which the peer closed without an answer, and pauses before.
-const REDIALS: usize = 20;
+const REDIALS: u32 = 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -65,29 +65,40 @@ pub fn dial(
     })
 }
 
-/// Pauses before a connection is dialled again that a peer, crowded by strangers, has closed before it read from it.
-pub(crate) fn pauses() -> impl Iterator<Item = Duration> {
-    std::iter::successors(Some(FIRST_PAUSE), |pause| {
-        Some((2 * *pause).min(LONGEST_PAUSE))
-    })
-    .take(REDIALS)
+/// Times that a connection was dialled again.
+#[derive(Debug, Default)]
+pub(crate) struct Redials(u32);
+
+impl Redials {
+    /// The pause before a connection is dialled again that a peer, crowded by strangers, has closed before it read from
+    /// it; none where that is not what has happened, or it was too often, or it would be too late.
+    pub(crate) fn pause(&mut self, error: &NetworkError, deadline: Instant) -> Option<Duration> {
+        let NetworkError::CutOff { peer } = error else {
+            return None;
+        };
+        let pause = (FIRST_PAUSE * (1 << self.0)).min(LONGEST_PAUSE);
+        if self.0 == REDIALS || Instant::now() + pause >= deadline {
+            return None;
+        }
+        self.0 += 1;
+        tracing::debug!(%peer, "closed without an answer; dialling again");
+        Some(pause)
+    }
 }
 
-/// Dials, and again after each of those pauses while it comes to that.
 fn with_redials<T>(
     deadline: Instant,
     mut dial: impl FnMut() -> Result<T, NetworkError>,
 ) -> Result<T, NetworkError> {
-    for pause in pauses() {
-        match dial() {
-            Err(NetworkError::CutOff { peer }) if Instant::now() + pause < deadline => {
-                tracing::debug!(%peer, "closed without an answer; dialling again");
-                std::thread::sleep(pause);
-            }
-            outcome => return outcome,
+    let mut redials = Redials::default();
+    loop {
+        let outcome = dial();
+        let error = outcome.as_ref().err();
+        match error.and_then(|error| redials.pause(error, deadline)) {
+            Some(pause) => std::thread::sleep(pause),
+            None => return outcome,
         }
     }
-    dial()
 }
 
 /// A lane that has joined its session.

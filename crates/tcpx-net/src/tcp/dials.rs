@@ -7,7 +7,7 @@ use rustix::event::{PollFd, Timespec, poll};
 
 use super::repair::Dialler;
 use crate::channel::Way;
-use crate::dial::{AnsweredLane, JoinedLane, LaneDial, pauses};
+use crate::dial::{AnsweredLane, JoinedLane, LaneDial, Redials};
 use crate::error::{NetworkError, SocketError};
 use crate::network::{Exchange, Meanwhile};
 
@@ -27,8 +27,7 @@ struct Dial {
     shared: bool,
     /// Until the peer's wish is known: a lane that overtakes the client's proof is refused, and opened once more.
     is_early: bool,
-    /// Times that the peer, crowded by strangers, has closed it before it read from it.
-    cut_off: usize,
+    redials: Redials,
     state: State,
 }
 
@@ -66,7 +65,7 @@ impl Dials {
             shared: shared && way.interface.is_some(),
             way,
             is_early,
-            cut_off: 0,
+            redials: Redials::default(),
             state: State::Begins(Instant::now()),
         });
     }
@@ -173,21 +172,10 @@ impl Dial {
                 (self.way.interface, self.shared) = (None, false);
                 State::Begins(now)
             }
-            NetworkError::CutOff { .. } => {
-                let again = pauses().nth(self.cut_off).map(|pause| now + pause);
-                self.cut_off += 1;
-                match again.filter(|again| *again < deadline) {
-                    Some(again) => {
-                        tracing::debug!(
-                            lane = self.lane,
-                            "closed without an answer; dialling again"
-                        );
-                        State::Begins(again)
-                    }
-                    None => State::Ended(Err(error)),
-                }
-            }
-            error => State::Ended(Err(error)),
+            error => match self.redials.pause(&error, deadline) {
+                Some(pause) => State::Begins(now + pause),
+                None => State::Ended(Err(error)),
+            },
         }
     }
 }
