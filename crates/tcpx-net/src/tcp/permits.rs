@@ -24,10 +24,10 @@ pub(super) struct Permit {
 }
 
 impl Permits {
-    /// Takes a permit while fewer than three quarters of `slots` are taken. Otherwise `roster` is
-    /// woken once one is given back.
+    /// Takes a permit while fewer than three quarters of `slots` are taken, of few ones all but one. Otherwise `roster`
+    /// is woken once one is given back.
     pub(super) fn take(self: &Arc<Self>, slots: usize, roster: &Arc<Roster>) -> Option<Permit> {
-        let most = (slots - slots / 4).max(1);
+        let most = (slots - slots.div_ceil(4)).max(1);
         self.try_take(most, roster).or_else(|| {
             self.has_waiting.store(true, Ordering::SeqCst);
             // A second look: one given back before the line above woke nobody.
@@ -65,6 +65,17 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Slots that are lent to lanes are held beside those of a whole window of sends.
+    #[test]
+    fn sends_leave_a_slot_to_receives_however_few_there_are() {
+        let roster = Arc::new(Roster::new(1).expect("an eventfd"));
+        for slots in 2..9 {
+            let permits = Arc::<Permits>::default();
+            let all = std::iter::from_fn(|| permits.take(slots, &roster));
+            assert!(all.take(slots).collect::<Vec<_>>().len() < slots, "{slots}");
+        }
+    }
 
     #[test]
     fn one_given_back_between_the_look_and_the_wait_is_taken() {
