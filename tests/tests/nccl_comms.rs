@@ -195,7 +195,7 @@ fn changed_bits_cost_connections_with_a_key_and_no_short_message() {
     child::run(
         "changed_bits_cost_connections_with_a_key_and_no_short_message",
         &[LOOPBACK, NO_LANES, KEY],
-        || under_flips(12_800, |number| number * 7919 % 2048),
+        || under_flips(25_600, |number| number * 7919 % 1024),
     );
 }
 
