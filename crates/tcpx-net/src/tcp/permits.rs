@@ -27,7 +27,7 @@ impl Permits {
     /// Takes a permit while fewer than three quarters of `slots` are taken, of few ones all but one. Otherwise `roster`
     /// is woken once one is given back.
     pub(super) fn take(self: &Arc<Self>, slots: usize, roster: &Arc<Roster>) -> Option<Permit> {
-        let most = (slots - slots.div_ceil(4)).max(1);
+        let most = (slots - (slots / 4).max(1)).max(1);
         self.try_take(most, roster).or_else(|| {
             self.has_waiting.store(true, Ordering::SeqCst);
             // A second look: one given back before the line above woke nobody.
