@@ -33,9 +33,6 @@ const FOREVER: Nanos = 100_000 * SECOND;
 /// Calls of one run after which it counts as one that never ends.
 const MOST_CALLS: u64 = 4_000_000;
 
-/// Calls in which nothing moves after which some thread counts as one that spins: twice what is never reached.
-const MOST_IDLE_CALLS: u64 = 10_000;
-
 /// Bytes that a run may have allocated at a time: those of the process, and of each end of a connection.
 const MOST_MEMORY: (usize, usize) = (4 << 20, 4 << 20);
 
@@ -61,8 +58,6 @@ pub struct System {
     random: Random,
     now: Nanos,
     calls: u64,
-    /// Those since something moved, be it the clock because nobody could go on.
-    idle_calls: u64,
     decisions: u64,
     threads: Vec<Thread>,
     /// What may have made a descriptor ready, counted.
@@ -123,7 +118,6 @@ pub fn begin(settings: Settings) {
         decisions: 0,
         threads: vec![Thread::running()],
         stirs: 1,
-        idle_calls: 0,
         network: Network::new(settings.network.clone()),
         faults_from: None,
         next_fault: 0,
@@ -276,10 +270,6 @@ impl System {
         if self.most_memory > most && !std::thread::panicking() {
             fail("the process needs more memory than its connections may");
         }
-        self.idle_calls += 1;
-        if self.idle_calls > MOST_IDLE_CALLS {
-            fail("a thread goes on and on, and nothing moves");
-        }
         if self.calls > MOST_CALLS {
             fail("the run makes no end: too many calls");
         }
@@ -305,6 +295,8 @@ impl System {
             && self.decisions >= from + at
         {
             let fault = fault.clone();
+            self.next_fault += 1;
+            note(|| format!("fault: {fault:?}"));
             match fault {
                 Fault::TimeJump(span) => {
                     tally::saw("time jump");
@@ -317,11 +309,8 @@ impl System {
                 }
                 Fault::SlowCopies(span) => self.copy_late(span),
                 Fault::FailedCopies(jobs) => self.failing_jobs = jobs,
-                _ if self.network.strike(&fault, self.now, &mut self.random) => {}
-                _ => return,
+                fault => self.network.strike(&fault, self.now, &mut self.random),
             }
-            note(|| format!("fault: {fault:?}"));
-            self.next_fault += 1;
         }
     }
 }
