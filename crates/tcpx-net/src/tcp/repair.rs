@@ -88,12 +88,14 @@ impl Dialler {
         begin_lane(way.peer, &self.session, lane, lanes, &options)
     }
 
+    /// Tries each lost lane once, the last lost one first, also one that is lost meanwhile: to dial where nothing answers
+    /// takes long.
     fn run(&self, channel: &std::sync::Weak<Shared>) {
-        let lost = channel.upgrade().map(|channel| channel.roster.lost());
-        let vacant = lost.unwrap_or_default().into_iter();
-        let vacant = vacant.filter(|one| one.vacant).map(|one| one.lane);
+        let mut tried = 0_u64;
         let mut all = true;
-        for lane in vacant {
+        let next = |tried| next_to_dial(&channel.upgrade()?.roster.lost(), tried);
+        while let Some(lane) = next(tried) {
+            tried |= 1 << lane;
             let opened = self.open(lane, Instant::now() + ATTEMPT);
             let Some(channel) = channel.upgrade().filter(|channel| !channel.is_over()) else {
                 break;
@@ -114,6 +116,13 @@ impl Dialler {
         self.busy.store(false, Ordering::Release);
         watch::wake();
     }
+}
+
+/// The lane that was lost last of those that are not in `tried`, a set of bits.
+fn next_to_dial(lost: &[Missing], tried: u64) -> Option<u16> {
+    let untried = |one: &&Missing| one.vacant && tried & 1 << one.lane == 0;
+    let last = lost.iter().filter(untried).max_by_key(|one| one.since);
+    last.map(|one| one.lane)
 }
 
 /// Lanes that the peer opens anew.
@@ -211,4 +220,28 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
     let coming = waiting.iter().fold(0, |lanes, one| lanes | 1 << one.lane);
     channel.roster.ask_for_lost(Instant::now(), coming);
     !waiting.is_empty() || !channel.roster.lost().is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_was_lost_later_does_not_wait_for_those_that_are_dialled_in_vain() {
+        let now = Instant::now();
+        let mut lost: Vec<Missing> = (0..3)
+            .map(|lane| Missing {
+                lane,
+                since: now,
+                broke: true,
+                vacant: true,
+            })
+            .collect();
+        assert!(next_to_dial(&lost, 0b111).is_none());
+        lost[1].since = now + ATTEMPT;
+        assert_eq!(next_to_dial(&lost, 0b001), Some(1));
+        assert_eq!(next_to_dial(&lost, 0b011), Some(2));
+        lost[1].vacant = false;
+        assert_eq!(next_to_dial(&lost, 0b100), Some(0));
+    }
 }
