@@ -463,7 +463,8 @@ impl State {
                 None => return Err(no_staging(name)),
             },
         };
-        // SAFETY: the payload lies in memory that the host registered and keeps valid until the request is done, or in our staging memory, whose slot is held.
+        // SAFETY: the payload lies in memory that the host registered and keeps valid until the request is done, or in
+        // our staging memory, whose slot is held.
         let moved = unsafe { link.send_message(header_left, payload) };
         let Ok(Moved::Bytes(bytes)) = moved else {
             return self.wrote(moved);

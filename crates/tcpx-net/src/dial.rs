@@ -86,6 +86,7 @@ impl Redials {
     }
 }
 
+/// Dials, and again after each pause that [`Redials`] gives.
 fn with_redials<T>(
     deadline: Instant,
     mut dial: impl FnMut() -> Result<T, NetworkError>,

@@ -27,7 +27,7 @@ impl Permits {
     /// Takes a permit while fewer than three quarters of `slots` are taken, of few ones all but one. Otherwise `roster`
     /// is woken once one is given back.
     pub(super) fn take(self: &Arc<Self>, slots: usize, roster: &Arc<Roster>) -> Option<Permit> {
-        let most = (slots - (slots / 4).max(1)).max(1);
+        let most = slots.saturating_sub((slots / 4).max(1)).max(1);
         self.try_take(most, roster).or_else(|| {
             self.has_waiting.store(true, Ordering::SeqCst);
             // A second look: one given back before the line above woke nobody.
@@ -70,6 +70,10 @@ mod tests {
     #[test]
     fn sends_leave_a_slot_to_receives_however_few_there_are() {
         let roster = Arc::new(Roster::new(1).expect("an eventfd"));
+        assert!(
+            Arc::<Permits>::default().take(0, &roster).is_some(),
+            "before any is pinned"
+        );
         for slots in 2..9 {
             let permits = Arc::<Permits>::default();
             let all = std::iter::from_fn(|| permits.take(slots, &roster));
