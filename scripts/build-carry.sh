@@ -7,16 +7,16 @@ cd "$(dirname "$0")/.."
 out=.carry
 target=${CARGO_TARGET_DIR:-target}
 
-# find_target NAME: how Cargo names the target that is one of the GPU checks.
+# find_target PROFILE NAME: how Cargo names the target that is one of the GPU checks.
 find_target() {
   local file
-  for file in {crates/*,tests}/examples/"$1"{.rs,/main.rs}; do
-    [ -e "$file" ] && { echo "--example $1 $target/release/examples/$1"; return; }
+  for file in {crates/*,tests}/examples/"$2"{.rs,/main.rs}; do
+    [ -e "$file" ] && { echo "--example $2 $target/$1/examples/$2"; return; }
   done
-  for file in crates/*/src/bin/"$1".rs tests/src/bin/"$1".rs; do
-    [ -e "$file" ] && { echo "--bin $1 $target/release/$1"; return; }
+  for file in crates/*/src/bin/"$2".rs tests/src/bin/"$2".rs; do
+    [ -e "$file" ] && { echo "--bin $2 $target/$1/$2"; return; }
   done
-  echo "no source file of $1 among the examples and programs of the workspace" >&2
+  echo "no source file of $2 among the examples and programs of the workspace" >&2
   return 1
 }
 
@@ -26,8 +26,10 @@ cargo xtask dist --out "$out"
 cargo build --release --locked --package xtask
 cp "$target/release/xtask" "$out/xtask"
 for check in gpu_check unpack_bench engine_gpu_check devmem_gpu_check small_copies; do
-  read -r kind name file < <(find_target "$check") || exit 1
-  cargo build --release --locked --workspace "$kind" "$name"
+  # What measures is built as what is shipped.
+  case $check in unpack_bench | small_copies) profile=shipped ;; *) profile=release ;; esac
+  read -r kind name file < <(find_target "$profile" "$check") || exit 1
+  cargo build --profile "$profile" --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
 cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu_run.sh \

@@ -73,7 +73,8 @@ impl Core {
         None
     }
 
-    /// Queues a chunk that the session wants sent, to a window and of a transfer of so many bytes.
+    /// Posts a chunk that the session wants sent, to a window and of a transfer of so many bytes, or queues it behind others:
+    /// its copy from a GPU begins while the next ones are put together.
     pub(super) fn queue_send(
         &mut self,
         id: OperationId,
@@ -100,8 +101,12 @@ impl Core {
             source,
             fence,
         };
-        let state = &mut self.channels[usize::from(event.channel)];
-        state.sends.push_back((chunk, id, flight));
+        let index = usize::from(event.channel);
+        let sends = &mut self.channels[index].sends;
+        sends.push_back((chunk, id, flight));
+        if sends.len() == 1 {
+            self.post_sends(index);
+        }
     }
 
     /// Queues a chunk that the session awaits on an ordered network.
