@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -126,6 +127,13 @@ class Pair:
             raise OSError(what)
         return what
 
+    def pause(self, paused: bool) -> None:
+        """Stops a peer's processes, or lets them go on: some poll without end, also while others are measured."""
+        if self.name in PEERS:
+            for process in self.processes:
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
     def order(self, what: str, *arguments: int) -> list[Any]:
         # The receiver first.
         for pipe in reversed(self.orders):
@@ -229,7 +237,8 @@ def measure(
                 leave_out(name, "it comes with an installed package alone")
             continue
         try:
-            pairs[name] = Pair(name, size)
+            pair = pairs[name] = Pair(name, size)
+            pair.pause(True)
         except OSError as error:
             leave_out(name, error)
     for number in range(rounds):
@@ -242,7 +251,9 @@ def measure(
                     if pair is None:
                         figure: Figure | None = of_program(case, span, number)
                     else:
+                        pair.pause(False)
                         figure = pair.measure(case, span, number)
+                        pair.pause(True)
                 except OSError as error:
                     leave_out(name, error)
                     continue
@@ -250,6 +261,7 @@ def measure(
                     figures.append(figure)
     for pair in pairs.values():
         if pair is not None:
+            pair.pause(False)
             pair.close()
     return figures, left_out
 
