@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use tcpx_memory::PagePipe;
-use tcpx_memory::awake::{Awake, give_way};
+use tcpx_memory::awake::{Awake, FEW_CORES, cores, give_way};
 
 use crate::idle::MAX_LANES;
 use crate::lock;
@@ -32,6 +32,10 @@ pub trait Source: Send + Debug {
     /// Moves bytes until the socket would block, there is nothing to do, or the turn's share is
     /// used up.
     fn turn(&mut self) -> Turn;
+    /// After a turn: what it waits for comes at once, and the loop looks for it where it would sleep.
+    fn is_expectant(&self) -> bool {
+        false
+    }
     /// The loop has let go of the source: report what was in its hands as failed.
     fn finish(&mut self) {}
 }
@@ -164,6 +168,7 @@ impl EventLoop {
                 entries: Vec::new(),
                 turns: VecDeque::new(),
                 woken_by: None,
+                expectant: false,
             }
             .run();
         })?;
@@ -183,6 +188,9 @@ impl EventLoop {
 pub const NAP: Duration = Duration::from_millis(1);
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
 const PATIENCE: Duration = Duration::from_micros(300);
+/// The same on few cores, for what comes at once: the peer writes 128 KiB in less. To wake the loop takes a good part of
+/// that from a peer on the same host.
+const EXPECTANCE: Duration = Duration::from_micros(50);
 /// The waker among the sockets.
 const WAKER: u64 = u64::MAX;
 /// Most loops of a direction: no channel has more lanes.
@@ -196,6 +204,8 @@ struct Runner {
     turns: VecDeque<usize>,
     /// When those that nap get their turn.
     woken_by: Option<Instant>,
+    /// One of those that had a turn last is.
+    expectant: bool,
 }
 
 impl Runner {
@@ -208,7 +218,12 @@ impl Runner {
             let now = timespec(Duration::ZERO);
             // Another event comes soon while bytes move, and waking up takes longer than they do.
             let busy = !self.turns.is_empty();
-            let looks = busy || last.elapsed() < PATIENCE && awake.may_look();
+            let patience = match awake.may_look() {
+                true => PATIENCE,
+                false if self.expectant && cores() <= FEW_CORES => EXPECTANCE,
+                false => Duration::ZERO,
+            };
+            let looks = busy || last.elapsed() < patience;
             events.clear();
             let mut wait =
                 |timeout| epoll::wait(&self.poller, spare_capacity(&mut events), timeout);
@@ -249,6 +264,7 @@ impl Runner {
             }
             if !self.turns.is_empty() {
                 last = Instant::now();
+                self.expectant = false;
             } else if looks {
                 give_way();
             }
@@ -334,6 +350,7 @@ impl Runner {
         entry.queued = false;
         let turn = entry.source.turn();
         entry.naps = turn == Turn::Nap;
+        self.expectant |= entry.source.is_expectant();
         match turn {
             Turn::Rest => {}
             Turn::Nap => {

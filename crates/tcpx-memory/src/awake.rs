@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 /// On hosts with up to this many cores a polling thread takes the core of a working one.
-const FEW_CORES: usize = 4;
+pub const FEW_CORES: usize = 4;
 
 static AWAKE: AtomicUsize = AtomicUsize::new(0);
 

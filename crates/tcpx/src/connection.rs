@@ -436,6 +436,9 @@ impl Ready {
         operation.tag = tag;
         operation.fence = self.fence;
         operation.deferred = deferred.cloned();
+        if kind == OperationKind::Get {
+            core.get_started(&mut operation, bytes);
+        }
         core.operations.insert(id, operation);
         if fenced {
             core.await_fence(id);

@@ -263,9 +263,9 @@ impl Core {
         self.turn(busy, more)
     }
 
-    /// Chunks are in flight, or wait for a channel.
+    /// Chunks are in flight, wait for a channel, or come soon.
     fn is_moving(&self) -> bool {
-        self.channels.iter().any(ChannelState::is_moving)
+        self.awaits_bytes() || self.channels.iter().any(ChannelState::is_moving)
     }
 
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever

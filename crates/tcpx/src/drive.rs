@@ -29,14 +29,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::awake::{cores, give_way};
+use tcpx_memory::awake::{FEW_CORES, cores, give_way};
 
 use crate::connection::Shared;
 use crate::control::Asks;
 use crate::core::Core;
 use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
-use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, look};
+use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, look};
 use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
@@ -542,6 +542,7 @@ impl Shared {
             }
             let busy = turn.is_some_and(|turn| turn.busy);
             let moving = turn.is_some_and(|turn| turn.moving);
+            // On few cores nobody looks without a pause while chunks are moving.
             let lanes_need_it = moving && cores() <= FEW_CORES;
             if busy {
                 // Frames may have come since: the next turn reads them.

@@ -166,10 +166,14 @@ impl Core {
         let state = Arc::clone(&operation.state);
         let (follows, deferred) = (operation.follows, operation.deferred.take());
         let reported = std::mem::replace(&mut operation.reported, true);
+        let came = std::mem::take(&mut operation.comes);
         if !reported && kind == OperationKind::PeerNotification {
             let reserved = operation.reserved;
             let arrived = result.as_ref().ok().and_then(|_| operation.take_message());
             self.notification_ended(arrived, reserved);
+        }
+        if came {
+            self.has_come();
         }
         if !held {
             // The lease ends here: from now on the memory is the program's again.

@@ -32,6 +32,8 @@ pub(super) struct OneSided {
     notifications: Arc<Notifications>,
     /// Notifications for which there is no room yet.
     postponed: VecDeque<Arriving>,
+    /// Operations that [come](Operation::comes).
+    coming: usize,
     /// Memory of operations whose bytes travel with their frames.
     nothing: Option<Region>,
 }
@@ -133,6 +135,8 @@ impl Core {
             Ok((lease, used)) => {
                 if let Some(put) = self.take_from_peer(transfer, OperationKind::PeerPut, lease) {
                     put.used = used;
+                    put.comes = true;
+                    self.one_sided.coming += 1;
                 }
             }
             Err(error) => {
@@ -234,6 +238,23 @@ impl Core {
             }
         }
         self.one_sided.notifications.set_postponed(false);
+    }
+
+    /// Whether bytes come soon that nobody sends before they are asked for.
+    pub(super) fn awaits_bytes(&self) -> bool {
+        self.one_sided.coming > 0
+    }
+
+    /// A get was asked for.
+    pub(crate) fn get_started(&mut self, get: &mut Operation, bytes: u64) {
+        // A short answer comes with its frame.
+        get.comes = !self.session.eager_allowed(bytes);
+        self.one_sided.coming += usize::from(get.comes);
+    }
+
+    /// An operation that came has ended.
+    pub(super) fn has_come(&mut self) {
+        self.one_sided.coming -= 1;
     }
 
     /// A notification has ended: with these bytes, unless it failed.

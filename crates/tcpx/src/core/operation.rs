@@ -24,6 +24,8 @@ pub(crate) struct Operation {
     pub(crate) follows: bool,
     /// A part of a batch: what starts when it has ended.
     pub(crate) deferred: Option<Arc<Deferred>>,
+    /// A put of the peer, or a get with a long answer: its bytes are on their way.
+    pub(crate) comes: bool,
     /// Room that is kept for a notification of the peer, and what it brought with its frame.
     pub(crate) reserved: usize,
     pub(crate) message: Option<Vec<u8>>,
@@ -71,6 +73,7 @@ impl Operation {
         Self {
             kind,
             used: Vec::new(),
+            comes: false,
             reserved: 0,
             message: None,
             follows: false,

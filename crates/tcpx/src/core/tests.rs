@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
-use tcpx_wire::frame::{Destination, Frame, Settings, TransferId, encode};
+use tcpx_wire::frame::{Destination, Extent, Frame, RefuseReason, Settings, TransferId, encode};
 use tcpx_wire::record::Records;
-use tcpx_wire::session::{Config, OperationKind, ReceiveRequest, SendRequest};
-use tcpx_wire::{Level, Role, Tag};
+use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
+use tcpx_wire::{Level, Place, Role, Tag, WindowSecret};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
@@ -256,5 +256,37 @@ fn channels_are_told_of_the_peer_at_once_and_then_once_a_millisecond() {
             times,
             "{micros}"
         );
+    }
+}
+
+#[test]
+fn a_get_with_a_long_answer_moves_until_it_ends() {
+    let mut scene = Scene::new();
+    for (request, bytes) in (0..).zip([8, 1 << 20]) {
+        let place = Place {
+            window: 1,
+            offset: 0,
+            secret: WindowSecret::generate(&mut |_| {}),
+        };
+        let asked = GetRequest {
+            from: Extent::Place(place),
+            bytes,
+            level: Level::Placed,
+            deadlines: None,
+        };
+        let (now, ticked) = (scene.core.now(), scene.core.ticked());
+        let id = scene.core.session.get(now, asked).unwrap();
+        let region = Region::host(bytes as usize).unwrap();
+        let lease = region.lease(.., Access::Write).unwrap();
+        let state = TransferState::new(bytes);
+        let mut get = Operation::new(OperationKind::Get, lease, Arc::clone(&state), ticked);
+        scene.core.get_started(&mut get, bytes);
+        scene.core.operations.insert(id, get);
+        scene.core.start();
+        assert_eq!(scene.core.standing().moving, bytes > 8);
+        let reason = RefuseReason::UnknownWindow;
+        scene.say([Frame::RefuseGet { request, reason }]);
+        scene.drive();
+        assert!(state.has_ended() && !scene.core.standing().moving);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::awake::{Awake, cores};
+use tcpx_memory::awake::{Awake, FEW_CORES, cores};
 use tcpx_net::PerProcess;
 
 use crate::driver::Turn;
@@ -14,8 +14,6 @@ pub(super) const BUSY_POLL_BUDGET: Duration = Duration::from_micros(150);
 const SPARE_BUDGET: Duration = Duration::from_micros(200);
 /// The same while chunks are moving, where there are cores to spare.
 const MOVING_BUDGET: Duration = Duration::from_micros(500);
-/// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
-pub(super) const FEW_CORES: usize = 4;
 
 /// Whether a thread of this process looks without a pause; only where cores are few.
 static BUSY_POLLING: PerProcess<AtomicBool> = PerProcess::new();
