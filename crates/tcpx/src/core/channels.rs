@@ -207,6 +207,8 @@ pub(super) mod tests {
         pub(in crate::core) offered: AtomicUsize,
         /// Times it was told that the peer was heard.
         pub(in crate::core) heard: AtomicUsize,
+        /// It has no lane.
+        pub(in crate::core) is_dead: AtomicBool,
     }
 
     /// A channel that is full, with nothing in flight.
@@ -254,6 +256,9 @@ pub(super) mod tests {
         }
         fn peer_heard(&mut self, _rested: bool) {
             self.0.heard.fetch_add(1, Ordering::SeqCst);
+        }
+        fn is_alive(&self) -> bool {
+            !self.0.is_dead.load(Ordering::SeqCst)
         }
         fn describe(&self) -> String {
             "quiet".to_owned()

@@ -24,12 +24,17 @@ const LOOK: Duration = Duration::from_millis(100);
 const TELL_AGAIN: Duration = Duration::from_millis(1);
 /// Between two rounds over all ways.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Time for the next connection where the control connection and all lanes broke, as they do when the peer's process ends:
+/// a peer that lives has dialled by then.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// How a session's control connection comes back.
 pub(crate) struct Resume {
     side: Source,
     /// How the connection ended, while another one is waited for.
     lost: Option<ControlEnd>,
+    /// Since when no lane lives either.
+    all_lost: Option<Instant>,
     replaced: bool,
 }
 
@@ -115,8 +120,16 @@ impl Resume {
         Self {
             side: source,
             lost: None,
+            all_lost: None,
             replaced: false,
         }
+    }
+
+    /// When the peer counts as gone, unless a connection comes before.
+    fn gone_at(&mut self, lanes_live: bool, now: Instant) -> Option<Instant> {
+        let all_lost = self.lost.is_some() && !lanes_live;
+        self.all_lost = all_lost.then(|| self.all_lost.unwrap_or(now));
+        Some(self.all_lost? + GRACE)
     }
 
     fn arrived(&self) -> Option<ControlStream> {
@@ -130,9 +143,8 @@ impl Resume {
 impl Core {
     /// The control connection broke. Gives the reason back where that is the end.
     pub(super) fn leave_control(&mut self, end: ControlEnd) -> Option<ControlEnd> {
-        let alive = self.channels.iter().all(|state| state.channel.is_alive());
         match &mut self.resume {
-            Some(resume) if alive && end.is_loss() => {
+            Some(resume) if end.is_loss() => {
                 tracing::warn!(peer = %self.peer, reason = ?end, "the control connection broke; waiting for another");
                 self.control.leave();
                 resume.lost = Some(end);
@@ -166,16 +178,23 @@ impl Core {
         if self.ended.is_some() || self.session.ended() {
             return None;
         }
+        let now = self.ticked;
+        let lanes_live = self.channels.iter().all(|state| state.channel.is_alive());
         let resume = self.resume.as_mut()?;
-        if resume.lost.is_some()
-            && !self.channels.iter().all(|state| state.channel.is_alive())
+        let gone = resume.gone_at(lanes_live, now);
+        if gone.is_some_and(|at| now >= at)
             && let Some(end) = resume.lost.take()
         {
-            // Lanes and all: its process ended.
             self.fail(Error::control(self.peer, end));
             self.perform_actions();
             return None;
         }
+        gone.into_iter().chain(self.dial_control()).min()
+    }
+
+    /// Opens another control connection where that is due. Returns when to look again.
+    fn dial_control(&mut self) -> Option<Instant> {
+        let resume = self.resume.as_ref()?;
         if matches!(resume.side, Source::Take(_)) {
             return None;
         }
@@ -283,5 +302,66 @@ impl Core {
     pub(crate) fn control_was_replaced(&mut self) -> bool {
         let resume = self.resume.as_mut();
         resume.is_some_and(|resume| std::mem::take(&mut resume.replaced))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::sync::atomic::Ordering;
+
+    use super::super::tests::{LIMIT, Scene};
+    use super::*;
+
+    impl Scene {
+        /// The server of a session whose peer's control connection ends.
+        fn without_control() -> Self {
+            let mut scene = Self::new();
+            scene.core.resume = Some(Resume {
+                side: Source::Take(LaneInbox::new()),
+                lost: None,
+                all_lost: None,
+                replaced: false,
+            });
+            scene.peer.shutdown(Shutdown::Write).unwrap();
+            let start = Instant::now();
+            while !scene.core.control.is_away() {
+                assert!(start.elapsed() < LIMIT, "nobody hears of it");
+                scene.core.progress();
+            }
+            scene
+        }
+
+        /// When a look at this time is to be followed by another one.
+        fn look(&mut self, lanes_live: bool, at: Instant) -> Option<Instant> {
+            self.channel.is_dead.store(!lanes_live, Ordering::SeqCst);
+            self.core.ticked = at;
+            self.core.look_after_control()
+        }
+    }
+
+    #[test]
+    fn a_peer_whose_connections_all_broke_is_gone_after_a_while() {
+        let mut scene = Scene::without_control();
+        let at = scene.core.ticked;
+        assert_eq!(scene.look(true, at + GRACE), None);
+        let broke = at + 2 * GRACE;
+        assert_eq!(scene.look(false, broke), Some(broke + GRACE));
+        let last = broke + GRACE - Duration::from_micros(1);
+        assert_eq!(scene.look(false, last), Some(broke + GRACE));
+        assert!(scene.core.ended.is_none());
+        assert_eq!(scene.look(false, broke + GRACE), None);
+        assert!(matches!(scene.core.ended, Some(Err(_))));
+    }
+
+    #[test]
+    fn a_lane_that_came_back_shows_that_the_peer_lives() {
+        let mut scene = Scene::without_control();
+        let broke = scene.core.ticked;
+        scene.look(false, broke);
+        assert_eq!(scene.look(true, broke + GRACE), None);
+        let again = broke + 2 * GRACE;
+        assert_eq!(scene.look(false, again), Some(again + GRACE));
+        assert!(scene.core.ended.is_none());
     }
 }

@@ -19,15 +19,15 @@ use crate::driver::Driver;
 use crate::transfer::{Transfer, TransferState};
 
 /// Longest wait for bytes within the host.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Scene {
     pub(crate) core: Core,
-    peer: TcpStream,
+    pub(super) peer: TcpStream,
     records: Records,
     /// Frames that the peer has said.
     said: u32,
-    channel: Arc<Log>,
+    pub(super) channel: Arc<Log>,
     driver: Arc<Driver>,
     /// What began last.
     last: Option<OperationId>,
