@@ -59,7 +59,13 @@ pub(crate) fn establish(
     let resume = is_addressed.then(again);
     match agree(&mut set_up, authenticated, local, options) {
         Ok(agreed) => run(set_up, agreed, options, resume),
-        Err(error) => Err(set_up.give_up(error)),
+        Err(error) => {
+            // The peer may open lanes for as long as it has not heard why.
+            if let Some((.., Some(lanes))) = &resume {
+                lanes.agree(0);
+            }
+            Err(set_up.give_up(error))
+        }
     }
 }
 
