@@ -21,6 +21,16 @@ pub(super) struct Permits {
 pub(super) struct Permit {
     permits: Arc<Permits>,
     roster: Arc<Roster>,
+    /// There was no other one left.
+    is_last: bool,
+}
+
+impl Permit {
+    /// Whether the slot may be lent to a lane's socket, which may keep it for as long as its peer reads nothing: never
+    /// the last one, over which others go on.
+    pub(super) fn lends(&self) -> bool {
+        !self.is_last
+    }
 }
 
 impl Permits {
@@ -41,7 +51,8 @@ impl Permits {
     }
 
     fn try_take(self: &Arc<Self>, most: usize, roster: &Arc<Roster>) -> Option<Permit> {
-        self.taken
+        let before = self
+            .taken
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
                 (taken < most).then_some(taken + 1)
             })
@@ -49,6 +60,7 @@ impl Permits {
         Some(Permit {
             permits: Arc::clone(self),
             roster: Arc::clone(roster),
+            is_last: before + 1 == most,
         })
     }
 }
@@ -78,6 +90,24 @@ mod tests {
             let permits = Arc::<Permits>::default();
             let all = std::iter::from_fn(|| permits.take(slots, &roster));
             assert!(all.take(slots).collect::<Vec<_>>().len() < slots, "{slots}");
+        }
+    }
+
+    /// A lane that is silent keeps those that were lent to it, though nobody wants their chunks any more.
+    #[test]
+    fn one_that_is_not_lent_comes_back_whatever_lanes_keep() {
+        let roster = Arc::new(Roster::new(1).expect("an eventfd"));
+        for slots in 2..9 {
+            let permits = Arc::<Permits>::default();
+            let mut kept = Vec::new();
+            for _ in 0..2 * slots {
+                let taken = permits.take(slots, &roster).expect("one is left");
+                if taken.lends() {
+                    kept.push(taken);
+                }
+            }
+            let last = permits.take(slots, &roster).expect("one is left");
+            assert!(permits.take(slots, &roster).is_none() && !last.lends());
         }
     }
 

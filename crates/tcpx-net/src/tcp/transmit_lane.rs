@@ -18,6 +18,7 @@ use tcpx_lanes::zero_copy;
 
 use super::loss::Lost;
 use super::pace::Load;
+use super::permits::Permit;
 use super::shared::{Event, LaneSocket, Shared};
 use super::transmit_table::{LONG, Outgoing, Taken};
 use super::uncopied::Uncopied;
@@ -177,8 +178,7 @@ impl Queue {
             len: chunk.payload.len() - from,
         };
         let socket = self.socket.as_fd();
-        // A slot, and nothing else: it is ours, so that it can be kept as it is.
-        if chunk.permit.is_some() && *by_pages {
+        if *by_pages {
             let sent = self.lender.send_part(socket, head, part)?;
             if let Some(error) = self.lender.take_refusal() {
                 tracing::info!(%error, "pages cannot be sent as they are; slots are copied");
@@ -244,11 +244,13 @@ impl Owner for Queue {
                         chunk.tell_behind(self.shared.transmit.queued_bytes());
                     }
                     self.chunk = chunk.payload.len() as u64;
+                    // A slot, and nothing else: it is ours, so that it can be kept as it is.
+                    let may_be_kept = chunk.permit.as_ref().is_some_and(Permit::lends);
                     return Next::Chunk(Writing {
                         head: self.seal.begin(&chunk.header),
                         // Of one that was sent before, the peer may have read the other copy: nothing says then when
                         // this one's pages were.
-                        by_pages: chunk.attempt == 0 && self.shared.may_splice(),
+                        by_pages: may_be_kept && chunk.attempt == 0 && self.shared.may_splice(),
                         chunk,
                         uncopied: None,
                     });

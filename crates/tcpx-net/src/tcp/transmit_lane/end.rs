@@ -134,12 +134,14 @@ mod tests {
 
     use super::super::transmit_lane;
     use super::*;
+    use crate::channel::SendChunk;
     use crate::error::ChunkPosition;
     use crate::tcp::shared::{LaneSocket, Parts, Shared};
-    use crate::tcp::transmit_table::Taken;
+    use crate::tcp::staging::alone;
+    use crate::tcp::transmit_table::{Forgotten, Taken, Unstaged, describe};
     use crate::tcp::uncopied::Uncopied;
     use tcpx_lanes::event_loop::Source;
-    use tcpx_lanes::send_lane::SendLane;
+    use tcpx_lanes::send_lane::{Next, Owner, SendLane};
     use tcpx_lanes::zero_copy;
 
     const CHUNK: usize = 8 << 20;
@@ -194,6 +196,55 @@ mod tests {
         (lane, listener.accept().unwrap().0)
     }
 
+    /// A lane whose peer reads nothing keeps what was lent to it, and nobody waits for that.
+    #[test]
+    fn what_a_silent_lane_keeps_leaves_a_slot_to_sends() {
+        const BYTES: usize = 64 << 10;
+        let _alone = alone();
+        let parts = Parts {
+            splice: true,
+            ..Parts::of_two_lanes(true, 2)
+        };
+        let shared = Shared::new(parts).unwrap();
+        let (mut lane, _peer) = lane(&shared);
+        let source = Region::host(BYTES).unwrap().all();
+        let until = Instant::now() + UNREAD * 3;
+        for sequence in 0..8 {
+            let (header, position) = describe(&SendChunk {
+                token: sequence,
+                sequence,
+                transfer: sequence,
+                offset: 0,
+                index: 0,
+                total: BYTES as u64,
+                window: sequence,
+                tag: 0,
+                source: source.clone(),
+                fence: None,
+            });
+            let unstaged = Unstaged {
+                header,
+                position,
+                source: source.clone(),
+                fence: None,
+            };
+            Shared::stage(&shared, 0, unstaged);
+            let mut writing = loop {
+                if let Next::Chunk(writing) = lane.owner().next() {
+                    break writing;
+                }
+                assert!(Instant::now() < until, "send {sequence} gets no slot");
+                std::thread::yield_now();
+            };
+            writing.chunk.spliced = writing.by_pages.then_some(0);
+            shared.transmit.written(0, writing.chunk, 0);
+            let forgotten = shared.transmit.forget(0, sequence, false);
+            assert_eq!(forgotten, Forgotten::Free);
+            let _copied = shared.next_event();
+        }
+        assert_eq!(shared.transmit.chunks.unwanted(), 1);
+    }
+
     #[test]
     fn a_dead_lanes_chunks_go_on_when_the_kernel_has_let_go_of_them() {
         let shared = shared();
@@ -242,7 +293,7 @@ mod tests {
         lane.turn();
         // Its end comes as an event, as with any chunk in a lane's hands.
         let forgotten = shared.transmit.forget(1, 1, true);
-        assert_eq!(forgotten, crate::tcp::transmit_table::Forgotten::Later);
+        assert_eq!(forgotten, Forgotten::Later);
         let reading = std::thread::spawn(move || {
             let mut bytes = vec![0; ChunkHeader::BYTES + CHUNK];
             peer.read_exact(&mut bytes)
