@@ -13,6 +13,8 @@ use super::roster::Roster;
 #[derive(Debug, Default)]
 pub(super) struct Permits {
     taken: AtomicUsize,
+    /// Of those, how many are of slots that may be lent to lanes.
+    lent: AtomicUsize,
     has_waiting: AtomicBool,
 }
 
@@ -21,16 +23,27 @@ pub(super) struct Permits {
 pub(super) struct Permit {
     permits: Arc<Permits>,
     roster: Arc<Roster>,
-    /// There was no other one left.
-    is_last: bool,
+    /// As many are there.
+    most: usize,
+    is_lent: bool,
 }
 
 impl Permit {
     /// Whether the slot may be lent to a lane's socket, which may keep it for as long as its peer reads nothing: never
-    /// the last one, over which others go on.
-    pub(super) fn lends(&self) -> bool {
-        !self.is_last
+    /// all of them, as others go on over the last one.
+    pub(super) fn lend(&mut self) -> bool {
+        let most = self.most.saturating_sub(1);
+        self.is_lent = self.is_lent || add_below(&self.permits.lent, most);
+        self.is_lent
     }
+}
+
+/// Counts one more, if that makes no more than `most`.
+fn add_below(count: &AtomicUsize, most: usize) -> bool {
+    let more = |count| (count < most).then_some(count + 1);
+    count
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+        .is_ok()
 }
 
 impl Permits {
@@ -51,22 +64,20 @@ impl Permits {
     }
 
     fn try_take(self: &Arc<Self>, most: usize, roster: &Arc<Roster>) -> Option<Permit> {
-        let before = self
-            .taken
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
-                (taken < most).then_some(taken + 1)
-            })
-            .ok()?;
-        Some(Permit {
+        add_below(&self.taken, most).then(|| Permit {
             permits: Arc::clone(self),
             roster: Arc::clone(roster),
-            is_last: before + 1 == most,
+            most,
+            is_lent: false,
         })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        if self.is_lent {
+            self.permits.lent.fetch_sub(1, Ordering::SeqCst);
+        }
         self.permits.taken.fetch_sub(1, Ordering::SeqCst);
         if self.permits.has_waiting.swap(false, Ordering::SeqCst) {
             self.roster.wake_any_sender();
@@ -101,13 +112,15 @@ mod tests {
             let permits = Arc::<Permits>::default();
             let mut kept = Vec::new();
             for _ in 0..2 * slots {
-                let taken = permits.take(slots, &roster).expect("one is left");
-                if taken.lends() {
+                let mut taken = permits.take(slots, &roster).expect("one is left");
+                if taken.lend() {
                     kept.push(taken);
                 }
             }
-            let last = permits.take(slots, &roster).expect("one is left");
-            assert!(permits.take(slots, &roster).is_none() && !last.lends());
+            let mut last = permits.take(slots, &roster).expect("one is left");
+            assert!(permits.take(slots, &roster).is_none() && !last.lend());
+            let given_back = kept.pop().is_some();
+            assert_eq!(last.lend(), given_back);
         }
     }
 

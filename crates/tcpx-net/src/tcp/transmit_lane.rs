@@ -244,13 +244,13 @@ impl Owner for Queue {
                         chunk.tell_behind(self.shared.transmit.queued_bytes());
                     }
                     self.chunk = chunk.payload.len() as u64;
-                    // A slot, and nothing else: it is ours, so that it can be kept as it is.
-                    let may_be_kept = chunk.permit.as_ref().is_some_and(Permit::lends);
+                    // A slot, and nothing else: it is ours, so that it can be kept as it is. Of a chunk that was sent
+                    // before, the peer may have read the other copy: nothing says then when this one's pages were.
+                    let first = chunk.attempt == 0 && self.shared.may_splice();
+                    let by_pages = first && chunk.permit.as_mut().is_some_and(Permit::lend);
                     return Next::Chunk(Writing {
                         head: self.seal.begin(&chunk.header),
-                        // Of one that was sent before, the peer may have read the other copy: nothing says then when
-                        // this one's pages were.
-                        by_pages: may_be_kept && chunk.attempt == 0 && self.shared.may_splice(),
+                        by_pages,
                         chunk,
                         uncopied: None,
                     });
