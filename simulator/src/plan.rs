@@ -99,7 +99,13 @@ impl Plan {
         let mut random = Random::new(seed.wrapping_mul(0xD134_2543_DE82_EF95) + 1);
         let strict = random.one_in(2);
         let is_fair = random.one_in(40);
-        let pace = if is_fair { 4 } else { random.below(4) };
+        // Slots are sent by their pages: of chunks that are long for their lanes, between two programs of one host.
+        let lends = !is_fair && random.one_in(3);
+        let pace = match random.below(4) {
+            _ if is_fair => 4,
+            pace if lends => 2 + pace % 2,
+            pace => pace,
+        };
         let (pieces, sizes): (Vec<usize>, &[usize]) = match pace {
             0 if random.one_in(2) => (vec![1], TINY),
             0 => (vec![1, 1, 1, 1448], TINY),
@@ -110,11 +116,14 @@ impl Plan {
         };
         // A flood of pieces of a byte each has no end.
         let is_coarse = pieces.iter().all(|piece| *piece >= 100);
-        let near = random.one_in(2);
+        let near = random.one_in(2) || lends;
         let least = random.pick(&[5, 20, 50, 500]) * MICRO;
         let varies = random.pick(&[0, 10, 200, 5_000]) * MICRO;
-        let window = random.pick(&[300, 4_096, 65_536, 1 << 20]);
-        let in_flight = random.pick(&[2_000, 65_536, 1 << 20]);
+        let least_window = if lends { 65_536 } else { 0 };
+        let window = random
+            .pick(&[300, 4_096, 65_536, 1 << 20])
+            .max(least_window);
+        let in_flight = random.pick(&[2_000, 65_536, 1 << 20]).max(least_window);
         let network = network::Settings {
             latency: (least, least + if is_fair { 0 } else { varies }),
             window: if is_fair { 1 << 20 } else { window },
@@ -129,9 +138,8 @@ impl Plan {
             items += 1;
             !without(items - 1)
         };
-        let count = random.pick(&[1, 1, 1, 2, 3]);
         let mut connections = Vec::new();
-        for _ in 0..count {
+        for _ in 0..random.pick(&[1, 1, 1, 2, 3]) {
             connections.push(Self::connection(&mut random, sizes, strict, &mut item));
         }
         let mut liar = None;
@@ -147,18 +155,35 @@ impl Plan {
         };
         // A flood is of long messages.
         let floods = liar.as_ref().is_some_and(|(_, manners)| manners.floods);
-        let eager_limit = random.pick(&[0, 1_024, 32_768]);
-        let encrypt = random.one_in(3);
-        let lanes = random.pick(&[1, 1, 1, 2, 3, 4]);
+        let eager_limit = random.pick(if lends {
+            &[0, 1_024]
+        } else {
+            &[0, 1_024, 32_768]
+        });
+        let encrypt = random.one_in(3) && !lends;
+        let lanes = match random.pick(&[1, 1, 1, 2, 3, 4]) {
+            1 if lends => 2,
+            lanes => lanes,
+        };
+        let stage = random.one_in(2) || lends;
+        let kinds = Faults {
+            strict,
+            encrypt,
+            stage,
+            lends,
+        };
         let mut faults: Vec<(u64, Fault)> = Vec::new();
         let mut last = 0;
-        for _ in 0..random.pick(&[0, 1, 2, 4, 8]) {
+        // Short programs are over soon.
+        let reach = random.pick(&[200, 2_000, 6_000]);
+        let count = random.pick(if lends { &[1, 4, 8] } else { &[0, 1, 2, 4, 8] });
+        for _ in 0..count {
             // One may strike while another one lasts.
             last = match random.one_in(2) {
-                true => random.below(6_000),
+                true => random.below(reach),
                 false => last + random.below(100),
             };
-            let fault = Self::fault(&mut random, strict, encrypt);
+            let fault = kinds.one(&mut random);
             if item() {
                 faults.push((last, fault));
             }
@@ -171,7 +196,7 @@ impl Plan {
                 preempts: random.pick(&[3, 10, 50, 1_000]),
                 network,
                 ends,
-                late_copies: random.pick(&[0, 12]),
+                late_copies: random.pick(if lends { &[0, 0, 12] } else { &[0, 12] }),
                 faults,
                 verbose,
             },
@@ -181,10 +206,14 @@ impl Plan {
             patience: random.pick(&[Duration::from_secs(20), Duration::MAX]),
             lanes,
             chunk_bytes: random.pick(&[4_096, 16_384, 65_536]),
-            window: random.pick(&[1, 2, 4, 64]),
+            window: random.pick(if lends {
+                &[2, 2, 4, 64]
+            } else {
+                &[1, 2, 4, 64]
+            }),
             eager_limit: if floods { 32_768 } else { eager_limit },
             encrypt,
-            stage: random.one_in(2),
+            stage,
             near,
             is_fair,
             items,
@@ -201,8 +230,12 @@ impl Plan {
             actions: Vec::new(),
             manual: random.one_in(5),
         });
+        let cancels = random.pick(&[2, 6]);
+        // What one side alone does, or nothing beside something else, tells of faults that the rest would show.
+        let only = random.pick(&[None, None, Some(0), Some(1)]);
+        let is_alone = strict && random.one_in(2);
         let manner = |random: &mut Random| Manner {
-            cancel: (!strict && random.one_in(6))
+            cancel: (!strict && random.one_in(cancels))
                 .then(|| Duration::from_micros(random.below(20_000))),
             deadline: random.one_in(8).then(|| match strict {
                 true => Duration::MAX,
@@ -212,7 +245,7 @@ impl Plan {
         };
         let mut at = 0;
         for step in 0..random.pick(&[3, 8, 20, 40]) {
-            let from = random.index(2);
+            let from = only.unwrap_or(random.index(2));
             let bytes = random.pick(sizes);
             let mine = manner(random);
             let theirs = manner(random);
@@ -280,6 +313,9 @@ impl Plan {
                 8 => add(from, Action::Pause(Duration::from_micros(span))),
                 _ => add(from, Action::Settle(settle)),
             }
+            if is_alone {
+                (0..2).for_each(|side| add(side, Action::Settle(0)));
+            }
         }
         for side in &mut sides {
             let ends = (!strict)
@@ -312,27 +348,42 @@ impl Plan {
             floods: random.one_in(4) && is_coarse && item(),
         }
     }
+}
 
-    fn fault(random: &mut Random, strict: bool, encrypt: bool) -> Fault {
+/// Of what kinds faults are.
+struct Faults {
+    strict: bool,
+    encrypt: bool,
+    stage: bool,
+    lends: bool,
+}
+
+impl Faults {
+    fn one(&self, random: &mut Random) -> Fault {
         let which = random.index(64);
         let span = |random: &mut Random, most: Nanos| random.below(most) + MILLI;
-        match random.below(if strict { 14 } else { 19 }) {
+        match random.below(4) {
+            0 | 1 if self.lends => return Fault::Strand(which, span(random, 40 * MILLI)),
+            2 if self.stage && self.strict => return Fault::SlowCopies(span(random, SECOND)),
+            // As long as this, that a cancel does not wait for their end.
+            2 if self.stage && random.one_in(2) => {
+                return Fault::SlowCopies(span(random, 12 * SECOND));
+            }
+            2 if self.stage => return Fault::FailedCopies(random.pick(&[1, 4, 16])),
+            3 if self.encrypt => return Fault::Flip(which),
+            _ => {}
+        }
+        match random.below(if self.strict { 12 } else { 16 }) {
             0..=2 => Fault::Reset(which),
             3 => Fault::Stall(which, span(random, 2 * SECOND)),
-            4 => Fault::Swallow(which),
-            5 => Fault::Refuse(span(random, SECOND)),
-            6 if encrypt => Fault::Flip(which),
-            6 | 7 => Fault::StallAll(span(random, SECOND)),
-            8 => Fault::Doze(which, span(random, SECOND)),
-            // As long as this, that a cancel does not wait for their end.
-            9 | 10 if !strict => Fault::SlowCopies(span(random, 7 * SECOND)),
-            9 | 10 => Fault::SlowCopies(span(random, SECOND)),
-            11 => Fault::Cut(which, span(random, 90 * SECOND)),
-            12 | 13 => Fault::Swallow(which),
-            14 => Fault::HalfClose(which),
-            15 => Fault::TimeJump(span(random, 20 * SECOND)),
-            16 => Fault::StallAll(span(random, 30 * SECOND)),
-            17 => Fault::FailedCopies(random.pick(&[1, 1, 2, 8])),
+            4..=6 => Fault::Swallow(which),
+            7 => Fault::Refuse(span(random, SECOND)),
+            8 => Fault::StallAll(span(random, SECOND)),
+            9 => Fault::Doze(which, span(random, SECOND)),
+            10 | 11 => Fault::Cut(which, span(random, 90 * SECOND)),
+            12 => Fault::HalfClose(which),
+            13 => Fault::TimeJump(span(random, 20 * SECOND)),
+            14 => Fault::StallAll(span(random, 30 * SECOND)),
             _ => Fault::Die,
         }
     }

@@ -33,6 +33,9 @@ const FOREVER: Nanos = 100_000 * SECOND;
 /// Calls of one run after which it counts as one that never ends.
 const MOST_CALLS: u64 = 4_000_000;
 
+/// Calls in which nothing moves after which some thread counts as one that spins: twice what is never reached.
+const MOST_IDLE_CALLS: u64 = 10_000;
+
 /// Bytes that a run may have allocated at a time: those of the process, and of each end of a connection.
 const MOST_MEMORY: (usize, usize) = (4 << 20, 4 << 20);
 
@@ -58,6 +61,8 @@ pub struct System {
     random: Random,
     now: Nanos,
     calls: u64,
+    /// Those since something moved, be it the clock because nobody could go on.
+    idle_calls: u64,
     decisions: u64,
     threads: Vec<Thread>,
     /// What may have made a descriptor ready, counted.
@@ -118,6 +123,7 @@ pub fn begin(settings: Settings) {
         decisions: 0,
         threads: vec![Thread::running()],
         stirs: 1,
+        idle_calls: 0,
         network: Network::new(settings.network.clone()),
         faults_from: None,
         next_fault: 0,
@@ -270,6 +276,10 @@ impl System {
         if self.most_memory > most && !std::thread::panicking() {
             fail("the process needs more memory than its connections may");
         }
+        self.idle_calls += 1;
+        if self.idle_calls > MOST_IDLE_CALLS {
+            fail("a thread goes on and on, and nothing moves");
+        }
         if self.calls > MOST_CALLS {
             fail("the run makes no end: too many calls");
         }
@@ -295,8 +305,6 @@ impl System {
             && self.decisions >= from + at
         {
             let fault = fault.clone();
-            self.next_fault += 1;
-            note(|| format!("fault: {fault:?}"));
             match fault {
                 Fault::TimeJump(span) => {
                     tally::saw("time jump");
@@ -309,8 +317,11 @@ impl System {
                 }
                 Fault::SlowCopies(span) => self.copy_late(span),
                 Fault::FailedCopies(jobs) => self.failing_jobs = jobs,
-                fault => self.network.strike(&fault, self.now, &mut self.random),
+                _ if self.network.strike(&fault, self.now, &mut self.random) => {}
+                _ => return,
             }
+            note(|| format!("fault: {fault:?}"));
+            self.next_fault += 1;
         }
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const NAMES: [&str; 31] = [
+const NAMES: [&str; 32] = [
     "reset",
     "half-close",
     "stall",
     "stall of all",
     "swallowed link",
     "cut lane",
+    "lane left alone",
     "flipped bit",
     "refused dial",
     "time jump",

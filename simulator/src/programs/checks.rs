@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Delivered, Error, Region, Report};
 use tcpx_memory::CopyWorker;
+use tcpx_wire::session::{DataFailure, EndCause};
 
 use super::Scene;
 use super::actions::{LATE, LONGEST, Program, Running, What};
@@ -114,7 +115,19 @@ pub(super) fn contents(region: &Region, what: &str) -> Vec<u8> {
 
 impl Program<'_> {
     pub(super) fn may_fail(&self, error: &Error, what: &str) {
-        if matches!(error, Error::Defect { .. } | Error::EngineStuck { .. }) {
+        // Whatever a peer says, nothing of ours contradicts itself.
+        let is_misreport = |error: &Error| {
+            let Error::Operation { error, .. } = error else {
+                return false;
+            };
+            let failure = match &error.cause {
+                EndCause::Data { failure, .. } => failure,
+                _ => return false,
+            };
+            matches!(failure, DataFailure::Misreport(_))
+        };
+        let is_defect = matches!(error, Error::Defect { .. } | Error::EngineStuck { .. });
+        if is_defect || is_misreport(error) {
             fail(&format!("{what}: {error}"));
         }
         if self.scene.strict {

@@ -721,7 +721,10 @@ fn gave(fd: c_int, result: isize) -> isize {
     stir();
     if let Some(system) = simulated(fd) {
         match usize::try_from(result) {
-            Ok(bytes) => system.network.was_given(fd, bytes, system.now),
+            Ok(bytes) => {
+                system.idle_calls = 0;
+                system.network.was_given(fd, bytes, system.now);
+            }
             Err(_) if result == -(libc::EPIPE as isize) => {
                 if let Some(error) = system.network.take_error(fd) {
                     return raw::fail(error);
@@ -737,9 +740,11 @@ fn gave(fd: c_int, result: isize) -> isize {
 fn got(fd: c_int, result: isize) -> isize {
     if let Some(system) = simulated(fd) {
         match result {
-            1.. => system
-                .network
-                .was_read(fd, result as usize, super::is_honest()),
+            1.. => {
+                system.idle_calls = 0;
+                let bytes = result as usize;
+                system.network.was_read(fd, bytes, super::is_honest());
+            }
             0 => {
                 if let Some(error) = system.network.take_error(fd) {
                     return raw::fail(error);

@@ -42,6 +42,9 @@ pub enum Fault {
     Swallow(usize),
     /// A lane's card is cut off for a while: nothing moves on it, nor on what is dialled in its place.
     Cut(usize, Nanos),
+    /// As soon as one of them has bytes under way, all lanes of a connection stand still. After this time the others go on
+    /// for a moment and are reset: that one gets what they had, and its sender hears only then what the peer had read.
+    Strand(usize, Nanos),
     /// A bit flips on a link.
     Flip(usize),
     /// New connections are refused for a while.
@@ -63,6 +66,11 @@ const MOST_SOCKETS: usize = 24;
 /// Of what a client says first: its purpose and, where that is a lane, whose number.
 const HELLO_BYTES: usize = 16;
 const PURPOSE_LANE: u8 = 1;
+/// How long a lane stands still that is left alone: less than makes it dead.
+const STRANDED: Nanos = 800 * MILLI;
+/// The moment for which the others go on, and how long after their end that is heard which was said meanwhile.
+const MOMENT: Nanos = 10 * MILLI;
+const NEWS: Nanos = 5 * MILLI;
 /// A link that is as old carries a connection.
 const SETTLED: Nanos = 200 * MILLI;
 
@@ -124,6 +132,8 @@ struct Link {
     /// What its client says first, as far as that has come.
     hello: Vec<u8>,
     made: Nanos,
+    /// When both ends hear of a reset.
+    resets_at: Nanos,
 }
 
 #[derive(Debug)]
@@ -151,6 +161,7 @@ struct Socket {
 pub enum Step {
     Take(usize, usize),
     Place(usize, usize),
+    Reset(usize),
 }
 
 pub struct Network {
@@ -176,7 +187,7 @@ impl Link {
     /// Nothing moves on it before.
     fn stop(&mut self, until: Nanos) {
         for direction in &mut self.directions {
-            direction.stopped_until = direction.stopped_until.max(until);
+            direction.stop(until);
         }
     }
 
@@ -188,6 +199,16 @@ impl Link {
 }
 
 impl Direction {
+    /// Bytes that its receiver has not read.
+    fn under_way(&self) -> usize {
+        self.unsent + self.bytes_on_the_way + self.unread
+    }
+
+    /// Nothing moves before.
+    fn stop(&mut self, until: Nanos) {
+        self.stopped_until = self.stopped_until.max(until);
+    }
+
     /// Its receiver has read so much, in a `far` host as it came there and else from where it is lent.
     fn let_go(&mut self, to: u64, is_honest: bool) {
         while let Some(lent) = self.lent.front() {
@@ -331,6 +352,7 @@ impl Network {
             port: to.port(),
             hello: Vec::new(),
             made: now,
+            resets_at: Nanos::MAX,
         });
         if let Kind::Listening { far, backlog } = &mut self.sockets[listening].kind {
             backlog.push_back(near);
@@ -558,6 +580,13 @@ impl Network {
         raw::shutdown(self.links[link].far[side], libc::SHUT_RDWR);
     }
 
+    /// Both ends hear of a reset.
+    fn reset(&mut self, link: usize) {
+        self.links[link].resets_at = Nanos::MAX;
+        self.was_reset(link, 0);
+        self.was_reset(link, 1);
+    }
+
     /// Links of which bytes wait to be read.
     pub fn unread(&self) -> Vec<usize> {
         let waits = |link: &Link| {
@@ -572,6 +601,9 @@ impl Network {
     pub fn steps(&self, now: Nanos) -> Vec<Step> {
         let mut steps = Vec::new();
         for (link, one) in self.links.iter().enumerate() {
+            if one.resets_at <= now {
+                steps.push(Step::Reset(link));
+            }
             for (side, direction) in one.directions.iter().enumerate() {
                 if direction.over || now < direction.stopped_until {
                     continue;
@@ -617,14 +649,16 @@ impl Network {
                 .map(|(at, _)| *at)
                 .filter(|at| *at > now)
         });
-        next.min()
+        let resets = self.links.iter().map(|link| link.resets_at);
+        next.chain(resets.filter(|at| *at < Nanos::MAX)).min()
     }
 
     pub fn step(&mut self, step: &Step, now: Nanos, random: &mut Random) {
-        let (Step::Take(link, side) | Step::Place(link, side)) = *step;
-        match step {
-            Step::Take(..) => self.take(link, side, now, random),
-            Step::Place(..) => self.place(link, side, now, random),
+        let (Step::Take(link, _) | Step::Place(link, _) | Step::Reset(link)) = *step;
+        match *step {
+            Step::Take(link, side) => self.take(link, side, now, random),
+            Step::Place(link, side) => self.place(link, side, now, random),
+            Step::Reset(link) => self.reset(link),
         }
         self.forget(link);
     }
@@ -751,8 +785,8 @@ impl Network {
         !self.settings.spares || self.links.iter().enumerate().any(works)
     }
 
-    /// A living lane whose connection has another one that no cut concerns.
-    fn to_cut(&self, which: usize) -> Option<(usize, u16, u16)> {
+    /// A living lane of this kind, whose connection has another one that no cut concerns.
+    fn to_cut(&self, which: usize, is_fit: impl Fn(&Link) -> bool) -> Option<(usize, u16, u16)> {
         let is_cut = |port, lane| self.cuts.iter().any(|cut| (cut.0, cut.1) == (port, lane));
         let lanes: Vec<_> = (0..self.links.len())
             .filter(|at| self.links[*at].lives())
@@ -764,19 +798,20 @@ impl Network {
                 .iter()
                 .any(|other| other.1 == *port && other.2 != *lane)
         };
-        let able: Vec<_> = lanes.iter().filter(has_other).collect();
+        let fits = |(link, ..): &&(usize, u16, u16)| is_fit(&self.links[*link]);
+        let able: Vec<_> = lanes.iter().filter(has_other).filter(fits).collect();
         (!able.is_empty()).then(|| *able[which % able.len()])
     }
 
-    pub fn strike(&mut self, fault: &Fault, now: Nanos, random: &mut Random) {
+    /// Does it, unless there is nothing yet that it could strike.
+    pub fn strike(&mut self, fault: &Fault, now: Nanos, random: &mut Random) -> bool {
         let _aside = memory::aside();
         match *fault {
             Fault::Reset(which) => {
                 if let Some(link) = self.living(which).filter(|link| self.is_spare(*link, now)) {
                     note(|| format!("link {link} is reset"));
                     tally::saw("reset");
-                    self.was_reset(link, 0);
-                    self.was_reset(link, 1);
+                    self.reset(link);
                 }
             }
             Fault::HalfClose(which) => {
@@ -810,11 +845,34 @@ impl Network {
                 }
             }
             Fault::Cut(which, span) => {
-                if let Some((link, port, lane)) = self.to_cut(which) {
+                if let Some((link, port, lane)) = self.to_cut(which, |_| true) {
                     note(|| format!("lane {lane}, link {link}, is cut"));
                     tally::saw("cut lane");
                     self.links[link].stop(now + span);
                     self.cuts.push((port, lane, now + span));
+                }
+            }
+            Fault::Strand(which, span) => {
+                let is_busy = |link: &Link| link.directions.iter().any(|one| one.under_way() > 0);
+                if let Some((link, port, lane)) = self.to_cut(which, is_busy) {
+                    let [here, there] = self.links[link].directions.each_ref();
+                    // The side that is sent more says what it has read.
+                    let teller = usize::from(here.under_way() > there.under_way());
+                    note(|| format!("lane {lane}, link {link}, is left alone"));
+                    tally::saw("lane left alone");
+                    for (at, other) in self.links.iter_mut().enumerate() {
+                        match other.lane() {
+                            _ if other.port != port || !other.lives() => {}
+                            Some(_) if at == link => other.stop(now + STRANDED),
+                            Some(_) => {
+                                other.stop(now + span);
+                                other.resets_at = now + span + MOMENT;
+                            }
+                            None => other.directions[teller].stop(now + span + MOMENT + NEWS),
+                        }
+                    }
+                } else {
+                    return false;
                 }
             }
             Fault::Flip(which) => {
@@ -831,11 +889,11 @@ impl Network {
                 tally::saw("death");
                 self.refuses_until = Nanos::MAX;
                 while let Some(link) = self.living(0) {
-                    self.was_reset(link, 0);
-                    self.was_reset(link, 1);
+                    self.reset(link);
                 }
             }
         }
+        true
     }
 
     /// Nothing moves to the server on the links of a connection before.

@@ -225,6 +225,7 @@ impl System {
                         }
                     }
                     self.now = self.now.max(next);
+                    self.idle_calls = 0;
                 }
                 None => fail("deadlock: every thread waits, and nothing is due"),
             }
@@ -242,6 +243,7 @@ impl System {
             let choice = self.random.index(threads.len() + steps.len());
             if let Some(step) = choice.checked_sub(threads.len()) {
                 self.stirs += 1;
+                self.idle_calls = 0;
                 self.network.step(&steps[step], self.now, &mut self.random);
                 return Choice::Step;
             }
