@@ -76,6 +76,8 @@ pub struct System {
     most_memory: usize,
     /// So many of the copy worker's next jobs fail.
     failing_jobs: u32,
+    /// No job of the copy workers begins before.
+    copies_from: Nanos,
 }
 
 struct Global(UnsafeCell<Option<System>>);
@@ -103,8 +105,11 @@ fn system() -> Option<&'static mut System> {
     unsafe { (*SYSTEM.0.get()).as_mut() }
 }
 
-/// Whether the copy worker's next job fails.
+/// Whether the copy worker's next job fails, which begins late where copies are slow.
 fn job_fails() -> bool {
+    if let Some(system) = system() {
+        system.copy_late();
+    }
     let Some(system) = system().filter(|system| system.failing_jobs > 0) else {
         return false;
     };
@@ -130,6 +135,7 @@ pub fn begin(settings: Settings) {
         jumped: 0,
         most_memory: 0,
         failing_jobs: 0,
+        copies_from: 0,
         settings,
     };
     tcpx_memory::FAILS.get_or_init(|| job_fails);
@@ -152,6 +158,7 @@ pub fn end_faults() {
         heal();
         system.end_dozes();
         system.failing_jobs = 0;
+        system.copies_from = 0;
     }
 }
 
@@ -315,7 +322,11 @@ impl System {
                     tally::saw("thread that rests");
                     self.doze(which, span);
                 }
-                Fault::SlowCopies(span) => self.copy_late(span),
+                // Those that are slow do not become slower.
+                Fault::SlowCopies(span) if self.copies_from <= self.now => {
+                    self.copies_from = self.now + span;
+                }
+                Fault::SlowCopies(_) => {}
                 Fault::FailedCopies(jobs) => self.failing_jobs = jobs,
                 _ if self.network.strike(&fault, self.now, &mut self.random) => {}
                 _ => return,

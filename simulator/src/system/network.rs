@@ -209,12 +209,15 @@ impl Direction {
         self.stopped_until = self.stopped_until.max(until);
     }
 
-    /// Its receiver has read so much, in a `far` host as it came there and else from where it is lent.
-    fn let_go(&mut self, to: u64, is_honest: bool) {
-        while let Some(lent) = self.lent.front() {
+    /// Its receiver has read up to there, in a `far` host as it came there and else from where it is lent; `sees`: what it
+    /// has read.
+    fn let_go(&mut self, to: u64, sees: bool) {
+        while let Some(lent) = self.lent.front()
+            && lent.at < to
+        {
             let mut now = vec![0; lent.bytes.len()];
             // What is not mapped any more is nobody's.
-            if is_honest && raw::read_memory(lent.start, &mut now) && now != lent.bytes {
+            if sees && raw::read_memory(lent.start, &mut now) && now != lent.bytes {
                 fail("bytes changed while their socket had their pages");
             }
             if lent.at + lent.bytes.len() as u64 > to {
@@ -443,14 +446,20 @@ impl Network {
         }
     }
 
+    /// Whether one of its ends has given the link of this socket up.
+    pub fn has_ended(&self, fd: i32) -> bool {
+        self.end_of(fd)
+            .is_some_and(|(link, _)| !self.links[link].lives())
+    }
+
     /// So many bytes were read from a socket.
-    pub fn was_read(&mut self, fd: i32, bytes: usize, is_honest: bool) {
+    pub fn was_read(&mut self, fd: i32, bytes: usize, sees: bool) {
         let _aside = memory::aside();
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
             direction.read += bytes as u64;
             if self.settings.near {
-                direction.let_go(direction.read, is_honest);
+                direction.let_go(direction.read, sees);
             }
             direction.unread = direction.unread.saturating_sub(bytes);
             direction.full = false;

@@ -179,15 +179,12 @@ impl System {
         }
     }
 
-    /// The copy workers do not run for a while.
-    pub(super) fn copy_late(&mut self, span: Nanos) {
-        let until = self.now + span;
-        for thread in &mut self.threads {
-            // Those that are slow do not become slower.
-            if thread.copies() && thread.dozes_until <= self.now {
-                tally::saw("slow copies");
-                thread.dozes_until = until;
-            }
+    /// A job of the calling copy worker begins, when copies are no longer slow: nobody else waits for anything that it holds.
+    pub(super) fn copy_late(&mut self) {
+        if self.copies_from > self.now {
+            tally::saw("slow copies");
+            self.threads[ME.get()].dozes_until = self.copies_from;
+            wait(Wait::Nothing);
         }
     }
 
