@@ -26,7 +26,7 @@ const TELL_AGAIN: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Time for the next connection where the control connection and all lanes broke, as they do when the peer's process ends:
 /// a peer that lives has dialled by then.
-const GRACE: Duration = Duration::from_millis(100);
+const GRACE: Duration = Duration::from_millis(50);
 
 /// How a session's control connection comes back.
 pub(crate) struct Resume {
