@@ -131,7 +131,7 @@ class Pair:
         """Stops a peer's processes, or lets them go on: some poll without end, also while others are measured."""
         if self.name in PEERS:
             for process in self.processes:
-                if process.is_alive():
+                if process.pid is not None and process.is_alive():
                     os.kill(process.pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
     def order(self, what: str, *arguments: int) -> list[Any]:
@@ -229,40 +229,44 @@ def measure(
         print(left_out[-1], file=sys.stderr)
         pairs.pop(name, None)
 
-    for name in names:
-        if name == PROGRAM:
-            if tcpx.program_path().exists():
-                pairs[name] = None
-            else:
-                leave_out(name, "it comes with an installed package alone")
-            continue
-        try:
-            pair = pairs[name] = Pair(name, size)
-            pair.pause(True)
-        except OSError as error:
-            leave_out(name, error)
-    for number in range(rounds):
-        for case in cases:
-            # Nobody is always the first.
-            turns = list(pairs)
-            for name in turns[number % max(len(turns), 1) :] + turns[: number % max(len(turns), 1)]:
-                pair = pairs[name]
-                try:
-                    if pair is None:
-                        figure: Figure | None = of_program(case, span, number)
-                    else:
-                        pair.pause(False)
-                        figure = pair.measure(case, span, number)
-                        pair.pause(True)
-                except OSError as error:
-                    leave_out(name, error)
-                    continue
-                if figure is not None:
-                    figures.append(figure)
-    for pair in pairs.values():
-        if pair is not None:
-            pair.pause(False)
-            pair.close()
+    try:
+        for name in names:
+            if name == PROGRAM:
+                if tcpx.program_path().exists():
+                    pairs[name] = None
+                else:
+                    leave_out(name, "it comes with an installed package alone")
+                continue
+            try:
+                begun = pairs[name] = Pair(name, size)
+                begun.pause(True)
+            except OSError as error:
+                leave_out(name, error)
+        for number in range(rounds):
+            for case in cases:
+                # Nobody is always the first.
+                turns = list(pairs)
+                first = number % max(len(turns), 1)
+                for name in turns[first:] + turns[:first]:
+                    pair = pairs[name]
+                    try:
+                        if pair is None:
+                            figure: Figure | None = of_program(case, span, number)
+                        else:
+                            pair.pause(False)
+                            figure = pair.measure(case, span, number)
+                            pair.pause(True)
+                    except OSError as error:
+                        leave_out(name, error)
+                        continue
+                    if figure is not None:
+                        figures.append(figure)
+    finally:
+        # Also after an interrupt: what is stopped would never end.
+        for ended in pairs.values():
+            if ended is not None:
+                ended.pause(False)
+                ended.close()
     return figures, left_out
 
 
