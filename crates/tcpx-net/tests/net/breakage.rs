@@ -239,7 +239,7 @@ fn two_lanes_that_claim_the_same_chunk_do_not_both_write() {
     let mut raw = raw_peer(2, options(false));
     open_window(&mut *raw.channel, 0, guarded(300_000));
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
-    wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+    wait_until(|| raw.channel.stats().bytes_received >= CERTAIN);
     (&raw.lanes[1]).write_all(&header(0, 300_000)).unwrap();
     let (error, _) = breakage(&mut *raw.channel);
     assert!(
@@ -266,7 +266,7 @@ fn closing_ends_requests_in_every_state_and_releases_their_memory() {
             tokens.push(1000 + sequence);
         }
         write_chunk(&raw.lanes[0], 3, 300_000, 200_000);
-        wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+        wait_until(|| raw.channel.stats().bytes_received >= CERTAIN);
         let ended = close(&mut *raw.channel);
         let receives: Vec<_> = ended
             .iter()

@@ -34,7 +34,7 @@ fn a_window_in_mid_chunk_lets_go_of_its_memory_while_the_peer_is_silent() {
         let destination = guarded(300_000);
         open_window(&mut *raw.channel, 0, destination.clone());
         write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
-        wait_until_received(&*raw.channel, 100_000);
+        wait_until_received(&*raw.channel, CERTAIN);
         assert_eq!(raw.channel.cancel(1000), Cancel::Pending);
         assert_eq!(
             raw.channel.cancel(1000),

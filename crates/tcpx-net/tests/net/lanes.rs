@@ -44,7 +44,7 @@ fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
         let destination = guarded(length);
         open_window(&mut *raw.channel, 0, destination.clone());
         write_chunk(&raw.lanes[0], 0, length as u32, 200_000);
-        wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+        wait_until(|| raw.channel.stats().bytes_received >= CERTAIN);
         write_again(&raw.lanes[1], 0, length as u32);
         assert_eq!(received(&mut *raw.channel, 1), [1000]);
         check(&destination, 0);
@@ -120,7 +120,7 @@ fn a_chunk_that_was_sent_again_is_dropped_when_its_window_closes() {
         let destination = guarded(300_000);
         open_window(&mut *raw.channel, 0, destination.clone());
         write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
-        wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+        wait_until(|| raw.channel.stats().bytes_received >= CERTAIN);
         assert_eq!(raw.channel.cancel(1000), Cancel::Pending);
         write_again(&raw.lanes[1], 0, 300_000);
         assert_eq!(closed_token(&completions(&mut *raw.channel, 1)[0]), 1000);
@@ -234,7 +234,7 @@ fn a_window_that_was_closed_on_a_dead_lane_ends() {
     let destination = guarded(300_000);
     open_window(&mut *raw.channel, 0, destination);
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
-    wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+    wait_until(|| raw.channel.stats().bytes_received >= CERTAIN);
     raw.lanes[0].shutdown(Shutdown::Both).unwrap();
     // Either the lane has let go of it, and the cancel finds it free, or the lane does so when it ends.
     match raw.channel.cancel(1000) {
