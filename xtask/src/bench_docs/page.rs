@@ -47,13 +47,14 @@ struct Choice {
 
 const SPEED: &str = "16-gpu-tcp-speed-two.json";
 const NCCL: &str = "40-nccl.json";
+const NCCL_ENCRYPTED: &str = "41-nccl-encrypted.json";
 const HOST: &str = "35-host-two-cores.json";
 const ENCRYPTED: &str = "36-host-encrypted.json";
 const GPU_ENCRYPTED: &str = "37-gpu-encrypted.json";
 const TUNED: &str = "NCCL's sockets, best tuning";
 const DEFAULT: &str = "NCCL's sockets, defaults";
 
-const CHOICES: [Choice; 8] = [
+const CHOICES: [Choice; 9] = [
     Choice {
         what: "GPU to GPU, 256 MiB, 2 in flight",
         file: SPEED,
@@ -114,6 +115,16 @@ const CHOICES: [Choice; 8] = [
         ours: "send/recv, 256 MiB, tcpx, untuned",
         peers: &[
             (TUNED, "send/recv, 256 MiB, NCCL's sockets, 16 channels"),
+            (DEFAULT, "send/recv, 256 MiB, NCCL's sockets, default"),
+        ],
+    },
+    Choice {
+        what: "NCCL send/receive over tcpx, 256 MiB, encrypted",
+        file: NCCL_ENCRYPTED,
+        command: "",
+        ours: "send/recv, 256 MiB, tcpx, encrypted",
+        peers: &[
+            ("tcpx in the clear", "send/recv, 256 MiB, tcpx, untuned"),
             (DEFAULT, "send/recv, 256 MiB, NCCL's sockets, default"),
         ],
     },
