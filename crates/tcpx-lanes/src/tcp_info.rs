@@ -165,6 +165,23 @@ mod tests {
     }
 
     #[test]
+    fn what_an_answer_took_is_known_after_a_reset() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let mut client =
+            TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let (mut server, _) = listener.accept().expect("accepted");
+        client.write_all(&[7; 10_000]).expect("written");
+        server.read_exact(&mut [0; 10_000]).expect("read");
+        let known = |stream: &TcpStream| transport(stream).expect("figures").round_trip;
+        let (before, other) = (known(&client), known(&server));
+        rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).expect("a socket");
+        drop(server);
+        client.read_exact(&mut [0]).expect_err("reset");
+        assert!(before > Duration::ZERO && other > Duration::ZERO);
+        assert_eq!(known(&client), before);
+    }
+
+    #[test]
     fn the_system_of_a_process_that_takes_nothing_answers() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let mut client =

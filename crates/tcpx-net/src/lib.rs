@@ -38,4 +38,4 @@ pub use tcpx_lanes::Congestion;
 pub use tcpx_lanes::congestion;
 pub use tcpx_lanes::interfaces;
 pub use tcpx_lanes::socket::every_address;
-pub use tcpx_lanes::tcp_info::{TcpCounters, is_unanswered, tcp_counters};
+pub use tcpx_lanes::tcp_info::{TcpCounters, is_unanswered, tcp_counters, transport};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::lock;
 use tcpx_net::{
-    Congestion, ControlStream, LaneInbox, Side, Way, dial_control_again, is_unanswered,
+    Congestion, ControlStream, LaneInbox, Side, Way, dial_control_again, is_unanswered, transport,
 };
 use tcpx_wire::{Time, handshake};
 
@@ -25,8 +25,10 @@ const TELL_AGAIN: Duration = Duration::from_millis(1);
 /// Between two rounds over all ways.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Time for the next connection where the control connection and all lanes broke, as they do when the peer's process ends:
-/// a peer that lives has dialled by then.
+/// a peer that lives has dialled by then, which takes [`ROUND_TRIPS`] more from far away.
 const GRACE: Duration = Duration::from_millis(50);
+/// Of a connection and its handshake, and one for a side that hears of the end before the other one.
+const ROUND_TRIPS: u32 = 4;
 
 /// How a session's control connection comes back.
 pub(crate) struct Resume {
@@ -35,6 +37,8 @@ pub(crate) struct Resume {
     lost: Option<ControlEnd>,
     /// Since when no lane lives either.
     all_lost: Option<Instant>,
+    /// What an answer took on the last connection.
+    round_trip: Duration,
     replaced: bool,
 }
 
@@ -121,6 +125,7 @@ impl Resume {
             side: source,
             lost: None,
             all_lost: None,
+            round_trip: Duration::ZERO,
             replaced: false,
         }
     }
@@ -129,7 +134,7 @@ impl Resume {
     fn gone_at(&mut self, lanes_live: bool, now: Instant) -> Option<Instant> {
         let all_lost = self.lost.is_some() && !lanes_live;
         self.all_lost = all_lost.then(|| self.all_lost.unwrap_or(now));
-        Some(self.all_lost? + GRACE)
+        Some(self.all_lost? + GRACE + self.round_trip * ROUND_TRIPS)
     }
 
     fn arrived(&self) -> Option<ControlStream> {
@@ -146,6 +151,8 @@ impl Core {
         match &mut self.resume {
             Some(resume) if end.is_loss() => {
                 tracing::warn!(peer = %self.peer, reason = ?end, "the control connection broke; waiting for another");
+                let transport = transport(&self.control).unwrap_or_default();
+                resume.round_trip = transport.round_trip;
                 self.control.leave();
                 resume.lost = Some(end);
                 None
@@ -321,6 +328,7 @@ mod tests {
                 side: Source::Take(LaneInbox::new()),
                 lost: None,
                 all_lost: None,
+                round_trip: Duration::ZERO,
                 replaced: false,
             });
             scene.peer.shutdown(Shutdown::Write).unwrap();
@@ -329,6 +337,9 @@ mod tests {
                 assert!(start.elapsed() < LIMIT, "nobody hears of it");
                 scene.core.progress();
             }
+            let resume = scene.core.resume.as_mut().unwrap();
+            let measured = std::mem::take(&mut resume.round_trip);
+            assert!(measured > Duration::ZERO, "the kernel knows it");
             scene
         }
 
@@ -351,6 +362,20 @@ mod tests {
         assert_eq!(scene.look(false, last), Some(broke + GRACE));
         assert!(scene.core.ended.is_none());
         assert_eq!(scene.look(false, broke + GRACE), None);
+        assert!(matches!(scene.core.ended, Some(Err(_))));
+    }
+
+    #[test]
+    fn a_peer_from_far_has_time_to_dial() {
+        let mut scene = Scene::without_control();
+        let far = Duration::from_millis(70);
+        scene.core.resume.as_mut().unwrap().round_trip = far;
+        let broke = scene.core.ticked;
+        let gone = broke + GRACE + 4 * far;
+        assert_eq!(scene.look(false, broke), Some(gone));
+        scene.look(false, gone - Duration::from_micros(1));
+        assert!(scene.core.ended.is_none());
+        scene.look(false, gone);
         assert!(matches!(scene.core.ended, Some(Err(_))));
     }
 
