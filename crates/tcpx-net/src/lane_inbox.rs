@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -57,10 +57,20 @@ impl fmt::Debug for Notify {
     }
 }
 
-/// The lanes that joined one session. Clones share the same inbox; when the last clone outside the
-/// listener is dropped, further lanes of the session are refused.
+/// The lanes that joined one session. Clones share the same inbox; when the last clone is dropped, so are the lanes
+/// in it, and further ones of the session are refused.
 #[derive(Debug, Clone, Default)]
 pub struct LaneInbox(Arc<Inner>);
+
+/// The inbox as long as anybody else has it.
+#[derive(Debug)]
+pub(crate) struct WeakInbox(Weak<Inner>);
+
+impl WeakInbox {
+    pub(crate) fn upgrade(&self) -> Option<LaneInbox> {
+        self.0.upgrade().map(LaneInbox)
+    }
+}
 
 impl LaneInbox {
     /// An empty inbox.
@@ -176,14 +186,15 @@ impl LaneInbox {
         }
     }
 
-    /// True when nobody but the listener holds this inbox any more.
-    pub(crate) fn abandoned(&self) -> bool {
-        Arc::strong_count(&self.0) <= 1
+    /// For the listener, which keeps nothing of a session that has ended.
+    pub(crate) fn downgrade(&self) -> WeakInbox {
+        WeakInbox(Arc::downgrade(&self.0))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::net::TcpListener;
 
     use super::*;
@@ -225,5 +236,22 @@ mod tests {
         inbox.agree(0);
         assert!(inbox.deliver(lane(0, 1)).is_some());
         assert!(inbox.try_take().is_none());
+    }
+
+    #[test]
+    fn lanes_that_nobody_took_end_with_their_session() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let inbox = LaneInbox::new();
+        let known = inbox.downgrade();
+        let waits = AcceptedLane {
+            stream,
+            ..lane(0, 1)
+        };
+        assert!(known.upgrade().unwrap().deliver(waits).is_none());
+        drop(inbox);
+        assert!(known.upgrade().is_none());
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     }
 }

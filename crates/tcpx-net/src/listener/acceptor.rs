@@ -21,7 +21,7 @@ use super::reports::Reports;
 use super::{Accepted, Inner, ListenOptions, MOST_WAITING};
 use crate::auth;
 use crate::dial::ControlStream;
-use crate::lane_inbox::{AcceptedLane, LaneInbox};
+use crate::lane_inbox::{AcceptedLane, LaneInbox, WeakInbox};
 use crate::peer::Peer;
 
 /// Connections taken from the backlog before those at hand get their turn.
@@ -32,7 +32,7 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 struct Registered {
     key: SessionKey,
-    lanes: LaneInbox,
+    lanes: WeakInbox,
 }
 
 #[derive(Debug)]
@@ -206,12 +206,12 @@ impl Acceptor {
             return;
         }
         self.sessions
-            .retain(|_, session| !session.lanes.abandoned());
+            .retain(|_, session| session.lanes.upgrade().is_some());
         let lanes = LaneInbox::new();
         // Before the client can have our settings, behind which it opens lanes.
         let registered = Registered {
             key: established.session.key.clone(),
-            lanes: lanes.clone(),
+            lanes: lanes.downgrade(),
         };
         self.sessions.insert(established.session.id, registered);
         if let Err(error) = auth::send_message(&greeting.stream, &established.welcome()) {
@@ -242,7 +242,7 @@ impl Acceptor {
     /// The session that a lane asks for.
     fn session(&self, request: &LaneRequest) -> Option<&Registered> {
         let session = self.sessions.get(&request.session());
-        session.filter(|session| !session.lanes.abandoned())
+        session.filter(|session| session.lanes.upgrade().is_some())
     }
 
     fn answer_lane(&mut self, now: Instant, mut greeting: Greeting, request: LaneRequest) {
@@ -270,7 +270,8 @@ impl Acceptor {
     /// A lane has proved itself.
     fn admit_lane(&mut self, now: Instant, greeting: Greeting, accepted: LaneAccepted) {
         let Greeting { stream, peer, .. } = greeting;
-        let Some(session) = self.sessions.get(&accepted.session) else {
+        let session = self.sessions.get(&accepted.session);
+        let Some(lanes) = session.and_then(|session| session.lanes.upgrade()) else {
             return self
                 .reports
                 .refused(now, peer, &"the lane's session has ended");
@@ -278,9 +279,7 @@ impl Acceptor {
         if accepted.resumes {
             tracing::info!(%peer, session = %accepted.session, "control connection resumed");
             let records = Records::new(accepted.keys);
-            return session
-                .lanes
-                .deliver_control(ControlStream { stream, records });
+            return lanes.deliver_control(ControlStream { stream, records });
         }
         if let Err(error) = socket::prepare_lane(&stream) {
             return self.reports.refused(now, peer, &error);
@@ -292,7 +291,7 @@ impl Acceptor {
             lanes: accepted.lanes,
             peer,
         };
-        if session.lanes.deliver(lane).is_some() {
+        if lanes.deliver(lane).is_some() {
             self.reports
                 .refused(now, peer, &"the session has more lanes than fit");
         }
