@@ -184,6 +184,11 @@ impl Link {
         (hello[12] == PURPOSE_LANE).then(|| u16::from_le_bytes([hello[14], hello[15]]))
     }
 
+    /// Some bytes are under way.
+    fn is_busy(&self) -> bool {
+        self.directions.iter().any(|one| one.under_way() > 0)
+    }
+
     /// Nothing moves on it before.
     fn stop(&mut self, until: Nanos) {
         for direction in &mut self.directions {
@@ -854,7 +859,10 @@ impl Network {
                 }
             }
             Fault::Cut(which, span) => {
-                if let Some((link, port, lane)) = self.to_cut(which, |_| true) {
+                // In the middle of a chunk, if it can be.
+                let to_cut = self.to_cut(which, Link::is_busy);
+                let to_cut = to_cut.or_else(|| self.to_cut(which, |_| true));
+                if let Some((link, port, lane)) = to_cut {
                     note(|| format!("lane {lane}, link {link}, is cut"));
                     tally::saw("cut lane");
                     self.links[link].stop(now + span);
@@ -862,8 +870,7 @@ impl Network {
                 }
             }
             Fault::Strand(which, span) => {
-                let is_busy = |link: &Link| link.directions.iter().any(|one| one.under_way() > 0);
-                if let Some((link, port, lane)) = self.to_cut(which, is_busy) {
+                if let Some((link, port, lane)) = self.to_cut(which, Link::is_busy) {
                     let [here, there] = self.links[link].directions.each_ref();
                     // The side that is sent more says what it has read.
                     let teller = usize::from(here.under_way() > there.under_way());

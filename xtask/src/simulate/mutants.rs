@@ -75,12 +75,12 @@ const MUTANTS: &[Mutant] = &[
         from: "None => again.push((slot, bytes)),",
         to: "None if MUTANT => {}\n                None => again.push((slot, bytes)),",
     },
-    // Rule 2: the lane that an attempt supersedes does not let go.
+    // Rule 2: a later attempt is taken while a lane still has the one before, which lands late.
     Mutant {
-        name: "superseded-lane-lives",
-        file: "crates/tcpx-net/src/tcp/receive_lane.rs",
-        from: "                self.shared.lane_lost(holder, Lost::Superseded);\n",
-        to: "                if !MUTANT {\n                    self.shared.lane_lost(holder, Lost::Superseded);\n                }\n",
+        name: "late-attempt-lands",
+        file: "crates/tcpx-net/src/tcp/receive_table.rs",
+        from: "            Claimed::HeldBy(holder) => return",
+        to: "            Claimed::HeldBy(_) if MUTANT => {}\n            Claimed::HeldBy(holder) => return",
     },
     // Rule 10: a resumed control connection leaves a byte out.
     Mutant {
