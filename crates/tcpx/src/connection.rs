@@ -63,6 +63,9 @@ impl Connection {
     ///
     /// By default it fails after 30 s without its send: a side that may wait for longer sets
     /// [`Request::deadlines`], or those of the [`Options`](crate::Options).
+    ///
+    /// Behind a shorter message the slice keeps what it held, unless a receive of the tag that was started before ended
+    /// without a message: then bytes of a later message may stand there, which had begun to come and went elsewhere.
     pub fn receive(&self, slice: RegionSlice, tag: u64) -> Request<'_> {
         Request::new(self, OperationKind::Receive, slice, tag)
     }
