@@ -307,7 +307,7 @@ impl Program<'_> {
                     return Self::is_whole(&inner[..count]);
                 }
                 let is_empty = inner[count..].iter().all(|byte| *byte == EMPTY);
-                if !is_empty && !(moved && places.skip(count).all(of_any)) {
+                if !(is_empty || moved && places.skip(count).all(of_any)) {
                     fail("bytes behind a message were written");
                 }
                 let fits = |one: &Sent| {
@@ -362,7 +362,7 @@ impl Program<'_> {
                         && rest.iter().all(|byte| *byte == EMPTY)
                 };
                 let is_known = is_empty || candidates.iter().any(is_part);
-                if !is_known && !(moved && places.all(of_any)) {
+                if !(is_known || moved && places.all(of_any)) {
                     fail("a failed receive holds bytes that are of no message of its tag");
                 }
             }
