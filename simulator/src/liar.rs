@@ -130,7 +130,7 @@ fn pause() {
     std::thread::sleep(Duration::from_micros(300));
 }
 
-/// As it looks around, more seldom where it has been quiet for long: its peer's deadlines take minutes.
+/// The pause between two looks: longer where nothing has moved for a while, as the deadlines of its peer take minutes.
 fn pause_after(quiet: Duration) {
     match quiet < Duration::from_secs(1) {
         true => pause(),
