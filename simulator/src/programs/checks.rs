@@ -310,14 +310,10 @@ impl Program<'_> {
                 if !(is_empty || moved && places.skip(count).all(of_any)) {
                     fail("bytes behind a message were written");
                 }
-                let fits = |one: &Sent| {
-                    let whole = content(name(self.scene.number, from, one.message, 0), one.bytes);
-                    one.bytes == count && whole == inner[..count]
+                let fits = |(one, whole): (&Sent, &Vec<u8>)| {
+                    one.received.is_none() && *whole == inner[..count]
                 };
-                let Some(at) = sends
-                    .iter()
-                    .position(|one| one.received.is_none() && fits(one))
-                else {
+                let Some(at) = sends.iter().zip(&candidates).position(fits) else {
                     fail(&format!(
                         "a receive of tag {tag} succeeded with {count} bytes that are no message, or one that came before"
                     ));
