@@ -91,16 +91,19 @@ pub struct Plan {
 
 const TINY: &[usize] = &[0, 1, 7, 23, 100, 1000];
 const SMALL: &[usize] = &[0, 1, 100, 4096, 4097, 16_384, 20_000, 40_000];
+const STREAM: &[usize] = &[4_096, 8_192, 16_384, 20_000];
 const LARGE: &[usize] = &[1, 4096, 16_385, 70_000, 140_000, 300_000];
 
 impl Plan {
     /// That of a seed, without the items whose numbers are given.
     pub fn new(seed: u64, without: &dyn Fn(usize) -> bool, verbose: bool) -> Self {
         let mut random = Random::new(seed.wrapping_mul(0xD134_2543_DE82_EF95) + 1);
-        let strict = random.one_in(2);
         let is_fair = random.one_in(40);
         // Slots are sent by their pages: of chunks that are long for their lanes, between two programs of one host.
         let lends = !is_fair && random.one_in(3);
+        // One side sends, and cancels, one short message after the other.
+        let streams = lends && random.one_in(2);
+        let strict = random.one_in(2) && !streams;
         let pace = match random.below(4) {
             _ if is_fair => 4,
             pace if lends => 2 + pace % 2,
@@ -110,8 +113,9 @@ impl Plan {
             0 if random.one_in(2) => (vec![1], TINY),
             0 => (vec![1, 1, 1, 1448], TINY),
             1 => (vec![1, 7, 100, 1448], SMALL),
-            2 => (vec![100, 1448, 4096, 65_536], LARGE),
+            2 if !streams => (vec![100, 1448, 4096, 65_536], LARGE),
             4 => (vec![16_384, 65_536], LARGE),
+            _ if streams => (vec![16_384, 262_144], STREAM),
             _ => (vec![1448, 16_384, 262_144], LARGE),
         };
         // A flood of pieces of a byte each has no end.
@@ -139,12 +143,18 @@ impl Plan {
             !without(items - 1)
         };
         let mut connections = Vec::new();
-        for _ in 0..random.pick(&[1, 1, 1, 2, 3]) {
-            connections.push(Self::connection(&mut random, sizes, strict, &mut item));
+        for _ in 0..random.pick(if streams { &[1] } else { &[1, 1, 1, 2, 3] }) {
+            connections.push(Self::connection(
+                &mut random,
+                sizes,
+                strict,
+                streams,
+                &mut item,
+            ));
         }
         let mut liar = None;
         if random.one_in(4) {
-            let side = Self::connection(&mut random, sizes, false, &mut item);
+            let side = Self::connection(&mut random, sizes, false, streams, &mut item);
             let manners = Self::manners(&mut random, is_coarse, &mut item);
             let [_, side] = side;
             liar = item().then_some((side, manners));
@@ -171,11 +181,16 @@ impl Plan {
             encrypt,
             stage,
             lends,
+            streams,
         };
         let mut faults: Vec<(u64, Fault)> = Vec::new();
         let mut last = 0;
         // Short programs are over soon.
-        let reach = random.pick(&[200, 2_000, 6_000]);
+        let reach = random.pick(if streams {
+            &[100, 400]
+        } else {
+            &[200, 2_000, 6_000]
+        });
         let count = random.pick(if lends { &[1, 4, 8] } else { &[0, 1, 2, 4, 8] });
         for _ in 0..count {
             // One may strike while another one lasts.
@@ -224,15 +239,20 @@ impl Plan {
         random: &mut Random,
         sizes: &[usize],
         strict: bool,
+        streams: bool,
         item: &mut dyn FnMut() -> bool,
     ) -> [Side; 2] {
         let mut sides = [(); 2].map(|()| Side {
             actions: Vec::new(),
             manual: random.one_in(5),
         });
-        let cancels = random.pick(&[2, 6]);
+        let cancels = random.pick(if streams { &[2] } else { &[2, 6] });
         // What one side alone does, or nothing beside something else, tells of faults that the rest would show.
-        let only = random.pick(&[None, None, Some(0), Some(1)]);
+        let only = random.pick(if streams {
+            &[Some(0), Some(1)]
+        } else {
+            &[None, None, Some(0), Some(1)]
+        });
         let is_alone = strict && random.one_in(2);
         let manner = |random: &mut Random| Manner {
             cancel: (!strict && random.one_in(cancels))
@@ -244,12 +264,13 @@ impl Plan {
             verified: random.one_in(5),
         };
         let mut at = 0;
-        for step in 0..random.pick(&[3, 8, 20, 40]) {
+        let steps = random.pick(if streams { &[60] } else { &[3, 8, 20, 40] });
+        for step in 0..steps {
             let from = only.unwrap_or(random.index(2));
             let bytes = random.pick(sizes);
             let mine = manner(random);
             let theirs = manner(random);
-            let kind = random.below(10);
+            let kind = random.below(if streams { 5 } else { 10 });
             let slots = random.index(SLOTS - 1);
             let several = 1 + random.index(3);
             let room = bytes + random.pick(&[0, 0, 0, 1, 5_000]);
@@ -356,6 +377,7 @@ struct Faults {
     encrypt: bool,
     stage: bool,
     lends: bool,
+    streams: bool,
 }
 
 impl Faults {
@@ -363,6 +385,7 @@ impl Faults {
         let which = random.index(64);
         let span = |random: &mut Random, most: Nanos| random.below(most) + MILLI;
         match random.below(4) {
+            _ if self.streams => return Fault::Strand(which, span(random, 10 * MILLI)),
             0 | 1 if self.lends => return Fault::Strand(which, span(random, 40 * MILLI)),
             2 if self.stage && self.strict => return Fault::SlowCopies(span(random, SECOND)),
             // As long as this, that a cancel does not wait for their end.

@@ -749,10 +749,7 @@ fn took(fd: c_int, result: isize, drops: bool) -> isize {
                 system.idle_calls = 0;
                 let bytes = result as usize;
                 let network = &mut system.network;
-                // Of a chunk of a lane that was given up, and that came over another one, its sender may have put
-                // anything there.
-                let sees = super::is_honest() && !(drops && network.has_ended(fd));
-                network.was_read(fd, bytes, sees);
+                network.was_read(fd, bytes, drops);
             }
             0 => {
                 if let Some(error) = system.network.take_error(fd) {

@@ -42,7 +42,7 @@ pub enum Fault {
     Swallow(usize),
     /// A lane's card is cut off for a while: nothing moves on it, nor on what is dialled in its place.
     Cut(usize, Nanos),
-    /// As soon as one of them has bytes under way, all lanes of a connection stand still. After this time the others go on
+    /// As soon as two of them have bytes under way, all lanes of a connection stand still. After this time the others go on
     /// for a moment and are reset: that one gets what they had, and its sender hears only then what the peer had read.
     Strand(usize, Nanos),
     /// A bit flips on a link.
@@ -89,6 +89,8 @@ struct Lent {
     start: usize,
     /// What it holds, as long as somebody reads it.
     bytes: Vec<u8>,
+    /// Another link has had them too: a chunk that is sent again, which its peer may have read there.
+    again: bool,
 }
 
 /// One direction of a link.
@@ -177,6 +179,8 @@ pub struct Network {
     cuts: Vec<(u16, u16, Nanos)>,
     /// By descriptor of a pipe's end: memory whose pages are in it.
     pipes: BTreeMap<i32, (usize, usize)>,
+    /// Links, the memory that they had pages of, and what it held, unless other bytes went out from there since.
+    once_lent: Vec<(usize, usize, Vec<u8>)>,
 }
 
 impl Link {
@@ -216,15 +220,15 @@ impl Direction {
         self.stopped_until = self.stopped_until.max(until);
     }
 
-    /// Its receiver has read up to there, in a `far` host as it came there and else from where it is lent; `sees`: what it
-    /// has read.
-    fn let_go(&mut self, to: u64, sees: bool) {
+    /// Its receiver has read up to there, in a `far` host as it came there and else from where it is lent, and what it
+    /// has read of these pages it `sees`.
+    fn let_go(&mut self, to: u64, sees: impl Fn(&Lent) -> bool) {
         while let Some(lent) = self.lent.front()
             && lent.at < to
         {
             let mut now = vec![0; lent.bytes.len()];
             // What is not mapped any more is nobody's.
-            if sees && raw::read_memory(lent.start, &mut now) && now != lent.bytes {
+            if sees(lent) && raw::read_memory(lent.start, &mut now) && now != lent.bytes {
                 fail("bytes changed while their socket had their pages");
             }
             if lent.at + lent.bytes.len() as u64 > to {
@@ -246,6 +250,7 @@ impl Network {
             refuses_until: 0,
             cuts: Vec::new(),
             pipes: BTreeMap::new(),
+            once_lent: Vec::new(),
         }
     }
 
@@ -441,17 +446,33 @@ impl Network {
         if let Some((link, side)) = self.end_of(fd) {
             note(|| format!("{bytes} bytes are lent to link {link}"));
             tally::saw("lent pages");
-            let direction = &mut self.links[link].directions[side];
             let mut content = vec![0; bytes];
             if raw::read_memory(start, &mut content) {
+                let again = self.was_lent_before(link, start, &content);
+                let direction = &mut self.links[link].directions[side];
                 let at = direction.sent + (direction.unsent - bytes) as u64;
                 direction.lent.push_back(Lent {
                     at,
                     start,
                     bytes: content,
+                    again,
                 });
             }
         }
+    }
+
+    /// Whether another link has had these bytes from there.
+    fn was_lent_before(&mut self, link: usize, start: usize, bytes: &[u8]) -> bool {
+        let end = start + bytes.len();
+        let mut again = false;
+        self.once_lent.retain(|(by, at, held)| {
+            let (from, to) = (start.max(*at), end.min(at + held.len()));
+            let is_same = from >= to || bytes[from - start..to - start] == held[from - at..to - at];
+            again |= from < to && is_same && *by != link;
+            is_same
+        });
+        self.once_lent.push((link, start, bytes.to_vec()));
+        again
     }
 
     /// Whether one of its ends has given the link of this socket up.
@@ -460,14 +481,19 @@ impl Network {
             .is_some_and(|(link, _)| !self.links[link].lives())
     }
 
-    /// So many bytes were read from a socket.
-    pub fn was_read(&mut self, fd: i32, bytes: usize, sees: bool) {
+    /// So many bytes were read from a socket; `drops`: by one who has not seen them. Of a chunk that came over another link
+    /// too its sender may have put anything there.
+    pub fn was_read(&mut self, fd: i32, bytes: usize, drops: bool) {
         let _aside = memory::aside();
+        let is_honest = super::is_honest();
+        let ended = self.has_ended(fd);
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
             direction.read += bytes as u64;
             if self.settings.near {
-                direction.let_go(direction.read, sees);
+                direction.let_go(direction.read, |lent| {
+                    is_honest && !(drops && (ended || lent.again))
+                });
             }
             direction.unread = direction.unread.saturating_sub(bytes);
             direction.full = false;
@@ -705,7 +731,9 @@ impl Network {
             return;
         }
         if !self.settings.near {
-            direction.let_go(direction.sent + count as u64, !one.lies);
+            direction.let_go(direction.sent + count as u64, |lent| {
+                !one.lies && !lent.again
+            });
         }
         if std::mem::take(&mut direction.flips) {
             let bit = random.index(8 * count);
@@ -873,7 +901,16 @@ impl Network {
                 }
             }
             Fault::Strand(which, span) => {
-                if let Some((link, port, lane)) = self.to_cut(which, Link::is_busy) {
+                let left = self.to_cut(which, Link::is_busy).filter(|(at, port, _)| {
+                    let is_other = |(link, other): (usize, &Link)| {
+                        link != *at && other.port == *port && other.lane().is_some()
+                    };
+                    let links = self.links.iter().enumerate();
+                    links
+                        .filter(|other| is_other(*other))
+                        .any(|(_, other)| other.lives() && other.is_busy())
+                });
+                if let Some((link, port, lane)) = left {
                     let [here, there] = self.links[link].directions.each_ref();
                     // The side that is sent more says what it has read.
                     let teller = usize::from(here.under_way() > there.under_way());

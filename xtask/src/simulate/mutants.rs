@@ -157,6 +157,13 @@ const MUTANTS: &[Mutant] = &[
         from: "false if chunk.spliced == Some(lane) => Fate::Lent,",
         to: "false if chunk.spliced == Some(lane) && !MUTANT => Fate::Lent,",
     },
+    // R9: that a chunk was placed says of the lane that carried it last what was read from another one.
+    Mutant {
+        name: "placed-says-read",
+        file: "crates/tcpx-net/src/tcp/transmit_table.rs",
+        from: "true if chunk.attempt == 0 => Fate::Read,",
+        to: "true if chunk.attempt == 0 || MUTANT => Fate::Read,",
+    },
     // A lane that ends sends what lies in pages that may be used for something else.
     Mutant {
         name: "no-abort",
