@@ -1,14 +1,15 @@
 //! The thread that looks after lanes: it notices those that hang, and sees to it that dead ones come back.
 //!
 //! It looks at what is watched while there is something to look at, and sleeps otherwise: whoever gives it
-//! something to look at [draws its attention](Attention::draw).
+//! something to look at [draws its attention](Attention::draw). It looks a [`TICK`] later, not at once: most of what
+//! it would see is over by then, and short messages would wake it each.
 
 use crate::lock;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two looks at lanes that may stand still.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -27,7 +28,7 @@ pub trait Watched: Send {
 pub enum Look {
     /// Never: it is gone.
     Gone,
-    /// When somebody draws attention.
+    /// After somebody draws attention.
     Asleep,
     /// After this time at the latest.
     In(Duration),
@@ -53,15 +54,15 @@ struct Desk {
 #[derive(Default)]
 struct State {
     subjects: Vec<Box<dyn Watched>>,
-    /// There is something to look at.
-    awake: bool,
+    /// When there is something to look at.
+    due: Option<Instant>,
     stop: bool,
 }
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (subjects, awake) = (self.subjects.len(), self.awake);
-        write!(f, "State({subjects} watched, awake: {awake})")
+        let (subjects, due) = (self.subjects.len(), self.due);
+        write!(f, "State({subjects} watched, due: {due:?})")
     }
 }
 
@@ -102,7 +103,7 @@ impl Monitor {
 
     /// Has everything looked at soon.
     pub fn wake(&self) {
-        self.desk.wake();
+        self.desk.look_in(Duration::ZERO);
     }
 
     /// For something that is watched.
@@ -137,17 +138,17 @@ impl Drop for Monitor {
 }
 
 impl Attention {
-    /// After there is something to look at: wakes the thread unless it looks already.
+    /// After there is something to look at: has it looked at in a [`TICK`] at the latest.
     pub fn draw(&self) {
         if !self.drawn.load(Ordering::Relaxed) && !self.drawn.swap(true, Ordering::SeqCst) {
-            self.desk.wake();
+            self.desk.look_in(TICK);
         }
     }
 
     /// As [`draw`](Self::draw), where the next look must not wait for its time.
     pub fn hurry(&self) {
         self.drawn.store(true, Ordering::SeqCst);
-        self.desk.wake();
+        self.desk.look_in(Duration::ZERO);
     }
 
     /// Before looking; whatever came before is seen, whatever comes later draws again.
@@ -161,49 +162,62 @@ impl Attention {
     }
 }
 
+impl State {
+    /// Whether that is sooner than before.
+    fn look_in(&mut self, time: Duration) -> bool {
+        let due = Instant::now() + time;
+        let sooner = self.due.is_none_or(|before| due < before);
+        if sooner {
+            self.due = Some(due);
+        }
+        sooner
+    }
+}
+
 impl Desk {
-    fn wake(&self) {
-        lock(&self.state).awake = true;
-        self.changed.notify_one();
+    fn look_in(&self, time: Duration) {
+        if lock(&self.state).look_in(time) {
+            self.changed.notify_one();
+        }
     }
 
     fn run(&self) {
-        loop {
-            let mut state = lock(&self.state);
-            while !state.awake && !state.stop {
-                state = self
+        let mut state = lock(&self.state);
+        while !state.stop {
+            let due = state.due;
+            state = match due.map(|due| due.saturating_duration_since(Instant::now())) {
+                None => self
                     .changed
                     .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            if state.stop {
-                return;
-            }
-            state.awake = false;
-            let mut subjects = std::mem::take(&mut state.subjects);
-            drop(state);
-            let mut next: Option<Duration> = None;
-            subjects.retain_mut(|subject| match subject.look() {
-                Look::Gone => false,
-                Look::Asleep => true,
-                Look::In(time) => {
-                    next = Some(next.map_or(time, |other| other.min(time)));
-                    true
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => self.look(state),
+                Some(time) => {
+                    let waited = self.changed.wait_timeout(state, time);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-            });
-            let mut state = lock(&self.state);
-            state.subjects.append(&mut subjects);
-            if let Some(time) = next
-                && !state.awake
-                && !state.stop
-            {
-                let (mut state, _) = self
-                    .changed
-                    .wait_timeout(state, time)
-                    .unwrap_or_else(PoisonError::into_inner);
-                state.awake = true;
-            }
+            };
         }
+    }
+
+    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.due = None;
+        let mut subjects = std::mem::take(&mut state.subjects);
+        drop(state);
+        let mut next: Option<Duration> = None;
+        subjects.retain_mut(|subject| match subject.look() {
+            Look::Gone => false,
+            Look::Asleep => true,
+            Look::In(time) => {
+                next = Some(next.map_or(time, |other| other.min(time)));
+                true
+            }
+        });
+        let mut state = lock(&self.state);
+        state.subjects.append(&mut subjects);
+        if let Some(time) = next {
+            state.look_in(time);
+        }
+        state
     }
 }
 
