@@ -138,6 +138,8 @@ struct Link {
     resets_at: Nanos,
     /// Its client says what it has read before it has.
     lies: bool,
+    /// A bit of it has flipped, or will: somebody ends it for that.
+    flipped: bool,
 }
 
 #[derive(Debug)]
@@ -369,6 +371,7 @@ impl Network {
             made: now,
             resets_at: Nanos::MAX,
             lies: !super::is_honest(),
+            flipped: false,
         });
         if let Kind::Listening { far, backlog } = &mut self.sockets[listening].kind {
             backlog.push_back(near);
@@ -815,7 +818,7 @@ impl Network {
         (!living.is_empty()).then(|| living[which % living.len()])
     }
 
-    /// Whether its connection has another link, which has been there for long enough to count.
+    /// Whether its connection has another link, which has been there for long enough to count and has not been struck.
     fn is_spare(&self, link: usize, now: Nanos) -> bool {
         let works = |(at, other): (usize, &Link)| {
             let moves = |one: &Direction| {
@@ -824,6 +827,7 @@ impl Network {
             at != link
                 && other.port == self.links[link].port
                 && other.open == [true; 2]
+                && !other.flipped
                 && other.directions.iter().all(moves)
                 && now >= other.made + SETTLED
         };
@@ -934,6 +938,7 @@ impl Network {
             Fault::Flip(which) => {
                 if let Some(link) = self.living(which).filter(|link| self.is_spare(*link, now)) {
                     self.links[link].directions[random.index(2)].flips = true;
+                    self.links[link].flipped = true;
                 }
             }
             Fault::Refuse(span) => self.refuses_until = self.refuses_until.max(now + span),
