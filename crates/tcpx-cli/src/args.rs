@@ -211,22 +211,22 @@ impl Cli {
 
     /// The memory of the command's own end of a connection; that of the measuring end of a benchmark if it names none.
     pub(crate) fn memory(&self) -> Option<MemoryArgs> {
-        Some(match &self.command {
-            Command::Demo(args) => args.memory.clone(),
-            Command::Transfer(args) => args.memory.clone(),
-            Command::Connection(args) => args.memory.clone(),
+        let place = match &self.command {
+            Command::Demo(args) => return Some(args.memory.clone()),
+            Command::Transfer(args) => return Some(args.memory.clone()),
+            Command::Connection(args) => return Some(args.memory.clone()),
             Command::Perf(args) => match &args.side {
-                None => args.matrix.memory.clone(),
-                Some(PerfSide::Server(args)) => args.place.memory(),
-                Some(PerfSide::Client(args)) => args.place.memory(),
+                None => return Some(args.matrix.memory.clone()),
+                Some(PerfSide::Server(args)) => args.place,
+                Some(PerfSide::Client(args)) => args.place,
             },
             Command::Bench(args) => {
                 let BenchCommand::Net(args) = &args.what;
-                let place = args.serve.or(args.from);
-                place.map(perf::Place::memory).unwrap_or_default()
+                args.serve.or(args.from)
             }
             _ => return None,
-        })
+        };
+        Some(place.map(perf::Place::memory).unwrap_or_default())
     }
 }
 

@@ -47,9 +47,9 @@ pub(crate) enum PerfSide {
 
 #[derive(Args, Debug)]
 pub(crate) struct PerfServerArgs {
-    /// GPU whose memory takes part, or `host`.
-    #[arg(value_name = "GPU")]
-    pub(crate) place: Place,
+    /// Memory that takes part: a GPU's number or `host` [default: GPU 0 if there is one].
+    #[arg(value_name = "PLACE")]
+    pub(crate) place: Option<Place>,
     /// Stay for more clients, until a signal ends it.
     #[arg(short, long)]
     pub(crate) keep: bool,
@@ -62,9 +62,9 @@ pub(crate) struct PerfClientArgs {
     /// Address of the server.
     #[arg(value_name = "SERVER_IP")]
     pub(crate) server: String,
-    /// GPU whose memory takes part, or `host`.
-    #[arg(value_name = "GPU")]
-    pub(crate) place: Place,
+    /// Memory that takes part: a GPU's number or `host` [default: GPU 0 if there is one].
+    #[arg(value_name = "PLACE")]
+    pub(crate) place: Option<Place>,
     /// Bytes of one transfer.
     #[arg(
         short,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tcpx::Connection;
 
 use super::summary::{Interval, Latency, Shares, Spent, Summary, cpu_per_gb, text};
-use crate::args::perf::PerfClientArgs;
+use crate::args::perf::{PerfClientArgs, Place};
 use crate::bench::net::meter::Meter;
 use crate::bench::net::orders::{MOST_MESSAGES, Mode, Op, Run};
 use crate::error::Error;
@@ -33,7 +33,7 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
             "give --size 1 or more",
         ));
     }
-    let memory = Devices::probe().choose(&args.place.memory(), 0)?;
+    let memory = Devices::probe().choose(&args.place.map(Place::memory).unwrap_or_default(), 0)?;
     let link = Link::new(&args.link, &memory, false)?;
     let connection = link.connect(&args.link, &args.server)?;
     say!("{}", link.describe(&connection, &memory));

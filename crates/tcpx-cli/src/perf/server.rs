@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tcpx::Connection;
 
-use crate::args::perf::PerfServerArgs;
+use crate::args::perf::{PerfServerArgs, Place};
 use crate::bench::net::server::{self, Served};
 use crate::error::Error;
 use crate::interrupt;
@@ -18,13 +18,15 @@ const SCHEMA: &str = "tcpx.perf";
 
 /// Serves one client, or with `--keep` one after the other.
 pub(super) fn run(args: &PerfServerArgs) -> Result<Told, Error> {
-    let memory = Devices::probe().choose(&args.place.memory(), 0)?;
+    let memory = Devices::probe().choose(&args.place.map(Place::memory).unwrap_or_default(), 0)?;
     let mut link = Link::new(&args.link, &memory, true)?;
     if args.keep {
         interrupt::listen()?;
         link = link.for_many();
     }
-    link.invite(&args.link, &format!("perf client SERVER_IP {}", args.place))?;
+    let place = args.place.map(|place| format!(" {place}"));
+    let command = format!("perf client SERVER_IP{}", place.unwrap_or_default());
+    link.invite(&args.link, &command)?;
     if !args.keep {
         let connection = link.accept(Some(args.link.wait.0))?;
         return session(args, &link, &memory, connection).map(Told::Fields);
