@@ -24,8 +24,8 @@ fn a_rate_is_printed_after_the_contents_were_verified() {
 
 #[test]
 fn json_is_all_there_is_on_standard_output() {
-    let server = Server::start(tcpx(&["perf", "server", "host"]));
-    let mut client = server.client(&["perf", "client"], &["host", "--json"]);
+    let server = Server::start(tcpx(&["perf", "server"]));
+    let mut client = server.client(&["perf", "client"], &["--json"]);
     client
         .env("UCCL_TCPX_PERF_SIZE", "65536")
         .env("UCCL_TCPX_PERF_ITERS", "3");
