@@ -17,8 +17,8 @@ use crate::time::Time;
 pub(super) struct Incoming {
     pub(super) origin: Origin,
     pub(super) tag: Tag,
-    /// Its number among the receives of its tag.
-    pub(super) number: u64,
+    /// Its number among the receives of its tag; `None` for what is no receive of the program's.
+    pub(super) number: Option<u64>,
     pub(super) capacity: u64,
     pub(super) asked: Level,
     pub(super) course: Course,
@@ -38,7 +38,7 @@ impl Incoming {
         Self {
             origin,
             tag: Tag(0),
-            number: 0,
+            number: None,
             capacity,
             asked,
             course,
@@ -180,7 +180,7 @@ impl Session {
         let number = self.matching.receives_of(tag).count_receive();
         let operation = self.insert_receive(now, Origin::Posted, capacity, level, deadlines);
         if let Some(receive) = self.receives.get_mut(&operation) {
-            (receive.tag, receive.number, receive.fenced) = (tag, number, fenced);
+            (receive.tag, receive.number, receive.fenced) = (tag, Some(number), fenced);
         }
         match self.matching.take_arrival(tag, number) {
             Some(arrival) => self.match_up(now, operation, arrival),
@@ -332,8 +332,10 @@ impl Session {
         if let Some(posted) = &mut receive.posted {
             // Its first chunk is still to come.
             let is_first = posted.expected.replace(crc32c).is_none();
-            if is_first && receive.asked == Level::Verified {
-                let (tag, number) = (receive.tag, receive.number);
+            if is_first
+                && receive.asked == Level::Verified
+                && let (tag, Some(number)) = (receive.tag, receive.number)
+            {
                 self.matching.receives_of(tag).is_sent(number);
                 return Ok(());
             }

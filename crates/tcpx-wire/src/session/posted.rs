@@ -97,7 +97,9 @@ impl Session {
         if !receive.waits() || receive.fenced || capacity <= agreed.eager_beside().into() {
             return;
         }
-        let (tag, number, level) = (receive.tag, receive.number, receive.asked);
+        let (tag, Some(number), level) = (receive.tag, receive.number, receive.asked) else {
+            return;
+        };
         if self.matching.receives_of(tag).vain >= MOST_VAIN {
             return;
         }
@@ -160,11 +162,13 @@ impl Session {
             return;
         };
         self.posting.open -= 1;
-        let (tag, number, level) = (receive.tag, receive.number, receive.asked);
+        let (tag, level) = (receive.tag, receive.asked);
         receive.course.clock.progressed(now);
         let counts = self.matching.receives_of(tag);
-        counts.receives.remove(number);
-        counts.is_sent(number);
+        if let Some(number) = receive.number {
+            counts.receives.remove(number);
+            counts.is_sent(number);
+        }
         counts.vain = 0;
         if let Some(asked_by) = posted.asked_by {
             self.by_transfer.remove(&asked_by);
@@ -191,11 +195,10 @@ impl Session {
             self.by_transfer.insert(arrival.transfer, operation);
             return;
         }
-        let is_vain = arrival.eager.is_some();
-        receive.offered = Some(arrival);
         let counts = self.matching.receives_of(receive.tag);
-        counts.receives.remove(receive.number);
-        counts.vain = counts.vain.saturating_add(is_vain.into());
+        counts.receives.remove(arrival.number);
+        counts.vain = counts.vain.saturating_add(arrival.eager.is_some().into());
+        receive.offered = Some(arrival);
         self.close_window(operation);
     }
 
@@ -248,7 +251,9 @@ impl Session {
         let Some(receive) = self.receives.get(&operation) else {
             return false;
         };
-        let (tag, number) = (receive.tag, receive.number);
+        let (tag, Some(number)) = (receive.tag, receive.number) else {
+            return false;
+        };
         let posted = receive.posted.as_ref();
         let (window, asked_by) = (
             posted.map(|posted| posted.window),
@@ -295,7 +300,7 @@ impl Session {
         }
         for other in moved {
             if let Some(receive) = self.receives.get_mut(&other) {
-                receive.number -= 1;
+                receive.number = receive.number.map(|number| number - 1);
                 closed |= receive.posted.is_some() && !receive.is_withdrawn();
             }
             self.close_window(other);

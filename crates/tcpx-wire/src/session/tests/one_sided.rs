@@ -423,6 +423,33 @@ fn many_gets_wait_for_each_other() {
     pair.assert_clean();
 }
 
+/// A get has no number of a tag: that it ends early moves no receive.
+#[test]
+fn a_get_that_ends_early_leaves_receives_their_numbers() {
+    let mut pair = Pair::new(config(), 3);
+    let window = expose(&mut pair, 1, Rights::Put);
+    let sizes = [70_000, 80_000];
+    let receives = sizes.map(|bytes| pair.receive(0, receive(0, bytes, Level::Placed)));
+    let [cancelled, refused] =
+        [(), ()].map(|()| pair.get(0, get(5, Level::Placed, place(window, 0))));
+    pair.with(0, |session, now| session.cancel(now, cancelled));
+    pair.run(SECOND);
+    let ended = [cancelled, refused].map(|operation| pair.error(0, operation).cause);
+    assert!(
+        matches!(ended, [EndCause::Cancelled, EndCause::Refused { .. }]),
+        "{ended:?}"
+    );
+    for bytes in sizes {
+        pair.send(1, send(0, bytes, Level::Placed));
+    }
+    pair.settle(SECOND);
+    for (bytes, operation) in sizes.into_iter().zip(receives) {
+        assert_eq!(pair.success(0, operation).bytes, bytes);
+    }
+    pair.assert_matched_in_order();
+    pair.assert_clean();
+}
+
 #[test]
 fn closing_refuses_what_was_not_accepted() {
     let mut session = session(config());
