@@ -15,7 +15,7 @@ const UNDER_WAY: usize = 4;
 /// Messages whose time is taken, and those that fill everything of a peer that takes none.
 const MESSAGES: usize = 100;
 /// How often their time is taken: the least of these depends on whose turn it was by a few hundredths, one by a tenth.
-const TIMES: usize = 3;
+const TIMES: usize = 6;
 const UNTAKEN: usize = 64;
 const FILLS: Duration = Duration::from_millis(50);
 /// Of the time without such a peer, as much passes with one at most.
