@@ -412,7 +412,7 @@ mod tests {
             &["tcpx", "transfer", "server", "--unpack", "magic"],
             &["tcpx", "transfer", "server", "--channels", "0"],
             &["tcpx", "transfer", "server", "--timeout", "0"],
-            &["tcpx", "perf", "client", "10.0.0.2"],
+            &["tcpx", "perf", "client"],
             &["tcpx", "perf", "server", "gpu0"],
             &["tcpx", "demo", "--size", "1.5GiB"],
         ] {
