@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Delivered, Error, Region, Report};
 use tcpx_memory::CopyWorker;
-use tcpx_wire::session::{DataFailure, EndCause};
+use tcpx_wire::session::{ConnectionFailure, DataFailure, EndCause};
 
 use super::Scene;
 use super::actions::{LATE, LONGEST, Program, Running, What};
@@ -121,19 +121,22 @@ pub(super) fn contents(region: &Region, what: &str) -> Vec<u8> {
 
 impl Program<'_> {
     pub(super) fn may_fail(&self, error: &Error, what: &str) {
-        // Whatever a peer says, nothing of ours contradicts itself.
-        let is_misreport = |error: &Error| {
-            let Error::Operation { error, .. } = error else {
-                return false;
-            };
-            let failure = match &error.cause {
-                EndCause::Data { failure, .. } => failure,
-                _ => return false,
-            };
-            matches!(failure, DataFailure::Misreport(_))
+        // Whatever a peer says, nothing of ours contradicts itself; and one of ours says nothing wrong, as what flips on the
+        // way is found below the frames.
+        let is_wrong = |failure: &ConnectionFailure| {
+            matches!(failure, ConnectionFailure::Protocol(_)) && !self.scene.lied
         };
-        let is_defect = matches!(error, Error::Defect { .. } | Error::EngineStuck { .. });
-        if is_defect || is_misreport(error) {
+        let is_defect = match error {
+            Error::Defect { .. } | Error::EngineStuck { .. } => true,
+            Error::ConnectionLost { failure, .. } => is_wrong(failure),
+            Error::Operation { error, .. } => match &error.cause {
+                EndCause::Data { failure, .. } => matches!(failure, DataFailure::Misreport(_)),
+                EndCause::ConnectionLost { failure, .. } => is_wrong(failure),
+                _ => false,
+            },
+            _ => false,
+        };
+        if is_defect {
             fail(&format!("{what}: {error}"));
         }
         if self.scene.strict {

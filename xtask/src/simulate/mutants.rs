@@ -164,6 +164,13 @@ const MUTANTS: &[Mutant] = &[
         from: "true if chunk.attempt == 0 => Fate::Read,",
         to: "true if chunk.attempt == 0 || MUTANT => Fate::Read,",
     },
+    // What is no receive has a receive's number.
+    Mutant {
+        name: "gets-are-counted",
+        file: "crates/tcpx-wire/src/session/incoming.rs",
+        from: "            number: None,\n",
+        to: "            number: MUTANT.then_some(0),\n",
+    },
     // A lane that ends sends what lies in pages that may be used for something else.
     Mutant {
         name: "no-abort",
