@@ -64,7 +64,7 @@ fn wrong_command_lines_end_with_two() {
         &["transfer", "server", "--file", "x"],
         &["transfer", "127.0.0.1", "--out", "."],
         &["transfer", "server", "--out", "/nonexistent/directory"],
-        &["perf", "server"],
+        &["perf", "client"],
         &["no-such-command"],
     ] {
         run(arguments).assert_code(2);
