@@ -110,12 +110,12 @@ impl Plan {
             pace => pace,
         };
         let (pieces, sizes): (Vec<usize>, &[usize]) = match pace {
+            _ if streams => (vec![16_384, 262_144], STREAM),
             0 if random.one_in(2) => (vec![1], TINY),
             0 => (vec![1, 1, 1, 1448], TINY),
             1 => (vec![1, 7, 100, 1448], SMALL),
-            2 if !streams => (vec![100, 1448, 4096, 65_536], LARGE),
+            2 => (vec![100, 1448, 4096, 65_536], LARGE),
             4 => (vec![16_384, 65_536], LARGE),
-            _ if streams => (vec![16_384, 262_144], STREAM),
             _ => (vec![1448, 16_384, 262_144], LARGE),
         };
         // A flood of pieces of a byte each has no end.

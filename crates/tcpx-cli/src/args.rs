@@ -226,7 +226,7 @@ impl Cli {
             }
             _ => return None,
         };
-        Some(place.map(perf::Place::memory).unwrap_or_default())
+        Some(perf::Place::memory_of(place))
     }
 }
 

@@ -199,6 +199,7 @@ impl Desk {
         }
     }
 
+    /// Looks at everything, without the lock.
     fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.due = None;
         let mut subjects = std::mem::take(&mut state.subjects);
@@ -255,8 +256,10 @@ mod tests {
         let monitor = Monitor::new("test");
         let attention = monitor.attention();
         let (looks, tell) = watched(&monitor);
+        let before = Instant::now();
         attention.draw();
         looks.recv().unwrap();
+        assert!(before.elapsed() >= TICK);
         attention.draw();
         attention.keep();
         attention.draw();

@@ -479,7 +479,7 @@ impl Network {
     }
 
     /// Whether one of its ends has given the link of this socket up.
-    pub fn has_ended(&self, fd: i32) -> bool {
+    fn has_ended(&self, fd: i32) -> bool {
         self.end_of(fd)
             .is_some_and(|(link, _)| !self.links[link].lives())
     }
@@ -489,13 +489,13 @@ impl Network {
     pub fn was_read(&mut self, fd: i32, bytes: usize, drops: bool) {
         let _aside = memory::aside();
         let is_honest = super::is_honest();
-        let ended = self.has_ended(fd);
+        let ends = drops && self.has_ended(fd);
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
             direction.read += bytes as u64;
             if self.settings.near {
                 direction.let_go(direction.read, |lent| {
-                    is_honest && !(drops && (ended || lent.again))
+                    is_honest && !(ends || drops && lent.again)
                 });
             }
             direction.unread = direction.unread.saturating_sub(bytes);
@@ -905,14 +905,14 @@ impl Network {
                 }
             }
             Fault::Strand(which, span) => {
-                let left = self.to_cut(which, Link::is_busy).filter(|(at, port, _)| {
-                    let is_other = |(link, other): (usize, &Link)| {
-                        link != *at && other.port == *port && other.lane().is_some()
+                let left = self.to_cut(which, Link::is_busy).filter(|(_, port, _)| {
+                    let is_one = |link: &&Link| {
+                        link.port == *port
+                            && link.lane().is_some()
+                            && link.lives()
+                            && link.is_busy()
                     };
-                    let links = self.links.iter().enumerate();
-                    links
-                        .filter(|other| is_other(*other))
-                        .any(|(_, other)| other.lives() && other.is_busy())
+                    self.links.iter().filter(is_one).count() > 1
                 });
                 if let Some((link, port, lane)) = left {
                     let [here, there] = self.links[link].directions.each_ref();

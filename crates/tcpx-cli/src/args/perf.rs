@@ -107,6 +107,11 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    /// The memory of a place that may be left out: then what the other commands take without a flag.
+    pub(crate) fn memory_of(place: Option<Self>) -> MemoryArgs {
+        place.map(Self::memory).unwrap_or_default()
+    }
+
     /// The same as the flags of the other commands.
     pub(crate) fn memory(self) -> MemoryArgs {
         match self {

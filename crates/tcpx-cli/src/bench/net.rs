@@ -60,7 +60,7 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         aside!("beside it: {version}");
     }
     let devices = Devices::probe();
-    let from = args.from.map(Place::memory).unwrap_or_default();
+    let from = Place::memory_of(args.from);
     let memory = devices.choose(&from, 0)?;
     let (mut link_args, mut second) = (args.link.clone(), None);
     let server = match &args.server {

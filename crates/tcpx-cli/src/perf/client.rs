@@ -33,7 +33,7 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
             "give --size 1 or more",
         ));
     }
-    let memory = Devices::probe().choose(&args.place.map(Place::memory).unwrap_or_default(), 0)?;
+    let memory = Devices::probe().choose(&Place::memory_of(args.place), 0)?;
     let link = Link::new(&args.link, &memory, false)?;
     let connection = link.connect(&args.link, &args.server)?;
     say!("{}", link.describe(&connection, &memory));

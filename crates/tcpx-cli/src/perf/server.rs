@@ -18,7 +18,7 @@ const SCHEMA: &str = "tcpx.perf";
 
 /// Serves one client, or with `--keep` one after the other.
 pub(super) fn run(args: &PerfServerArgs) -> Result<Told, Error> {
-    let memory = Devices::probe().choose(&args.place.map(Place::memory).unwrap_or_default(), 0)?;
+    let memory = Devices::probe().choose(&Place::memory_of(args.place), 0)?;
     let mut link = Link::new(&args.link, &memory, true)?;
     if args.keep {
         interrupt::listen()?;
