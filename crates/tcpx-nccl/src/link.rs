@@ -15,8 +15,10 @@ use std::sync::{Mutex, PoisonError};
 use tcpx_lanes::lock;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
-use tcpx_wire::lane_seal::{Opener, Sealer, TAG_BYTES};
-use tcpx_wire::record::{LENGTH_BYTES, MOST_BYTES, RecordError, Records, sealed_bytes};
+use tcpx_wire::lane_seal::{Opener, Sealer};
+use tcpx_wire::record::{
+    LENGTH_BYTES, MOST_BYTES, RecordError, Records, record_head, sealed_bytes,
+};
 
 use crate::held::Stream;
 
@@ -305,9 +307,8 @@ impl Outward {
         for _ in 0..RECORDS {
             let text = (offered - self.plain).min(TEXT_BYTES);
             let (from, to) = (self.plain, self.plain + text);
-            // At most `MOST_BYTES` and a tag.
-            let length = (BARE_BYTES + text + TAG_BYTES) as u16;
-            self.bytes.extend_from_slice(&length.to_le_bytes());
+            self.bytes
+                .extend_from_slice(&record_head(BARE_BYTES + text));
             let start = self.bytes.len();
             let behind = if to == offered { bare } else { 0 };
             self.bytes.extend_from_slice(&behind.to_le_bytes());

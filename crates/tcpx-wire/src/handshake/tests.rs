@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use super::*;
 use crate::key::{AnyKey, ClientKey, Clients, Key, KeyId, KnownClient};
 use crate::lane_seal::LaneKeys;
-use crate::record::Records;
+use crate::record::{LENGTH_BYTES, Records, TAG_BYTES};
 
 mod known_answers;
 mod lanes;
@@ -146,7 +146,7 @@ fn assert_sealed_between(one: &mut Records, other: &mut Records) {
         assert_eq!(one.seal(text, &mut whole), text.len());
         let length = Records::length(&whole).unwrap().unwrap();
         let mut opened = vec![0; length];
-        let count = other.open(&whole[2..], &mut opened).unwrap();
+        let count = other.open(&whole[LENGTH_BYTES..], &mut opened).unwrap();
         assert_eq!(&opened[..count], text);
     }
 }
@@ -307,9 +307,10 @@ fn the_public_key_alone_lets_nobody_in() {
         panic!("no answer");
     };
     // Parts of the server's own answer, sent back to it, are no client's proof.
-    for at in 0..answer.len() - 18 {
-        let mut reflected = answer[at..at + 18].to_vec();
-        reflected[..2].copy_from_slice(&16u16.to_le_bytes());
+    for part in answer.windows(TAG_BYTES) {
+        let length = 16u16;
+        let head = [length, !length].map(u16::to_le_bytes);
+        let reflected = [head.as_flattened(), part].concat();
         let mut server = fresh_answerer(&hello);
         assert!(matches!(
             server.receive(&mut &reflected[..]),

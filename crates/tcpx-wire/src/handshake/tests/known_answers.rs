@@ -27,8 +27,8 @@ fn the_bytes_are_the_documented_ones() {
         hex(&answer),
         "544350580d0a1a0a02000000000100008f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f83e8a18453b1144e97b87fb4997fa1ef4cf0d2f693e933b3d17ecc59e6b4ed5dca50ee428ea7e9b1f951b40bc6802ab1113f119a692af9773c0fa421ff47bb30"
     );
-    assert_eq!(hex(&proof), "10005d72b6c43af191c8499de1c12d0e0992");
-    assert_eq!(hex(&welcome), "110084b83e74a0150e7f4f97970afa96939eb0");
+    assert_eq!(hex(&proof), "1000efff5d72b6c43af191c8499de1c12d0e0992");
+    assert_eq!(hex(&welcome), "1100eeff84b83e74a0150e7f4f97970afa96939eb0");
 
     let session = established.session;
     let (mut client, hello) = LaneClient::new(&session, 3, 8, [3; 32]).unwrap();
