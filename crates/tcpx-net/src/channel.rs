@@ -135,6 +135,14 @@ pub enum Completion {
         /// Where they are.
         payload: Payload,
     },
+    /// A transfer has come to a window: the header of one of its chunks is there, and the payload follows. Said before
+    /// anything else of the transfer, though nobody is woken for it: who waits has something to do when bytes are there.
+    Begun {
+        /// The window's request.
+        token: u64,
+        /// Length of the transfer in bytes.
+        total: u64,
+    },
     /// A chunk of a window's transfer is at its destination.
     Placed {
         /// The window's request.
@@ -145,8 +153,6 @@ pub enum Completion {
         offset: u64,
         /// Its length in bytes.
         bytes: u32,
-        /// Length of the transfer in bytes.
-        total: u64,
     },
     /// A chunk of a window's transfer came, and could not be placed. The window is still open.
     NotPlaced {
@@ -189,6 +195,7 @@ impl Completion {
             Self::Part { .. }
             | Self::PathChanged { .. }
             | Self::LaneMissing { .. }
+            | Self::Begun { .. }
             | Self::Placed { .. }
             | Self::NotPlaced { .. } => false,
         }
@@ -331,7 +338,7 @@ pub trait Channel: Send + Debug {
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
 
     /// Opens a window, on a network that [is addressed](crate::Features::is_addressed). It ends with
-    /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before a chunk of it was reported.
+    /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before [`Completion::Begun`].
     ///
     /// # Errors
     /// The channel is broken or closed, its memory is none that it can reach, or the network is not

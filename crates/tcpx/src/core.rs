@@ -234,23 +234,17 @@ impl Core {
                 self.tick();
             }
             let mut again = self.poll_small();
-            again |= self.replace_control();
-            again |= self.read_control();
-            again |= self.poll_channels();
-            again |= self.drain_worker();
-            let now = self.now();
-            if self.session.next_timeout().is_some_and(|due| due <= now) {
-                // Nobody is given up whose frames lie in the socket.
-                if self.control.ask_again() {
-                    again |= self.read_control();
-                }
-                self.session.handle_timeout(now);
+            // A thread that waits looks for what it waits for before the next round; the end of a small copy as a rule is
+            // just that, so it does before the socket is asked, too.
+            let looks = self.pace.is_driven() && !self.is_moving();
+            let copied = again && looks;
+            if !copied {
+                again |= self.take_in();
             }
             self.pace.looks_again(busy | again);
             again |= self.push_out();
             busy |= again;
-            // A thread that waits looks for what it waits for before the next round.
-            let seen = self.pace.is_driven() && self.control.is_drained() && !self.is_moving();
+            let seen = copied || looks && self.control.is_drained() && !self.is_moving();
             if !again || seen {
                 if !again {
                     self.look_at_fence();
@@ -261,6 +255,23 @@ impl Core {
         }
         self.pace.looks_again(false);
         self.turn(busy, more)
+    }
+
+    /// Takes in what has come from the peer, the channels and the copies, and what is due; `true` if there was anything.
+    fn take_in(&mut self) -> bool {
+        let mut any = self.replace_control();
+        any |= self.read_control();
+        any |= self.poll_channels();
+        any |= self.drain_worker();
+        let now = self.now();
+        if self.session.next_timeout().is_some_and(|due| due <= now) {
+            // Nobody is given up whose frames lie in the socket.
+            if self.control.ask_again() {
+                any |= self.read_control();
+            }
+            self.session.handle_timeout(now);
+        }
+        any
     }
 
     /// Chunks are in flight, wait for a channel, or come soon.

@@ -56,6 +56,8 @@ struct WindowState {
     closing: bool,
     /// A lane has had a chunk of it, so that some of its memory may be written.
     is_touched: bool,
+    /// The owner was told that.
+    is_begun: bool,
     /// The owner was told that nothing points at its memory any more, or need not be.
     is_told: bool,
     /// The owner will look at it.
@@ -173,6 +175,7 @@ impl ReceiveTable {
                 failed: None,
                 closing: false,
                 is_touched: false,
+                is_begun: false,
                 is_told: false,
                 is_ready: false,
             }),
@@ -212,10 +215,11 @@ impl ReceiveTable {
                 chunk: Some(*header),
             });
         };
-        Self::claim_in(window, lane, header)
+        self.claim_in(window, lane, header)
     }
 
     fn claim_in(
+        &self,
         window: Arc<Window>,
         lane: u16,
         header: &ChunkHeader,
@@ -247,8 +251,11 @@ impl ReceiveTable {
                 });
             }
         }
-        state.is_touched = true;
-        drop(state);
+        match std::mem::replace(&mut state.is_touched, true) {
+            true => drop(state),
+            // The owner hears of it before the end of what began earlier, and is not woken.
+            false => self.look_at(&window, state),
+        }
         Ok(Arrival::Claimed(Claim {
             window,
             index,
@@ -330,7 +337,8 @@ impl ReceiveTable {
     /// Has the owner look at a window, if there is something to see.
     fn look_at(&self, window: &Arc<Window>, mut state: MutexGuard<'_, WindowState>) {
         let ends = state.ends();
-        let has_news = !state.news.is_empty() || state.failed.is_some() || ends;
+        let begins = state.is_touched && !state.is_begun;
+        let has_news = begins || !state.news.is_empty() || state.failed.is_some() || ends;
         let is_new = has_news && !std::mem::replace(&mut state.is_ready, true);
         drop(state);
         if ends {
@@ -348,6 +356,10 @@ impl ReceiveTable {
             state.is_ready = false;
             let token = window.token;
             if let Some(plan) = state.plan {
+                if !std::mem::replace(&mut state.is_begun, true) {
+                    let total = plan.bytes();
+                    out.push(Completion::Begun { token, total });
+                }
                 for index in state.news.drain(..) {
                     let (offset, length) = plan.range(index);
                     out.push(Completion::Placed {
@@ -355,7 +367,6 @@ impl ReceiveTable {
                         index,
                         offset,
                         bytes: length,
-                        total: plan.bytes(),
                     });
                 }
             }
@@ -500,6 +511,7 @@ mod tests {
             matches!(
                 out[..],
                 [
+                    Completion::Begun { total: 16, .. },
                     Completion::Placed { .. },
                     Completion::Closed { touched: true, .. }
                 ]
@@ -519,7 +531,13 @@ mod tests {
         let mut out = Vec::new();
         table.drain(&mut out);
         assert!(
-            matches!(out[..], [Completion::Closed { touched: true, .. }]),
+            matches!(
+                out[..],
+                [
+                    Completion::Begun { .. },
+                    Completion::Closed { touched: true, .. }
+                ]
+            ),
             "{out:?}"
         );
     }
@@ -537,7 +555,7 @@ mod tests {
             } else {
                 assert_eq!(table.close(name), Closing::Done);
             }
-            let late = ReceiveTable::claim_in(window, 1, &header(name, 0, &region));
+            let late = table.claim_in(window, 1, &header(name, 0, &region));
             assert!(matches!(late, Ok(Arrival::Unwanted)), "{late:?}");
         }
     }
@@ -564,6 +582,40 @@ mod tests {
         );
     }
 
+    /// Its owner opens the next window by what is under way.
+    #[test]
+    fn a_transfer_that_has_begun_is_told_before_the_end_of_the_one_before() {
+        let table = ReceiveTable::new();
+        let regions = [0, 1].map(|_| Region::host(2 * CHUNK as usize).unwrap());
+        open(&table, 0, &regions[0]);
+        open(&table, 1, &regions[1]);
+        let mut out = Vec::new();
+        let chunks = [0, 1].map(|index| claim(&table, 0, index, &regions[0]));
+        table.drain(&mut out);
+        let next = claim(&table, 1, 0, &regions[1]);
+        chunks.into_iter().for_each(|chunk| table.arrived(chunk));
+        table.drain(&mut out);
+        assert!(
+            matches!(
+                out[..],
+                [
+                    Completion::Begun { token: 0, .. },
+                    Completion::Begun { token: 1, .. },
+                    Completion::Placed { token: 0, .. },
+                    Completion::Placed { token: 0, .. },
+                    Completion::Closed { token: 0, .. }
+                ]
+            ),
+            "{out:?}"
+        );
+        table.arrived(next);
+        table.drain(&mut out);
+        assert!(
+            matches!(out[5..], [Completion::Placed { token: 1, .. }]),
+            "said once: {out:?}"
+        );
+    }
+
     #[test]
     fn a_window_that_is_closed_in_mid_copy_ends_with_the_copy() {
         let table = ReceiveTable::new();
@@ -576,14 +628,15 @@ mod tests {
         assert_eq!(table.close(0), Closing::AskLanes(0));
         let mut out = Vec::new();
         table.drain(&mut out);
-        assert!(out.is_empty() && !is_free(&region), "{out:?}");
+        assert!(matches!(out[..], [Completion::Begun { .. }]), "{out:?}");
+        assert!(!is_free(&region));
         drop(destination);
         table.copied(&window, 0, None);
         assert!(is_free(&region));
         table.drain(&mut out);
         assert!(
             matches!(
-                out[..],
+                out[1..],
                 [Completion::Placed { .. }, Completion::Closed { .. }]
             ),
             "{out:?}"
@@ -603,7 +656,7 @@ mod tests {
         table.drain(&mut out);
         assert!(
             matches!(
-                out[..],
+                out[1..],
                 [Completion::Placed { .. }, Completion::Closed { .. }]
             ),
             "{out:?}"

@@ -51,6 +51,8 @@ struct Transfer {
     /// By chunk: how often it was written, and whether the owner was told.
     written: Vec<u32>,
     placed: Vec<bool>,
+    /// The owner knows that it has come.
+    begun: bool,
     /// Chunks whose copy failed.
     failed: BTreeSet<u32>,
     /// It was closed before it was whole.
@@ -115,6 +117,7 @@ impl World {
                 first,
                 written: vec![0; plan.count() as usize],
                 placed: vec![false; plan.count() as usize],
+                begun: false,
                 failed: BTreeSet::new(),
                 cancelled: false,
                 closed: false,
@@ -407,17 +410,21 @@ impl World {
         self.receive.drain(&mut out);
         for completion in out {
             match completion {
+                Completion::Begun { token, total } => {
+                    let one = &mut self.transfers[token as usize];
+                    assert!(!one.closed, "news of a closed window");
+                    assert!(!std::mem::replace(&mut one.begun, true), "told twice");
+                    assert_eq!(total, one.plan.bytes());
+                }
                 Completion::Placed {
                     token,
                     index,
                     offset,
                     bytes,
-                    total,
                 } => {
                     let one = &mut self.transfers[token as usize];
-                    assert!(!one.closed, "news of a closed window");
+                    assert!(one.begun && !one.closed, "news of a closed window");
                     assert_eq!((offset, bytes), one.plan.range(index));
-                    assert_eq!(total, one.plan.bytes());
                     assert_eq!(one.written[index as usize], 1, "it is there");
                     let placed = &mut one.placed[index as usize];
                     assert!(!std::mem::replace(placed, true), "told twice");
@@ -425,7 +432,7 @@ impl World {
                 }
                 Completion::NotPlaced { token, index, .. } => {
                     let one = &self.transfers[token as usize];
-                    assert!(one.failed.contains(&index) && !one.closed);
+                    assert!(one.begun && one.failed.contains(&index) && !one.closed);
                 }
                 Completion::Closed { token, .. } => self.window_ended(token as usize),
                 other => panic!("{other:?}"),

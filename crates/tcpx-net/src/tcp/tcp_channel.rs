@@ -153,10 +153,9 @@ impl TcpChannel {
         shared.receive.drain(out);
         for completion in &out[first..] {
             match completion {
-                Completion::Placed { token, .. } | Completion::NotPlaced { token, .. } => {
-                    if let Some(window) = self.windows.get_mut(token)
-                        && !std::mem::replace(&mut window.begun, true)
-                    {
+                Completion::Begun { token, .. } => {
+                    if let Some(window) = self.windows.get_mut(token) {
+                        window.begun = true;
                         self.in_flight += 1;
                     }
                 }

@@ -189,8 +189,7 @@ fn a_transfer_has_the_length_that_its_first_chunk_says() {
                 token: 1000,
                 index: 1,
                 offset: 100,
-                bytes: 40,
-                total: 140
+                bytes: 40
             }]
         ),
         "{news:?}"

@@ -60,8 +60,8 @@ fn gpu_memory_arrives_whole_at_any_alignment() {
         let pieces: Vec<u8> = (0..64 * length + 1).map(|at| pattern(9, at)).collect();
         source.write_from(0, &pieces).unwrap();
         let mut ended = Vec::new();
-        // Each was sent, placed, and its window closed.
-        while ended.len() < 3 * count {
+        // Each was sent, begun, placed, and its window closed.
+        while ended.len() < 4 * count {
             if next_receive < count {
                 let start = next_receive * length + 1;
                 let slice = destination.slice(start..start + length).unwrap();

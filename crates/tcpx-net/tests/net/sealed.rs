@@ -135,7 +135,9 @@ fn no_nonce_comes_twice_over_resends_and_redials() {
                 Completion::Placed { token, .. } => pair.client.placed(token - 1000).unwrap(),
                 Completion::Closed { .. } => closed += 1,
                 // A lane is dialled again.
-                Completion::Sent { .. } | Completion::LaneMissing { .. } => {}
+                Completion::Sent { .. }
+                | Completion::Begun { .. }
+                | Completion::LaneMissing { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -173,7 +173,7 @@ pub enum Action {
     },
     /// On an addressed network: open the memory of a receive to chunks that name this window. Do it before the
     /// next [`poll_transmit`](super::Session::poll_transmit): the peer writes as soon as it hears of the window. Answer
-    /// [`window_chunk_arrived`](super::Session::window_chunk_arrived) and
+    /// [`window_begins`](super::Session::window_begins), [`chunk_arrived`](super::Session::chunk_arrived) and
     /// [`chunk_placed`](super::Session::chunk_placed) for each chunk. After the last one the window is closed.
     OpenWindow {
         /// The receive.

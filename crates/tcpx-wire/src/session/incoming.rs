@@ -146,20 +146,6 @@ impl GrantedReceive {
 }
 
 impl Session {
-    /// A chunk of a transfer of `total` bytes arrived in place in the window of a receive. The data plane has
-    /// checked that the transfer fits, and that the chunk is one of it, once.
-    pub fn window_chunk_arrived(
-        &mut self,
-        now: Time,
-        operation: OperationId,
-        index: u32,
-        bytes: u64,
-        total: u64,
-    ) {
-        self.window_begins(now, operation, total);
-        self.chunk_arrived(now, operation, index, bytes);
-    }
-
     /// Starts a receive.
     ///
     /// # Errors

@@ -151,9 +151,9 @@ impl Session {
         });
     }
 
-    /// A send has come to the window of a receive: with its first chunk, or something else that is said only of
-    /// one that was begun. The receive is matched to it.
-    pub(super) fn window_begins(&mut self, now: Time, operation: OperationId, total: u64) {
+    /// The header of a chunk of a transfer of `total` bytes has come to the window of a receive, which is matched to it. The
+    /// data plane has checked that it fits, and says so before it says anything of its chunks.
+    pub fn window_begins(&mut self, now: Time, operation: OperationId, total: u64) {
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
         };

@@ -80,13 +80,19 @@ impl Core {
                     }
                 }
             }
+            Completion::Begun { token, total } => {
+                if let Some(Token::Window(id, _)) = self.tokens.get(&token)
+                    && self.operations.get(id).is_some_and(|op| !op.stopped)
+                {
+                    self.session.window_begins(now, *id, total);
+                }
+            }
             Completion::Placed {
                 token,
                 index: chunk,
                 offset,
                 bytes,
-                total,
-            } => self.placed_in_window(token, chunk, offset, (bytes, total)),
+            } => self.placed_in_window(token, chunk, offset, bytes),
             Completion::NotPlaced {
                 token,
                 index: chunk,
@@ -198,13 +204,7 @@ impl Core {
     }
 
     /// A chunk of `bytes` of a transfer of `total` is at its destination.
-    fn placed_in_window(
-        &mut self,
-        token: u64,
-        index: u32,
-        offset: u64,
-        (bytes, total): (u32, u64),
-    ) {
+    fn placed_in_window(&mut self, token: u64, index: u32, offset: u64, bytes: u32) {
         let Some(&Token::Window(id, posted)) = self.tokens.get(&token) else {
             return;
         };
@@ -223,8 +223,7 @@ impl Core {
             length: bytes,
         };
         let now = self.now();
-        self.session
-            .window_chunk_arrived(now, id, index, bytes.into(), total);
+        self.session.chunk_arrived(now, id, index, bytes.into());
         self.placed(id, InFlight { event, posted });
     }
 

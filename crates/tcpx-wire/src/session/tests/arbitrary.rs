@@ -226,7 +226,9 @@ proptest! {
                     operations.extend(session.receive(now, request));
                 }
                 Input::InWindow(of, chunk, total) => {
-                    session.window_chunk_arrived(now, at(of, &operations), chunk, 4096, total);
+                    let operation = at(of, &operations);
+                    session.window_begins(now, operation, total);
+                    session.chunk_arrived(now, operation, chunk, 4096);
                 }
                 Input::Fence(of) => session.fence_reached(now, at(of, &operations)),
                 Input::Get(bytes, level) => {

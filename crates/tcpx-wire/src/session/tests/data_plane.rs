@@ -112,8 +112,22 @@ impl Pair {
         if closing && self.random.chance(50) {
             return;
         }
-        assert_eq!(*open.total.get_or_insert(total), total);
         assert!((1..=open.cut.bytes()).contains(&total), "beyond the window");
+        let begins = open.total.replace(total);
+        assert_eq!(begins.unwrap_or(total), total);
+        if begins.is_none() {
+            side.session.window_begins(self.now, operation, total);
+            if self.random.chance(50) {
+                // Only its header has come yet.
+                let packet = Event::Packet {
+                    window,
+                    index,
+                    length,
+                    total,
+                };
+                return self.schedule(at, packet);
+            }
+        }
         let plan = open.cut.for_total(total);
         assert_eq!(plan.range(index).1, length, "both sides cut alike");
         assert!(open.seen.insert(index), "chunk {index} came twice");
@@ -121,7 +135,7 @@ impl Pair {
         watched.held.insert(index);
         let generation = watched.generation;
         side.session
-            .window_chunk_arrived(self.now, operation, index, length.into(), total);
+            .chunk_arrived(self.now, operation, index, length.into());
         if !self.weather.no_unpack {
             let channel = 0;
             self.schedule(

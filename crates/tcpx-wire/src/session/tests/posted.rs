@@ -217,6 +217,39 @@ fn rule_8_a_fenced_receive_is_posted_when_its_fence_is_reached() {
     }
 }
 
+/// Short chunks keep all lanes busy with one transfer, and cost more than long ones where others follow it. A window that
+/// waits may do so for long: it is none of those.
+#[test]
+fn a_receive_that_is_posted_while_another_transfer_comes_is_cut_into_long_chunks() {
+    let now = Time(0);
+    let mut session = session(Config {
+        ours: settings(),
+        pieces: 8,
+        least_chunk_bytes: 4096,
+        ..addressed()
+    });
+    let long = session.agreed().unwrap().chunk_bytes;
+    let bytes = 4 * u64::from(long);
+    let mut post = |begun: Option<OperationId>| {
+        if let Some(operation) = begun {
+            session.window_begins(now, operation, bytes);
+        }
+        let request = receive(1, bytes, Level::Placed);
+        let operation = session.receive(now, request).unwrap();
+        let (frames, _) = drain_at(&mut session, now);
+        match frames[..] {
+            [Frame::Posted { grant, .. }] => (operation, grant.chunk_bytes),
+            _ => panic!("{frames:?}"),
+        }
+    };
+    let (first, alone) = post(None);
+    assert_eq!(alone, long / 2);
+    let (_, waiting) = post(None);
+    assert_eq!(waiting, alone);
+    let (_, beside) = post(Some(first));
+    assert_eq!(beside, long);
+}
+
 /// Rule 5: counts are forgotten when nothing of a tag is under way, and both sides begin at 0 again.
 #[test]
 fn rule_5_idle_tags_are_forgotten() {
