@@ -500,11 +500,11 @@ pub fn loops_wanted(asked: u16) -> usize {
     }
 }
 
-/// One loop up to 4 cores, then one for every 2 cores, at most 12. A loop copies cold memory through
-/// a socket at about 4 GB/s, so fewer would not keep up with a GPU's copies; more than 12 only take
-/// each other's cache.
+/// One loop for every 2 cores, at most 12, and at least two where there are two cores: a message goes into a socket
+/// at half the speed at which it comes out, so one sender alone leaves a core half idle. A loop copies cold memory through
+/// a socket at about 4 GB/s, so fewer would not keep up with a GPU's copies; more than 12 only take each other's cache.
 fn loops_for(cores: usize) -> usize {
-    if cores <= 4 { 1 } else { (cores / 2).min(12) }
+    (cores / 2).clamp(cores.min(2), 12)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -611,7 +611,7 @@ mod tests {
     #[test]
     fn loops_grow_with_the_cores_up_to_a_limit() {
         let counted = [1, 2, 4, 5, 8, 16, 24, 32, 256].map(loops_for);
-        assert_eq!(counted, [1, 1, 1, 2, 4, 8, 12, 12, 12]);
+        assert_eq!(counted, [1, 2, 2, 2, 4, 8, 12, 12, 12]);
     }
 
     #[test]
