@@ -37,8 +37,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "untold-partial-write",
         file: "crates/tcpx-net/src/tcp/receive_table.rs",
-        from: "        state.is_touched = true;\n",
-        to: "        state.is_touched |= !MUTANT;\n",
+        from: "match std::mem::replace(&mut state.is_touched, true) {",
+        to: "match std::mem::replace(&mut state.is_touched, !MUTANT) {",
     },
     // A batch hides that memory of a part is held.
     Mutant {
