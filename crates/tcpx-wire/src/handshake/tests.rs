@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use super::*;
 use crate::key::{AnyKey, ClientKey, Clients, Key, KeyId, KnownClient};
 use crate::lane_seal::LaneKeys;
-use crate::record::{LENGTH_BYTES, Records, TAG_BYTES};
+use crate::record::{LENGTH_BYTES, Records, TAG_BYTES, record_head};
 
 mod known_answers;
 mod lanes;
@@ -308,9 +308,7 @@ fn the_public_key_alone_lets_nobody_in() {
     };
     // Parts of the server's own answer, sent back to it, are no client's proof.
     for part in answer.windows(TAG_BYTES) {
-        let length = 16u16;
-        let head = [length, !length].map(u16::to_le_bytes);
-        let reflected = [head.as_flattened(), part].concat();
+        let reflected = [&record_head(0), part].concat();
         let mut server = fresh_answerer(&hello);
         assert!(matches!(
             server.receive(&mut &reflected[..]),
