@@ -203,7 +203,7 @@ impl Core {
         }
     }
 
-    /// A chunk of `bytes` of a transfer of `total` is at its destination.
+    /// A chunk of a window's transfer is at its destination.
     fn placed_in_window(&mut self, token: u64, index: u32, offset: u64, bytes: u32) {
         let Some(&Token::Window(id, posted)) = self.tokens.get(&token) else {
             return;
