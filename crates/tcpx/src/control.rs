@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 use tcpx_lanes::resend::{Impossible, Next, Resend};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
 use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, LEAST_PLAIN_BYTES, encode_head};
@@ -513,12 +513,15 @@ impl Control {
         while !self.broken && (self.has_sealed() || self.seal()) {
             let sealed = &self.sealed[self.taken..];
             let unsealed = self.unsealed();
-            let sent = sendmsg(
-                &self.stream,
-                &[IoSlice::new(sealed), IoSlice::new(unsealed)],
-                &mut SendAncillaryBuffer::default(),
-                SendFlags::NOSIGNAL,
-            );
+            let sent = match unsealed {
+                [] => send(&self.stream, sealed, SendFlags::NOSIGNAL),
+                _ => sendmsg(
+                    &self.stream,
+                    &[IoSlice::new(sealed), IoSlice::new(unsealed)],
+                    &mut SendAncillaryBuffer::default(),
+                    SendFlags::NOSIGNAL,
+                ),
+            };
             match sent {
                 Ok(count) if count > 0 => {
                     let behind = count.saturating_sub(sealed.len());
