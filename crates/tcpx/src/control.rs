@@ -3,15 +3,16 @@
 //! records as they are; their checksum is sealed.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
+use rustix::net::{RecvFlags, recv};
 use tcpx_lanes::resend::{Impossible, Next, Resend};
+use tcpx_lanes::socket_calls::{self as calls, Moved};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
 use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, LEAST_PLAIN_BYTES, encode_head};
 use tcpx_wire::handshake::{Established, HandshakeError};
@@ -512,24 +513,13 @@ impl Control {
         }
         while !self.broken && (self.has_sealed() || self.seal()) {
             let sealed = &self.sealed[self.taken..];
-            let unsealed = self.unsealed();
-            let sent = match unsealed {
-                [] => send(&self.stream, sealed, SendFlags::NOSIGNAL),
-                _ => sendmsg(
-                    &self.stream,
-                    &[IoSlice::new(sealed), IoSlice::new(unsealed)],
-                    &mut SendAncillaryBuffer::default(),
-                    SendFlags::NOSIGNAL,
-                ),
-            };
-            match sent {
-                Ok(count) if count > 0 => {
+            match calls::send_both(&self.stream, sealed, self.unsealed()) {
+                Ok(Moved::Bytes(count)) if count > 0 => {
                     let behind = count.saturating_sub(sealed.len());
                     self.taken += count - behind;
                     self.wrote(behind);
                 }
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR) => {}
+                Ok(Moved::WouldBlock) => return,
                 Ok(_) | Err(_) => self.broken = true,
             }
         }
