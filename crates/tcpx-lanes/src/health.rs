@@ -183,35 +183,48 @@ impl Presence {
 pub struct Retry {
     at: Option<Instant>,
     pause: Duration,
+    first: Duration,
+    longest: Duration,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self {
-            at: None,
-            pause: PAUSE,
-        }
+        Self::new(PAUSE, LONGEST_PAUSE)
     }
 }
 
 impl Retry {
+    /// The pause after the first attempt in vain, which doubles with each one, and the longest.
+    #[must_use]
+    pub fn new(first: Duration, longest: Duration) -> Self {
+        Self {
+            at: None,
+            pause: first,
+            first,
+            longest,
+        }
+    }
+
     /// Whether the pause is over.
     pub fn is_due(&self, now: Instant) -> bool {
         self.at.is_none_or(|at| now >= at)
     }
 
+    /// When the pause is over, if there was an attempt.
+    pub fn at(&self) -> Option<Instant> {
+        self.at
+    }
+
     /// It was in vain again.
     pub fn failed(&mut self, now: Instant) {
         self.at = Some(now + self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(self.longest);
     }
 
     /// It came to something: the next one may follow after this pause.
     pub fn succeeded(&mut self, now: Instant, pause: Duration) {
-        *self = Self {
-            at: Some(now + pause),
-            ..Self::default()
-        };
+        self.at = Some(now + pause);
+        self.pause = self.first;
     }
 }
 
@@ -391,6 +404,14 @@ mod tests {
         assert!(!retry.is_due(now) && retry.is_due(now + ms(20)));
         retry.failed(now);
         assert!(retry.is_due(now + PAUSE));
+        let mut short = Retry::new(ms(20), ms(50));
+        for pause in [20, 40, 50, 50] {
+            short.failed(now);
+            assert_eq!(short.at(), Some(now + ms(pause)));
+        }
+        short.succeeded(now, ms(5));
+        short.failed(now);
+        assert_eq!(short.at(), Some(now + ms(20)));
     }
 
     #[test]

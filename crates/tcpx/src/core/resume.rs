@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::health::Retry;
 use tcpx_lanes::lock;
 use tcpx_net::{
     Congestion, ControlStream, LaneInbox, Side, Way, dial_control_again, is_unanswered, transport,
@@ -22,8 +23,10 @@ const QUIET: Duration = Duration::from_millis(400);
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two times that channels are told of the peer: they count in longer spans.
 const TELL_AGAIN: Duration = Duration::from_millis(1);
-/// Between two rounds over all ways.
-const PAUSE: Duration = Duration::from_millis(200);
+/// From the start of a round over all ways to the next one, doubled by each round in vain up to the longest. It is shorter
+/// than [`GRACE`] at first: a connection that breaks soon after it came back is dialled before a peer without lanes gives up.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Time for the next connection where the control connection and all lanes broke, as they do when the peer's process ends:
 /// a peer that lives has dialled by then, which takes [`ROUND_TRIPS`] more from far away.
 const GRACE: Duration = Duration::from_millis(50);
@@ -47,8 +50,7 @@ enum Source {
     /// This side opens it.
     Dial {
         inner: Arc<Dial>,
-        /// No round before.
-        next: Instant,
+        rounds: Retry,
         /// No look at the socket before.
         look: Instant,
         /// When the peer's system was asked.
@@ -110,7 +112,7 @@ impl Resume {
             _ => Source::Dial {
                 look: now,
                 asked: now,
-                next: now,
+                rounds: Retry::new(FIRST_PAUSE, LONGEST_PAUSE),
                 inner: Arc::new(Dial {
                     session,
                     congestion,
@@ -175,6 +177,9 @@ impl Core {
         tracing::info!(peer = %self.peer, "the control connection goes on over another one");
         resume.lost = None;
         resume.replaced = true;
+        if let Source::Dial { rounds, .. } = &mut resume.side {
+            rounds.succeeded(self.ticked, FIRST_PAUSE);
+        }
         self.control.replace(stream);
         true
     }
@@ -213,19 +218,20 @@ impl Core {
             true => Suspect::Broken,
             false => self.ask_system(heard, now),
         };
-        let Some(Source::Dial { inner, next, .. }) =
+        let Some(Source::Dial { inner, rounds, .. }) =
             self.resume.as_mut().map(|resume| &mut resume.side)
         else {
             return None;
         };
+        let next = rounds.at().unwrap_or(now);
         let mut due = match suspect {
-            Suspect::Broken => *next,
-            Suspect::NotBefore(look) => (heard + patience).max(*next).min(look),
-            Suspect::Nothing => (heard + patience).max(*next),
+            Suspect::Broken => next,
+            Suspect::NotBefore(look) => (heard + patience).max(next).min(look),
+            Suspect::Nothing => (heard + patience).max(next),
         };
         if due <= now && !inner.busy.swap(true, Ordering::AcqRel) {
-            *next = now + PAUSE;
-            due = *next;
+            rounds.failed(now);
+            due = rounds.at().unwrap_or(now);
             let mut ways: Vec<Way> = self
                 .channels
                 .iter()
