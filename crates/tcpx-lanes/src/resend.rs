@@ -103,6 +103,11 @@ impl Resend {
         self.read < self.end()
     }
 
+    /// Whether the connection has yet to take something.
+    pub fn has_unwritten(&self) -> bool {
+        self.written < self.end()
+    }
+
     /// What was begun ends here.
     pub fn end(&self) -> u64 {
         self.parts.back().map_or(self.read, |part| part.end)
@@ -116,12 +121,9 @@ impl Resend {
     /// What the connection is to take next.
     pub fn next(&self) -> Next<'_> {
         let at = self.written;
-        // As whoever polls finds it.
-        if at == self.end() {
-            return Next::New;
-        }
-        let nth = self.parts.partition_point(|part| part.end <= at);
-        let Some(part) = self.parts.get(nth) else {
+        // Few are left, but behind a break.
+        let left = self.parts.iter().rev().take_while(|part| part.end > at);
+        let Some(part) = left.last() else {
             return Next::New;
         };
         // What of a part lies in memory fits a usize.

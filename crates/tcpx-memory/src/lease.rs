@@ -1,5 +1,6 @@
 //! Leases: who may touch which bytes of a region, and for how long.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Range, RangeBounds};
 use std::slice;
@@ -70,9 +71,12 @@ pub(crate) struct LeaseTable {
 #[derive(Debug, Default)]
 struct Entries {
     next: u64,
+    /// How many may write.
+    writing: usize,
     /// As a rule there is one at a time, which costs no allocation.
     first: Option<Entry>,
-    others: Vec<Entry>,
+    /// In the order of their ids; the oldest usually leaves first.
+    others: VecDeque<Entry>,
 }
 
 impl LeaseTable {
@@ -96,18 +100,21 @@ impl LeaseTable {
         let mut guard = lock(&self.entries);
         let Entries {
             next,
+            writing,
             first,
             others,
         } = &mut *guard;
-        let conflict = first.iter().chain(&*others).find(|held| {
+        let conflicts = |held: &&Entry| {
             let conflicts = held.access == Access::Write || access == Access::Write;
-            conflicts
-                && overlap(slice::from_ref(&held.range), slice::from_ref(&range))
-                && overlap(
-                    held.pieces(),
-                    pieces.as_deref().unwrap_or_else(|| slice::from_ref(&range)),
-                )
-        });
+            let is_apart = held.range.end <= range.start || range.end <= held.range.start;
+            let pieces = pieces.as_deref().unwrap_or_else(|| slice::from_ref(&range));
+            conflicts && !is_apart && overlap(held.pieces(), pieces)
+        };
+        let conflict = match (access, *writing) {
+            // Readers share.
+            (Access::Read, 0) => None,
+            _ => first.iter().chain(&*others).find(conflicts),
+        };
         if let Some(held) = conflict {
             return Err(MemoryError::Busy {
                 wanted: range,
@@ -117,6 +124,7 @@ impl LeaseTable {
             });
         }
         *next += 1;
+        *writing += usize::from(access == Access::Write);
         let id = *next;
         let entry = Entry {
             id,
@@ -128,7 +136,7 @@ impl LeaseTable {
         if first.is_none() {
             *first = Some(entry);
         } else {
-            others.push(entry);
+            others.push_back(entry);
         }
         Ok(id)
     }
@@ -139,12 +147,11 @@ impl LeaseTable {
 
     pub(crate) fn leave(&self, id: u64) {
         let mut guard = lock(&self.entries);
-        if guard.first.take_if(|entry| entry.id == id).is_some() {
-            return;
-        }
-        if let Some(at) = guard.others.iter().position(|entry| entry.id == id) {
-            guard.others.swap_remove(at);
-        }
+        let left = guard.first.take_if(|entry| entry.id == id).or_else(|| {
+            let found = guard.others.binary_search_by_key(&id, |entry| entry.id);
+            found.ok().and_then(|at| guard.others.remove(at))
+        });
+        guard.writing -= usize::from(left.is_some_and(|entry| entry.access == Access::Write));
     }
 }
 
@@ -222,8 +229,14 @@ impl Lease {
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::LeasedForReading`], [`MemoryError::Busy`] while a job or
     /// somebody else uses them under this lease, or the driver's refusal.
-    pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
-        self.all().write_from(bytes)
+    pub fn write_from(&mut self, bytes: &[u8]) -> Result<(), MemoryError> {
+        if !self.is_alone() {
+            return self.all().write_from(bytes);
+        }
+        let range = resolve(..bytes.len(), self.0.range.len())?;
+        let start = self.0.range.start;
+        self.allows(Access::Write, &(start..start + range.len()))?;
+        self.0.region.write_held(start, bytes)
     }
 
     /// Appends all leased bytes to `bytes`; blocks for GPU memory.
@@ -231,8 +244,16 @@ impl Lease {
     /// # Errors
     /// [`MemoryError::Busy`] while a job or somebody else writes them under this lease, or the driver's refusal;
     /// nothing was appended then.
-    pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
-        self.all().append_to(bytes)
+    pub fn append_to(&mut self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
+        match self.is_alone() {
+            true => self.0.region.append_held(self.range(), bytes),
+            false => self.all().append_to(bytes),
+        }
+    }
+
+    /// Whether nobody else can touch the bytes: there is no other clone, and no slice rides on the lease.
+    fn is_alone(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
     }
 
     fn allows(&self, access: Access, range: &Range<usize>) -> Result<(), MemoryError> {
@@ -400,7 +421,7 @@ mod tests {
     #[test]
     fn leased_bytes_are_written_and_read_and_no_others() {
         let region = region();
-        let lease = region.lease(10..14, Access::Write).unwrap();
+        let mut lease = region.lease(10..14, Access::Write).unwrap();
         lease.write_from(b"abc").unwrap();
         assert!(matches!(
             lease.write_from(b"abcde"),
@@ -410,7 +431,7 @@ mod tests {
         lease.append_to(&mut bytes).unwrap();
         assert_eq!(bytes, *b"\x09abc\0");
         drop(lease);
-        let lease = region.lease(10..14, Access::Read).unwrap();
+        let mut lease = region.lease(10..14, Access::Read).unwrap();
         assert_eq!(
             lease.write_from(b"x"),
             Err(MemoryError::LeasedForReading { range: 10..11 })
@@ -440,7 +461,7 @@ mod tests {
     #[test]
     fn users_of_one_lease_are_kept_apart() {
         let region = region();
-        let lease = region.lease(0..64, Access::Write).unwrap();
+        let mut lease = region.lease(0..64, Access::Write).unwrap();
         let (left, right, all) = (
             lease.slice(..32).unwrap(),
             lease.slice(32..).unwrap(),
@@ -467,7 +488,7 @@ mod tests {
         let pointer = bytes.as_mut_ptr();
         // SAFETY: the bytes live until the end of the test, and only the region is used.
         let region = unsafe { Region::from_host_raw(pointer, 64, Arc::new(())) };
-        let lease = region.lease(.., Access::Write).unwrap();
+        let mut lease = region.lease(.., Access::Write).unwrap();
         let ended = std::thread::scope(|scope| {
             [1, 2]
                 .map(|fill| {

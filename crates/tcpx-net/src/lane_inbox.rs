@@ -44,7 +44,7 @@ struct Inner {
     /// Readable after arrivals, while somebody waits for them.
     readable: Mutex<Option<Arc<OwnedFd>>>,
     /// A connection that takes the place of the control connection.
-    control: Mutex<Option<ControlStream>>,
+    control: Mutex<Option<Box<ControlStream>>>,
     notify_control: OnceLock<Notify>,
 }
 
@@ -114,7 +114,7 @@ impl LaneInbox {
     /// Leaves a connection that takes the place of the session's control connection; a later one
     /// replaces one that still waits.
     pub(crate) fn deliver_control(&self, stream: ControlStream) {
-        *lock(&self.0.control) = Some(stream);
+        *lock(&self.0.control) = Some(Box::new(stream));
         if let Some(Notify(notify)) = self.0.notify_control.get() {
             notify();
         }
@@ -122,7 +122,7 @@ impl LaneInbox {
 
     /// A connection that takes the place of the session's control connection, if one came. It is
     /// authenticated; what the peer sends next is still in it.
-    pub fn take_control(&self) -> Option<ControlStream> {
+    pub fn take_control(&self) -> Option<Box<ControlStream>> {
         lock(&self.0.control).take()
     }
 

@@ -43,6 +43,7 @@ pub mod frame;
 pub mod handshake;
 pub mod key;
 pub mod lane_seal;
+pub mod numbered;
 pub mod pieces;
 pub mod plan;
 pub mod range_set;
@@ -58,6 +59,7 @@ pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, Tra
 pub use key::{
     AnyKey, ClientKey, Clients, Identity, Key, KeyError, KeyId, KeyName, KeyNameError, KnownClient,
 };
+pub use numbered::Numbered;
 pub use pieces::{PieceList, PieceListError, PieceRun};
 pub use plan::{ChunkPlan, Taper};
 pub use scatter::{Fragment, ScatterList};

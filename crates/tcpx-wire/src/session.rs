@@ -76,6 +76,7 @@ use stream::ChunkStream;
 use waiting::Outbox;
 
 use crate::frame::{Frame, MAX_SETUP_BYTES, TransferId};
+use crate::numbered::Numbered;
 use crate::time::Time;
 
 /// One side of a connection after the handshake.
@@ -91,13 +92,13 @@ pub struct Session {
     transmit: Outbox,
     actions: VecDeque<Action>,
 
-    sends: BTreeMap<TransferId, Outgoing>,
+    sends: Numbered<TransferId, Outgoing>,
     next_send: u64,
     send_stream: ChunkStream,
     /// Bytes of the peer's eager credit in use.
     eager_used: u64,
 
-    receives: BTreeMap<OperationId, Incoming>,
+    receives: Numbered<OperationId, Incoming>,
     /// Receives by the transfer they matched.
     by_transfer: BTreeMap<TransferId, OperationId>,
     next_receive: u64,
@@ -136,11 +137,11 @@ impl Session {
             timers: Timers::default(),
             transmit: Outbox::new(Frame::Settings(config.ours.clone()), config.addressed),
             actions: VecDeque::new(),
-            sends: BTreeMap::new(),
+            sends: Numbered::default(),
             next_send: 0,
             send_stream: ChunkStream::default(),
             eager_used: 0,
-            receives: BTreeMap::new(),
+            receives: Numbered::default(),
             by_transfer: BTreeMap::new(),
             next_receive: 0,
             next_arrival: 0,
@@ -256,16 +257,13 @@ impl Session {
 
     /// When [`Session::handle_timeout`] is due, at the latest. May come earlier than needed.
     pub fn next_timeout(&self) -> Option<Time> {
-        let mut due = self.timers.first();
+        let at = |due: Option<Time>| due.unwrap_or(Time::MAX);
+        let mut due = at(self.timers.first());
         if !self.ended() {
-            let others = [
-                self.acks.due,
-                self.close_due(),
-                Some(self.liveness.next_due()),
-            ];
-            due = due.into_iter().chain(others.into_iter().flatten()).min();
+            due = due.min(at(self.acks.due)).min(at(self.close_due()));
+            due = due.min(self.liveness.next_due());
         }
-        due
+        (due < Time::MAX).then_some(due)
     }
 
     /// Does what time brings: deadlines, delayed acknowledgements, heartbeats.

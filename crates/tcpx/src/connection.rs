@@ -370,7 +370,7 @@ impl Ready {
 
     /// Starts it as a part of `state`: of a batch, where a notification follows its puts or parts of it are deferred.
     fn start(
-        self,
+        mut self,
         core: &mut Core,
         notified: bool,
         options: (Level, Option<Deadlines>),
@@ -401,7 +401,7 @@ impl Ready {
                 deadlines,
                 eager: None,
             };
-            core.start_send(&self.lease, self.fence.as_ref(), request)
+            core.start_send(&mut self.lease, self.fence.as_ref(), request)
         } else {
             core.pace.calls(core.ticked());
             let now = core.now();

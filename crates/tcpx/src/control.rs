@@ -252,11 +252,14 @@ impl Control {
 
     /// The next frame of what was opened, and of what has come unsealed behind it.
     fn decode(&mut self) -> Result<Option<Frame>, FrameError> {
-        let mut rest = &self.opened[self.unread.clone()];
-        let before = rest.len();
-        let mut decoded = self.decoder.next(&mut rest);
-        let mut taken = before - rest.len();
-        self.unread.start += taken;
+        let mut decoded = Ok(None);
+        let mut taken = 0;
+        if !self.unread.is_empty() {
+            let mut rest = &self.opened[self.unread.clone()];
+            decoded = self.decoder.next(&mut rest);
+            taken = self.unread.len() - rest.len();
+            self.unread.start += taken;
+        }
         if let Ok(None) = decoded
             && self.plain
         {
@@ -305,7 +308,9 @@ impl Control {
         if self.input.len() < to {
             self.input.resize(to, 0);
         }
-        self.input.copy_within(self.came.clone(), to - kept);
+        if kept > 0 {
+            self.input.copy_within(self.came.clone(), to - kept);
+        }
         self.input.truncate(to);
         self.came = to - kept..to;
         let room = spare_capacity(&mut self.input);
@@ -511,7 +516,7 @@ impl Control {
         if self.away {
             return;
         }
-        while !self.broken && (self.has_sealed() || self.seal()) {
+        while !self.broken && self.has_unsent() && (self.has_sealed() || self.seal()) {
             let sealed = &self.sealed[self.taken..];
             match calls::send_both(&self.stream, sealed, self.unsealed()) {
                 Ok(Moved::Bytes(count)) if count > 0 => {
@@ -543,15 +548,15 @@ impl Control {
         }
     }
 
-    /// Whether there is something to seal.
-    fn has_unsealed(&self) -> bool {
-        !self.is_positioning && self.log.next() != Next::New
+    /// Whether something was sealed that the socket has not taken, or is to be written.
+    fn has_unsent(&self) -> bool {
+        self.taken < self.sealed.len() || !self.is_positioning && self.log.has_unwritten()
     }
 
     /// The connection has taken so much of what is next, or what is sealed has it.
     fn wrote(&mut self, bytes: usize) {
         self.log.wrote(bytes);
-        if !self.resumable && self.log.next() == Next::New {
+        if !self.resumable && !self.log.has_unwritten() {
             self.log.forget();
             self.free_messages();
         }
@@ -561,7 +566,7 @@ impl Control {
     fn seal(&mut self) -> bool {
         self.sealed.clear();
         self.taken = 0;
-        while self.has_unsealed() && self.sealed.len() < SEALED_BYTES {
+        while !self.is_positioning && self.sealed.len() < SEALED_BYTES {
             let gone = match self.log.next() {
                 Next::Bytes(bytes) => self.records.seal(bytes, &mut self.sealed),
                 Next::Message(number, from) => {
@@ -581,7 +586,7 @@ impl Control {
 
     /// Bytes wait for the socket to become writable.
     pub(crate) fn wants_write(&self) -> bool {
-        !self.away && !self.broken && (self.has_sealed() || self.has_unsealed())
+        !self.away && !self.broken && self.has_unsent()
     }
 
     /// Drops what the socket has not taken.

@@ -10,7 +10,6 @@ mod defect;
 mod eager;
 mod history;
 mod jobs;
-mod numbered;
 mod one_sided;
 mod operation;
 mod pace;
@@ -32,7 +31,7 @@ use std::time::{Duration, Instant};
 use tcpx_memory::{Gpu, Job, SmallCopies};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Peer};
 use tcpx_wire::session::{Action, OperationId, RequestError};
-use tcpx_wire::{Session, Time};
+use tcpx_wire::{Numbered, Session, Time};
 
 use crate::control::{Control, ControlEnd};
 use crate::driver::Turn;
@@ -43,7 +42,6 @@ use crate::sink::{Finished, Sink};
 use ahead::Ahead;
 use channels::{ChannelState, Channels};
 use history::History;
-use numbered::Numbered;
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
 pub(crate) use operation::Operation;
@@ -105,7 +103,7 @@ pub(crate) struct Core {
     /// The path that the bytes take.
     pub(crate) path: Arc<Mutex<String>>,
     /// When to come again even if nothing happens.
-    pub(crate) due: Option<Instant>,
+    pub(crate) due: Option<Time>,
     /// The last turn used up its share.
     more: bool,
     /// An operation of the program's or of the peer's has ended, or all have, since this was last forgotten.
@@ -201,9 +199,18 @@ impl Core {
     /// Looks at the clock: once for what is done together, as a look costs more than most steps.
     pub(crate) fn tick(&mut self) {
         self.ticked = Instant::now();
-        let passed = self.ticked.saturating_duration_since(self.origin);
-        let passed = passed.as_micros();
-        self.clock = Time(u64::try_from(passed).unwrap_or(u64::MAX));
+        self.clock = self.time_of(self.ticked);
+    }
+
+    /// The same moment in session time.
+    pub(crate) fn time_of(&self, at: Instant) -> Time {
+        let passed = at.saturating_duration_since(self.origin).as_micros();
+        Time(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+
+    /// The same moment as the system counts.
+    pub(crate) fn instant_of(&self, at: Time) -> Instant {
+        self.origin + Duration::from_micros(at.0)
     }
 
     /// Whether an operation has ended since [`Core::forget_ended`].
@@ -292,8 +299,10 @@ impl Core {
         self.close_useless_channels();
         // What the peer waits for goes first; a chunk that comes early finds its receive soon.
         self.write_control();
-        any |= self.post_pending();
-        self.write_control();
+        if self.post_pending() {
+            any = true;
+            self.write_control();
+        }
         self.rouse_channels();
         // What was said may have ended an operation.
         any | self.perform_actions()
@@ -321,18 +330,11 @@ impl Core {
         self.say_what_is_wanted();
         let suspicion = self.look_after_control();
         let last_words = self.settle();
-        let next = self
-            .session
-            .next_timeout()
-            .map(|due| self.origin + Duration::from_micros(due.0));
-        self.due = next
-            .into_iter()
-            .chain(last_words)
-            .chain(suspicion)
-            .chain(self.retry_jobs_at())
-            .chain(self.look_at_closes_at())
-            .min()
-            .filter(|_| !self.finished);
+        let next = self.session.next_timeout();
+        let others = [last_words, self.retry_jobs_at(), self.look_at_closes_at()];
+        let others = others.into_iter().flatten().map(|at| self.time_of(at));
+        let due = others.chain(next).chain(suspicion).min();
+        self.due = due.filter(|_| !self.finished);
         self.more = more;
         Turn {
             busy,

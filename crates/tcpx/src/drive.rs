@@ -357,11 +357,12 @@ impl Shared {
                 let now = core.ticked();
                 core.pace.leaves(now);
             }
-            let until = core.ticked() + PROGRESS_LEASE;
-            self.progress_owner.lease.begin(self.since_origin(until));
+            let until = core.now() + PROGRESS_LEASE;
+            self.progress_owner.lease.begin(until.0);
             self.progress_owner.taken.store(false, Ordering::SeqCst);
             core.set_looked_for(false);
             if !self.progress_owner.lease.is_watched() && !core.sink.has_results() {
+                let until = core.instant_of(until);
                 drop(core);
                 return self.driver.wake_by(self.id, until);
             }
@@ -428,7 +429,8 @@ impl Shared {
             descriptors.wake_up();
             return Some(Woken::by_anything());
         }
-        let until = core.due.map_or(until, |due| due.min(until));
+        let due = core.due.map(|due| core.instant_of(due));
+        let until = due.map_or(until, |due| due.min(until));
         // Acknowledgements of a transfer's first chunks are not worth a wake-up of their own.
         let exact = !turn.moving;
         drop(core);

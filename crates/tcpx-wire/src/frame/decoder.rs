@@ -31,6 +31,8 @@ const START_BYTES: usize = 64;
 pub struct FrameDecoder {
     /// Beginning of a frame whose end has not arrived.
     partial: Vec<u8>,
+    /// Its header, once that is whole.
+    header: Option<Header>,
     /// What has come of its payload, where that may go [unsealed](LEAST_PLAIN_BYTES).
     payload: Vec<u8>,
     sequence: u32,
@@ -61,6 +63,7 @@ impl FrameDecoder {
             self.failed = Some(error.clone());
             self.partial = Vec::new();
             self.payload = Vec::new();
+            self.header = None;
         }
         result
     }
@@ -73,9 +76,8 @@ impl FrameDecoder {
 
     /// Bytes that come next and may be unsealed: what lacks of a payload whose own fields have all come.
     pub fn plain_next(&self) -> usize {
-        let header = self.partial.first_chunk().map(Header::parse);
-        match header {
-            Some(Ok(header)) if self.partial.len() == HEADER_BYTES + header.fields => header
+        match &self.header {
+            Some(header) if self.partial.len() == HEADER_BYTES + header.fields => header
                 .plain_payload()
                 .map_or(0, |bytes| bytes - self.payload.len()),
             _ => 0,
@@ -98,6 +100,7 @@ impl FrameDecoder {
     pub fn restart(&mut self) {
         self.partial.clear();
         self.payload.clear();
+        self.header = None;
         self.failed = None;
     }
 
@@ -111,11 +114,16 @@ impl FrameDecoder {
                 return self.complete_whole(&header, bytes, body).map(Some);
             }
         }
-        self.fill(input, HEADER_BYTES);
-        let Some(bytes) = self.partial.first_chunk() else {
-            return Ok(None);
+        let header = match self.header {
+            Some(header) => header,
+            None => {
+                self.fill(input, HEADER_BYTES);
+                let Some(bytes) = self.partial.first_chunk() else {
+                    return Ok(None);
+                };
+                *self.header.insert(Header::parse(bytes)?)
+            }
         };
-        let header = Header::parse(bytes)?;
         let whole = HEADER_BYTES + header.body_bytes;
         match header.plain_payload() {
             // Its bytes come to lie where they are handed on.
@@ -135,6 +143,7 @@ impl FrameDecoder {
         if self.buffered() < whole {
             return Ok(None);
         }
+        self.header = None;
         let partial = std::mem::take(&mut self.partial);
         let Some((bytes, body)) = partial.split_first_chunk() else {
             return Ok(None);
@@ -222,6 +231,7 @@ fn move_up_to(input: &mut &[u8], to: &mut Vec<u8>, length: usize) {
 }
 
 /// A header whose kind is known and whose body fits.
+#[derive(Clone, Copy, Debug)]
 struct Header {
     kind: u8,
     /// Bytes of the body before an eager payload; 0 for other kinds.

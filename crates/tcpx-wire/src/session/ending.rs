@@ -52,7 +52,8 @@ impl Session {
             .receives
             .iter()
             .filter(|(_, receive)| receive.origin == Origin::Posted && receive.matched.is_none());
-        let waiting: Vec<_> = waiting.map(|(operation, _)| *operation).collect();
+        let mut waiting: Vec<_> = waiting.map(|(operation, _)| *operation).collect();
+        waiting.sort_unstable();
         // The last first, so that none moves up before it ends.
         for operation in waiting.into_iter().rev() {
             self.cancel_operation(now, operation, EndCause::Closed);
@@ -135,7 +136,8 @@ impl Session {
         self.piece_lists.peers_ended(pieces);
         self.forget_acks();
         let sends = self.sends.keys().copied().map(OperationId::send);
-        let all: Vec<_> = sends.chain(self.receives.keys().copied()).collect();
+        let mut all: Vec<_> = sends.chain(self.receives.keys().copied()).collect();
+        all.sort_unstable();
         for operation in all {
             let cause = self.cause_of(now, operation, cause);
             let course = Self::course(&mut self.sends, &mut self.receives, operation);

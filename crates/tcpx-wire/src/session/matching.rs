@@ -65,7 +65,17 @@ impl<T> Default for ByNumber<T> {
 
 impl<T> ByNumber<T> {
     fn place(&self, number: u64) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&number, |(held, _)| *held)
+        let held = |(held, _): &(u64, T)| *held;
+        if self.0.back().map(held).is_none_or(|last| last < number) {
+            return Err(self.0.len());
+        }
+        // There where none is missing before it.
+        let first = self.0.front().map_or(0, held);
+        let at = number.wrapping_sub(first) as usize;
+        match self.0.get(at).map(held) {
+            Some(found) if found == number => Ok(at),
+            _ => self.0.binary_search_by_key(&number, held),
+        }
     }
 
     pub(super) fn insert(&mut self, number: u64, value: T) {

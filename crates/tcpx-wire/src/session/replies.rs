@@ -1,7 +1,5 @@
 //! What the receiver answers to our sends.
 
-use std::collections::BTreeMap;
-
 use super::action::{Action, OperationId};
 use super::chunk_set::ChunkSet;
 use super::config::{Agreed, CHUNK_GRAIN_BYTES};
@@ -10,6 +8,7 @@ use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
 use super::{Session, unexpected, unknown};
 use crate::frame::{Grant, Level, PlacedChunks, RefuseReason, TransferId};
+use crate::numbered::Numbered;
 use crate::plan::ChunkPlan;
 use crate::time::Time;
 
@@ -323,7 +322,7 @@ impl Session {
 
 /// The send a frame of its receiver names, by this side's name.
 fn live<'a>(
-    sends: &'a mut BTreeMap<TransferId, Outgoing>,
+    sends: &'a mut Numbered<TransferId, Outgoing>,
     frame: &'static str,
     transfer: TransferId,
 ) -> Result<&'a mut Outgoing, SessionError> {

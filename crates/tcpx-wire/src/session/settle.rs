@@ -1,7 +1,5 @@
 //! What follows from an operation's state: its end, its deadline, its removal.
 
-use std::collections::BTreeMap;
-
 use super::Session;
 use super::action::{Action, Completed, Memory, OperationId};
 use super::clock::{Course, Expired};
@@ -10,6 +8,7 @@ use super::incoming::{Incoming, ReceiveStage};
 use super::one_sided::Origin;
 use super::outgoing::{Outgoing, SendProgress, SendStage};
 use crate::frame::{Frame, Level, Role, TransferId};
+use crate::numbered::Numbered;
 use crate::time::Time;
 
 impl Session {
@@ -164,8 +163,8 @@ impl Session {
 
     /// The course of one of this side's operations. Its other parts stay free.
     pub(super) fn course<'a>(
-        sends: &'a mut BTreeMap<TransferId, Outgoing>,
-        receives: &'a mut BTreeMap<OperationId, Incoming>,
+        sends: &'a mut Numbered<TransferId, Outgoing>,
+        receives: &'a mut Numbered<OperationId, Incoming>,
         operation: OperationId,
     ) -> Option<&'a mut Course> {
         match operation.sent_transfer() {

@@ -244,13 +244,13 @@ impl Session {
         }
     }
 
-    /// Every live operation and where it stands.
+    /// Every live operation and where it stands, in the order of their names.
     pub fn snapshot(&self, now: Time) -> Vec<OperationState> {
         let sends = self.sends.iter();
         let sends = sends.map(|(transfer, send)| (OperationId::send(*transfer), &send.course));
         let receives = self.receives.iter();
         let receives = receives.map(|(operation, receive)| (*operation, &receive.course));
-        sends
+        let mut states: Vec<_> = sends
             .chain(receives)
             .filter_map(|(operation, course)| {
                 Some(OperationState {
@@ -260,7 +260,9 @@ impl Session {
                     standing: self.standing(now, operation)?,
                 })
             })
-            .collect()
+            .collect();
+        states.sort_unstable_by_key(|state| state.operation);
+        states
     }
 }
 

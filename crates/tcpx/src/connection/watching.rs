@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use std::time::Instant;
 use tcpx_lanes::lock;
+use tcpx_wire::Time;
 
 use super::shared::{Locked, Shared};
 use crate::core::Core;
@@ -28,7 +29,9 @@ impl Shared {
     pub(crate) fn after(&self, mut core: Locked<'_>, turn: Turn) {
         self.watch_control(&mut core);
         self.set_due(core.due);
-        let due = core.due.map(|due| self.due_for_engine(due));
+        let due = core
+            .due
+            .map(|due| self.due_for_engine(core.instant_of(due)));
         self.call(&core);
         drop(core);
         let left_over = (turn.poll || turn.more) && !self.progress_owner.is_manual();
@@ -47,8 +50,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn set_due(&self, due: Option<Instant>) {
-        let due = due.map_or(u64::MAX, |due| self.since_origin(due));
+    pub(super) fn set_due(&self, due: Option<Time>) {
+        let due = due.map_or(u64::MAX, |due| due.0);
         self.due.store(due, Ordering::SeqCst);
     }
 

@@ -20,7 +20,7 @@ impl Core {
     /// once, because the program's GPU work comes first.
     pub(crate) fn read_small(
         &mut self,
-        from: &Lease,
+        from: &mut Lease,
         fence: Option<&Fence>,
     ) -> Result<Option<Vec<u8>>, MemoryError> {
         let mut payload = self.control.buffer();
@@ -71,7 +71,7 @@ impl Core {
             self.session.eager_copied(now, id);
             return;
         }
-        let lease = &operation.lease;
+        let lease = &mut operation.lease;
         let copied = match lease.region().kind() {
             MemoryKind::Cuda { .. } => lease
                 .slice(..payload.len())

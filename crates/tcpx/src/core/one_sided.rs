@@ -10,7 +10,7 @@ use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
 };
-use tcpx_wire::{Level, WindowKey};
+use tcpx_wire::{Level, Numbered, WindowKey};
 
 use super::{Core, Operation};
 use crate::connection::Deferred;
@@ -28,7 +28,7 @@ pub(crate) struct Exposed {
 /// Windows of this side, and the peer's notifications.
 #[derive(Default)]
 pub(super) struct OneSided {
-    windows: super::Numbered<u64, Exposed>,
+    windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
     /// Notifications for which there is no room yet.
     postponed: VecDeque<Arriving>,
@@ -283,7 +283,7 @@ impl Core {
         bytes: u64,
         level: Level,
     ) -> Result<(), Error> {
-        let (lease, used) = self.lease_covered(covered, bytes, Access::Read)?;
+        let (mut lease, used) = self.lease_covered(covered, bytes, Access::Read)?;
         let send = SendRequest {
             to: Destination::Reply { request },
             bytes,
@@ -291,7 +291,7 @@ impl Core {
             deadlines: None,
             eager: None,
         };
-        let id = self.start_send(&lease, None, send)?;
+        let id = self.start_send(&mut lease, None, send)?;
         let (kind, state) = (OperationKind::PeerGet, TransferState::new(bytes));
         let mut operation = Operation::new(kind, lease, state, self.ticked());
         operation.used = used;
@@ -302,7 +302,7 @@ impl Core {
     /// Starts a send; its payload goes with the announcement where that is faster.
     pub(crate) fn start_send(
         &mut self,
-        lease: &Lease,
+        lease: &mut Lease,
         fence: Option<&Fence>,
         request: SendRequest,
     ) -> Result<OperationId, Error> {
@@ -388,8 +388,8 @@ impl Core {
         } else {
             let region = Region::host(notice.bytes.len())?;
             region.write_from(0, &notice.bytes)?;
-            let lease = region.lease(.., Access::Read)?;
-            (self.start_send(&lease, None, request)?, lease)
+            let mut lease = region.lease(.., Access::Read)?;
+            (self.start_send(&mut lease, None, request)?, lease)
         };
         let kind = OperationKind::Notification;
         let mut operation = Operation::new(kind, lease, notice.state, self.ticked());

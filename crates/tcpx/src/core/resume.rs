@@ -73,7 +73,7 @@ enum Suspect {
 struct Dial {
     session: handshake::Session,
     congestion: Congestion,
-    opened: Mutex<Option<ControlStream>>,
+    opened: Mutex<Option<Box<ControlStream>>>,
     /// A thread is at it.
     busy: AtomicBool,
     driver: Arc<Driver>,
@@ -84,7 +84,7 @@ impl Dial {
     fn run(&self, ways: &[Way]) {
         match dial_control_again(ways, &self.session, &self.congestion) {
             Ok(stream) => {
-                *lock(&self.opened) = Some(stream);
+                *lock(&self.opened) = Some(Box::new(stream));
             }
             Err(error) => tracing::debug!(%error, "no control connection over any way"),
         }
@@ -139,7 +139,7 @@ impl Resume {
         Some(self.all_lost? + GRACE + self.round_trip * ROUND_TRIPS)
     }
 
-    fn arrived(&self) -> Option<ControlStream> {
+    fn arrived(&self) -> Option<Box<ControlStream>> {
         match &self.side {
             Source::Take(inbox) => inbox.take_control(),
             Source::Dial { inner, .. } => lock(&inner.opened).take(),
@@ -180,19 +180,20 @@ impl Core {
         if let Source::Dial { rounds, .. } = &mut resume.side {
             rounds.succeeded(self.ticked, FIRST_PAUSE);
         }
-        self.control.replace(stream);
+        self.control.replace(*stream);
         true
     }
 
     /// Opens another control connection when this one broke or is silent for too long, and ends the
     /// wait for one when the peer is gone. Returns when to look again.
-    pub(super) fn look_after_control(&mut self) -> Option<Instant> {
+    pub(super) fn look_after_control(&mut self) -> Option<Time> {
         if self.ended.is_some() || self.session.ended() {
             return None;
         }
         let now = self.ticked;
-        let lanes_live = self.channels.iter().all(|state| state.channel.is_alive());
         let resume = self.resume.as_mut()?;
+        let mut channels = self.channels.iter();
+        let lanes_live = resume.lost.is_none() || channels.all(|state| state.channel.is_alive());
         let gone = resume.gone_at(lanes_live, now);
         if gone.is_some_and(|at| now >= at)
             && let Some(end) = resume.lost.take()
@@ -201,19 +202,29 @@ impl Core {
             self.perform_actions();
             return None;
         }
+        let gone = gone.map(|at| self.time_of(at));
         gone.into_iter().chain(self.dial_control()).min()
     }
 
     /// Opens another control connection where that is due. Returns when to look again.
-    fn dial_control(&mut self) -> Option<Instant> {
+    fn dial_control(&mut self) -> Option<Time> {
         let resume = self.resume.as_ref()?;
         if matches!(resume.side, Source::Take(_)) {
             return None;
         }
         let broken = resume.lost.is_some();
         let patience = self.patience()?;
+        let heard = self.session.heard();
+        // As a rule it was heard a moment ago.
+        let silence = match self.operations.is_empty() {
+            true => patience,
+            false => QUIET.min(patience),
+        };
+        if !broken && self.clock < heard + silence {
+            return Some(heard + silence);
+        }
         let now = self.ticked;
-        let heard = self.origin + Duration::from_micros(self.session.heard().0);
+        let heard = self.instant_of(heard);
         let suspect = match broken {
             true => Suspect::Broken,
             false => self.ask_system(heard, now),
@@ -258,7 +269,8 @@ impl Core {
             }
         }
         // While a thread is at it, its end wakes the engine.
-        (!inner.busy.load(Ordering::Acquire)).then_some(due.max(now))
+        let idle = !inner.busy.load(Ordering::Acquire);
+        idle.then(|| self.time_of(due.max(now)))
     }
 
     /// Asks the peer's system now and then for an answer while a transfer may wait for the peer, which says
@@ -350,7 +362,7 @@ mod tests {
         }
 
         /// When a look at this time is to be followed by another one.
-        fn look(&mut self, lanes_live: bool, at: Instant) -> Option<Instant> {
+        fn look(&mut self, lanes_live: bool, at: Instant) -> Option<Time> {
             self.channel.is_dead.store(!lanes_live, Ordering::SeqCst);
             self.core.ticked = at;
             self.core.look_after_control()
@@ -363,9 +375,10 @@ mod tests {
         let at = scene.core.ticked;
         assert_eq!(scene.look(true, at + GRACE), None);
         let broke = at + 2 * GRACE;
-        assert_eq!(scene.look(false, broke), Some(broke + GRACE));
+        let gone = scene.core.time_of(broke + GRACE);
+        assert_eq!(scene.look(false, broke), Some(gone));
         let last = broke + GRACE - Duration::from_micros(1);
-        assert_eq!(scene.look(false, last), Some(broke + GRACE));
+        assert_eq!(scene.look(false, last), Some(gone));
         assert!(scene.core.ended.is_none());
         assert_eq!(scene.look(false, broke + GRACE), None);
         assert!(matches!(scene.core.ended, Some(Err(_))));
@@ -378,7 +391,8 @@ mod tests {
         scene.core.resume.as_mut().unwrap().round_trip = far;
         let broke = scene.core.ticked;
         let gone = broke + GRACE + 4 * far;
-        assert_eq!(scene.look(false, broke), Some(gone));
+        let at = scene.core.time_of(gone);
+        assert_eq!(scene.look(false, broke), Some(at));
         scene.look(false, gone - Duration::from_micros(1));
         assert!(scene.core.ended.is_none());
         scene.look(false, gone);
@@ -392,7 +406,8 @@ mod tests {
         scene.look(false, broke);
         assert_eq!(scene.look(true, broke + GRACE), None);
         let again = broke + 2 * GRACE;
-        assert_eq!(scene.look(false, again), Some(again + GRACE));
+        let gone = scene.core.time_of(again + GRACE);
+        assert_eq!(scene.look(false, again), Some(gone));
         assert!(scene.core.ended.is_none());
     }
 }

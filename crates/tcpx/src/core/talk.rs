@@ -85,17 +85,17 @@ impl Core {
         if self.may_hold() {
             return any;
         }
-        while self.queue_frames() {
-            any = true;
-            self.control.flush();
-            if self.control.wants_write() {
+        loop {
+            let queued = self.queue_frames();
+            any |= queued;
+            let is_full = !self.control.has_room();
+            if !self.control_is_down() {
+                self.control.flush();
+            }
+            if !queued || !is_full || self.control.wants_write() {
                 return any;
             }
         }
-        if !self.control_is_down() {
-            self.control.flush();
-        }
-        any
     }
 
     /// Sends what there is to say, unless it may wait for what comes next.

@@ -5,11 +5,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// As nobody else chooses the keys, they need no hashing that withstands an attack, which takes longer than
 /// everything else about finding an entry.
-pub(crate) type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+pub type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 
 /// Spreads numbers that follow each other over all bits.
 #[derive(Debug, Default)]
-pub(crate) struct Spread(u64);
+pub struct Spread(u64);
 
 /// 2^64 divided by the golden ratio.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
