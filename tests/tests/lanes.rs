@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, TcpNetwork};
 use tcpx_net::{ChannelStats, TcpOptions};
 use tcpx_tests::buffers::{Destination, Source};
+use tcpx_tests::child;
 use tcpx_tests::content::Content;
 use tcpx_tests::pair::{LONG, close};
 use tcpx_tests::proxy::{Fault, Line, Proxy};
@@ -37,11 +38,16 @@ fn connect(stage_host: bool) -> Ends {
 
 /// Without a size chunks have that of the network, and become shorter towards the end.
 fn connect_with(lanes: u16, stage_host: bool, chunk_bytes: Option<u32>) -> Ends {
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
-    let network = TcpNetwork::new(TcpOptions {
+    let network = TcpOptions {
         stage_host,
         ..TcpOptions::default()
-    });
+    };
+    connect_over(network, lanes, chunk_bytes)
+}
+
+fn connect_over(network: TcpOptions, lanes: u16, chunk_bytes: Option<u32>) -> Ends {
+    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
+    let network = TcpNetwork::new(network);
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
     options.channels = lanes;
     options.chunk_bytes = chunk_bytes;
@@ -364,6 +370,42 @@ fn lanes_that_stall_or_swallow_everything_while_only_the_server_sends() {
     breaks_of(1, Fault::Stall, &[0], false, true);
     breaks_of(1, Fault::Swallow, &[0], false, false);
     breaks_of(2, Fault::Swallow, &[0, 1], false, false);
+}
+
+/// As on a host with two cores, and by whichever side has something to send: the client alone can open lanes.
+#[test]
+fn the_second_of_two_lanes_is_opened_once_there_is_work_for_it() {
+    let test = "the_second_of_two_lanes_is_opened_once_there_is_work_for_it";
+    child::run(test, &[], || {
+        for upwards in [true, false] {
+            let network = TcpOptions {
+                loops: 2,
+                ..TcpOptions::default()
+            };
+            let ends = connect_over(network, 0, None);
+            let streams = |end: &Connection| end.statistics().streams;
+            assert_eq!((streams(&ends.client), streams(&ends.server)), (1, 1));
+            assert_eq!(ends.proxy.opened(Line::Lane(1)), 0);
+            let (from, to) = match upwards {
+                true => (&ends.client, &ends.server),
+                false => (&ends.server, &ends.client),
+            };
+            let mut number = 0;
+            while streams(&ends.client) < 2 || streams(&ends.server) < 2 {
+                number += 1;
+                assert!(number < 10_000, "upwards: {upwards}: it was never opened");
+                transfer(from, to, number);
+            }
+            while ends.proxy.carried(Line::Lane(1)) < BREAK_AFTER {
+                number += 1;
+                assert!(number < 20_000, "upwards: {upwards}: it carries nothing");
+                transfer(from, to, number);
+            }
+            let stats = sum(&ends);
+            assert_eq!((stats.lanes_lost, stats.lanes_restored), (0, 0));
+            close(ends.server, ends.client);
+        }
+    });
 }
 
 /// Says so when it is dropped, also by a panic.

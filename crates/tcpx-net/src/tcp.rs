@@ -138,6 +138,8 @@ impl Network for TcpNetwork {
     fn features(&self, asked: u16) -> Features {
         let (pieces, taper) = match self.lanes(asked) {
             (1, _) => (1, None),
+            // As on few cores, where each piece costs a wake-up.
+            (2, _) => (2, Taper::new(TAPER_HALVINGS, 2)),
             (lanes, _) => (2 * u32::from(lanes), Taper::new(TAPER_HALVINGS, lanes)),
         };
         Features {
@@ -165,7 +167,7 @@ impl Network for TcpNetwork {
         };
         let wanted = self.lanes(setup.channels);
         let wish = agree::wish(wanted, self.options.interfaces.as_deref(), setup)?;
-        let mut early = open::early(wanted.0, &wish.1, setup);
+        let mut early = open::early(&wish, setup);
         let agreed = agree::agree(wish, setup, &mut early, exchange)?;
         let lanes = agreed.lanes;
         // A filter may still refuse what comes.

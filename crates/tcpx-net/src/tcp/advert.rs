@@ -149,8 +149,20 @@ impl Advert {
         if self.asked || theirs.asked {
             return lanes;
         }
-        let pairs = self.cards().max(theirs.cards()).max(1);
+        let pairs = self.pairs(theirs);
         lanes.div_ceil(pairs).saturating_mul(pairs).min(MAX_LANES)
+    }
+
+    /// How many of the lanes are open from the start: all, but where a side with few cores wishes no more than two for
+    /// each pair of cards, one for each. The others are opened once there is work for them.
+    pub(super) fn at_first(&self, theirs: &Self) -> u16 {
+        let (lanes, pairs) = (self.agree(theirs), self.pairs(theirs));
+        let is_few = !self.asked && !theirs.asked && lanes <= 2 * pairs;
+        if is_few { pairs.min(lanes) } else { lanes }
+    }
+
+    fn pairs(&self, theirs: &Self) -> u16 {
+        self.cards().max(theirs.cards()).max(1)
     }
 }
 
@@ -237,6 +249,23 @@ mod tests {
         assert_eq!(advert(3, true, &four).agree(&advert(12, false, &four)), 3);
         assert_eq!(advert(12, false, &four).agree(&advert(3, true, &four)), 3);
         assert_eq!(advert(5, true, &four).agree(&advert(2, true, &[])), 2);
+    }
+
+    #[test]
+    fn two_lanes_that_nobody_asked_for_are_opened_one_by_one() {
+        let cards = [(0, "10.0.0.2"), (1, "10.0.1.2")];
+        let at_first = |lanes, asked, other| {
+            let (one, other) = (advert(lanes, asked, &[]), advert(other, false, &cards));
+            let (first, same) = (one.at_first(&other), other.at_first(&one));
+            assert_eq!(first, same);
+            (one.agree(&other), first)
+        };
+        assert_eq!(at_first(2, false, 12), (2, 2));
+        assert_eq!(at_first(4, false, 12), (4, 2));
+        assert_eq!(at_first(6, false, 12), (6, 6));
+        assert_eq!(at_first(4, true, 12), (4, 4));
+        let alone = advert(2, false, &[]);
+        assert_eq!((alone.agree(&alone), alone.at_first(&alone)), (2, 1));
     }
 
     #[test]

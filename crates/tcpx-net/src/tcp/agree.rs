@@ -18,6 +18,8 @@ use crate::network::{Exchange, Meanwhile, Setup, Side};
 #[derive(Debug)]
 pub(super) struct Agreed {
     pub(super) lanes: u16,
+    /// Those of them that are opened now.
+    pub(super) at_first: u16,
     /// Client: the ways to try, at least one.
     pub(super) routes: Vec<Way>,
     /// Our cards.
@@ -145,6 +147,7 @@ pub(super) fn agree(
     };
     Ok(Agreed {
         lanes: ours.agree(&theirs),
+        at_first: ours.at_first(&theirs),
         routes,
         cards,
     })

@@ -12,6 +12,7 @@ use tcpx_wire::lane_seal::LaneKeys;
 use super::NAME;
 use super::loops;
 use super::receive_lane::receive_lane;
+use super::roster::Joined;
 use super::shared::{LaneSocket, Parts, Shared, lock};
 use super::tcp_channel::TcpChannel;
 use super::transmit_lane::transmit_lane;
@@ -113,13 +114,14 @@ impl Shared {
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
         let places = (loops.transmit(), loops.receive());
         let socket = shared.lane_socket(places, lane, stream, peer);
-        if shared.roster.join(&socket) {
+        let joined = shared.roster.join(&socket);
+        if joined == Some(Joined::Again) {
+            let restored = &shared.counters.lanes_restored;
+            restored.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(how) = joined {
             *lock(&shared.last_loss) = None;
-            shared
-                .counters
-                .lanes_restored
-                .fetch_add(1, Ordering::Relaxed);
-            tracing::info!(channel = %shared.parts.name, lane, peer = %socket.peer, "a lane is back");
+            tracing::info!(channel = %shared.parts.name, lane, peer = %socket.peer, ?how, "a lane has joined");
             Self::run_lane(shared, &socket, keys);
         }
         None

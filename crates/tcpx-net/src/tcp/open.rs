@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::arrival;
 
+use super::advert::Advert;
 use super::agree::{Agreed, Cards, mismatch, plain};
 use super::dials::Dials;
 use super::repair::{Arrivals, Dialler, Repair};
@@ -17,9 +18,10 @@ use crate::network::{Exchange, Setup, Side};
 /// A way that no lane could be opened over for this long is not used.
 const TRY: Duration = Duration::from_millis(1500);
 
-/// Lanes that the client opens while the server's wish is still under way to it: as many as it wishes the way of the
-/// control connection, unless they will take others.
-pub(super) fn early(lanes: u16, cards: &Cards, setup: &Setup<'_>) -> Dials {
+/// Lanes that the client opens while the server's wish is still under way to it: as many as this wish needs at once, the
+/// way of the control connection, unless they will take others.
+pub(super) fn early((ours, cards): &(Advert, Cards), setup: &Setup<'_>) -> Dials {
+    let lanes = ours.at_first(ours);
     let waits = setup.side == Side::Server || cards.bind();
     let plain = vec![plain(setup); usize::from(lanes)];
     let soon = setup.deadline.min(Instant::now() + TRY);
@@ -30,7 +32,7 @@ pub(super) fn early(lanes: u16, cards: &Cards, setup: &Setup<'_>) -> Dials {
     dials
 }
 
-/// All lanes by number, how they come back when they die, and the ways they take, for a person.
+/// The lanes that are opened at first by number, how they come back when they die, and the ways they take, for a person.
 pub(super) fn open(
     agreed: Agreed,
     early: Dials,
@@ -39,17 +41,19 @@ pub(super) fn open(
 ) -> Result<(Vec<JoinedLane>, Repair, String), NetworkError> {
     let Agreed {
         lanes,
+        at_first,
         routes,
         cards,
     } = agreed;
     match setup.side {
         Side::Client => {
+            let lanes = (lanes, at_first);
             let (streams, dialler) = dial(lanes, early, (&routes, &cards), setup, exchange)?;
             let ways = describe(&streams, &cards);
             Ok((streams, Repair::Dial(Arc::new(dialler)), ways))
         }
         Side::Server => {
-            let streams = collect(lanes, setup, exchange)?;
+            let streams = collect(at_first, setup, exchange)?;
             for joined in &streams {
                 accept_on_card(&joined.stream, &cards, setup)?;
             }
@@ -63,7 +67,7 @@ pub(super) fn open(
 }
 
 fn dial(
-    lanes: u16,
+    (lanes, at_first): (u16, u16),
     mut dials: Dials,
     (routes, cards): (&[Way], &Cards),
     setup: &Setup<'_>,
@@ -80,10 +84,10 @@ fn dial(
         // A way shows now whether it works; that of the control connection has to.
         dials = Dials::new(first, setup.deadline.min(Instant::now() + TRY));
     }
-    for (lane, way) in (0..).zip(&spread).skip(dials.count()) {
+    for (lane, way) in (0..at_first).zip(&spread).skip(dials.count()) {
         dials.want(lane, way.clone(), cards.share_network(way), false);
     }
-    let opened = dials.finish(spread.len(), exchange)?;
+    let opened = dials.finish(at_first.into(), exchange)?;
     let mut streams: Vec<Option<JoinedLane>> = Vec::with_capacity(spread.len());
     let mut taken: Vec<Option<Way>> = Vec::with_capacity(spread.len());
     let mut good: Vec<Way> = Vec::new();
@@ -125,13 +129,15 @@ fn dial(
         }
     }
     // Lanes that are open stay where they are; the others go where there are fewest.
-    let missing: Vec<u16> = (0..lanes)
+    taken.resize(lanes.into(), None);
+    let mut missing: Vec<u16> = (0..lanes)
         .filter(|lane| taken[usize::from(*lane)].is_none())
         .collect();
     for lane in &missing {
         let uses = |way: &&Way| taken.iter().flatten().filter(|one| one == way).count();
         taken[usize::from(*lane)] = good.iter().min_by_key(uses).cloned();
     }
+    missing.retain(|lane| *lane < at_first);
     let ways: Vec<Way> = taken.into_iter().flatten().collect();
     let mut dials = Dials::new(Dialler::new(setup, ways.clone()), setup.deadline);
     for lane in &missing {

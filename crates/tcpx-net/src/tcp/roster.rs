@@ -1,7 +1,7 @@
 //! Which lanes a channel has, and whom it can wake: each number is a place that one stream fills at a time. It
 //! holds no memory and no slot, so callbacks of the pinned pool may keep it.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -18,7 +18,9 @@ struct Place {
     socket: Option<Arc<LaneSocket>>,
     /// Halves of the stream that a loop still holds.
     halves: u8,
-    /// When its last stream died.
+    /// It has had a stream.
+    opened: bool,
+    /// When its last stream died, or one was wanted for the first time.
     lost: Option<Instant>,
     /// That was not the peer's orderly end of it.
     broke: bool,
@@ -31,6 +33,15 @@ impl Place {
     fn is_vacant(&self) -> bool {
         self.halves == 0 && self.socket.is_none()
     }
+}
+
+/// How a stream has come to a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joined {
+    /// As the first one.
+    First,
+    /// In the place of one that died.
+    Again,
 }
 
 /// A lane without a stream.
@@ -51,6 +62,8 @@ pub(super) struct Roster {
     pub(super) signal: Waker,
     places: Box<[Mutex<Place>]>,
     live: AtomicUsize,
+    /// Some places have had no stream, and none is wanted there.
+    unopened: AtomicBool,
     /// Halves of all streams that a loop still holds.
     halves: AtomicUsize,
     /// Lanes that wait for a pinned slot to receive into.
@@ -65,6 +78,7 @@ impl Roster {
             signal: Waker::new()?,
             places: (0..lanes).map(|_| Mutex::default()).collect(),
             live: AtomicUsize::new(0),
+            unopened: AtomicBool::new(true),
             halves: AtomicUsize::new(0),
             unplaced: LaneSet::new(),
             missing: AtomicU64::new(0),
@@ -89,20 +103,47 @@ impl Roster {
         Some(act(&mut lock(place)))
     }
 
-    /// Fills a place; false while both halves of the stream before are not gone yet.
-    pub(super) fn join(&self, socket: &Arc<LaneSocket>) -> bool {
-        let joined = self.place(socket.lane, |place| {
-            let is_vacant = place.is_vacant();
-            if is_vacant {
+    /// Fills a place, and says how; not while both halves of the stream before are not gone yet.
+    pub(super) fn join(&self, socket: &Arc<LaneSocket>) -> Option<Joined> {
+        self.place(socket.lane, |place| {
+            place.is_vacant().then(|| {
                 place.socket = Some(Arc::clone(socket));
                 place.halves = 2;
                 self.halves.fetch_add(2, Ordering::AcqRel);
                 (place.lost, place.asked) = (None, None);
                 self.live.fetch_add(1, Ordering::AcqRel);
-            }
-            is_vacant
-        });
-        joined.unwrap_or(false)
+                match std::mem::replace(&mut place.opened, true) {
+                    true => Joined::Again,
+                    false => Joined::First,
+                }
+            })
+        })?
+    }
+
+    /// Whether lanes may be there that have not been opened yet, nor wanted.
+    pub(super) fn may_open_more(&self) -> bool {
+        self.unopened.load(Ordering::Relaxed)
+    }
+
+    /// Wants streams for the places that have had none yet; whether there are such.
+    pub(super) fn want_unopened(&self) -> bool {
+        if !self.unopened.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let now = Instant::now();
+        let want = |lane| {
+            self.place(lane, |place| {
+                let is_new = !place.opened && place.lost.is_none();
+                if is_new {
+                    (place.lost, place.broke) = (Some(now), true);
+                    // As if it had been asked for long ago: the peer does not know that it is wanted.
+                    place.asked = now.checked_sub(STALL_BEHIND);
+                }
+                is_new
+            })
+        };
+        let new = (0..self.lanes()).filter(|lane| want(*lane) == Some(true));
+        new.count() > 0
     }
 
     /// Whether a new stream can take the place.

@@ -28,6 +28,8 @@ use crate::error::ChannelError;
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
 const MOST_LENT: usize = 16;
+/// With more bytes in the queue, lanes that were not opened at first are worth it.
+const MUCH: u64 = 512 << 10;
 
 /// Most lanes of a channel: lane sets are one machine word.
 pub(super) const MAX_LANES: u16 = 64;
@@ -321,6 +323,10 @@ impl Shared {
 
     /// Gives a turn to a lane that can send, for a chunk of so many bytes.
     pub(super) fn wake_sender(&self, bytes: usize) {
+        let more = self.roster.may_open_more() && self.transmit.queued_bytes() > MUCH;
+        if more && self.roster.want_unopened() {
+            watch::wake();
+        }
         while let Some(lane) = self.transmit.take_idle(bytes) {
             // A lane that is gone hands its turn on.
             if self.roster.wake_sender(lane) {

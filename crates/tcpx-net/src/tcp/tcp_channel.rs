@@ -17,6 +17,7 @@ use super::receive_table::Closing;
 use super::repair::Repair;
 use super::shared::{Event, LaneSocket, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
+use super::watch;
 use crate::channel::{
     Cancel, Channel, ChannelStats, Completion, Direction, LaneStats, Posted, Readiness,
     ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
@@ -358,6 +359,9 @@ impl Channel for TcpChannel {
     }
 
     fn redial(&mut self, lane: u16) {
+        if self.shared.roster.want_unopened() {
+            return watch::wake();
+        }
         let stood = |socket: &Arc<LaneSocket>| socket.since.elapsed() >= STALL_BEHIND;
         if let Some(socket) = self.shared.roster.socket(lane).filter(stood) {
             self.shared
