@@ -1,11 +1,23 @@
 //! Tables by numbers that this side counts itself.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 /// As nobody else chooses the keys, they need no hashing that withstands an attack, which takes longer than
 /// everything else about finding an entry.
 pub type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// Entries that an empty table keeps its room for.
+const KEPT: usize = 4096;
+
+/// Takes an entry out, and gives the memory of a burst back with the last one.
+pub fn take_out<K: Eq + Hash, V>(table: &mut Numbered<K, V>, key: &K) -> Option<V> {
+    let taken = table.remove(key);
+    if table.is_empty() && table.capacity() > 2 * KEPT {
+        table.shrink_to(KEPT);
+    }
+    taken
+}
 
 /// Spreads numbers that follow each other over all bits.
 #[derive(Debug, Default)]
@@ -35,6 +47,18 @@ impl Hasher for Spread {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    #[test]
+    fn an_empty_table_keeps_no_room_for_a_burst() {
+        let mut table = Numbered::default();
+        for entries in [KEPT, 20 * KEPT] {
+            table.extend((0..entries).map(|number| (number, ())));
+            for number in 0..entries {
+                assert_eq!(take_out(&mut table, &number), Some(()));
+            }
+            assert!((KEPT..=2 * KEPT).contains(&table.capacity()));
+        }
+    }
 
     #[test]
     fn numbers_that_follow_each_other_share_neither_low_nor_high_bits() {

@@ -360,7 +360,7 @@ impl Channel for TcpChannel {
 
     fn redial(&mut self, lane: u16) {
         if self.shared.roster.want_unopened() {
-            return watch::wake();
+            watch::wake();
         }
         let stood = |socket: &Arc<LaneSocket>| socket.since.elapsed() >= STALL_BEHIND;
         if let Some(socket) = self.shared.roster.socket(lane).filter(stood) {

@@ -16,6 +16,7 @@ use super::matching::Arrival;
 use super::outgoing::Outgoing;
 use super::unexpected;
 use crate::frame::{Extent, Frame, Level, RefuseReason, TransferId};
+use crate::numbered::take_out;
 use crate::pieces::{PieceList, PieceRun};
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
@@ -564,7 +565,7 @@ impl Session {
     /// A send is over.
     pub(super) fn remove_send(&mut self, transfer: TransferId) {
         self.forget_send_window(transfer);
-        let Some(removed) = self.sends.remove(&transfer) else {
+        let Some(removed) = take_out(&mut self.sends, &transfer) else {
             return;
         };
         self.piece_lists.ended(removed.pieces);

@@ -8,7 +8,7 @@ use super::incoming::{Incoming, ReceiveStage};
 use super::one_sided::Origin;
 use super::outgoing::{Outgoing, SendProgress, SendStage};
 use crate::frame::{Frame, Level, Role, TransferId};
-use crate::numbered::Numbered;
+use crate::numbered::{Numbered, take_out};
 use crate::time::Time;
 
 impl Session {
@@ -287,7 +287,7 @@ impl Session {
 
     pub(super) fn forget_receive(&mut self, operation: OperationId) {
         self.forget_window(operation);
-        let Some(receive) = self.receives.remove(&operation) else {
+        let Some(receive) = take_out(&mut self.receives, &operation) else {
             return;
         };
         self.one_sided_over(receive.origin);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tcpx_net::Direction;
 use tcpx_wire::Role;
+use tcpx_wire::numbered::take_out;
 use tcpx_wire::session::{
     Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind,
 };
@@ -177,7 +178,7 @@ impl Core {
         }
         if !held {
             // The lease ends here: from now on the memory is the program's again.
-            self.operations.remove(&id);
+            take_out(&mut self.operations, &id);
         }
         if reported {
             return;
