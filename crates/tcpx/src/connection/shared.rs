@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::lock;
-use tcpx_memory::awake::give_way;
+use tcpx_memory::awake::{FEW_CORES, cores, give_way};
 use tcpx_memory::{Gpu, InContext, MemoryKind, fork};
 use tcpx_net::Peer;
 use tcpx_wire::session::OperationId;
@@ -55,8 +55,9 @@ pub(crate) struct Shared {
     pub(super) outcome: Mutex<Option<Result<(), Error>>>,
 }
 
-/// Looks at the engine's lock before a thread sleeps until it is free: waking it takes longer than a turn.
-const LOOKS_AT_LOCK: u32 = 16;
+/// Looks at the engine's lock before a thread sleeps until it is free: waking it takes longer than a turn. On few cores the
+/// core is another thread's between two of them; else they take time from nobody but the thread itself.
+const LOOKS_AT_LOCK: (u32, u32) = (16, 4);
 
 /// The engine's lock. Wakers of transfers that ended while it was held are woken after it.
 pub(crate) struct Locked<'a>(Option<MutexGuard<'a, Core>>);
@@ -153,7 +154,8 @@ impl Shared {
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        for _ in 0..LOOKS_AT_LOCK {
+        let (few, spare) = LOOKS_AT_LOCK;
+        for _ in 0..if cores() <= FEW_CORES { few } else { spare } {
             if let Some(core) = self.try_lock() {
                 return core;
             }
