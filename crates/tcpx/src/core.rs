@@ -38,6 +38,7 @@ use crate::driver::Turn;
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::sink::{Finished, Sink};
+use crate::wait::micros_since;
 
 use ahead::Ahead;
 use channels::{ChannelState, Channels};
@@ -204,8 +205,7 @@ impl Core {
 
     /// The same moment in session time.
     pub(crate) fn time_of(&self, at: Instant) -> Time {
-        let passed = at.saturating_duration_since(self.origin).as_micros();
-        Time(u64::try_from(passed).unwrap_or(u64::MAX))
+        Time(micros_since(self.origin, at))
     }
 
     /// The same moment as the system counts.

@@ -17,7 +17,7 @@ use tcpx_lanes::lock;
 use tcpx_memory::awake::Awake;
 use tcpx_net::PerProcess;
 
-use crate::wait::wait;
+use crate::wait::{micros_since, wait};
 
 /// Longest sleep, so that a driver notices its own end and proves that it lives.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
@@ -183,8 +183,7 @@ impl Driver {
     }
 
     fn since_origin(&self, at: Instant) -> u64 {
-        let span = at.saturating_duration_since(self.origin);
-        u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+        micros_since(self.origin, at)
     }
 
     fn signal(&self) {

@@ -20,6 +20,12 @@ pub(crate) fn deadline(start: Instant, span: Duration) -> Instant {
     start + span.min(FOREVER)
 }
 
+/// Microseconds from `origin` to `at`; none where that comes first.
+pub(crate) fn micros_since(origin: Instant, at: Instant) -> u64 {
+    let span = at.saturating_duration_since(origin);
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Below this a whole millisecond more would matter.
 const FINE: Duration = Duration::from_millis(2);
 

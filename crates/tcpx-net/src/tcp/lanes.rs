@@ -114,16 +114,17 @@ impl Shared {
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
         let places = (loops.transmit(), loops.receive());
         let socket = shared.lane_socket(places, lane, stream, peer);
-        let joined = shared.roster.join(&socket);
-        if joined == Some(Joined::Again) {
-            let restored = &shared.counters.lanes_restored;
-            restored.fetch_add(1, Ordering::Relaxed);
+        let (channel, peer) = (&shared.parts.name, socket.peer);
+        match shared.roster.join(&socket)? {
+            Joined::First => tracing::info!(%channel, lane, %peer, "a lane was opened"),
+            Joined::Again => {
+                let restored = &shared.counters.lanes_restored;
+                restored.fetch_add(1, Ordering::Relaxed);
+                tracing::info!(%channel, lane, %peer, "a lane is back");
+            }
         }
-        if let Some(how) = joined {
-            *lock(&shared.last_loss) = None;
-            tracing::info!(channel = %shared.parts.name, lane, peer = %socket.peer, ?how, "a lane has joined");
-            Self::run_lane(shared, &socket, keys);
-        }
+        *lock(&shared.last_loss) = None;
+        Self::run_lane(shared, &socket, keys);
         None
     }
 }

@@ -120,14 +120,10 @@ impl Roster {
         })?
     }
 
-    /// Whether lanes may be there that have not been opened yet, nor wanted.
-    pub(super) fn may_open_more(&self) -> bool {
-        self.unopened.load(Ordering::Relaxed)
-    }
-
     /// Wants streams for the places that have had none yet; whether there are such.
     pub(super) fn want_unopened(&self) -> bool {
-        if !self.unopened.swap(false, Ordering::AcqRel) {
+        // As a rule this was asked before.
+        if !self.unopened.load(Ordering::Relaxed) || !self.unopened.swap(false, Ordering::AcqRel) {
             return false;
         }
         let now = Instant::now();

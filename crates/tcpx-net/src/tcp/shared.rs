@@ -323,8 +323,7 @@ impl Shared {
 
     /// Gives a turn to a lane that can send, for a chunk of so many bytes.
     pub(super) fn wake_sender(&self, bytes: usize) {
-        let more = self.roster.may_open_more() && self.transmit.queued_bytes() > MUCH;
-        if more && self.roster.want_unopened() {
+        if self.transmit.queued_bytes() > MUCH && self.roster.want_unopened() {
             watch::wake();
         }
         while let Some(lane) = self.transmit.take_idle(bytes) {

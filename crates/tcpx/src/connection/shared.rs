@@ -55,8 +55,8 @@ pub(crate) struct Shared {
     pub(super) outcome: Mutex<Option<Result<(), Error>>>,
 }
 
-/// Looks at the engine's lock before a thread sleeps until it is free: waking it takes longer than a turn. On few cores the
-/// core is another thread's between two of them; else they take time from nobody but the thread itself.
+/// Looks at the engine's lock before a thread sleeps until it is free, as waking it takes longer than a turn: on few cores,
+/// where another thread has the core between two looks, and elsewhere.
 const LOOKS_AT_LOCK: (u32, u32) = (16, 4);
 
 /// The engine's lock. Wakers of transfers that ended while it was held are woken after it.
@@ -154,8 +154,11 @@ impl Shared {
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        let (few, spare) = LOOKS_AT_LOCK;
-        for _ in 0..if cores() <= FEW_CORES { few } else { spare } {
+        let looks = match cores() <= FEW_CORES {
+            true => LOOKS_AT_LOCK.0,
+            false => LOOKS_AT_LOCK.1,
+        };
+        for _ in 0..looks {
             if let Some(core) = self.try_lock() {
                 return core;
             }

@@ -11,6 +11,7 @@ use super::shared::{Locked, Shared};
 use crate::core::Core;
 use crate::drive::PROGRESS_LEASE;
 use crate::driver::{MUTED, READ, READ_WRITE, Turn};
+use crate::wait::micros_since;
 
 /// What the driver is told to look for on the control socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,8 +58,7 @@ impl Shared {
 
     /// Microseconds of the connection.
     pub(crate) fn since_origin(&self, at: Instant) -> u64 {
-        let span = at.saturating_duration_since(self.origin);
-        u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+        micros_since(self.origin, at)
     }
 
     /// Watches the control socket for what is wanted of it.

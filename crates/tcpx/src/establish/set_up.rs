@@ -12,6 +12,7 @@ use tcpx_wire::{Session, Time};
 use crate::control::Control;
 use crate::driver::timespec;
 use crate::error::Error;
+use crate::wait::micros_since;
 
 /// Messages of the peer that may come before their turn; one round of set-up is two or three.
 const MOST_PENDING: usize = 64;
@@ -53,7 +54,7 @@ impl SetUp {
     }
 
     fn now(&self) -> Time {
-        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+        Time(micros_since(self.origin, Instant::now()))
     }
 
     /// Pumps until `pick` takes an action, and has `other` go on; `pick` gives back those that it does not want yet.
