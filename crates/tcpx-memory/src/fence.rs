@@ -144,11 +144,13 @@ impl Fence {
     /// # Errors
     /// The driver's, for example when a kernel has broken the context.
     pub fn is_reached(&self) -> Result<bool, CudaError> {
-        let Some(inner) = &self.0 else {
-            return Ok(true);
-        };
-        let _current = Current::enter(&inner.gpu)?;
-        self.is_reached_in_context()
+        match &self.0 {
+            Some(inner) if !self.was_reached() => {
+                let _current = Current::enter(&inner.gpu)?;
+                self.is_reached_in_context()
+            }
+            _ => Ok(true),
+        }
     }
 
     /// As [`Self::is_reached`], with the GPU's context already current.

@@ -183,8 +183,6 @@ impl SmallCopies {
             return Ok(false);
         };
         let hold = from.hold(Access::Read, HOLDER)?;
-        let gpu = self.gpu.clone();
-        let _current = Current::enter(&gpu)?;
         while !is_reached(fence)? {
             if start.elapsed() > limit {
                 return Ok(false);
@@ -226,8 +224,6 @@ impl SmallCopies {
             return Ok(false);
         };
         let hold = to.hold(Access::Write, HOLDER)?;
-        let gpu = self.gpu.clone();
-        let _current = Current::enter(&gpu)?;
         if !is_reached(fence)? {
             return Ok(false);
         }
@@ -277,7 +273,7 @@ impl SmallCopies {
         Some((slot, memory.device_address()?))
     }
 
-    /// Issues a copy of which one end is the slot's; the context is current.
+    /// Issues a copy of which one end is the slot's.
     fn launch(
         &mut self,
         slot: usize,
@@ -306,9 +302,15 @@ impl SmallCopies {
         // It serves requests one after the other.
         let has_time = |bytes| bytes <= SLOT || !self.slots.has_requests();
         let suits = |copy: &Copy| copy.bytes <= persistent::MOST_BYTES && has_time(copy.bytes);
-        if !self.slots.get(slot).is_some_and(suits) {
+        let Some(copy) = self.slots.get(slot).filter(|copy| suits(copy)) else {
             return false;
-        }
+        };
+        let inline: &[u8] = if copy.token.is_some() && copy.bytes <= persistent::MOST_INLINE {
+            // SAFETY: the bytes to write lie in the slot, and none is written there before the copy has ended.
+            unsafe { std::slice::from_raw_parts(self.host(slot), copy.bytes) }
+        } else {
+            &[]
+        };
         let (Some(persistent), Some(ends), Some(copy)) = (
             &mut self.persistent,
             &mut self.ends,
@@ -321,13 +323,15 @@ impl SmallCopies {
         {
             // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
             // of the end. There are no more requests than slots.
-            copy.request = Some(unsafe { persistent.request(copy.way, copy.bytes as u32, end) });
+            copy.request =
+                Some(unsafe { persistent.request(copy.way, copy.bytes as u32, inline, end) });
         }
         copy.request.is_some()
     }
 
-    /// Has the driver copy; the context is current.
+    /// Has the driver copy.
     fn issue(&mut self, slot: usize) -> Result<(), CudaError> {
+        let _current = Current::enter(&self.gpu)?;
         let (Some(ends), Some(copy)) = (&mut self.ends, self.slots.get(slot)) else {
             return Ok(());
         };
@@ -373,8 +377,6 @@ impl SmallCopies {
             // It may have completed since the first look.
             if !ends.shows(slot) {
                 copy.request = None;
-                let gpu = self.gpu.clone();
-                let _current = Current::enter(&gpu)?;
                 return self.issue(slot).map(|()| false);
             }
         }
@@ -410,9 +412,8 @@ impl SmallCopies {
     }
 }
 
-/// The GPU's context is current.
 fn is_reached(fence: Option<&Fence>) -> Result<bool, CudaError> {
-    fence.map_or(Ok(true), Fence::is_reached_in_context)
+    fence.map_or(Ok(true), Fence::is_reached)
 }
 
 impl Drop for SmallCopies {

@@ -20,10 +20,14 @@ use crate::gpu::{
     parameter,
 };
 
-/// Threads of the one block; `kernels/persistent_copy.cu`, as are the next three.
+/// Threads of the one block; `kernels/persistent_copy.cu`, as are the next four.
 const THREADS: u32 = 256;
 pub(super) const REQUESTS: usize = 16;
-const REQUEST_WORDS: usize = 8;
+const REQUEST_WORDS: usize = 16;
+/// Where inline data begins.
+const DATA: usize = 8;
+/// Most bytes that travel in the request itself, four in a word.
+pub(super) const MOST_INLINE: usize = (REQUEST_WORDS - DATA) * 4;
 /// Most bytes of a request: beyond them the driver's copy starts as soon, and its engine is faster.
 pub(super) const MOST_BYTES: usize = 64 << 10;
 /// In place of a length: leave.
@@ -135,7 +139,8 @@ impl PersistentCopyKernel {
         self.word(RING_BYTES) == self.residency && !self.has_left()
     }
 
-    /// Requests a copy, after which the kernel writes `end.1` to the word at `end.0`.
+    /// Requests a copy, after which the kernel writes `end.1` to the word at `end.0`. `inline` is what the source
+    /// has, if that is no more than [`MOST_INLINE`] and known here, else empty; it saves the GPU a look at the source.
     ///
     /// # Safety
     /// Source and destination must be `bytes` of memory that the GPU can reach. They and the word at
@@ -145,9 +150,12 @@ impl PersistentCopyKernel {
         &mut self,
         way: (u64, u64),
         bytes: u32,
+        inline: &[u8],
         end: (u64, u32),
     ) -> WorkRequest {
-        self.write(way, bytes, end);
+        let (to, from) = way;
+        let from = if inline.is_empty() { from } else { 0 };
+        self.write((to, from), bytes, inline, end);
         WorkRequest {
             residency: self.residency,
             since: Instant::now(),
@@ -156,13 +164,26 @@ impl PersistentCopyKernel {
     }
 
     /// Writes the next request to the ring.
-    fn write(&mut self, (to, from): (u64, u64), length: u32, (end, value): (u64, u32)) {
+    fn write(
+        &mut self,
+        (to, from): (u64, u64),
+        length: u32,
+        inline: &[u8],
+        (end, value): (u64, u32),
+    ) {
         let halves = |whole: u64| [whole as u32, (whole >> 32) as u32];
         let ([from_low, from_high], [to_low, to_high]) = (halves(from), halves(to));
         let [end_low, end_high] = halves(end);
-        let values = [
+        let fields = [
             from_low, from_high, to_low, to_high, length, end_low, end_high, value,
         ];
+        let mut values = [0; REQUEST_WORDS];
+        values[..DATA].copy_from_slice(&fields);
+        for (value, bytes) in values[DATA..].iter_mut().zip(inline.chunks(4)) {
+            let mut whole = [0; 4];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *value = u32::from_le_bytes(whole);
+        }
         let number = self.next;
         self.next = number.wrapping_add(1);
         let line = number as usize % REQUESTS * REQUEST_WORDS;
@@ -291,7 +312,7 @@ impl PersistentCopyKernel {
     /// than the limit. The context is current.
     fn retire(&mut self, limit: Duration) -> Result<bool, CudaError> {
         if !self.has_left() {
-            self.write((0, 0), LEAVE, (0, 0));
+            self.write((0, 0), LEAVE, &[], (0, 0));
         }
         let start = Instant::now();
         while !is_at_rest(self.gpu.api(), self.stream)? {

@@ -173,8 +173,8 @@ impl Residency {
     fn look(&mut self, persistent_kernels: &mut PersistentKernels) -> Seen {
         self.spent += 1;
         self.looks += 1;
-        let line = self.requests + u64::from(self.number % 16 * 64);
-        let mut values = [0; 8];
+        let line = self.requests + u64::from(self.number % 16 * 128);
+        let mut values = [0; 16];
         for (at, value) in values.iter_mut().enumerate() {
             let at = pointer(line as usize + at * 8).cast();
             // SAFETY: as for words.
@@ -193,15 +193,20 @@ impl Residency {
             end_low,
             end_high,
             told,
+            data @ ..,
         ] = values;
         if length == u32::MAX {
             return Seen::Leave;
         }
         let whole = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         let (from, to) = (whole(from_low, from_high), whole(to_low, to_high));
-        // SAFETY: the code under test promises that both are there until the end is told; freed memory is
-        // poisoned and never unmapped.
-        unsafe { pointer(to as usize).copy_from(pointer(from as usize), length as usize) };
+        let source = match from {
+            0 => data.as_ptr().cast(),
+            from => pointer(from as usize).cast_const(),
+        };
+        // SAFETY: the code under test promises that both are there until the end is told, or that the data is
+        // in the request; freed memory is poisoned and never unmapped.
+        unsafe { pointer(to as usize).copy_from(source, length as usize) };
         *persistent_kernels.done.entry(self.requests).or_default() += 1;
         word(whole(end_low, end_high)).store(told, Ordering::Release);
         self.number = self.number.wrapping_add(1);

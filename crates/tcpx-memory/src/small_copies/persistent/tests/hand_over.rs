@@ -191,3 +191,26 @@ fn the_driver_copies_what_exceeds_a_request() {
     }
     assert_eq!(copies.persistent_copies(), 1);
 }
+
+/// The slot is overwritten after the request: what lies in the request itself does not come from there.
+#[test]
+fn a_short_write_takes_its_bytes_along() {
+    let (gpu, _kept) = gpu();
+    let mut copies = copies(&gpu);
+    for len in 1..=MOST_INLINE + 1 {
+        let one = persistent(&mut copies);
+        if !one.is_resident() {
+            until(one, PersistentCopyKernel::has_left);
+            call(one);
+        }
+        let region = Region::cuda(&gpu, len).unwrap();
+        let bytes: Vec<u8> = (1..=len as u8).collect();
+        assert_eq!(copies.start_write(&region.all(), &bytes, None, 1), Ok(true));
+        assert!(is_requested(&copies, 0));
+        // SAFETY: the slot is longer, and the fake copies in calls of this thread alone.
+        unsafe { copies.host(0).write_bytes(0xEE, len) };
+        assert_eq!(ended(&mut copies), [(1, Ok(len as u64))]);
+        let is_inline = len <= MOST_INLINE;
+        assert_eq!(bytes_of(&region) == bytes, is_inline, "{len} bytes");
+    }
+}
