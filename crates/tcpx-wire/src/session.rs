@@ -110,8 +110,8 @@ pub struct Session {
     /// Windows of this side's receives, and of the peer's.
     posting: Posting,
     send_windows: SendWindows,
-    /// What the data plane does before any frame leaves.
-    openings: VecDeque<Action>,
+    /// See [`Self::poll_urgent`].
+    urgent: VecDeque<Action>,
     acks: Acks,
     /// Eager bytes of the peer that this side holds.
     eager_held: u64,
@@ -151,7 +151,7 @@ impl Session {
             piece_lists: PieceLists::default(),
             posting: Posting::default(),
             send_windows: SendWindows::default(),
-            openings: VecDeque::new(),
+            urgent: VecDeque::new(),
             acks: Acks::default(),
             eager_held: 0,
             credit_owed: 0,
@@ -239,15 +239,16 @@ impl Session {
         }
     }
 
-    /// What is to be done before anything else, and before any frame leaves: windows to open.
-    pub fn poll_opening(&mut self) -> Option<Action> {
-        self.openings.pop_front()
+    /// What is to be done before anything else: windows to open, before any frame leaves, and eager messages to
+    /// deliver, ahead of sends that have ended.
+    pub fn poll_urgent(&mut self) -> Option<Action> {
+        self.urgent.pop_front()
     }
 
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
-        if let Some(opening) = self.openings.pop_front() {
-            return Some(opening);
+        if let Some(urgent) = self.urgent.pop_front() {
+            return Some(urgent);
         }
         if self.actions.is_empty() {
             self.report_closed();

@@ -182,12 +182,13 @@ impl Session {
             Some(payload) => {
                 let expected = (level == Level::Verified).then(|| payload.crc32c());
                 self.by_transfer.insert(transfer, operation);
-                self.actions
-                    .push_back(matched(operation, transfer, bytes, 0, 0));
-                self.actions.push_back(Action::DeliverEager {
-                    operation,
-                    payload: payload.into_bytes(),
-                });
+                self.urgent.extend([
+                    matched(operation, transfer, bytes, 0, 0),
+                    Action::DeliverEager {
+                        operation,
+                        payload: payload.into_bytes(),
+                    },
+                ]);
                 receive.matched = Some(Matched {
                     transfer,
                     bytes,

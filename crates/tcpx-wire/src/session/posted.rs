@@ -143,7 +143,7 @@ impl Session {
         cut: ChunkPlan,
         tag: Tag,
     ) {
-        self.openings.push_back(Action::OpenWindow {
+        self.urgent.push_back(Action::OpenWindow {
             operation,
             window,
             cut,

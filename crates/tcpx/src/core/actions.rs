@@ -27,6 +27,13 @@ impl Core {
         any
     }
 
+    /// Does what comes before anything else.
+    pub(super) fn perform_urgent(&mut self) {
+        while let Some(urgent) = self.session.poll_urgent() {
+            self.perform(urgent);
+        }
+    }
+
     pub(super) fn perform(&mut self, action: Action) {
         match action {
             Action::Matched {

@@ -35,7 +35,7 @@ impl Core {
                     }
                     if is_message {
                         // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
-                        self.perform_actions();
+                        self.perform_urgent();
                     }
                 }
                 Ok(None) => break,
@@ -63,9 +63,7 @@ impl Core {
         let mut any = false;
         while self.control.has_room() {
             // The peer may write as soon as it hears of a window.
-            while let Some(opening) = self.session.poll_opening() {
-                self.perform(opening);
-            }
+            self.perform_urgent();
             let Some(frame) = self.session.poll_transmit(now) else {
                 break;
             };

@@ -43,6 +43,36 @@ fn acknowledgements_that_wait_are_counted() {
     assert_eq!(pair.sides[0].session.sends_under_way(), 0);
 }
 
+/// Its copy to a GPU takes longest, and runs while the rest is done.
+#[test]
+fn a_message_is_delivered_before_a_send_that_ended_earlier() {
+    let (mut session, now) = (session(config()), Time(0));
+    let sent = session.send(now, eager(1, 8, Level::Placed)).unwrap();
+    let receive = receive(1, 8, Level::Placed);
+    let received = session.receive(now, receive).unwrap();
+    drain_at(&mut session, now);
+    let transfer = TransferId(0);
+    session.frame(now, Frame::EagerDone { transfer }).unwrap();
+    let message = Frame::Eager {
+        transfer,
+        level: Level::Placed,
+        to: Destination::Receive {
+            tag: Tag(1),
+            number: 0,
+        },
+        payload: vec![7; 8].into(),
+    };
+    session.frame(now, message).unwrap();
+    let (_, actions) = drain_at(&mut session, now);
+    let named = actions.iter().filter_map(|action| match action {
+        Action::DeliverEager { operation, .. } => Some((*operation, "delivered")),
+        Action::Complete { operation, .. } => Some((*operation, "ended")),
+        _ => None,
+    });
+    let named: Vec<_> = named.collect();
+    assert_eq!(named, [(received, "delivered"), (sent, "ended")]);
+}
+
 /// A chunk of a send was sent, or acknowledged: whether hearing of the first at once matters.
 #[test]
 fn that_a_chunk_was_sent_matters_only_where_nothing_else_tells_of_its_end() {
