@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub(crate) use access::append;
 use backing::Backing;
 pub(crate) use gathered::DeviceParts;
 pub use gathered::{Gather, HostParts};

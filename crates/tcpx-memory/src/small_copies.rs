@@ -15,6 +15,7 @@ use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
 use crate::lease::{Access, Held};
+use crate::region::append;
 use crate::slice::RegionSlice;
 use ends::Ends;
 use persistent::{PersistentCopyKernel, REQUESTS};
@@ -196,8 +197,7 @@ impl SmallCopies {
             }
         }
         // SAFETY: the slot has that many initialised bytes, and the copy to them has ended.
-        let copied = unsafe { std::slice::from_raw_parts(self.host(slot), bytes) };
-        into.extend_from_slice(copied);
+        unsafe { append(self.host(slot), bytes, into) };
         Ok(true)
     }
 

@@ -16,6 +16,22 @@ const PIECE_BYTES: usize = 2048;
 const READER: &str = "a read by the program";
 const WRITER: &str = "a write by the program";
 
+/// Appends the `len` bytes at `from` to the buffer of a message.
+///
+/// # Safety
+/// The bytes must be initialised and stay as they are meanwhile.
+pub(crate) unsafe fn append(from: *const u8, len: usize, bytes: &mut Vec<u8>) {
+    bytes.reserve(len);
+    for at in (0..len).step_by(PIECE_BYTES) {
+        let (piece, filled) = (PIECE_BYTES.min(len - at), bytes.len());
+        // SAFETY: by the caller's promise; there is room for as many bytes, and they are set before they count.
+        unsafe {
+            from.add(at).copy_to(bytes.as_mut_ptr().add(filled), piece);
+            bytes.set_len(filled + piece);
+        }
+    }
+}
+
 impl Region {
     /// Copies `bytes` into the region at `offset`. Blocks; for GPU memory it first waits for the work
     /// on the default streams.
@@ -124,15 +140,8 @@ impl Region {
         if let Some(parts) = self.host_parts(range.clone()) {
             bytes.reserve(range.len());
             for (from, len) in parts {
-                for at in (0..len).step_by(PIECE_BYTES) {
-                    let piece = PIECE_BYTES.min(len - at);
-                    // SAFETY: as in `write_held`; there is room for as many bytes, and they are set before they count.
-                    unsafe {
-                        let filled = bytes.len();
-                        from.add(at).copy_to(bytes.as_mut_ptr().add(filled), piece);
-                        bytes.set_len(filled + piece);
-                    }
-                }
+                // SAFETY: as in `write_held`.
+                unsafe { append(from, len, bytes) };
             }
             return Ok(());
         }

@@ -150,8 +150,7 @@ impl TcpChannel {
 
     fn drain_windows(&mut self, out: &mut Vec<Completion>) {
         let first = out.len();
-        let shared = Arc::clone(&self.shared);
-        shared.receive.drain(out);
+        self.shared.receive.drain(out);
         for completion in &out[first..] {
             match completion {
                 Completion::Begun { token, .. } => {
