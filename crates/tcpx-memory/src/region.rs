@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub(crate) use access::append;
+pub(crate) use access::append_in_pieces;
 use backing::Backing;
 pub(crate) use gathered::DeviceParts;
 pub use gathered::{Gather, HostParts};

@@ -15,7 +15,7 @@ use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
 use crate::lease::{Access, Held};
-use crate::region::append;
+use crate::region::append_in_pieces;
 use crate::slice::RegionSlice;
 use ends::Ends;
 use persistent::{PersistentCopyKernel, REQUESTS};
@@ -197,7 +197,7 @@ impl SmallCopies {
             }
         }
         // SAFETY: the slot has that many initialised bytes, and the copy to them has ended.
-        unsafe { append(self.host(slot), bytes, into) };
+        unsafe { append_in_pieces(self.host(slot), bytes, into) };
         Ok(true)
     }
 

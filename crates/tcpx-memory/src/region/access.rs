@@ -16,11 +16,11 @@ const PIECE_BYTES: usize = 2048;
 const READER: &str = "a read by the program";
 const WRITER: &str = "a write by the program";
 
-/// Appends the `len` bytes at `from` to the buffer of a message.
+/// Appends the `len` bytes at `from` to the buffer of a message, [`PIECE_BYTES`] at a time.
 ///
 /// # Safety
 /// The bytes must be initialised and stay as they are meanwhile.
-pub(crate) unsafe fn append(from: *const u8, len: usize, bytes: &mut Vec<u8>) {
+pub(crate) unsafe fn append_in_pieces(from: *const u8, len: usize, bytes: &mut Vec<u8>) {
     bytes.reserve(len);
     for at in (0..len).step_by(PIECE_BYTES) {
         let (piece, filled) = (PIECE_BYTES.min(len - at), bytes.len());
@@ -141,7 +141,7 @@ impl Region {
             bytes.reserve(range.len());
             for (from, len) in parts {
                 // SAFETY: as in `write_held`.
-                unsafe { append(from, len, bytes) };
+                unsafe { append_in_pieces(from, len, bytes) };
             }
             return Ok(());
         }

@@ -20,7 +20,7 @@ use crate::gpu::{
     parameter,
 };
 
-/// Threads of the one block; `kernels/persistent_copy.cu`, as are the next four.
+/// Threads of the one block; `kernels/persistent_copy.cu`, as are the next three.
 const THREADS: u32 = 256;
 pub(super) const REQUESTS: usize = 16;
 const REQUEST_WORDS: usize = 16;
@@ -30,7 +30,7 @@ const DATA: usize = 8;
 pub(super) const MOST_INLINE: usize = (REQUEST_WORDS - DATA) * 4;
 /// Most bytes of a request: beyond them the driver's copy starts as soon, and its engine is faster.
 pub(super) const MOST_BYTES: usize = 64 << 10;
-/// In place of a length: leave.
+/// In place of a length: leave; there too.
 const LEAVE: u32 = u32::MAX;
 
 /// The kernel leaves after this many polls without a request, each somewhat below a microsecond.
@@ -153,9 +153,9 @@ impl PersistentCopyKernel {
         inline: &[u8],
         end: (u64, u32),
     ) -> WorkRequest {
-        let (to, from) = way;
-        let from = if inline.is_empty() { from } else { 0 };
-        self.write((to, from), bytes, inline, end);
+        debug_assert!(inline.is_empty() || inline.len() == bytes as usize);
+        debug_assert!(inline.len() <= MOST_INLINE);
+        self.write(way, bytes, inline, end);
         WorkRequest {
             residency: self.residency,
             since: Instant::now(),
@@ -171,6 +171,7 @@ impl PersistentCopyKernel {
         inline: &[u8],
         (end, value): (u64, u32),
     ) {
+        let from = if inline.is_empty() { from } else { 0 };
         let halves = |whole: u64| [whole as u32, (whole >> 32) as u32];
         let ([from_low, from_high], [to_low, to_high]) = (halves(from), halves(to));
         let [end_low, end_high] = halves(end);

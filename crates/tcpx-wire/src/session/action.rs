@@ -262,7 +262,7 @@ pub enum Action {
         /// The chunk.
         chunk: Chunk,
     },
-    /// Copy the payload to the start of the receive's destination; answer
+    /// Copy the payload to the start of the receive's destination, ahead of ends that were reached before; answer
     /// [`eager_copied`](super::Session::eager_copied).
     DeliverEager {
         /// The receive.
