@@ -7,9 +7,7 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
-import types
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -18,7 +16,6 @@ import pytest
 from conftest import PATIENCE, connect_pair, open_both, run_python
 
 import tcpx
-from tcpx import torch_transport
 
 
 def test_a_thousand_awaited_transfers_are_in_flight_at_once(pair):
@@ -485,12 +482,6 @@ def test_the_package_knows_its_program_and_plugin():
     assert answer.stdout.startswith("tcpx ")
     variables = tcpx.nccl_env()
     assert variables["NCCL_NET_PLUGIN"] == str(tcpx.plugin_path())
-
-
-def test_a_torch_that_was_not_tested_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.99.0+cpu"))
-    with pytest.raises(RuntimeError, match=r"tested with torch 2\.15, and this is 2\.99\.0"):
-        torch_transport.new_transport("cpu")
 
 
 MEETING = """
