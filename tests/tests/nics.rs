@@ -187,31 +187,6 @@ fn cards_of_one_network_that_answer_for_each_other_lose_no_lane() {
     }
 }
 
-/// The kernel copies for a receiver on its own host, whatever the route: the lanes see that and copy too.
-#[test]
-fn host_memory_that_was_to_be_sent_without_a_copy_arrives_where_the_kernel_copies() {
-    let Some(_turn) =
-        turn("host_memory_that_was_to_be_sent_without_a_copy_arrives_where_the_kernel_copies")
-    else {
-        return;
-    };
-    let hosts = Hosts::new("uncopied", &[RATE * 20; 2]).unwrap();
-    for interfaces in ["=nic0", "nic"] {
-        let (mut server, mut client) =
-            start_with(&hosts, BYTES, 3, &[interfaces, "zero-copy"], &[]);
-        for _ in 0..3 {
-            client.wait_for("sent").unwrap();
-            server.wait_for("verified").unwrap();
-        }
-        let (uncopied, line) = client.wait_for("calls_uncopied").unwrap();
-        assert_eq!(
-            (&uncopied, &line["lanes_lost"]),
-            (&0.into(), &0.into()),
-            "{line}"
-        );
-    }
-}
-
 #[test]
 fn a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back() {
     let Some(_turn) = turn("a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back")

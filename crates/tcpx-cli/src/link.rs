@@ -377,7 +377,6 @@ fn choose_network(
             Arc::new(TcpNetwork::new(TcpOptions {
                 interfaces: args.interfaces().map(str::to_owned),
                 loops: args.loops.unwrap_or(0),
-                zero_copy: args.zero_copy,
                 ..TcpOptions::default()
             })),
             format!("tcp, embedded ({why})"),

@@ -182,7 +182,6 @@ fn same(link: &LinkArgs) -> Vec<String> {
     let persistent = u8::from(network.persistent_kernel);
     flag("persistent-kernel", Some(persistent.to_string()));
     flag("interfaces", network.interfaces().map(str::to_owned));
-    flags.extend(network.zero_copy.then(|| "--zero-copy".to_owned()));
     flags.extend(network.encrypt.then(|| "--encrypt".to_owned()));
     flags
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::cmsg::RECEIVE_FLAG;
-use tcpx_lanes::zero_copy::Done;
+use crate::zero_copy::Done;
 use tcpx_memory::RegionSlice;
 
 /// What one receive gave back.
@@ -190,7 +190,7 @@ impl SocketCalls for LinuxSockets {
         offset: u64,
         length: usize,
     ) -> io::Result<usize> {
-        super::zero_copy::send(socket, dmabuf_id, offset, length)
+        crate::bound_send::send(socket, dmabuf_id, offset, length)
     }
 
     fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
@@ -198,6 +198,6 @@ impl SocketCalls for LinuxSockets {
     }
 
     fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        tcpx_lanes::zero_copy::done(socket)
+        crate::zero_copy::done(socket)
     }
 }

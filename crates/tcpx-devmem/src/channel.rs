@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
 use tcpx_lanes::waker::Waker;
-use tcpx_lanes::zero_copy::InKernel;
 use tcpx_memory::RegionSlice;
 
 use super::calls::SocketCalls;
@@ -22,6 +21,7 @@ use super::outflow::Outflow;
 use super::slots::SendSlot;
 use super::stage::Stage;
 use super::watch::{Watch, Which};
+use super::zero_copy::InKernel;
 use tcpx_net::channel::{
     Cancel, Channel, ChannelStats, Completion, Posted, Readiness, ReceiveChunk, SendChunk, Ticket,
 };

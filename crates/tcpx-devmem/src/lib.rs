@@ -7,6 +7,7 @@
 //! [`DevmemNetwork`] moves chunks through them.
 
 mod bind;
+mod bound_send;
 mod calls;
 mod capability;
 mod card_state;
@@ -61,7 +62,7 @@ pub use rule::Rule;
 pub use send_path::SendPath;
 pub use state::STATE_FOLDER;
 pub use status::{HoldStatus, Released, Status};
-pub use tcpx_lanes::zero_copy::Done;
+pub use zero_copy::Done;
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tcpx_lanes::waker::Waker;
-use tcpx_lanes::zero_copy;
 
 use super::calls::{LinuxSockets, SocketCalls};
 use super::channel::{DevmemChannel, Parts};
@@ -17,6 +16,7 @@ use super::send_path::SendPath;
 use super::set_up::{self, Lanes};
 use super::slots::{SLOT_BYTES, SendSlots};
 use super::stage::Stage;
+use super::zero_copy;
 use tcpx_net::channel::Channel;
 use tcpx_net::error::{NetworkError, SocketError};
 use tcpx_net::network::{Exchange, Features, Network, Setup};

@@ -24,7 +24,6 @@ pub mod socket_calls;
 pub mod splice;
 pub mod tcp_info;
 pub mod waker;
-pub mod zero_copy;
 
 pub use congestion::Congestion;
 pub use error::{IoError, SocketError};

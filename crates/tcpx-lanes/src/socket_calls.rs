@@ -118,11 +118,6 @@ impl Part<'_> {
         Ok(self.spans()?.next().unwrap_or(Span::EMPTY))
     }
 
-    /// Bytes of its start that lie in one place.
-    pub fn len_in_one_place(&self) -> usize {
-        self.span().map_or(0, Span::len)
-    }
-
     /// Offers it to `call` as far as one call goes, behind `head`; or in front of `behind` where that is all of it.
     fn with_spans<R>(
         &self,
@@ -244,26 +239,6 @@ pub fn send_both(socket: impl AsFd, head: &[u8], body: &[u8]) -> io::Result<Move
     }
     // SAFETY: two live ranges that are borrowed, and that the kernel only reads.
     unsafe { send_spans(socket, &[Span::of(head), Span::of(body)]) }
-}
-
-/// Sends of `part` what [lies in one place](Part::len_in_one_place) without a copy: its bytes must not change before the socket's error queue has reported
-/// the call.
-///
-/// # Errors
-/// The connection is broken, the part is not readable, or the kernel has no memory for such a call.
-pub fn send_uncopied(socket: impl AsFd, part: Part<'_>) -> io::Result<Moved> {
-    let payload = part.span()?.first(WIRE_CALL);
-    let socket = socket.as_fd();
-    // SAFETY: a live range that the kernel only reads; its pages stay alive by the references that the
-    // kernel takes.
-    call(|| unsafe {
-        libc::send(
-            socket.as_raw_fd(),
-            payload.start().cast(),
-            payload.len(),
-            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY,
-        )
-    })
 }
 
 /// Sends bytes.

@@ -269,8 +269,6 @@ pub struct ChannelStats {
     pub lanes_restored: u64,
     /// Chunks sent again because the lane that had them died.
     pub chunks_resent: u64,
-    /// Calls whose bytes the kernel sent from where they lay, without a copy.
-    pub calls_uncopied: u64,
     /// Lanes that ended because something had changed what the peer sealed.
     pub lanes_forged: u64,
     /// TCP streams that are open now; 0 for networks whose streams are out of sight.
@@ -498,7 +496,6 @@ impl std::ops::AddAssign for ChannelStats {
         self.lanes_restored += other.lanes_restored;
         self.lanes_forged += other.lanes_forged;
         self.chunks_resent += other.chunks_resent;
-        self.calls_uncopied += other.calls_uncopied;
         self.streams += other.streams;
         self.tcp_bytes_sent += other.tcp_bytes_sent;
         self.tcp_bytes_received += other.tcp_bytes_received;

@@ -32,7 +32,6 @@ mod staging;
 mod tcp_channel;
 mod transmit_lane;
 mod transmit_table;
-mod uncopied;
 mod watch;
 
 use tcpx_lanes::sealing::Protection;
@@ -83,11 +82,6 @@ pub struct TcpOptions {
     pub socket_buffer: u32,
     /// Sends slots by references to their pages: the sender copies nothing. Where the system refuses it, slots are copied as before.
     pub splice: bool,
-    /// Sends host memory to other hosts from where it lies (`MSG_ZEROCOPY`) in calls of 64 KiB or more.
-    /// Where the kernel reports that it copied after all, or lacks memory for more, the lane copies as
-    /// without this. Sources are held until the kernel has let go of them. Off: it is worth it only on
-    /// a card whose speed a copying core does not reach, and costs where the kernel copies.
-    pub zero_copy: bool,
 }
 
 impl Default for TcpOptions {
@@ -100,7 +94,6 @@ impl Default for TcpOptions {
             stage_host: false,
             socket_buffer: 0,
             splice: true,
-            zero_copy: false,
         }
     }
 }
@@ -204,7 +197,6 @@ impl Network for TcpNetwork {
             window,
             splice: self.options.splice && lanes > 1,
             dead_after: setup.dead_after,
-            zero_copy: self.options.zero_copy,
             protection,
             tells_behind: lanes == 1,
             socket_buffer: self.options.socket_buffer,

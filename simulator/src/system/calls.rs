@@ -673,8 +673,6 @@ pub unsafe extern "C" fn setsockopt(
             }
             0
         }
-        // A copy is made where no card reads the memory.
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => raw::fail(libc::EOPNOTSUPP) as c_int,
         _ => 0,
     }
 }

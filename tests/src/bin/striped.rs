@@ -1,6 +1,6 @@
 //! One end of a connection in a network namespace: sends or receives transfers and says how fast.
 //!
-//! `striped server PORT BYTES COUNT [INTERFACES [patient]]`, `striped client ADDRESS BYTES COUNT [INTERFACES [zero-copy|patient]]`. Both
+//! `striped server PORT BYTES COUNT [INTERFACES [patient]]`, `striped client ADDRESS BYTES COUNT [INTERFACES [patient]]`. Both
 //! print a line of JSON for each step. A patient side takes no peer for dead before ten minutes of silence.
 
 use std::io::Write;
@@ -26,16 +26,13 @@ fn main() -> anyhow::Result<()> {
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [role, place, bytes, count, rest @ ..] = arguments.as_slice() else {
-        bail!(
-            "server PORT BYTES COUNT, or client ADDRESS BYTES COUNT [INTERFACES [zero-copy|patient]]"
-        );
+        bail!("server PORT BYTES COUNT, or client ADDRESS BYTES COUNT [INTERFACES [patient]]");
     };
     let (bytes, count): (u64, u64) = (bytes.parse()?, count.parse()?);
     // The two ends trust each other; nobody else is in their namespaces.
     let key = Key::generate(&mut |bytes| bytes.fill(0x5a));
     let network = TcpNetwork::new(TcpOptions {
         interfaces: rest.first().cloned(),
-        zero_copy: rest.get(1).is_some_and(|word| word == "zero-copy"),
         ..TcpOptions::default()
     });
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
@@ -110,7 +107,6 @@ fn finish(connection: Connection) -> anyhow::Result<()> {
         "lanes_lost": stats.lanes_lost,
         "lanes_restored": stats.lanes_restored,
         "chunks_resent": stats.chunks_resent,
-        "calls_uncopied": stats.calls_uncopied,
     }))
 }
 

@@ -118,9 +118,6 @@ pub(crate) struct NetworkArgs {
     /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's, but for bbr cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
-    /// Send host memory to other hosts without a copy (MSG_ZEROCOPY); a lane falls back to copying where that does not help.
-    #[arg(hide = true, long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
-    pub(crate) zero_copy: bool,
     /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp.
     #[arg(long, env = "TCPX_ENCRYPT", value_parser = FalseyValueParser::new())]
     pub(crate) encrypt: bool,

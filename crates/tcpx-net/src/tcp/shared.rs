@@ -88,7 +88,6 @@ pub(super) struct Counters {
     pub(super) lanes_lost: AtomicU64,
     pub(super) lanes_restored: AtomicU64,
     pub(super) chunks_resent: AtomicU64,
-    pub(super) calls_uncopied: AtomicU64,
     pub(super) lanes_forged: AtomicU64,
 }
 
@@ -107,7 +106,6 @@ impl Counters {
             lanes_lost: value(&self.lanes_lost),
             lanes_restored: value(&self.lanes_restored),
             chunks_resent: value(&self.chunks_resent),
-            calls_uncopied: value(&self.calls_uncopied),
             lanes_forged: value(&self.lanes_forged),
             ..ChannelStats::default()
         }
@@ -148,8 +146,6 @@ pub(super) struct Parts {
     pub(super) window: u16,
     /// Slots are sent by references to their pages.
     pub(super) splice: bool,
-    /// Host memory may be sent from where it lies, to other hosts.
-    pub(super) zero_copy: bool,
     /// Of every lane.
     pub(super) protection: Protection,
     /// Both sides say in front of a chunk how much follows it at once, on the one lane that there is.
@@ -172,7 +168,6 @@ impl Parts {
             lanes: 2,
             window,
             splice: false,
-            zero_copy: false,
             protection: Protection::None,
             tells_behind: false,
             socket_buffer: 0,
@@ -186,9 +181,7 @@ impl Parts {
 impl Shared {
     pub(super) fn new(mut parts: Parts) -> Result<Arc<Self>, rustix::io::Errno> {
         // What is sealed leaves from memory of the lane.
-        let as_it_lies = parts.protection != Protection::All;
-        parts.splice &= as_it_lies;
-        parts.zero_copy &= as_it_lies;
+        parts.splice &= parts.protection != Protection::All;
         let (lanes, window) = (parts.lanes, parts.window);
         let roster = Arc::new(Roster::new(lanes)?);
         Ok(Arc::new_cyclic(|own| Self {

@@ -10,18 +10,15 @@ use std::sync::atomic::Ordering;
 use tcpx_lanes::lane_group;
 use tcpx_lanes::sealing::{Head, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
-use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part, WIRE_CALL};
 use tcpx_lanes::splice::Lender;
 use tcpx_lanes::tcp_info::transport;
-use tcpx_lanes::zero_copy;
 
 use super::loss::Lost;
 use super::pace::Load;
 use super::permits::Permit;
 use super::shared::{Event, LaneSocket, Shared};
 use super::transmit_table::{LONG, Outgoing, Taken};
-use super::uncopied::Uncopied;
 use crate::error::ChunkPosition;
 
 /// The sending half of a lane of a channel.
@@ -45,8 +42,6 @@ pub(super) struct Queue {
     sent_short: bool,
     /// Sends slots by their pages, if that is to be tried.
     lender: Lender,
-    /// Host memory that the kernel reads where it lies.
-    uncopied: Uncopied,
     seal: SendSeal,
 }
 
@@ -58,8 +53,6 @@ pub(super) struct Writing {
     head: Head,
     /// Its slot is sent by its pages where the system allows it.
     by_pages: bool,
-    /// The last call that sent bytes of it without a copy.
-    uncopied: Option<u32>,
 }
 
 impl Queue {
@@ -68,19 +61,12 @@ impl Queue {
             true => Lender::Untried(WIRE_CALL),
             false => Lender::Refused(None),
         };
-        // A receiver on this host gets a copy in any case.
-        let uncopied = shared.parts.zero_copy
-            && !is_near(&*socket)
-            && zero_copy::enable(socket.as_fd())
-                .inspect_err(|error| tracing::info!(%error, "host memory is sent with a copy"))
-                .is_ok();
         Self {
             shared,
             socket,
             chunk: 0,
             sent_short: false,
             lender,
-            uncopied: Uncopied::new(uncopied),
             seal,
         }
     }
@@ -129,7 +115,7 @@ impl Queue {
         }
     }
 
-    /// The chunk was written, and the kernel has its bytes or reads them no more.
+    /// The chunk was written: the kernel has its bytes.
     fn keep(&self, chunk: Outgoing, end: u64) {
         let counters = &self.shared.counters;
         counters.chunks_sent.fetch_add(1, Ordering::Relaxed);
@@ -142,29 +128,11 @@ impl Queue {
         }
     }
 
-    /// Takes the kernel's reports on what it read where it lay.
-    fn collect(&mut self) -> io::Result<()> {
-        while !self.uncopied.is_idle()
-            && let Some(done) = zero_copy::done(self.socket.as_fd())?
-        {
-            let calls = self
-                .uncopied
-                .reported(done)
-                .map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))?;
-            self.shared
-                .counters
-                .calls_uncopied
-                .fetch_add(calls, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
     fn write(&mut self, writing: &mut Writing, done: usize) -> io::Result<Moved> {
         let Writing {
             chunk,
             head,
             by_pages,
-            uncopied,
         } = writing;
         let from = done.saturating_sub(head.len());
         let head = head.rest(done);
@@ -190,20 +158,6 @@ impl Queue {
             }
             return Ok(sent.moved);
         }
-        if chunk.permit.is_none() && self.uncopied.takes(part.len_in_one_place()) {
-            if !head.is_empty() {
-                return calls::send_more(socket, head);
-            }
-            match calls::send_uncopied(socket, part) {
-                Ok(moved) => {
-                    if matches!(moved, Moved::Bytes(_)) {
-                        *uncopied = Some(self.uncopied.sent());
-                    }
-                    return Ok(moved);
-                }
-                Err(error) => self.uncopied.refused(&error),
-            }
-        }
         calls::send(socket, head, part)
     }
 }
@@ -219,12 +173,6 @@ impl Owner for Queue {
     fn begin(&mut self) -> io::Result<bool> {
         if self.shared.parts.staging.has_waiting() {
             Shared::stage_waiting(&self.shared);
-        }
-        if !self.uncopied.is_idle() {
-            self.collect()?;
-            while let Some(chunk) = self.uncopied.release() {
-                self.keep(chunk, 0);
-            }
         }
         Ok(true)
     }
@@ -252,7 +200,6 @@ impl Owner for Queue {
                         head: self.seal.begin(&chunk.header),
                         by_pages,
                         chunk,
-                        uncopied: None,
                     });
                 }
                 Some(Taken::Withdrawn(slot)) => self.shared.report(Event::SendWithdrawn { slot }),
@@ -275,13 +222,8 @@ impl Owner for Queue {
     }
 
     fn written(&mut self, writing: Writing, end: u64) {
-        let Writing {
-            chunk, uncopied, ..
-        } = writing;
-        self.sent_short = chunk.payload.len() < LONG;
-        if let Some(chunk) = self.uncopied.hold(uncopied, chunk) {
-            self.keep(chunk, end);
-        }
+        self.sent_short = writing.chunk.payload.len() < LONG;
+        self.keep(writing.chunk, end);
     }
 
     fn ended(&mut self, within: Option<(&Writing, usize)>, cause: io::Error) {
@@ -296,11 +238,6 @@ impl Owner for Queue {
     }
 
     fn close(&mut self, unwritten: Option<Writing>) {
-        let unwritten = unwritten.map(|writing| writing.chunk);
-        if self.uncopied.is_idle() {
-            self.part(unwritten);
-        } else {
-            self.part_when_unread(unwritten);
-        }
+        self.part(unwritten.map(|writing| writing.chunk));
     }
 }

@@ -7,7 +7,7 @@ use super::Done;
 /// Zero-copy sends of one socket whose end the kernel has not reported, by their number, each with the
 /// slot that it reads. Reports name ranges, and may come in any order.
 #[derive(Debug)]
-pub struct InKernel<S> {
+pub(crate) struct InKernel<S> {
     /// Number of the first entry; numbers wrap.
     first: u32,
     slots: VecDeque<Option<S>>,
@@ -25,7 +25,7 @@ impl<S> Default for InKernel<S> {
 /// A report about sends that were not made, or were reported before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("zero-copy report: expected sends within {first}..{next}, {}..={} arrived", .done.first, .done.last)]
-pub struct BadReport {
+pub(crate) struct BadReport {
     done: Done,
     first: u32,
     next: u32,
@@ -33,22 +33,17 @@ pub struct BadReport {
 
 impl<S> InKernel<S> {
     /// The next send was made from this slot.
-    pub fn sent(&mut self, slot: S) {
+    pub(crate) fn sent(&mut self, slot: S) {
         self.slots.push_back(Some(slot));
     }
 
     /// The number of the next send.
-    pub fn next(&self) -> u32 {
+    pub(crate) fn next(&self) -> u32 {
         self.first.wrapping_add(self.slots.len() as u32)
     }
 
-    /// The number of the oldest send without a report; that of the next one where all have theirs.
-    pub fn oldest(&self) -> u32 {
-        self.first
-    }
-
     /// The kernel holds nothing.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
@@ -56,7 +51,7 @@ impl<S> InKernel<S> {
     ///
     /// # Errors
     /// The report cannot be; nothing was let go of.
-    pub fn done(&mut self, done: Done) -> Result<(), BadReport> {
+    pub(crate) fn done(&mut self, done: Done) -> Result<(), BadReport> {
         let place = |number: u32| usize::try_from(number.wrapping_sub(self.first)).ok();
         let bad = BadReport {
             done,
@@ -83,7 +78,7 @@ impl<S> InKernel<S> {
     }
 
     /// The slots that no report has named, one for each send; nothing more is to be reported on.
-    pub fn take(&mut self) -> impl Iterator<Item = S> {
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = S> {
         std::mem::take(&mut self.slots).into_iter().flatten()
     }
 }
