@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     }
     drop(gpu);
     // The driver is torn down when this function returns: no worker may be inside it then.
-    CopyWorker::wait_for_ends(LAST_WAIT);
+    CopyWorker::wait_until_idle(LAST_WAIT);
     ExitCode::from(u8::from(failed > 0))
 }
 

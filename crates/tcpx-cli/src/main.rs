@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
     // The driver is torn down when this function returns, and no thread should be inside it then. A worker
     // that takes longer is stuck, and the verdict has been printed.
-    tcpx_memory::CopyWorker::wait_for_ends(LAST_WAIT);
+    tcpx_memory::CopyWorker::wait_until_idle(LAST_WAIT);
     code
 }
 

@@ -30,7 +30,7 @@ impl Landing {
     /// Pinned memory where there is a GPU, so that its kernels can read it.
     pub(super) fn new(gpu: Option<&Gpu>) -> Result<Self, MemoryError> {
         let region = match gpu {
-            Some(gpu) => Region::pinned(gpu, BYTES)?,
+            Some(gpu) => Region::recycled_pinned(gpu, BYTES)?,
             None => Region::host(BYTES)?,
         };
         Self::of(&region)

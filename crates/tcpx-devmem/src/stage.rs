@@ -17,8 +17,8 @@ use super::slots::{SLOT_BYTES, SendSlot, SendSlots};
 /// Chunks of one channel on their way to a slot.
 #[derive(Debug)]
 pub(super) struct Stage {
-    /// Of the GPUs whose memory is sent; the host's last.
-    workers: Vec<Arc<CopyWorker>>,
+    /// Of the GPUs whose memory is sent; the host's last. With slots for what it sends.
+    workers: Vec<(Arc<CopyWorker>, PinnedPool)>,
     /// Where the card sends from; `None` once it no longer does.
     slots: Option<Arc<SendSlots>>,
     /// Chunks without a slot, by their place in the stream: the first one is served first, so that no
@@ -65,7 +65,7 @@ impl CompletionSink for Finished {
     }
 }
 
-/// Pinned slots that all channels of a GPU share.
+/// Most pinned slots of a channel.
 const PINNED_SLOTS: usize = 64;
 
 impl Stage {
@@ -78,12 +78,16 @@ impl Stage {
         if slots.is_some() {
             workers.push(CopyWorker::host()?);
         }
-        let watch = |worker: &Arc<CopyWorker>| {
-            worker.pinned().reserve(PINNED_SLOTS)?;
-            let signal = Arc::clone(&signal);
-            Ok(worker.pinned().on_free(Arc::new(move || signal.wake())))
+        let with_slots = |worker: Arc<CopyWorker>| {
+            let pool = worker.slots_to_send(PINNED_SLOTS);
+            (worker, pool)
         };
-        let watches = gpus.iter().map(watch).collect::<Result<_, MemoryError>>()?;
+        let workers: Vec<_> = workers.into_iter().map(with_slots).collect();
+        let watch = |(_, pool): &(_, PinnedPool)| {
+            let signal = Arc::clone(&signal);
+            pool.on_free(Arc::new(move || signal.wake()))
+        };
+        let watches = workers.iter().map(watch).collect();
         Ok(Self {
             workers,
             slots,
@@ -100,7 +104,7 @@ impl Stage {
 
     /// Whether chunks of GPU memory can be sent.
     pub(super) fn takes_gpu_memory(&self) -> bool {
-        self.workers.iter().any(|worker| worker.gpu().is_some())
+        self.workers.iter().any(|(worker, _)| worker.gpu().is_some())
     }
 
     /// Longest chunk that can be sent.
@@ -209,35 +213,38 @@ impl Stage {
     }
 
     fn slot_for(&self, slice: &RegionSlice) -> Result<Option<(Arc<CopyWorker>, To)>, MemoryError> {
-        let worker = self.worker_of(slice)?;
+        let (worker, pool) = self.worker_of(slice)?;
         let bytes = slice.len();
         if let Some(slots) = &self.slots {
             let slot = slots.take(&self.finished.signal);
-            return Ok(slot.map(|slot| (worker, To::Device(slot))));
+            return Ok(slot.map(|slot| (Arc::clone(worker), To::Device(slot))));
         }
-        match worker.pinned().try_take() {
+        match pool.try_take() {
             Some(slot) => {
                 let to = slot.slice().slice(..bytes)?;
-                Ok(Some((worker, To::Pinned(to))))
+                Ok(Some((Arc::clone(worker), To::Pinned(to))))
             }
             None => Ok(None),
         }
     }
 
     /// Whose memory it is; host memory goes to a GPU's slots by that GPU's worker.
-    fn worker_of(&self, slice: &RegionSlice) -> Result<Arc<CopyWorker>, MemoryError> {
+    fn worker_of(
+        &self,
+        slice: &RegionSlice,
+    ) -> Result<&(Arc<CopyWorker>, PinnedPool), MemoryError> {
         let to_gpu = self
             .slots
             .as_ref()
             .and_then(|slots| slots.path().memory().region().gpu());
         let gpu = slice.region().gpu().or(to_gpu);
-        let is_its = |worker: &&Arc<CopyWorker>| match (worker.gpu(), gpu) {
+        let is_its = |(worker, _): &&(Arc<CopyWorker>, PinnedPool)| match (worker.gpu(), gpu) {
             (Some(own), Some(gpu)) => own.is_same(gpu),
             (None, None) => true,
             _ => false,
         };
         let found = self.workers.iter().find(is_its);
-        found.cloned().ok_or_else(|| MemoryError::WrongWorker {
+        found.ok_or_else(|| MemoryError::WrongWorker {
             worker: MemoryKind::Host,
             kind: slice.kind(),
         })

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
@@ -86,12 +86,6 @@ impl Event {
             NOT_READY => Ok(false),
             code => api.check("cuEventQuery", code).map(|()| true),
         }
-    }
-
-    /// Ends the event. The GPU's context must be current.
-    pub(crate) fn destroy(self, api: &Api) {
-        // SAFETY: ours, and not used again: the handle's owner gives it up here.
-        api.check_teardown("cuEventDestroy", unsafe { (api.cuEventDestroy)(self.0) });
     }
 }
 
@@ -238,14 +232,6 @@ impl EventPool {
 
     fn give_back(&self, event: Event) {
         lock(&self.0).1.push(event);
-    }
-
-    /// Ends all events; the GPU's context must be current and no fence left.
-    pub(crate) fn destroy(&mut self, api: &Api) {
-        let pool = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for event in pool.1.drain(..) {
-            event.destroy(api);
-        }
     }
 }
 

@@ -26,6 +26,7 @@ impl FreeSlots {
     }
 
     /// Slots in the set; while others use it, about as many.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         let free = |word: &AtomicU64| word.load(SeqCst).count_ones() as usize;
         self.words.iter().map(free).sum()

@@ -2,16 +2,17 @@
 
 mod context;
 mod default_streams;
+mod kept;
 mod module;
 mod persistent_kernels;
 mod pointer;
 mod rdma;
 mod sync;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 pub use pointer::PointerInfo;
 
@@ -20,23 +21,28 @@ pub(crate) use context::{
     Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
 };
 pub(crate) use default_streams::LEGACY;
+pub(crate) use kept::{Block, Kept};
 pub(crate) use module::{Function, Module, parameter};
-pub(crate) use sync::{create_stream, destroy_stream, is_at_rest};
+pub(crate) use sync::{create_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};
 use crate::error::CudaError;
 use crate::fence::EventPool;
 use crate::kind::MemoryKind;
+use crate::lock;
+use crate::small_copies::Resting;
 
 /// A CUDA device that the caller named. Clones share one context; contexts on other devices are never
 /// created.
+///
+/// What was opened once stays open until the process ends, with its context and all that was made for it: to give
+/// that back to the driver would hold the program's copies up for as long as its kernels run.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
 struct Inner {
     api: &'static Api,
     info: DeviceInfo,
-    device: sys::CUdevice,
     context: ContextHandle,
     multiprocessors: u32,
     events: EventPool,
@@ -44,6 +50,11 @@ struct Inner {
     /// See [`default_streams`]; unknown during set-up.
     legacy_answers_for_all: OnceLock<bool>,
     persistent_kernels: persistent_kernels::PersistentKernels,
+    kept: OnceLock<Kept>,
+    preparing: Mutex<()>,
+    blocks: kept::Blocks,
+    /// Of connections that have ended, for the next ones.
+    small_copies: Mutex<Vec<Resting>>,
 }
 
 /// A context, and whether we retained it.
@@ -119,19 +130,16 @@ impl Gpu {
         device: sys::CUdevice,
         context: ContextHandle,
     ) -> Result<Self, CudaError> {
-        static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Inner>>>> = OnceLock::new();
-        let mut open = OPEN
-            .get_or_init(Mutex::default)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let key = context.context.addr();
-        if let Some(inner) = open.get(&key).and_then(Weak::upgrade) {
+        static OPEN: Mutex<BTreeMap<(usize, u64), Gpu>> = Mutex::new(BTreeMap::new());
+        let mut open = lock(&OPEN);
+        // A context that was destroyed may have a successor at its address.
+        let key = (context.context.addr(), context_id(api, &context));
+        if let Some(gpu) = open.get(&key) {
             release_primary(api, device, &context);
-            return Ok(Self(inner));
+            return Ok(gpu.clone());
         }
         let gpu = Self::new(api, ordinal, device, context)?;
-        open.retain(|_, weak| weak.strong_count() > 0);
-        open.insert(key, Arc::downgrade(&gpu.0));
+        open.insert(key, gpu.clone());
         Ok(gpu)
     }
 
@@ -154,17 +162,19 @@ impl Gpu {
         let inner = Arc::new(Inner {
             api,
             info,
-            device,
             context,
             multiprocessors,
             events: EventPool::default(),
             sync: Mutex::default(),
             legacy_answers_for_all: OnceLock::new(),
             persistent_kernels: persistent_kernels::PersistentKernels::default(),
+            kept: OnceLock::new(),
+            preparing: Mutex::default(),
+            blocks: kept::Blocks::default(),
+            small_copies: Mutex::default(),
         });
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
-        gpu.try_legacy_stream()?;
         Ok(gpu)
     }
 
@@ -173,7 +183,9 @@ impl Gpu {
     pub(crate) fn fake() -> Self {
         let api = &driver::fake::API;
         let context = retain_primary(api, 0).unwrap();
-        Self::new(api, 0, 0, context).unwrap()
+        let gpu = Self::new(api, 0, 0, context).unwrap();
+        gpu.kept().unwrap();
+        gpu
     }
 
     /// The device's number in this process.
@@ -219,17 +231,9 @@ impl Gpu {
         &self.0.events
     }
 
-    pub(crate) fn downgrade(&self) -> WeakGpu {
-        WeakGpu(Arc::downgrade(&self.0))
-    }
-}
-
-/// A GPU that may be gone.
-pub(crate) struct WeakGpu(Weak<Inner>);
-
-impl WeakGpu {
-    pub(crate) fn upgrade(&self) -> Option<Gpu> {
-        self.0.upgrade().map(Gpu)
+    /// What copied small messages of connections that have ended.
+    pub(crate) fn resting_small_copies(&self) -> MutexGuard<'_, Vec<Resting>> {
+        lock(&self.0.small_copies)
     }
 }
 
@@ -264,22 +268,16 @@ fn release_primary(api: &Api, device: sys::CUdevice, context: &ContextHandle) {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Events, kernels and the synchronous path's stream go before the context they live in.
-        if let Ok(_current) = Current::enter_raw(self.api, self.context.context) {
-            self.events.destroy(self.api);
-            self.persistent_kernels.unload(self.api);
-            if let Some(path) = self
-                .sync
-                .get_mut()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take()
-            {
-                path.destroy(self.api);
-            }
-        }
-        release_primary(self.api, self.device, &self.context);
+/// The driver's number of a context, which no other context gets; 0 where it has none.
+fn context_id(api: &Api, context: &ContextHandle) -> u64 {
+    let mut id = 0;
+    let Some(get) = api.cuCtxGetId else {
+        return 0;
+    };
+    // SAFETY: the context is alive, and the pointer is valid for one number.
+    match unsafe { get(context.context, &raw mut id) } {
+        0 => id,
+        _ => 0,
     }
 }
 

@@ -20,6 +20,8 @@ mod cpu;
 mod dma_buf;
 pub mod driver;
 mod error;
+#[cfg(feature = "fake-driver")]
+pub mod fake_driver;
 mod fence;
 pub mod fork;
 mod free_slots;

@@ -1,34 +1,47 @@
-//! Pinned slots in which networks stage bytes: pinned once, taken and returned without the driver.
+//! Pinned slots in which networks stage bytes: pinned once, shared by all connections, never given back.
+//!
+//! A GPU has one set of slots, and the host has one. Each connection takes [`PinnedPool`]s of it: a number of slots
+//! is guaranteed to each pool, and the rest goes to whoever wants it, so that one busy connection gets
+//! most of them and none keeps them from others.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use crate::error::MemoryError;
 use crate::free_slots::FreeSlots;
-use crate::gpu::{Gpu, WeakGpu};
 use crate::lease::{Access, Hold, Lease, LeaseTable};
-use crate::lock;
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
-/// Most slots pinned at a time.
-const BLOCK_SLOTS: usize = 64;
-/// Slots that the pools of a GPU's connections have together before later ones get fewer.
-const AMPLE_SLOTS: usize = 256;
-/// Slots that every connection gets.
-const LEAST_SLOTS: usize = 8;
+/// Slots that are guaranteed to a pool for sends and to one for receives, while there are plenty.
+const GUARANTEED: [usize; 2] = [6, 2];
+/// A guarantee takes at most this part of what is not guaranteed yet, so that many connections get one.
+const PART: usize = 8;
+/// Slots beyond its guarantee that a pool may have for each that would still be left to others.
+const PER_SLOT_LEFT: usize = 4;
+/// Slots that sends leave to receives. A send keeps its slot until the peer receives, a receive only until it is
+/// copied: so receives go on, and with them the sends of peers.
+const LEFT_TO_RECEIVES: usize = 2;
 /// Slots that short chunks take in turn: enough that a slot has left the core's cache before its next
 /// use, and few enough to stay in the shared caches.
 const ROTATING_SLOTS: usize = 40;
 
+/// What the slots of a pool are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// They are kept until the peer has received.
+    Send,
+    /// They are kept until what is in them is copied.
+    Receive,
+}
+
 /// Fixed-size slots of pinned memory; ordinary memory in a process without a GPU. Cheap to clone.
 ///
-/// A network whose slots a peer can hold up, or whose pages the kernel may still send when a chunk has ended,
-/// takes a pool for each connection ([`CopyWorker::pool`](crate::CopyWorker::pool)): then no peer can keep slots from another
-/// connection, or see what another one sends.
+/// The slots belong to all pools of the GPU, or of the host. No pool can have more than a part of what is not
+/// guaranteed to others: a peer that holds slots up holds up its own connection.
 #[derive(Clone)]
-pub struct PinnedPool(Arc<Inner>);
+pub struct PinnedPool(Arc<Share>);
 
 /// Where to search for a slot first: users with different purposes start in different halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,248 +54,309 @@ pub enum PoolHalf {
 
 type Callback = Arc<dyn Fn() + Send + Sync>;
 
-struct Inner {
-    /// Grows by blocks up to the cap; `None` after the GPU is gone, or on the host.
-    gpu: Option<WeakGpu>,
-    /// Slots of a block, and of all.
-    block_slots: usize,
-    cap: usize,
-    tally: Arc<Tally>,
-    /// It is one of the pools that the tally counts.
-    counted: bool,
-    /// One per block; the pool's own lease keeps other users away from the bytes.
-    blocks: Box<[OnceLock<(Region, Lease)>]>,
+/// The slots of a GPU, or of the host.
+pub(crate) struct Slots {
+    region: Region,
+    /// Keeps other users away from the bytes.
+    _lease: Lease,
     /// The number of references to each slot.
     users: Box<[AtomicU32]>,
     /// Who touches the bytes of each slot.
     uses: Box<[LeaseTable]>,
     free: FreeSlots,
-    pinned: AtomicUsize,
-    growing: Mutex<()>,
-    /// Whether a user found no free slot since the last one was returned.
+    /// Slots that are neither guaranteed to a pool nor taken beyond a guarantee.
+    spare: AtomicUsize,
+    /// Slots that are taken, whosever they are.
+    taken: AtomicUsize,
+    /// Whether a pool found no slot since one became spare.
+    starved: AtomicBool,
+    shares: RwLock<Vec<Weak<Share>>>,
+}
+
+/// A pool's part in the slots.
+struct Share {
+    slots: Arc<Slots>,
+    guaranteed: usize,
+    most: usize,
+    /// Spare slots that it leaves to others in any case.
+    leaves: usize,
+    taken: AtomicUsize,
+    /// Whether a user found no slot since the last one was returned.
     starved: AtomicBool,
     watchers: RwLock<(u64, Vec<(u64, Callback)>)>,
 }
 
-/// What the pools of a worker have in common.
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    /// Pools of connections.
-    pools: AtomicUsize,
-    /// Slots that are taken, of all pools.
-    taken: AtomicUsize,
-}
+impl Slots {
+    /// All of a region, which nobody else uses, as slots.
+    pub(crate) fn new(region: Region) -> Result<Arc<Self>, MemoryError> {
+        let count = region.len() / PinnedPool::SLOT_BYTES;
+        let lease = region.lease_as(.., Access::Write, "the pinned slots")?;
+        let free = FreeSlots::new(count);
+        // No more slots than an u32 counts: each has a megabyte.
+        (0..count as u32).for_each(|slot| free.give_back(slot));
+        Ok(Arc::new(Self {
+            region,
+            _lease: lease,
+            users: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            uses: (0..count).map(|_| LeaseTable::default()).collect(),
+            free,
+            spare: AtomicUsize::new(count),
+            taken: AtomicUsize::new(0),
+            starved: AtomicBool::new(false),
+            shares: RwLock::default(),
+        }))
+    }
 
-impl Tally {
+    /// Slots of ordinary memory.
+    pub(crate) fn of_host() -> Result<Arc<Self>, MemoryError> {
+        // It costs nothing before it is used.
+        Self::new(Region::host(PinnedPool::HOST_BYTES)?)
+    }
+
+    /// A pool of at most so many slots.
+    pub(crate) fn pool(self: &Arc<Self>, purpose: Purpose, most: usize) -> PinnedPool {
+        let most = most.clamp(1, self.len());
+        let (wanted, leaves) = match purpose {
+            Purpose::Send => (GUARANTEED[0], LEFT_TO_RECEIVES),
+            Purpose::Receive => (GUARANTEED[1], 0),
+        };
+        self.share(most, leaves, |spare| wanted.min(most).min(spare / PART))
+    }
+
+    fn share(
+        self: &Arc<Self>,
+        most: usize,
+        leaves: usize,
+        guarantee: impl Fn(usize) -> usize,
+    ) -> PinnedPool {
+        let mut guaranteed = 0;
+        let guarantee = |spare: usize| {
+            guaranteed = guarantee(spare);
+            Some(spare - guaranteed)
+        };
+        // The closure always gives a number.
+        let _ = self
+            .spare
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, guarantee);
+        let share = Arc::new(Share {
+            slots: Arc::clone(self),
+            guaranteed,
+            most,
+            leaves,
+            taken: AtomicUsize::new(0),
+            starved: AtomicBool::new(false),
+            watchers: RwLock::default(),
+        });
+        let mut shares = self.shares.write().unwrap_or_else(PoisonError::into_inner);
+        shares.retain(|share| share.strong_count() > 0);
+        shares.push(Arc::downgrade(&share));
+        PinnedPool(share)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.users.len()
+    }
+
+    /// Slots that are taken, whosever they are.
     pub(crate) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Takes a spare slot for a pool that has `beyond` its guarantee.
+    fn take_spare(&self, beyond: usize, leaves: usize) -> bool {
+        let take = |spare: usize| {
+            let left = spare.checked_sub(1 + leaves)?;
+            let enough = beyond <= left.saturating_mul(PER_SLOT_LEFT);
+            enough.then_some(spare - 1)
+        };
+        self.spare
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+            .is_ok()
+    }
+
+    /// Slots have become spare: pools that found none look again.
+    fn give_spare(&self, count: usize) {
+        self.spare.fetch_add(count, Ordering::SeqCst);
+        if self.starved.swap(false, Ordering::SeqCst) {
+            let shares = self.shares.read().unwrap_or_else(PoisonError::into_inner);
+            let starved: Vec<_> = shares.iter().filter_map(Weak::upgrade).collect();
+            drop(shares);
+            starved.iter().for_each(|share| share.wake());
+        }
+    }
+}
+
+impl Share {
+    /// Counts one more slot as this pool's, if there is one for it.
+    fn claim(&self) -> bool {
+        let mut taken = self.taken.load(Ordering::SeqCst);
+        loop {
+            if taken >= self.most {
+                return false;
+            }
+            let beyond = taken.checked_sub(self.guaranteed);
+            if beyond.is_some_and(|beyond| !self.slots.take_spare(beyond, self.leaves)) {
+                return false;
+            }
+            let counted =
+                self.taken
+                    .compare_exchange(taken, taken + 1, Ordering::SeqCst, Ordering::SeqCst);
+            match counted {
+                Ok(_) => return true,
+                Err(now) => {
+                    if beyond.is_some() {
+                        self.slots.give_spare(1);
+                    }
+                    taken = now;
+                }
+            }
+        }
+    }
+
+    /// A slot that was claimed is free again.
+    fn give_back(&self) {
+        let before = self.taken.fetch_sub(1, Ordering::SeqCst);
+        self.wake();
+        if before > self.guaranteed {
+            self.slots.give_spare(1);
+        }
+    }
+
+    fn wake(&self) {
+        if self.starved.swap(false, Ordering::SeqCst) {
+            let watchers = self.watchers.read().unwrap_or_else(PoisonError::into_inner);
+            watchers.1.iter().for_each(|(_, wake)| wake());
+        }
+    }
+
+    fn starve(&self) {
+        self.starved.store(true, Ordering::SeqCst);
+        self.slots.starved.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        // Every slot keeps its share, so none is taken.
+        self.slots.give_spare(self.guaranteed);
     }
 }
 
 impl PinnedPool {
     /// Bytes of a slot.
     pub const SLOT_BYTES: usize = 1 << 20;
-    /// Most bytes a pool pins.
-    pub const CAP_BYTES: usize = 256 << 20;
+    /// Bytes of all slots of a GPU.
+    pub const GPU_BYTES: usize = 64 << 20;
+    /// Bytes of all slots of the host, of ordinary memory.
+    pub const HOST_BYTES: usize = 256 << 20;
 
-    const CAP_SLOTS: usize = Self::CAP_BYTES / Self::SLOT_BYTES;
-
-    /// The pool that a worker's users share. It grows by [`reserve`](Self::reserve).
-    pub(crate) fn shared(gpu: Option<&Gpu>, tally: &Arc<Tally>) -> Result<Self, MemoryError> {
-        let pool = Self::empty(gpu, tally, Self::CAP_SLOTS, BLOCK_SLOTS, false);
-        if gpu.is_none() {
-            // Host memory costs nothing before it is used, so all of it can be there at once.
-            pool.reserve(Self::CAP_SLOTS)?;
-        }
-        Ok(pool)
-    }
-
-    /// A pool for one connection, of `most` slots while few have one.
-    pub(crate) fn own(
-        gpu: Option<&Gpu>,
-        tally: &Arc<Tally>,
-        most: usize,
-    ) -> Result<Self, MemoryError> {
-        let others = tally.pools.fetch_add(1, Ordering::Relaxed);
-        let share = (AMPLE_SLOTS / (others + 1)).max(LEAST_SLOTS);
-        let slots = most.clamp(1, BLOCK_SLOTS).min(share);
-        // One block, so that one copy can reach any neighbours.
-        let pool = Self::empty(gpu, tally, slots, slots, true);
-        pool.reserve(slots)?;
-        Ok(pool)
-    }
-
-    fn empty(
-        gpu: Option<&Gpu>,
-        tally: &Arc<Tally>,
-        cap: usize,
-        block_slots: usize,
-        counted: bool,
-    ) -> Self {
-        Self(Arc::new(Inner {
-            gpu: gpu.map(Gpu::downgrade),
-            block_slots,
-            cap,
-            tally: Arc::clone(tally),
-            counted,
-            blocks: (0..cap / block_slots).map(|_| OnceLock::new()).collect(),
-            users: (0..cap).map(|_| AtomicU32::new(0)).collect(),
-            uses: (0..cap).map(|_| LeaseTable::default()).collect(),
-            free: FreeSlots::new(cap),
-            pinned: AtomicUsize::new(0),
-            growing: Mutex::new(()),
-            starved: AtomicBool::new(false),
-            watchers: RwLock::default(),
-        }))
-    }
-
-    /// Pins more memory until the pool has `slots`, or its cap. Pinning takes about 20 ms per 64 MiB and
-    /// calls the driver: for set-up, never during transfers.
-    ///
-    /// # Errors
-    /// The driver's or the system's refusal; what was pinned before stays usable.
-    pub fn reserve(&self, slots: usize) -> Result<(), MemoryError> {
-        let _growing = lock(&self.0.growing);
-        let slots = slots.min(self.0.cap);
-        while self.slots() < slots {
-            let first = self.slots();
-            let region = self.block()?;
-            let lease = region.lease_as(.., Access::Write, "a pool of pinned slots")?;
-            if self.0.blocks[first / self.0.block_slots]
-                .set((region, lease))
-                .is_err()
-            {
-                // Only this function sets blocks, one after the other, under the lock.
-                return Ok(());
-            }
-            let end = first + self.0.block_slots;
-            self.0.pinned.store(end, Ordering::Release);
-            for slot in first..end {
-                self.0.put_back(slot as u32);
-            }
-        }
-        Ok(())
-    }
-
-    fn block(&self) -> Result<Region, MemoryError> {
-        let bytes = self.0.block_slots * Self::SLOT_BYTES;
-        match &self.0.gpu {
-            None => Region::host(bytes),
-            Some(gpu) => match gpu.upgrade() {
-                Some(gpu) => Region::pinned(&gpu, bytes),
-                None => Err(MemoryError::WorkerStopped),
-            },
-        }
-    }
-
-    /// Slots, free or taken.
+    /// The most slots that this pool has at a time.
     pub fn slots(&self) -> usize {
-        self.0.pinned.load(Ordering::Acquire)
+        self.0.most
     }
 
-    /// Free slots.
+    /// Slots that are guaranteed to this pool.
+    pub fn guaranteed(&self) -> usize {
+        self.0.guaranteed
+    }
+
+    /// Of those that this pool may have, how many it has not.
     pub fn free_slots(&self) -> usize {
-        self.0.free.len()
+        let taken = self.0.taken.load(Ordering::SeqCst);
+        self.0.most.saturating_sub(taken)
     }
 
     /// Takes the first free slot, if there is one, so that a user of few slots touches few. Never calls
     /// the driver, never blocks. Its bytes are whatever the last user left.
     pub fn try_take(&self) -> Option<PinnedSlot> {
-        self.take(|inner| inner.free.take_first())
+        self.take(FreeSlots::take_first)
     }
 
     /// As [`Self::try_take`], but in turn, for short chunks: their bytes would still lie in the cache of
     /// the core that used the slot last, where a GPU reads them at half the speed.
     pub fn try_take_rested(&self) -> Option<PinnedSlot> {
-        self.take(|inner| inner.free.take_in_turn(ROTATING_SLOTS))
+        self.take(|free| free.take_in_turn(ROTATING_SLOTS))
     }
 
     /// As [`Self::try_take`], but preferably the slot at `place`, which counts around one half of the
-    /// pool, or the same of the other half. Adjacent chunks that ask for adjacent places mostly get
+    /// slots, or the same of the other half. Adjacent chunks that ask for adjacent places mostly get
     /// adjacent slots, and the copy worker moves those in one copy; a user of few slots touches one half.
     pub fn try_take_at(&self, half: PoolHalf, place: u64) -> Option<PinnedSlot> {
-        let middle = self.slots() / 2;
+        let slots = self.0.slots.len();
+        let middle = slots / 2;
         // The remainder is below the number of slots.
         let low = (place % middle.max(1) as u64) as usize;
         let places = match half {
             PoolHalf::Lower => [low, low + middle],
             PoolHalf::Upper => [low + middle, low],
         };
-        self.take(|inner| {
-            let at = |place: usize| inner.free.take_among(place..place + 1);
-            let near = || inner.free.take_among(places[0]..self.slots());
+        self.take(|free| {
+            let at = |place: usize| free.take_among(place..place + 1);
+            let near = || free.take_among(places[0]..slots);
             places
                 .into_iter()
                 .find_map(at)
                 .or_else(near)
-                .or_else(|| inner.free.take_first())
+                .or_else(|| free.take_first())
         })
     }
 
-    fn take(&self, pop: impl Fn(&Inner) -> Option<u32>) -> Option<PinnedSlot> {
-        let index = pop(&self.0).or_else(|| {
-            // Searching again after setting the flag finds a slot that was returned in between.
-            self.0.starved.store(true, Ordering::SeqCst);
-            pop(&self.0)
-        })?;
+    fn take(&self, pop: impl Fn(&FreeSlots) -> Option<u32>) -> Option<PinnedSlot> {
+        let claimed = self.0.claim() || {
+            // Looking again after setting the flags finds a slot that was returned in between.
+            self.0.starve();
+            self.0.claim()
+        };
+        if !claimed {
+            return None;
+        }
+        let slots = &self.0.slots;
+        // A slot is free before it is counted as such, so one is there for each claim; but another thread may
+        // take the one that this search has passed by.
+        let index = loop {
+            if let Some(index) = pop(&slots.free) {
+                break index;
+            }
+            std::hint::spin_loop();
+        };
         let slot = index as usize;
-        let (region, _) = self.0.blocks.get(slot / self.0.block_slots)?.get()?;
-        self.0.tally.taken.fetch_add(1, Ordering::Relaxed);
-        self.0.users[slot].store(1, Ordering::Relaxed);
-        let start = slot % self.0.block_slots * Self::SLOT_BYTES;
+        slots.taken.fetch_add(1, Ordering::Relaxed);
+        slots.users[slot].store(1, Ordering::Relaxed);
+        let start = slot * Self::SLOT_BYTES;
         let hold = Hold::Slot(SlotHold {
-            pool: Arc::clone(&self.0),
+            share: Arc::clone(&self.0),
             index,
         });
         let range = start..start + Self::SLOT_BYTES;
-        Some(PinnedSlot(RegionSlice::held(region.clone(), range, hold)))
+        Some(PinnedSlot(RegionSlice::held(
+            slots.region.clone(),
+            range,
+            hold,
+        )))
     }
 
-    /// Calls `wake` whenever a slot is returned after [`Self::try_take`] found none, until the watch is
+    /// Calls `wake` whenever there may be a slot after [`Self::try_take`] found none, until the watch is
     /// dropped. The call is made on the thread that returns the slot, which may be the copy worker's,
     /// and must not block.
     pub fn on_free(&self, wake: Callback) -> FreeWatch {
-        let mut watchers = self
-            .0
-            .watchers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let watchers = self.0.watchers.write();
+        let mut watchers = watchers.unwrap_or_else(PoisonError::into_inner);
         watchers.0 += 1;
         let id = watchers.0;
         watchers.1.push((id, wake));
         FreeWatch {
-            pool: Arc::clone(&self.0),
+            share: Arc::clone(&self.0),
             id,
-        }
-    }
-}
-
-impl Inner {
-    fn put_back(&self, slot: u32) {
-        self.free.give_back(slot);
-        if self.starved.swap(false, Ordering::SeqCst) {
-            let watchers = self.watchers.read().unwrap_or_else(PoisonError::into_inner);
-            watchers.1.iter().for_each(|(_, wake)| wake());
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.counted {
-            self.tally.pools.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 impl fmt::Debug for PinnedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "PinnedPool({} of {} slots free)",
-            self.free_slots(),
-            self.slots()
-        )
+        let Share {
+            guaranteed, most, ..
+        } = &*self.0;
+        write!(f, "PinnedPool({guaranteed} to {most} slots)")
     }
 }
 
@@ -315,22 +389,26 @@ impl PinnedSlot {
 
 /// One reference to a taken slot.
 pub(crate) struct SlotHold {
-    pool: Arc<Inner>,
+    share: Arc<Share>,
     index: u32,
 }
 
 impl SlotHold {
     pub(crate) fn uses(&self) -> &LeaseTable {
-        &self.pool.uses[self.index as usize]
+        &self.share.slots.uses[self.index as usize]
+    }
+
+    fn users(&self) -> &AtomicU32 {
+        &self.share.slots.users[self.index as usize]
     }
 }
 
 impl Clone for SlotHold {
     fn clone(&self) -> Self {
         // As for `Arc`: a new reference made from an old one needs no ordering.
-        self.pool.users[self.index as usize].fetch_add(1, Ordering::Relaxed);
+        self.users().fetch_add(1, Ordering::Relaxed);
         Self {
-            pool: Arc::clone(&self.pool),
+            share: Arc::clone(&self.share),
             index: self.index,
         }
     }
@@ -339,9 +417,11 @@ impl Clone for SlotHold {
 impl Drop for SlotHold {
     fn drop(&mut self) {
         // Release this user's writes and acquire the others', before the next user takes the slot.
-        if self.pool.users[self.index as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.pool.tally.taken.fetch_sub(1, Ordering::Relaxed);
-            self.pool.put_back(self.index);
+        if self.users().fetch_sub(1, Ordering::AcqRel) == 1 {
+            let slots = &self.share.slots;
+            slots.taken.fetch_sub(1, Ordering::Relaxed);
+            slots.free.give_back(self.index);
+            self.share.give_back();
         }
     }
 }
@@ -355,17 +435,14 @@ impl fmt::Debug for SlotHold {
 /// Keeps a callback of [`PinnedPool::on_free`] registered.
 #[must_use = "the callback is unregistered when this is dropped"]
 pub struct FreeWatch {
-    pool: Arc<Inner>,
+    share: Arc<Share>,
     id: u64,
 }
 
 impl Drop for FreeWatch {
     fn drop(&mut self) {
-        let mut watchers = self
-            .pool
-            .watchers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let watchers = self.share.watchers.write();
+        let mut watchers = watchers.unwrap_or_else(PoisonError::into_inner);
         watchers.1.retain(|(id, _)| *id != self.id);
     }
 }
@@ -380,24 +457,110 @@ impl fmt::Debug for FreeWatch {
 mod tests {
     use super::*;
 
+    fn slots(count: usize) -> Arc<Slots> {
+        Slots::new(Region::host(count * PinnedPool::SLOT_BYTES).unwrap()).unwrap()
+    }
+
+    /// All slots, each guaranteed.
     fn pool() -> PinnedPool {
-        PinnedPool::shared(None, &Arc::default()).unwrap()
+        slots(256).share(256, 0, |_| 256)
+    }
+
+    fn all_of(pool: &PinnedPool) -> Vec<PinnedSlot> {
+        std::iter::from_fn(|| pool.try_take()).collect()
     }
 
     #[test]
-    fn every_connection_gets_slots_and_later_ones_fewer() {
-        let tally = Arc::default();
-        let own = || PinnedPool::own(None, &tally, 64).unwrap();
-        let pools: Vec<_> = (0..40).map(|_| own()).collect();
-        let slots: Vec<_> = pools.iter().map(PinnedPool::slots).collect();
-        assert_eq!(slots[..6], [64, 64, 64, 64, 51, 42]);
-        assert_eq!((slots[31], slots[39]), (8, 8));
+    fn guarantees_shrink_with_the_number_of_connections() {
+        let slots = slots(64);
+        let pools: Vec<_> = (0..12)
+            .map(|_| {
+                let pool = |purpose| slots.pool(purpose, 64);
+                (pool(Purpose::Send), pool(Purpose::Receive))
+            })
+            .collect();
+        let guarantees: Vec<_> = pools
+            .iter()
+            .map(|(send, receive)| (send.guaranteed(), receive.guaranteed()))
+            .collect();
+        assert_eq!(guarantees[..3], [(6, 2), (6, 2), (6, 2)]);
+        assert_eq!(guarantees[10..], [(1, 1), (1, 0)], "{guarantees:?}");
+        let left = slots.spare.load(Ordering::SeqCst);
+        assert!(left > LEFT_TO_RECEIVES, "{left} are nobody's");
+        drop(pools);
+        assert_eq!(slots.spare.load(Ordering::SeqCst), 64);
+    }
+
+    #[test]
+    fn one_connection_gets_most_slots_and_leaves_each_other_its_own() {
+        let slots = slots(64);
+        let pools: Vec<_> = (0..4).map(|_| slots.pool(Purpose::Send, 64)).collect();
         // What one takes the others keep.
-        let taken: Vec<_> = std::iter::from_fn(|| pools[0].try_take()).collect();
-        assert_eq!((taken.len(), tally.taken()), (64, 64));
-        assert_eq!(pools[1].free_slots(), 64);
-        drop((pools, taken));
-        assert_eq!((own().slots(), tally.taken()), (64, 0));
+        let taken = all_of(&pools[0]);
+        assert!(taken.len() > 32, "{}", taken.len());
+        for pool in &pools[1..] {
+            assert!(all_of(pool).len() >= pool.guaranteed());
+        }
+        drop(taken);
+        assert_eq!((slots.taken(), pools[3].free_slots()), (0, 64));
+    }
+
+    #[test]
+    fn whatever_sends_hold_a_receive_gets_a_slot() {
+        for count in 8..40 {
+            let slots = slots(count);
+            let senders: Vec<_> = (0..count).map(|_| slots.pool(Purpose::Send, 64)).collect();
+            let held: Vec<_> = senders.iter().map(all_of).collect();
+            // It came late and has no guarantee.
+            let receiver = slots.pool(Purpose::Receive, 64);
+            assert!(receiver.try_take().is_some(), "{count}");
+            drop(held);
+        }
+    }
+
+    #[test]
+    fn a_pool_without_a_slot_is_woken_by_another_ones() {
+        let slots = slots(16);
+        let (one, other) = (slots.pool(Purpose::Send, 16), slots.pool(Purpose::Send, 16));
+        let woken = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&woken);
+        let _watch = other.on_free(Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        }));
+        let held = all_of(&one);
+        let own = all_of(&other);
+        assert_eq!(woken.load(Ordering::SeqCst), 0);
+        drop(held);
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        assert!(other.try_take().is_some());
+        drop(own);
+    }
+
+    #[test]
+    fn no_slot_has_two_holders_and_none_is_lost() {
+        let slots = slots(12);
+        let held: Arc<Vec<AtomicU32>> = Arc::new((0..12).map(|_| AtomicU32::new(0)).collect());
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (slots, held) = (&slots, Arc::clone(&held));
+                scope.spawn(move || {
+                    for round in 0..500 {
+                        let purpose = match (thread + round) % 2 {
+                            0 => Purpose::Send,
+                            _ => Purpose::Receive,
+                        };
+                        let pool = slots.pool(purpose, 1 + round % 7);
+                        for slot in all_of(&pool) {
+                            let number = slot.slice().offset() / PinnedPool::SLOT_BYTES;
+                            assert_eq!(held[number].fetch_add(1, Ordering::SeqCst), 0);
+                            held[number].fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((slots.taken(), slots.free.len()), (0, 12));
+        assert_eq!(slots.spare.load(Ordering::SeqCst), 12);
     }
 
     #[test]
@@ -432,7 +595,7 @@ mod tests {
 
     #[test]
     fn pieces_that_follow_each_other_get_slots_that_do() {
-        let pool = PinnedPool::own(Some(&Gpu::fake()), &Arc::default(), 64).unwrap();
+        let pool = slots(64).share(64, 0, |_| 64);
         let middle = pool.slots() as u64 / 2;
         let index = |slot: &PinnedSlot| (slot.slice().offset() / PinnedPool::SLOT_BYTES) as u64;
         for (half, first) in [(PoolHalf::Lower, 0), (PoolHalf::Upper, middle)] {

@@ -17,7 +17,7 @@ pub(crate) use gathered::DeviceParts;
 pub use gathered::{Gather, HostParts};
 
 use crate::error::MemoryError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, MappedHost};
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Lease, LeaseTable};
 use crate::slice::{RegionSlice, resolve};
@@ -68,6 +68,9 @@ impl Region {
 
     /// Page-locked memory of this process that every CUDA device can address, all zero.
     ///
+    /// To pin it holds up copies of the process for milliseconds, and to free it, on a thread of its own, for as long
+    /// as the kernels take that run: where kernels of the program matter, keep what was allocated before them.
+    ///
     /// # Errors
     /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
     pub fn pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
@@ -80,10 +83,41 @@ impl Region {
 
     /// Memory of a CUDA device. Its bytes are whatever was there.
     ///
+    /// To free it, on a thread of its own, holds up copies of the process for as long as the kernels take that run:
+    /// where kernels of the program matter, keep it until they are done.
+    ///
     /// # Errors
     /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
     pub fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
         Ok(Self::new(gpu.kind(), len, Backing::cuda(gpu, len)?))
+    }
+
+    /// As [`pinned`](Self::pinned), for what each connection needs: once nobody uses it, it goes to the next one that
+    /// asks for as many bytes, and never back to the driver.
+    ///
+    /// # Errors
+    /// As for [`pinned`](Self::pinned).
+    pub fn recycled_pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
+        let backing = Backing::recycled_pinned(gpu, len)?;
+        Ok(Self::new(MemoryKind::Pinned, len, backing))
+    }
+
+    /// As [`cuda`](Self::cuda), for what each connection needs: once nobody uses it, it goes to the next one that asks
+    /// for as many bytes, and never back to the driver.
+    ///
+    /// # Errors
+    /// As for [`cuda`](Self::cuda).
+    pub fn recycled_cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
+        let backing = Backing::recycled_cuda(gpu, len)?;
+        Ok(Self::new(gpu.kind(), len, backing))
+    }
+
+    /// Page-locked memory that nobody ever frees.
+    ///
+    /// # Safety
+    /// It has so many initialised bytes, and nobody else uses them.
+    pub(crate) unsafe fn pinned_for_good(memory: MappedHost, len: usize) -> Self {
+        Self::new(MemoryKind::Pinned, len, Backing::PinnedForGood(memory))
     }
 
     /// Host memory that other code allocated; `owner` is dropped with the last reference.

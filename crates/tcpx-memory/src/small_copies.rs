@@ -10,21 +10,27 @@ use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::driver::{Api, sys};
+use crate::driver::sys;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
-use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
+use crate::gpu::{Current, Gpu, MappedHost, create_stream};
 use crate::lease::{Access, Held};
 use crate::region::append_in_pieces;
 use crate::slice::RegionSlice;
+use crate::worker::reaper;
 use ends::Ends;
 use persistent::{PersistentCopyKernel, REQUESTS};
 use slots::{Copy, SLOT, SLOTS, Slots};
 
 /// Longest wait for the first copies, at set-up.
 const WARM_UP: Duration = Duration::from_secs(60);
-/// How long a drop waits for copies in flight.
+/// How long the memory of copies in flight is looked after at the end of a connection; after that, the next
+/// connection does.
 const LAST_WAIT: Duration = Duration::from_secs(1);
+/// The pause between looks meanwhile.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Slots of a connection once others have taken most of the memory.
+const FEW_SLOTS: usize = 4;
 
 const HOLDER: &str = "a small copy";
 /// Every slot may be a request at a time.
@@ -33,7 +39,7 @@ const _: () = assert!(SLOTS <= REQUESTS);
 /// Copies small messages to and from a GPU without a hand-over to the copy worker, which would take
 /// longer than the copy.
 ///
-/// It has its own streams and pinned memory. [`Self::start_write`] and [`Self::poll`] never wait;
+/// It has its own streams and pinned memory, which go to the next connection afterwards. [`Self::start_write`] and [`Self::poll`] never wait;
 /// [`Self::read`] waits at most for its limit. So a kernel that spins until a transfer completes
 /// blocks none of them.
 pub struct SmallCopies {
@@ -45,39 +51,126 @@ pub struct SmallCopies {
     ends: Option<Ends>,
     /// Copies messages that follow each other closely; `None` if the GPU cannot run it.
     persistent: Option<PersistentCopyKernel>,
-    /// The slots, then their completion words.
+    /// As above, as long as this connection does not ask for it.
+    unused: Option<PersistentCopyKernel>,
+    /// The slots, their completion words, and what the persistent kernel needs.
     memory: MappedHost,
+    count: usize,
     /// The driver refused something: no copy is started any more.
     broken: bool,
 }
 
+/// What copied the small messages of a connection that has ended. Something of it may still be in flight.
+pub(crate) struct Resting {
+    streams: [sys::CUstream; 2],
+    slots: Slots,
+    ends: Option<Ends>,
+    persistent: Option<PersistentCopyKernel>,
+    memory: MappedHost,
+    count: usize,
+}
+
 // SAFETY: streams and events may be used from any thread, and the memory belongs to this value.
 unsafe impl Send for SmallCopies {}
+// SAFETY: as above.
+unsafe impl Send for Resting {}
 
 impl SmallCopies {
     /// Most bytes of a copy.
     pub const MOST_BYTES: usize = 4 * SLOT;
-    /// Bytes of all slots.
-    const BYTES: usize = SLOTS * SLOT;
+    /// Bytes that the small copies of a GPU's connections take together. The first twelve connections get all slots,
+    /// and 16 more get few; the messages of others travel as large ones do.
+    pub(crate) const ALL_BYTES: usize = 12 * Self::bytes(SLOTS) + 16 * Self::bytes(FEW_SLOTS);
 
-    /// Pins memory and makes streams and events; for set-up.
+    /// Bytes of pinned memory for so many slots, in whole pages.
+    const fn bytes(slots: usize) -> usize {
+        slots * SLOT + (Ends::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096)
+    }
+
+    /// What an ended connection has left, or new streams and events; for set-up. `None` if the GPU's memory for small
+    /// copies is used up.
     ///
     /// # Errors
     /// The driver's refusal.
-    pub fn new(gpu: &Gpu) -> Result<Self, MemoryError> {
-        let memory = MappedHost::alloc(gpu, Self::BYTES + Ends::BYTES)?;
+    pub fn new(gpu: &Gpu) -> Result<Option<Self>, MemoryError> {
+        if let Some(copies) = Self::again(gpu) {
+            return Ok(Some(copies));
+        }
+        let kept = gpu.kept()?;
+        let cut = |count, leaving| {
+            let memory = kept.cut(Self::bytes(count), leaving);
+            memory.map(|memory| (memory, count))
+        };
+        // What is left then is for few slots each.
+        let few = 16 * Self::bytes(FEW_SLOTS);
+        let Some((memory, count)) = cut(SLOTS, few).or_else(|| cut(FEW_SLOTS, 0)) else {
+            return Ok(None);
+        };
         let mut copies = Self {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 2],
-            slots: Slots::default(),
+            slots: Slots::new(count),
             ends: None,
             persistent: None,
+            unused: None,
             memory,
+            count,
             broken: false,
         };
         let _current = Current::enter(gpu)?;
         copies.prepare()?;
-        Ok(copies)
+        Ok(Some(copies))
+    }
+
+    /// What an ended connection has left, of which nothing is in flight any more.
+    fn again(gpu: &Gpu) -> Option<Self> {
+        let resting = std::mem::take(&mut *gpu.resting_small_copies());
+        let mut found: Option<Self> = None;
+        for one in resting {
+            let mut copies = one.woken(gpu);
+            let best = found.as_ref().map_or(0, |found| found.count);
+            if copies.is_at_rest() && copies.count > best {
+                found.replace(copies).into_iter().for_each(Self::rest);
+            } else {
+                copies.rest();
+            }
+        }
+        found.map(|mut found| {
+            found.unused = found.persistent.take();
+            found
+        })
+    }
+
+    /// Leaves everything to the next connection.
+    fn rest(mut self) {
+        if !self.broken {
+            let resting = self.take();
+            self.gpu.resting_small_copies().extend(resting);
+        }
+    }
+
+    /// What is left to the next connection.
+    fn take(&mut self) -> Option<Resting> {
+        // Dropped after this, it has nothing left.
+        self.broken = true;
+        Some(Resting {
+            streams: self.streams,
+            slots: std::mem::take(&mut self.slots),
+            ends: Some(self.ends.take()?),
+            persistent: self.persistent.take().or_else(|| self.unused.take()),
+            memory: self.memory,
+            count: self.count,
+        })
+    }
+
+    /// Whether nothing is in flight; sees to what has ended.
+    fn is_at_rest(&mut self) -> bool {
+        self.poll(&mut Vec::new());
+        let has_left = self.persistent.as_mut().is_none_or(|persistent| {
+            persistent.begin_anew();
+            persistent.has_left()
+        });
+        !self.broken && self.slots.is_empty() && has_left
     }
 
     /// Also copies once on each stream, so that the driver has nothing left to set up.
@@ -87,9 +180,10 @@ impl SmallCopies {
             *stream = create_stream(api)?;
         }
         let host = self.memory.host;
+        let at = self.count * SLOT;
         // SAFETY: the words lie behind the slots, in the same allocation.
-        let words = unsafe { host.add(Self::BYTES) };
-        let device = self.memory.device + Self::BYTES as u64;
+        let words = unsafe { host.add(at) };
+        let device = self.memory.device + at as u64;
         let mut ends = Ends::new(&self.gpu, (words, device), self.streams[0])?;
         // Until the first copies have completed, the GPU may still write there.
         self.broken = true;
@@ -123,10 +217,20 @@ impl SmallCopies {
             // It may hold requests that only it knows.
             return self;
         }
+        if self.unused.is_some() {
+            self.persistent = self.unused.take();
+            return self;
+        }
         let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
         let made = can.then(|| {
             let _current = Current::enter(&self.gpu)?;
-            PersistentCopyKernel::new(&self.gpu)
+            let at = self.count * SLOT + Ends::BYTES;
+            let memory = MappedHost {
+                // SAFETY: this lies behind the words, in the same allocation.
+                host: unsafe { self.memory.host.add(at) },
+                device: self.memory.device + at as u64,
+            };
+            PersistentCopyKernel::new(&self.gpu, memory)
         });
         if let Some(Err(error)) = &made {
             tracing::debug!(%error, "small copies go on without the persistent kernel");
@@ -399,16 +503,21 @@ impl SmallCopies {
     fn device_address(&self, slot: usize) -> u64 {
         self.memory.device + (slot * SLOT) as u64
     }
+}
 
-    fn destroy(&mut self, api: &Api) {
-        if let Some(ends) = &mut self.ends {
-            ends.destroy(api);
+impl Resting {
+    fn woken(self, gpu: &Gpu) -> SmallCopies {
+        SmallCopies {
+            gpu: gpu.clone(),
+            streams: self.streams,
+            slots: self.slots,
+            ends: self.ends,
+            persistent: self.persistent,
+            unused: None,
+            memory: self.memory,
+            count: self.count,
+            broken: false,
         }
-        for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
-            destroy_stream(api, stream);
-        }
-        // SAFETY: no copy in flight could use it.
-        unsafe { host_free(&self.gpu, self.memory) };
     }
 }
 
@@ -418,28 +527,27 @@ fn is_reached(fence: Option<&Fence>) -> Result<bool, CudaError> {
 
 impl Drop for SmallCopies {
     fn drop(&mut self) {
-        let start = Instant::now();
-        let mut ended = Vec::new();
-        while !self.broken && !self.slots.is_empty() && start.elapsed() < LAST_WAIT {
-            self.poll(&mut ended);
-            thread::yield_now();
-        }
-        if self.broken || !self.slots.is_empty() {
-            // A copy may still run: its memory, the streams and the slots stay until the process ends.
+        if self.broken {
+            // Copies may still run: the streams, the slots and what they hold stay until the process ends.
             std::mem::forget(std::mem::take(&mut self.slots));
-            std::mem::forget(self.persistent.take());
             return;
         }
-        let (gpu, persistent) = (self.gpu.clone(), self.persistent.take());
-        let Ok(_current) = Current::enter(&gpu) else {
-            // As above.
-            std::mem::forget(persistent);
+        let in_flight = !self.slots.is_empty();
+        let Some(resting) = self.take() else {
             return;
         };
-        if let Some(persistent) = persistent {
-            persistent.end(LAST_WAIT);
+        if !in_flight {
+            return self.gpu.resting_small_copies().push(resting);
         }
-        self.destroy(gpu.api());
+        // Not here: this thread serves other connections.
+        let gpu = self.gpu.clone();
+        reaper::run(move || {
+            let (mut copies, start) = (resting.woken(&gpu), Instant::now());
+            while !copies.is_at_rest() && !copies.broken && start.elapsed() < LAST_WAIT {
+                thread::sleep(PAUSE);
+            }
+            copies.rest();
+        });
     }
 }
 

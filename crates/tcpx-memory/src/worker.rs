@@ -1,7 +1,6 @@
 //! Copy workers: the threads that move bytes.
 
 mod cuda;
-mod ending;
 mod host;
 mod park_gate;
 mod queue;
@@ -15,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use cuda::Unpacker;
+pub(crate) use cuda::WORKER_BYTES;
 #[cfg(feature = "simulation")]
 pub use host::FAILS;
 
@@ -26,20 +26,22 @@ use crate::gpu::Gpu;
 use crate::job::{Job, SubmitError, Work};
 use crate::kind::MemoryKind;
 use crate::lock;
-use crate::pinned::{PinnedPool, Tally};
+use crate::pinned::{PinnedPool, Purpose, Slots};
 use crate::slice::RegionSlice;
 use tcpx_wire::Descriptors;
 
 /// The thread that moves bytes for one GPU, or for the host.
 ///
 /// After set-up only this thread calls the CUDA driver for transfers. It never waits for a stream, so a
-/// kernel that spins until a transfer completes does not stop it. Dropping the last reference ends the
-/// thread once its jobs have ended; those that still wait for their fence end with
-/// [`MemoryError::WorkerStopped`].
+/// kernel that spins until a transfer completes does not stop it. A GPU's worker lives as long as the process, and
+/// keeps what it has made: to give that back would hold the program's copies up for as long as its kernels run.
+/// Dropping the last reference to the host's ends the thread once its jobs have ended; those that still wait for their
+/// fence end with [`MemoryError::WorkerStopped`].
 pub struct CopyWorker {
     queue: Arc<JobQueue>,
+    /// Those of the GPU, or of the host.
+    slots: Arc<Slots>,
     pool: PinnedPool,
-    tally: Arc<Tally>,
     gpu: Option<Gpu>,
     /// Why the GPU cannot run the unpack kernel, if it cannot.
     no_kernel: Option<CudaError>,
@@ -65,22 +67,24 @@ impl CopyWorker {
 
     fn start_host() -> Result<Self, MemoryError> {
         let queue = Arc::new(JobQueue::new(MemoryKind::Host));
-        let tally = Arc::default();
-        let pool = PinnedPool::shared(None, &tally)?;
+        let slots = Slots::of_host()?;
         let thread_queue = Arc::clone(&queue);
         spawn("tcpx-copy", move || {
             thread_queue.serve(|| host::run(&thread_queue));
         })?;
         Ok(Self {
             queue,
-            pool,
-            tally,
+            pool: slots.pool(Purpose::Receive, slots.len()),
+            slots,
             gpu: None,
             no_kernel: None,
         })
     }
 
-    /// The worker of a GPU. The process has one per context at a time, shared by all callers.
+    /// The worker of a GPU. The process has one per context, shared by all callers.
+    ///
+    /// The first call pins all memory, loads all kernels and runs each once, for this and all later connections on the
+    /// GPU; copies of the process may wait for some tens of milliseconds meanwhile.
     ///
     /// # Errors
     /// The driver's refusal of streams, events or pinned memory.
@@ -127,32 +131,33 @@ impl CopyWorker {
         self.queue.rouse();
     }
 
-    /// Waits until the threads of all workers of GPUs have ended, which they do once their worker was dropped,
-    /// and everything was given back to the driver; whether that was within `limit`. For the end of a
-    /// program: the driver is torn down then, which must not happen while another thread uses it.
-    pub fn wait_for_ends(limit: Duration) -> bool {
+    /// Waits until the workers of all GPUs have done what was asked of them, and memory that nobody uses any more was
+    /// given back to the driver; whether that was within `limit`. For the end of a program: the driver is torn
+    /// down then, which must not happen while another thread uses it.
+    pub fn wait_until_idle(limit: Duration) -> bool {
         let start = Instant::now();
-        ending::wait(limit) && reaper::flush(limit.saturating_sub(start.elapsed()))
+        cuda::wait_until_idle(limit) && reaper::flush(limit.saturating_sub(start.elapsed()))
     }
 
-    /// Slots that all users share. A GPU's has none before [`PinnedPool::reserve`].
+    /// Slots for receives that all users share.
     pub fn pinned(&self) -> &PinnedPool {
         &self.pool
     }
 
-    /// Slots for one connection: `most`, at most 64, while the worker's connections together have about 256, then
-    /// fewer, and at least 8. The memory is given back when the pool and all of its slots are dropped. Calls
-    /// the driver: for set-up, never during transfers.
-    ///
-    /// # Errors
-    /// The driver's or the system's refusal.
-    pub fn pool(&self, most: usize) -> Result<PinnedPool, MemoryError> {
-        PinnedPool::own(self.gpu.as_ref(), &self.tally, most)
+    /// Slots for one connection's sends, of those that all connections share: at most so many at a time. No call of
+    /// the driver.
+    pub fn slots_to_send(&self, most: usize) -> PinnedPool {
+        self.slots.pool(Purpose::Send, most)
+    }
+
+    /// As [`slots_to_send`](Self::slots_to_send), for receives.
+    pub fn slots_to_receive(&self, most: usize) -> PinnedPool {
+        self.slots.pool(Purpose::Receive, most)
     }
 
     /// Bytes of all slots that are taken, whosever they are.
     pub fn pinned_in_use(&self) -> usize {
-        self.tally.taken() * PinnedPool::SLOT_BYTES
+        self.slots.taken() * PinnedPool::SLOT_BYTES
     }
 
     /// The GPU this worker serves; `None` for the host's.

@@ -9,10 +9,6 @@ use crate::config::Mode;
 use crate::error;
 use crate::plugin::Shared;
 
-/// Slots of 1 MiB through which a process receives into a GPU's memory: NCCL has eight channels with eight messages
-/// of 512 KiB.
-const PINNED_SLOTS: usize = 64;
-
 /// A device and the copy worker that moves its memory.
 #[derive(Clone)]
 pub(crate) struct Device {
@@ -67,16 +63,7 @@ impl Device {
                     .to_owned(),
             ));
         }
-        let device = Self::current(shared)?;
-        if shared.config.mode == Mode::Cuda {
-            let failed = error::copy("plugin", "pinning memory that CUDA memory is moved through");
-            device
-                .worker
-                .pinned()
-                .reserve(PINNED_SLOTS)
-                .map_err(failed)?;
-        }
-        Ok(Some(device))
+        Self::current(shared).map(Some)
     }
 
     /// The host program's memory as a region of this device.
@@ -93,18 +80,18 @@ impl Device {
         }
     }
 
-    /// Memory that both the CPU and the device read and write.
+    /// Memory that both the CPU and the device read and write, all zero; it goes to later comms afterwards.
     pub(crate) fn shared_memory(&self, bytes: usize) -> Result<Region, MemoryError> {
         match &self.gpu {
-            Some(gpu) => Region::pinned(gpu, bytes),
+            Some(gpu) => Region::recycled_pinned(gpu, bytes),
             None => Region::host(bytes),
         }
     }
 
-    /// The device's own memory.
+    /// The device's own memory; it goes to later comms afterwards.
     pub(crate) fn memory(&self, bytes: usize) -> Result<Region, MemoryError> {
         match &self.gpu {
-            Some(gpu) => Region::cuda(gpu, bytes),
+            Some(gpu) => Region::recycled_cuda(gpu, bytes),
             None => Region::host(bytes),
         }
     }

@@ -229,7 +229,7 @@ impl NetComm for SendComm {
             let mut state = self.lock();
             if state.staging.is_none() {
                 // Pinned now, so that no send ever allocates.
-                state.staging = Some(Staging::new(device)?);
+                state.staging = Some(Staging::new(device));
             }
         }
         if let Some(device) = &device

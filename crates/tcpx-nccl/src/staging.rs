@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::Span;
-use tcpx_memory::{Job, MemoryError, Region, Work};
+use tcpx_memory::{Job, MemoryError, PinnedPool, RegionSlice, Work};
 
 use crate::copies::Copies;
 use crate::device::Device;
@@ -20,20 +20,22 @@ const COPYING: &str = "copying from device memory";
 /// Pieces copied or waiting for the socket.
 const PIECES: usize = 8;
 
-/// A piece of a send, in slot `number % PIECES`.
+/// A piece of a send.
 #[derive(Debug)]
 struct Piece {
     sequence: u64,
-    slot: usize,
-    len: usize,
+    /// The copy's place among those in flight, its number modulo `PIECES`.
+    place: usize,
+    /// Where it was copied to.
+    bytes: RegionSlice,
     sent: usize,
 }
 
-/// The staging memory of one send comm: 4 MiB, allocated once.
+/// The staged pieces of one send comm, in slots that all comms share.
 #[derive(Debug)]
 pub(crate) struct Staging {
     device: Device,
-    memory: Region,
+    pool: PinnedPool,
     copies: Arc<Copies<PIECES>>,
     pieces: VecDeque<Piece>,
     pieces_made: usize,
@@ -43,19 +45,16 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub(crate) fn new(device: &Device) -> Result<Self, NetError> {
-        let memory = device
-            .shared_memory(PIECES * PIECE_BYTES)
-            .map_err(error::copy("send comm", "allocating pinned staging"))?;
-        Ok(Self {
+    pub(crate) fn new(device: &Device) -> Self {
+        Self {
             device: device.clone(),
-            memory,
+            pool: device.worker().slots_to_send(PIECES),
             copies: Arc::new(Copies::new()),
             pieces: VecDeque::with_capacity(PIECES),
             pieces_made: 0,
             sequence: 0,
             offset: 0,
-        })
+        }
     }
 
     /// Starts copies for posted sends while slots are free.
@@ -77,13 +76,18 @@ impl Staging {
                 }
             };
             let len = PIECE_BYTES.min(request.size - self.offset);
-            let slot = self.pieces_made % PIECES;
+            let place = self.pieces_made % PIECES;
+            // The next call tries again.
+            let Some(slot) = self.pool.try_take() else {
+                return Ok(());
+            };
             let from = source.slice.slice(self.offset..self.offset + len);
-            let to = self.slot(slot, len);
+            let to = slot.slice().slice(..len);
             let (from, to) = from
                 .and_then(|from| Ok((from, to?)))
                 .map_err(error::copy(comm, "cutting a send into pieces"))?;
-            self.copies.start(slot);
+            let bytes = to.clone();
+            self.copies.start(place);
             let job = Job {
                 work: Work::Copy { from, to },
                 // NCCL posts a send when its kernel has written the bytes; that kernel may still
@@ -91,10 +95,10 @@ impl Staging {
                 fence: None,
                 sink: self.copies.clone(),
                 // Below 8.
-                token: slot as u64,
+                token: place as u64,
             };
             if let Err(refused) = self.device.worker().submit(job) {
-                self.copies.reset(slot);
+                self.copies.reset(place);
                 return match refused.error {
                     // The next call tries again.
                     MemoryError::QueueFull { .. } => Ok(()),
@@ -103,8 +107,8 @@ impl Staging {
             }
             self.pieces.push_back(Piece {
                 sequence: self.sequence,
-                slot,
-                len,
+                place,
+                bytes,
                 sent: 0,
             });
             self.pieces_made += 1;
@@ -120,16 +124,13 @@ impl Staging {
         };
         let ended = self
             .copies
-            .finished(piece.slot)
+            .finished(piece.place)
             .map_err(error::copy(comm, COPYING))?;
         if !ended {
             return Ok(None);
         }
-        let start = self
-            .slot(piece.slot, piece.len)
-            .map_err(error::copy(comm, "finding a staged piece"))?
-            .host_ptr();
-        Ok(start.map(|start| Span::new(start, piece.len).from(piece.sent)))
+        let start = piece.bytes.host_ptr();
+        Ok(start.map(|start| Span::new(start, piece.bytes.len()).from(piece.sent)))
     }
 
     /// The socket took so many bytes of the front piece.
@@ -138,15 +139,10 @@ impl Staging {
             return;
         };
         piece.sent += bytes;
-        if piece.sent >= piece.len {
-            self.copies.reset(piece.slot);
+        if piece.sent >= piece.bytes.len() {
+            self.copies.reset(piece.place);
             self.pieces.pop_front();
         }
-    }
-
-    fn slot(&self, slot: usize, len: usize) -> Result<tcpx_memory::RegionSlice, MemoryError> {
-        let start = slot * PIECE_BYTES;
-        self.memory.slice(start..start + len)
     }
 
     fn next_request(&mut self) {

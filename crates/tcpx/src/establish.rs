@@ -230,15 +230,14 @@ fn run(
 /// Without it they take the way of large ones.
 fn small_copies(options: &Options, eager_limit: u32) -> Option<SmallCopies> {
     let gpu = options.gpu.as_ref().filter(|_| eager_limit > 0)?;
-    SmallCopies::new(gpu)
-        .map(|small| match options.persistent_kernel {
-            true => small.with_persistent_kernel(),
-            false => small,
-        })
-        .inspect_err(|error| {
+    match SmallCopies::new(gpu) {
+        Ok(Some(small)) if options.persistent_kernel => Some(small.with_persistent_kernel()),
+        Ok(small) => small,
+        Err(error) => {
             tracing::warn!(%error, "small messages of GPU memory travel as large ones");
-        })
-        .ok()
+            None
+        }
+    }
 }
 
 fn describe_path(channels: &[Box<dyn Channel>], peer: &PeerInfo, options: &Options) -> String {

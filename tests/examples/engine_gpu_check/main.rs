@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let code = check();
     // The driver is torn down when this function returns: no worker may be inside it then. One that is not
     // through by now has a check to blame that failed.
-    CopyWorker::wait_for_ends(LAST_WAIT);
+    CopyWorker::wait_until_idle(LAST_WAIT);
     code
 }
 

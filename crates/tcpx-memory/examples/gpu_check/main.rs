@@ -68,7 +68,7 @@ const LAST_WAIT: Duration = Duration::from_secs(20);
 fn main() -> ExitCode {
     let code = check();
     // The driver is torn down when this function returns: no thread may be inside it then.
-    if CopyWorker::wait_for_ends(LAST_WAIT) {
+    if CopyWorker::wait_until_idle(LAST_WAIT) {
         return code;
     }
     println!("FAILED the worker did not end within {LAST_WAIT:?}");

@@ -53,6 +53,7 @@ macro_rules! functions {
 
 functions! {
     optional {
+        cuCtxGetId(CUcontext, *mut u64);
         cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, i32, u64);
         cuFlushGPUDirectRDMAWrites(i32, i32);
         cuStreamWaitValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
@@ -90,11 +91,9 @@ functions! {
     cuStreamQuery = "cuStreamQuery", "2.0", (CUstream);
     cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode", "10.1", (*mut c_uint);
     cuEventCreate = "cuEventCreate", "2.0", (*mut CUevent, c_uint);
-    cuEventDestroy = "cuEventDestroy_v2", "4.0", (CUevent);
     cuEventRecord = "cuEventRecord", "2.0", (CUevent, CUstream);
     cuEventQuery = "cuEventQuery", "2.0", (CUevent);
     cuModuleLoadData = "cuModuleLoadData", "2.0", (*mut CUmodule, *const c_void);
-    cuModuleUnload = "cuModuleUnload", "2.0", (CUmodule);
     cuModuleGetFunction = "cuModuleGetFunction", "2.0", (*mut CUfunction, CUmodule, *const c_char);
     cuLaunchKernel = "cuLaunchKernel", "4.0",
         (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,

@@ -9,26 +9,57 @@ mod persistent;
 mod streams;
 mod world;
 
+#[cfg(feature = "fake-driver")]
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 
 use launch::{FUNCTIONS, launched};
 use memory::{allocate, describe, release};
+#[cfg(test)]
 pub(crate) use persistent::{
     Launches, desert, fill_gpu, hurry, lose_persistent, requests_done, set_launches,
 };
+#[cfg(test)]
 pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
-use world::{CAPTURE_MODE, CURRENT, Fault, Operation, World, inside, outside_captures, pointer};
+#[cfg(feature = "fake-driver")]
+pub(crate) use world::costly_calls;
+use world::{
+    CAPTURE_MODE, CURRENT, Fault, Operation, World, costly, inside, outside_captures, pointer,
+};
+#[cfg(test)]
 pub(crate) use world::{
-    capture, capture_mode, contexts_on_this_thread, ended_hastily, gated_stream, hide_streams_of,
-    is_allocated, launches, looks, lose_streams_of, refuse_launches_to,
+    capture, capture_mode, contexts_on_this_thread, gated_stream, hide_streams_of, launches, looks,
+    lose_streams_of, refuse_launches_to,
 };
 
 use tcpx_wire::Descriptor;
 
 use super::api::Api;
 use super::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+
+/// Whether the process's driver is this one.
+#[cfg(feature = "fake-driver")]
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// The process's driver is this one from now on.
+#[cfg(feature = "fake-driver")]
+pub(crate) fn install() {
+    INSTALLED.store(true, Ordering::SeqCst);
+}
+
+#[cfg(feature = "fake-driver")]
+pub(super) fn installed() -> Option<&'static Api> {
+    INSTALLED.load(Ordering::SeqCst).then_some(&API)
+}
+
+/// Makes the fake's context current on the calling thread, as a program does.
+#[cfg(feature = "fake-driver")]
+pub(crate) fn make_current() {
+    CURRENT.with_borrow_mut(|stack| stack.push(CONTEXT));
+}
 
 const OK: i32 = 0;
 const INVALID_VALUE: i32 = 1;
@@ -119,25 +150,27 @@ pub(crate) static API: Api = Api {
     }),
     cuCtxGetDevice: call!(|device: *mut CUdevice| answer(device, 0)),
     cuMemAlloc: call!(|address: *mut CUdeviceptr, len: usize| {
+        costly("cuMemAlloc");
         outside_captures(|world| match allocate(world, len) {
             Some(memory) => answer(address, memory as u64),
             None => OUT_OF_MEMORY,
         })
     }),
-    cuMemFree: call!(|address: CUdeviceptr| outside_captures(|world| release(
-        world,
-        address as usize
-    ))),
+    cuMemFree: call!(|address: CUdeviceptr| {
+        costly("cuMemFree");
+        outside_captures(|world| release(world, address as usize))
+    }),
     cuMemHostAlloc: call!(|address: *mut *mut c_void, len: usize, _flags: c_uint| {
+        costly("cuMemHostAlloc");
         outside_captures(|world| match allocate(world, len) {
             Some(memory) => handle(address, memory),
             None => OUT_OF_MEMORY,
         })
     }),
-    cuMemFreeHost: call!(|address: *mut c_void| outside_captures(|world| release(
-        world,
-        address.addr()
-    ))),
+    cuMemFreeHost: call!(|address: *mut c_void| {
+        costly("cuMemFreeHost");
+        outside_captures(|world| release(world, address.addr()))
+    }),
     cuMemHostGetDevicePointer: call!(|device: *mut CUdeviceptr,
                                       host: *mut c_void,
                                       _flags: c_uint| {
@@ -186,10 +219,6 @@ pub(crate) static API: Api = Api {
     cuStreamDestroy: call!(|stream: CUstream| {
         inside(|world| {
             let left = world.streams.remove(&stream.addr());
-            let pools = world.pools.remove(&stream.addr()).unwrap_or_default();
-            if left.as_ref().is_some_and(|left| !left.is_empty()) {
-                world.hasty.extend(pools);
-            }
             left.map_or(INVALID_VALUE, |_| OK)
         })
     }),
@@ -203,14 +232,6 @@ pub(crate) static API: Api = Api {
             let new = world.handle();
             world.events.insert(new, (0, None));
             handle(event, new)
-        })
-    }),
-    cuEventDestroy: call!(|event: CUevent| {
-        inside(|world| {
-            world
-                .events
-                .remove(&event.addr())
-                .map_or(INVALID_VALUE, |_| OK)
         })
     }),
     cuEventRecord: call!(|event: CUevent, stream: CUstream| {
@@ -246,8 +267,10 @@ pub(crate) static API: Api = Api {
             }
         })
     }),
-    cuModuleLoadData: call!(|module: *mut CUmodule, _image: *const c_void| handle(module, 0x50)),
-    cuModuleUnload: call!(|_module: CUmodule| OK),
+    cuModuleLoadData: call!(|module: *mut CUmodule, _image: *const c_void| {
+        costly("cuModuleLoadData");
+        handle(module, 0x50)
+    }),
     cuModuleGetFunction: call!(|function: *mut CUfunction,
                                 _module: CUmodule,
                                 name: *const c_char| {
@@ -297,7 +320,6 @@ pub(crate) static API: Api = Api {
                     return INVALID_VALUE;
                 }
                 *world.launches.entry(*pool).or_default() += 1;
-                world.pools.entry(stream.addr()).or_default().insert(*pool);
             }
             world
                 .streams
@@ -308,6 +330,7 @@ pub(crate) static API: Api = Api {
                 })
         })
     }),
+    cuCtxGetId: None,
     cuMemGetHandleForAddressRange: Some(device_memory::export),
     cuFlushGPUDirectRDMAWrites: Some(device_memory::flush),
     cuStreamWaitValue32_v2: Some(streams::wait_value),

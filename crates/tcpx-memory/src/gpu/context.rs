@@ -158,7 +158,7 @@ pub(crate) struct MappedHost {
 }
 
 impl MappedHost {
-    /// Pins `len` zeroed bytes that every context can address.
+    /// Pins `len` bytes that every context can address; what they are is the driver's choice.
     pub(crate) fn alloc(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
         let _current = Current::enter(gpu)?;
         let api = gpu.api();
@@ -179,15 +179,8 @@ impl MappedHost {
         // SAFETY: the pointers are valid; the host address is the mapped allocation made above.
         let code =
             unsafe { (api.cuMemHostGetDevicePointer)(&raw mut device, host.as_ptr().cast(), 0) };
-        if let Err(error) = api.check("cuMemHostGetDevicePointer", code) {
-            // SAFETY: allocated above and known to nobody else.
-            api.check_teardown("cuMemFreeHost", unsafe {
-                (api.cuMemFreeHost)(host.as_ptr().cast())
-            });
-            return Err(error);
-        }
-        // SAFETY: the allocation is at least `len` bytes long. Safe code may read it at once.
-        unsafe { host.write_bytes(0, len) };
+        // After an error the allocation stays, as to free it might wait for the program's kernels.
+        api.check("cuMemHostGetDevicePointer", code)?;
         Ok(Self { host, device })
     }
 }

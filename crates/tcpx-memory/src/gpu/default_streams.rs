@@ -9,7 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Current, Gpu, MappedHost, destroy_stream, host_free, is_at_rest};
+use super::sync::destroy_stream;
+use super::{Current, Gpu, MappedHost, is_at_rest};
 use crate::driver::sys;
 use crate::error::CudaError;
 
@@ -37,18 +38,15 @@ impl Gpu {
             && is_at_rest(self.api(), legacy()) == Ok(true)
     }
 
-    /// Tries what [`default_streams_rest`](Self::default_streams_rest) relies on; for set-up.
-    pub(super) fn try_legacy_stream(&self) -> Result<(), CudaError> {
-        let word = MappedHost::alloc(self, size_of::<AtomicU32>())?;
-        let _current = Current::enter(self)?;
-        let sees = self.try_with(word);
-        if let Ok(Some(_)) | Err(_) = sees {
-            // SAFETY: no stream waits for the word, or one that did has passed it.
-            unsafe { host_free(self, word) };
+    /// Tries what [`default_streams_rest`](Self::default_streams_rest) relies on, with a word of pinned memory that is
+    /// this trial's for good; for set-up.
+    pub(super) fn try_legacy_stream(&self, word: MappedHost) {
+        let sees = Current::enter(self).and_then(|_current| self.try_with(word));
+        if let Err(error) = &sees {
+            tracing::debug!(%error, "the legacy default stream is not asked");
         }
         // Set once, at set-up.
-        let _ = self.0.legacy_answers_for_all.set(sees? == Some(true));
-        Ok(())
+        let _ = self.0.legacy_answers_for_all.set(sees == Ok(Some(true)));
     }
 
     /// Blocks a stream for a moment; whether the driver reports the legacy stream as busy meanwhile.

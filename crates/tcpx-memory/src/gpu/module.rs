@@ -9,7 +9,7 @@ use crate::error::CudaError;
 /// Errors that mean that this driver or device cannot run the PTX, and nothing worse.
 const CANNOT_LOAD: [i32; 7] = [200, 209, 218, 221, 222, 223, 500];
 
-/// A loaded module. It stays until [`Self::unload`].
+/// A loaded module. It stays until the process ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Module(sys::CUmodule);
 
@@ -47,12 +47,6 @@ impl Module {
         let found = gpu.api().check("cuModuleGetFunction", code);
         found.map_err(|error| unavailable(gpu, error))?;
         Ok(Function(function))
-    }
-
-    /// Ends the module, of which no launch may be in flight; the context is current.
-    pub(crate) fn unload(&self, api: &Api) {
-        // SAFETY: ours; no launch of it is in flight.
-        api.check_teardown("cuModuleUnload", unsafe { (api.cuModuleUnload)(self.0) });
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Current, Function, Gpu, Module};
-use crate::driver::Api;
 use crate::error::CudaError;
 
 /// PTX text for the driver's own compiler, with the zero that it wants at the end.
@@ -20,18 +19,9 @@ const TERM: Duration = Duration::from_millis(20);
 /// A context's part in persistent kernels.
 #[derive(Default)]
 pub(super) struct PersistentKernels {
-    code: OnceLock<Result<(Module, Function), CudaError>>,
+    code: OnceLock<Result<Function, CudaError>>,
     /// Who may launch, and until when.
     places: Mutex<Vec<(u64, Instant)>>,
-}
-
-impl PersistentKernels {
-    /// Unloads the module; the context is current, and no persistent kernel runs.
-    pub(super) fn unload(&self, api: &Api) {
-        if let Some(Ok((module, _))) = self.code.get() {
-            module.unload(api);
-        }
-    }
 }
 
 impl Gpu {
@@ -42,13 +32,9 @@ impl Gpu {
     pub(crate) fn persistent_kernel(&self) -> Result<Function, CudaError> {
         let load = || {
             let _current = Current::enter(self)?;
-            let module = Module::load(self, PTX)?;
-            let function = module.function(self, c"tcpx_persistent_copy");
-            let function = function.inspect_err(|_| module.unload(self.api()))?;
-            Ok((module, function))
+            Module::load(self, PTX)?.function(self, c"tcpx_persistent_copy")
         };
-        let code = self.0.persistent_kernels.code.get_or_init(load);
-        code.clone().map(|(_, function)| function)
+        self.0.persistent_kernels.code.get_or_init(load).clone()
     }
 
     /// Whether this caller may launch a persistent kernel now; it then holds a place.

@@ -6,14 +6,14 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Current, Gpu, MappedHost, host_free};
+use super::{Current, Gpu, MappedHost};
 use crate::driver::{Api, sys};
-use crate::error::CudaError;
+use crate::error::{CudaError, MemoryError};
 use crate::fence::{After, Event, Fence, NOT_READY};
 use crate::lock;
 
 /// Bytes moved at a time.
-const PIECE: usize = 4 << 20;
+pub(super) const PIECE: usize = 1 << 20;
 /// Longest wait for the default streams, and for one piece.
 const LIMIT: Duration = Duration::from_secs(60);
 /// After this long a wait yields its core between polls.
@@ -30,39 +30,14 @@ pub(super) struct SyncPath {
 unsafe impl Send for SyncPath {}
 
 impl SyncPath {
-    fn create(gpu: &Gpu) -> Result<Self, CudaError> {
-        let buffer = MappedHost::alloc(gpu, PIECE)?;
-        let made = Current::enter(gpu).and_then(|_current| {
-            let stream = create_stream(gpu.api())?;
-            match Event::create(gpu.api()) {
-                Ok(event) => Ok((stream, event)),
-                Err(error) => {
-                    destroy_stream(gpu.api(), stream);
-                    Err(error)
-                }
-            }
-        });
-        match made {
-            Ok((stream, event)) => Ok(Self {
-                stream,
-                event,
-                buffer,
-            }),
-            Err(error) => {
-                // SAFETY: allocated above and known to nobody else.
-                unsafe { host_free(gpu, buffer) };
-                Err(error)
-            }
-        }
-    }
-
-    /// Ends the path; its context must be current.
-    pub(super) fn destroy(self, api: &Api) {
-        self.event.destroy(api);
-        destroy_stream(api, self.stream);
-        // SAFETY: every piece was waited for, or the context is broken and nothing runs.
-        let code = unsafe { (api.cuMemFreeHost)(self.buffer.host.as_ptr().cast()) };
-        api.check_teardown("cuMemFreeHost", code);
+    fn create(gpu: &Gpu) -> Result<Self, MemoryError> {
+        let buffer = gpu.blocking_memory()?;
+        let _current = Current::enter(gpu)?;
+        Ok(Self {
+            stream: create_stream(gpu.api())?,
+            event: Event::create(gpu.api())?,
+            buffer,
+        })
     }
 
     /// Copies between two device addresses, one of them the buffer's, and waits.
@@ -86,8 +61,8 @@ pub(crate) fn create_stream(api: &Api) -> Result<sys::CUstream, CudaError> {
     Ok(stream)
 }
 
-/// Ends a stream once its work is done, without waiting; the context must be current.
-pub(crate) fn destroy_stream(api: &Api, stream: sys::CUstream) {
+/// Ends a stream once its work is done, without waiting; for set-up. The context must be current.
+pub(super) fn destroy_stream(api: &Api, stream: sys::CUstream) {
     // SAFETY: ours, and given up here.
     api.check_teardown("cuStreamDestroy", unsafe { (api.cuStreamDestroy)(stream) });
 }
@@ -126,11 +101,11 @@ fn wait(
 
 impl Gpu {
     /// Makes the buffer and stream of blocking access, so that no later call has to.
-    pub(crate) fn prepare_sync(&self) -> Result<(), CudaError> {
+    pub(crate) fn prepare_sync(&self) -> Result<(), MemoryError> {
         self.sync_path().map(drop)
     }
 
-    fn sync_path(&self) -> Result<MutexGuard<'_, Option<SyncPath>>, CudaError> {
+    fn sync_path(&self) -> Result<MutexGuard<'_, Option<SyncPath>>, MemoryError> {
         let mut path = lock(&self.0.sync);
         if path.is_none() {
             *path = Some(SyncPath::create(self)?);
@@ -151,7 +126,7 @@ impl Gpu {
         from: u64,
         len: usize,
         mut piece: impl FnMut(&[u8]),
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), MemoryError> {
         self.blocking(|path| {
             for at in (0..len).step_by(PIECE) {
                 let now = PIECE.min(len - at);
@@ -164,7 +139,7 @@ impl Gpu {
     }
 
     /// Writes bytes to device memory at `to`.
-    pub(crate) fn write_bytes(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+    pub(crate) fn write_bytes(&self, to: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.blocking(|path| {
             let buffer = path.buffer.host.as_ptr();
             for (index, piece) in bytes.chunks(PIECE).enumerate() {
@@ -185,7 +160,7 @@ impl Gpu {
     fn blocking(
         &self,
         copies: impl FnOnce(&SyncPath) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), MemoryError> {
         let mut guard = self.sync_path()?;
         let Some(path) = guard.as_ref() else {
             return Ok(());
@@ -198,6 +173,6 @@ impl Gpu {
             // both stay allocated without an owner.
             *guard = None;
         }
-        result
+        Ok(result?)
     }
 }

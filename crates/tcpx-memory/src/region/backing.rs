@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::gathered::Gathered;
-use crate::error::{CudaError, MemoryError};
-use crate::gpu::{Gpu, MappedHost, device_alloc, device_free, host_free};
+use crate::error::MemoryError;
+use crate::gpu::{Block, Gpu, MappedHost, device_alloc, device_free, host_free};
 use crate::kind::MemoryKind;
 use crate::worker::reaper;
 
@@ -23,6 +23,8 @@ pub(super) enum Backing {
     Mapped { base: NonNull<u8>, len: usize },
     /// Page-locked memory.
     Pinned(Option<PinnedMemory>),
+    /// Page-locked memory that is nobody's to free.
+    PinnedForGood(MappedHost),
     /// Device memory.
     Cuda(Option<CudaMemory>),
     /// Somebody else's host memory.
@@ -37,13 +39,24 @@ pub(super) enum Backing {
 pub(super) struct PinnedMemory {
     gpu: Gpu,
     memory: MappedHost,
+    /// Its length, if it goes to the next user instead of the driver.
+    recycled: Option<usize>,
 }
 
 pub(super) struct CudaMemory {
     gpu: Gpu,
     base: u64,
-    /// `None` for memory that we allocated.
-    owner: Option<Arc<dyn Any + Send + Sync>>,
+    owner: Owner,
+}
+
+/// To whom device memory goes when the last reference is gone.
+enum Owner {
+    Driver,
+    /// The next user of its length.
+    Recycled(usize),
+    Foreign {
+        _owner: Arc<dyn Any + Send + Sync>,
+    },
 }
 
 // SAFETY: the pointers are to memory that this value owns, or that its owner keeps. Reads and writes
@@ -78,22 +91,43 @@ impl Backing {
         }
     }
 
-    pub(super) fn pinned(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
+    pub(super) fn pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
         let memory = reaper::retry(|| MappedHost::alloc(gpu, len))?;
-        Ok(Self::Pinned(Some(PinnedMemory {
-            gpu: gpu.clone(),
-            memory,
-        })))
+        // SAFETY: as long, and known to nobody else. Safe code may read it at once.
+        unsafe { memory.host.write_bytes(0, len) };
+        Ok(Self::pinned_by(gpu, memory, None))
     }
 
-    pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
+    pub(super) fn recycled_pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
+        Ok(Self::pinned_by(gpu, gpu.recycled_pinned(len)?, Some(len)))
+    }
+
+    fn pinned_by(gpu: &Gpu, memory: MappedHost, recycled: Option<usize>) -> Self {
+        Self::Pinned(Some(PinnedMemory {
+            gpu: gpu.clone(),
+            memory,
+            recycled,
+        }))
+    }
+
+    pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
         gpu.prepare_sync()?;
         let base = reaper::retry(|| device_alloc(gpu, len))?;
-        Ok(Self::Cuda(Some(CudaMemory {
+        Ok(Self::cuda_by(gpu, base, Owner::Driver))
+    }
+
+    pub(super) fn recycled_cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
+        gpu.prepare_sync()?;
+        let base = gpu.recycled_cuda(len)?;
+        Ok(Self::cuda_by(gpu, base, Owner::Recycled(len)))
+    }
+
+    fn cuda_by(gpu: &Gpu, base: u64, owner: Owner) -> Self {
+        Self::Cuda(Some(CudaMemory {
             gpu: gpu.clone(),
             base,
-            owner: None,
-        })))
+            owner,
+        }))
     }
 
     pub(super) fn foreign_host(base: *mut u8, owner: Arc<dyn Any + Send + Sync>) -> Self {
@@ -104,11 +138,7 @@ impl Backing {
     }
 
     pub(super) fn foreign_cuda(gpu: &Gpu, base: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self::Cuda(Some(CudaMemory {
-            gpu: gpu.clone(),
-            base,
-            owner: Some(owner),
-        }))
+        Self::cuda_by(gpu, base, Owner::Foreign { _owner: owner })
     }
 
     pub(super) fn gpu(&self) -> Option<&Gpu> {
@@ -116,7 +146,10 @@ impl Backing {
             Self::Pinned(memory) => memory.as_ref().map(|memory| &memory.gpu),
             Self::Cuda(memory) => memory.as_ref().map(|memory| &memory.gpu),
             Self::Gathered(gathered) => gathered.gpu(),
-            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
+            Self::Empty
+            | Self::Mapped { .. }
+            | Self::PinnedForGood(_)
+            | Self::ForeignHost { .. } => None,
         }
     }
 
@@ -125,6 +158,7 @@ impl Backing {
             Self::Empty => Some(NO_BYTES),
             Self::Mapped { base, .. } => Some(base.as_ptr()),
             Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.host.as_ptr()),
+            Self::PinnedForGood(memory) => Some(memory.host.as_ptr()),
             // Slices of no bytes must not start at address 0 either.
             Self::ForeignHost { base, .. } if base.is_null() => Some(NO_BYTES),
             Self::ForeignHost { base, .. } => Some(*base),
@@ -135,6 +169,7 @@ impl Backing {
     pub(super) fn device_base(&self) -> Option<u64> {
         match self {
             Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.device),
+            Self::PinnedForGood(memory) => Some(memory.device),
             Self::Cuda(memory) => memory.as_ref().map(|memory| memory.base),
             Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } | Self::Gathered(_) => {
                 None
@@ -152,33 +187,39 @@ impl Drop for Backing {
                     tracing::warn!(%error, "cannot unmap host memory");
                 }
             }
-            Self::Pinned(memory) => {
-                if let Some(memory) = memory.take() {
-                    reaper::run(move || memory.free());
-                }
+            Self::Pinned(memory) => match memory.take() {
+                Some(memory) if memory.recycled.is_some() => memory.let_go(),
+                Some(memory) => reaper::run(move || memory.let_go()),
+                None => {}
+            },
+            Self::Cuda(memory) => match memory.take() {
+                Some(memory) if matches!(memory.owner, Owner::Recycled(_)) => memory.let_go(),
+                Some(memory) => reaper::run(move || memory.let_go()),
+                None => {}
+            },
+            Self::Empty | Self::PinnedForGood(_) | Self::ForeignHost { .. } | Self::Gathered(_) => {
             }
-            Self::Cuda(memory) => {
-                if let Some(memory) = memory.take() {
-                    reaper::run(move || memory.free());
-                }
-            }
-            Self::Empty | Self::ForeignHost { .. } | Self::Gathered(_) => {}
         }
     }
 }
 
 impl CudaMemory {
-    fn free(self) {
-        if self.owner.is_none() {
+    fn let_go(self) {
+        match self.owner {
             // SAFETY: allocated by `device_alloc`; the last reference is gone.
-            unsafe { device_free(&self.gpu, self.base) };
+            Owner::Driver => unsafe { device_free(&self.gpu, self.base) },
+            Owner::Recycled(len) => self.gpu.recycle(len, Block::Device(self.base)),
+            Owner::Foreign { .. } => {}
         }
     }
 }
 
 impl PinnedMemory {
-    fn free(self) {
-        // SAFETY: allocated by `MappedHost::alloc`; the last reference is gone.
-        unsafe { host_free(&self.gpu, self.memory) };
+    fn let_go(self) {
+        match self.recycled {
+            // SAFETY: allocated by `MappedHost::alloc`; the last reference is gone.
+            None => unsafe { host_free(&self.gpu, self.memory) },
+            Some(len) => self.gpu.recycle(len, Block::Pinned(self.memory)),
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::SLOTS;
-use crate::driver::{Api, sys};
+use crate::driver::sys;
 use crate::error::CudaError;
 use crate::fence::Event;
 use crate::gpu::{Current, Gpu, is_at_rest};
@@ -137,13 +137,6 @@ impl Ends {
     /// Whether ends are only seen by asking the driver.
     pub(super) fn must_ask(&self) -> bool {
         self.words.is_none()
-    }
-
-    /// Ends the events; the context is current.
-    pub(super) fn destroy(&mut self, api: &Api) {
-        self.signs
-            .drain(..)
-            .for_each(|sign| sign.event.destroy(api));
     }
 
     #[cfg(test)]

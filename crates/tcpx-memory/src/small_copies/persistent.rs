@@ -10,15 +10,11 @@
 mod tests;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::driver::sys;
 use crate::error::CudaError;
-use crate::gpu::{
-    Current, Function, Gpu, MappedHost, create_stream, destroy_stream, host_free, is_at_rest,
-    parameter,
-};
+use crate::gpu::{Current, Function, Gpu, MappedHost, create_stream, is_at_rest, parameter};
 
 /// Threads of the one block; `kernels/persistent_copy.cu`, as are the next three.
 const THREADS: u32 = 256;
@@ -98,23 +94,20 @@ pub(super) struct PersistentCopyKernel {
 unsafe impl Send for PersistentCopyKernel {}
 
 impl PersistentCopyKernel {
-    /// Loads the kernel and launches it once, to leave at once, so that the driver has nothing left
+    /// Bytes of zeroed pinned memory that it takes.
+    pub(super) const BYTES: usize = RING_BYTES + 2 * APART;
+
+    /// Launches the kernel once, to leave at once, so that the driver has nothing left
     /// to set up. Does not wait for it: a kernel of the program that waits for this set-up may occupy
-    /// the whole GPU. The context is current.
+    /// the whole GPU. `memory` is this kernel's alone for good. The context is current.
     ///
     /// # Errors
     /// [`CudaError::KernelUnavailable`], or the driver's refusal.
-    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
-        let kernel = gpu.persistent_kernel()?;
-        let memory = MappedHost::alloc(gpu, RING_BYTES + 2 * APART)?;
-        let free = || {
-            // SAFETY: no kernel knows this memory yet.
-            unsafe { host_free(gpu, memory) };
-        };
+    pub(super) fn new(gpu: &Gpu, memory: MappedHost) -> Result<Self, CudaError> {
         let mut persistent = Self {
             gpu: gpu.clone(),
-            kernel,
-            stream: create_stream(gpu.api()).inspect_err(|_| free())?,
+            kernel: gpu.persistent_kernel()?,
+            stream: create_stream(gpu.api())?,
             caller: CALLERS.fetch_add(1, Ordering::Relaxed),
             memory,
             residency: 0,
@@ -124,14 +117,14 @@ impl PersistentCopyKernel {
             paused_until: None,
             copies: 0,
         };
-        let called = persistent.launch();
-        match called.and_then(|()| persistent.retire(Duration::ZERO)) {
-            Ok(_) => Ok(persistent),
-            Err(error) => {
-                persistent.end(Duration::ZERO);
-                Err(error)
-            }
-        }
+        persistent.launch()?;
+        persistent.write((0, 0), LEAVE, &[], (0, 0));
+        Ok(persistent)
+    }
+
+    /// For another connection, once [it has left](Self::has_left).
+    pub(super) fn begin_anew(&mut self) {
+        (self.copies, self.last_copy) = (0, None);
     }
 
     /// Whether the kernel runs. It may leave at any time.
@@ -298,7 +291,7 @@ impl PersistentCopyKernel {
     }
 
     /// Whether every launch has left and touches nothing any more.
-    fn has_left(&self) -> bool {
+    pub(super) fn has_left(&self) -> bool {
         self.word(RING_BYTES + APART) == self.residency
     }
 
@@ -307,34 +300,5 @@ impl PersistentCopyKernel {
         // SAFETY: the word is aligned and ours; the GPU alone writes it, whole.
         let word = unsafe { AtomicU32::from_ptr(word.cast()) };
         word.load(Ordering::Acquire)
-    }
-
-    /// Asks the kernel to leave and waits for the end of its launch; `false` if that takes longer
-    /// than the limit. The context is current.
-    fn retire(&mut self, limit: Duration) -> Result<bool, CudaError> {
-        if !self.has_left() {
-            self.write((0, 0), LEAVE, &[], (0, 0));
-        }
-        let start = Instant::now();
-        while !is_at_rest(self.gpu.api(), self.stream)? {
-            if start.elapsed() > limit {
-                return Ok(false);
-            }
-            thread::yield_now();
-        }
-        Ok(true)
-    }
-
-    /// Ends the kernel. If it does not leave within the limit, all that it needs stays allocated until
-    /// the process ends. The context is current, and no request is open.
-    pub(super) fn end(mut self, limit: Duration) {
-        if self.retire(limit) != Ok(true) {
-            // Also the GPU's context and module.
-            std::mem::forget(self);
-            return;
-        }
-        destroy_stream(self.gpu.api(), self.stream);
-        // SAFETY: the kernel has left, and no launch follows.
-        unsafe { host_free(&self.gpu, self.memory) };
     }
 }

@@ -53,13 +53,13 @@ fn round_trips(gpu: &Gpu, copies: &mut SmallCopies) {
 #[test]
 fn bytes_travel_both_ways_and_nothing_beside_them() {
     let gpu = Gpu::fake();
-    round_trips(&gpu, &mut SmallCopies::new(&gpu).unwrap());
+    round_trips(&gpu, &mut SmallCopies::new(&gpu).unwrap().unwrap());
 }
 
 #[test]
 fn where_streams_write_no_words_events_show_the_ends() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     copies.ends.as_mut().unwrap().look_at_events();
     round_trips(&gpu, &mut copies);
 }
@@ -67,7 +67,7 @@ fn where_streams_write_no_words_events_show_the_ends() {
 #[test]
 fn an_end_is_seen_without_the_driver_and_not_early() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
     let (started, mut told) = (Instant::now(), Vec::new());
     for number in 1..=3 {
@@ -90,7 +90,7 @@ fn an_end_is_seen_without_the_driver_and_not_early() {
 #[test]
 fn memory_of_an_abandoned_read_is_freed_after_the_copy() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
     assert_eq!(
         read(&mut copies, &region.all(), None, Duration::ZERO),
@@ -110,7 +110,7 @@ fn memory_of_an_abandoned_read_is_freed_after_the_copy() {
 #[test]
 fn an_untracked_copy_fails_and_keeps_its_memory() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
     fake::hide_streams_of(region.all().device_address().unwrap());
     assert_eq!(
@@ -128,7 +128,7 @@ fn an_untracked_copy_fails_and_keeps_its_memory() {
 #[test]
 fn what_is_too_long_or_of_another_place_is_left_to_others() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let long = Region::cuda(&gpu, SmallCopies::MOST_BYTES + 1).unwrap();
     let elsewhere = Region::host(64).unwrap();
     for region in [long, elsewhere] {
@@ -145,7 +145,7 @@ fn what_is_too_long_or_of_another_place_is_left_to_others() {
 #[test]
 fn the_wait_for_a_fence_ends_at_the_limit() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
     let (stream, open) = fake::gated_stream();
     let fence = Fence::take(&gpu, After::Stream(stream)).unwrap();
@@ -164,7 +164,7 @@ fn the_wait_for_a_fence_ends_at_the_limit() {
 #[test]
 fn copies_beyond_the_slots_are_left_to_others() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, (SLOTS + 1) * 8).unwrap();
     let mut write = |index: usize| {
         let to = region.slice(index * 8..(index + 1) * 8).unwrap();
@@ -185,7 +185,7 @@ fn copies_beyond_the_slots_are_left_to_others() {
 #[test]
 fn a_long_copy_takes_adjacent_slots_for_itself() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     // Long ones get 12 of 16 slots: 3, 4, 4, and then there are not two; short ones the other five.
     let lens = [
         2 * SLOT + 1,
@@ -224,7 +224,7 @@ fn a_long_copy_takes_adjacent_slots_for_itself() {
 #[test]
 fn behind_a_long_read_that_was_given_up_none_is_tried() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, SLOT + 1).unwrap();
     let mut read = |len: usize, limit| {
         let from = region.slice(..len).unwrap();
@@ -250,7 +250,7 @@ proptest::proptest! {
         polls in proptest::collection::vec(0usize..4, 24),
     ) {
         let gpu = Gpu::fake();
-        let mut copies = SmallCopies::new(&gpu).unwrap();
+        let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
         let (mut told, mut began) = (Vec::new(), Vec::new());
         for (at, (len, polls)) in lens.into_iter().zip(polls).enumerate() {
             let region = Region::cuda(&gpu, len).unwrap();
@@ -276,7 +276,7 @@ proptest::proptest! {
 #[test]
 fn memory_is_held_while_a_copy_is_under_way() {
     let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
     let slice = region.all();
     assert_eq!(copies.start_write(&slice, &[3; 64], None, 1), Ok(true));

@@ -18,7 +18,8 @@ mod tests;
 mod unpack;
 
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 pub use direct::Unpacker;
 
@@ -26,57 +27,78 @@ use device::Device;
 use engine::Engine;
 use kernel::Kernels;
 use kernel_jobs::KernelJobs;
-use staging::Staging;
+use slots::Slots;
+use staging::{STAGING, Staging};
 
-use super::ending::Ending;
 use super::queue::JobQueue;
 use super::{CopyWorker, spawn};
 use crate::error::{CudaError, MemoryError};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, MappedHost};
 use crate::lock;
-use crate::pinned::PinnedPool;
+use crate::pinned::Purpose;
+
+/// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its kernels.
+pub(crate) const WORKER_BYTES: usize = STAGING + Slots::BYTES.next_multiple_of(4096);
+/// The pause between looks at workers that are waited for.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The workers of this process. Each lives as long as the process.
+static WORKERS: Mutex<Vec<Arc<CopyWorker>>> = Mutex::new(Vec::new());
 
 /// The process's worker of this context, started if there is none.
 pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
-    static SHARED: Mutex<Vec<Weak<CopyWorker>>> = Mutex::new(Vec::new());
-    let mut shared = lock(&SHARED);
-    shared.retain(|worker| worker.strong_count() > 0);
-    let is_its = |worker: &Arc<CopyWorker>| worker.gpu().is_some_and(|own| own.is_same(gpu));
-    if let Some(worker) = shared.iter().filter_map(Weak::upgrade).find(is_its) {
-        return Ok(worker);
+    let mut workers = lock(&WORKERS);
+    // One that panicked does no jobs any more.
+    workers.retain(|worker| !worker.queue.is_closed());
+    let is_its = |worker: &&Arc<CopyWorker>| worker.gpu().is_some_and(|own| own.is_same(gpu));
+    if let Some(worker) = workers.iter().find(is_its) {
+        return Ok(Arc::clone(worker));
     }
     let worker = Arc::new(start(gpu)?);
-    shared.push(Arc::downgrade(&worker));
+    workers.push(Arc::clone(&worker));
     Ok(worker)
 }
 
+/// Waits until no worker has anything to do, or `limit` has passed; whether none has.
+pub(super) fn wait_until_idle(limit: Duration) -> bool {
+    let start = Instant::now();
+    let workers = lock(&WORKERS).clone();
+    workers.iter().all(|worker| {
+        while !worker.queue.is_at_rest() {
+            if start.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    })
+}
+
 /// What the thread reports when it starts: why there is no kernel, if there is none.
-type Started = Result<Option<CudaError>, CudaError>;
+type Started = Result<Option<CudaError>, MemoryError>;
 
 fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
     let queue = Arc::new(JobQueue::new(gpu.kind()));
     let (sender, started) = mpsc::sync_channel::<Started>(1);
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
-    let ending = Ending::announce();
     spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {
-        ending.around(move || {
-            thread_queue.serve(|| match engine(&thread_gpu, &thread_queue) {
-                Ok(engine) => {
-                    // If the starter is gone, the queue is stopped or will be.
-                    sender.send(Ok(engine.no_kernel())).ok();
-                    engine.run();
-                }
-                Err(error) => {
-                    sender.send(Err(error)).ok();
-                }
-            });
+        thread_queue.serve(|| match engine(&thread_gpu, &thread_queue) {
+            Ok(engine) => {
+                // If the starter is gone, the queue is stopped or will be.
+                sender.send(Ok(engine.no_kernel())).ok();
+                engine.run();
+            }
+            Err(error) => {
+                sender.send(Err(error)).ok();
+            }
         });
     })?;
     // The thread answers or drops its sender; every wait of its own is bounded.
     let no_kernel = started.recv().unwrap_or_else(|_| {
         Err(CudaError::NoDriver {
             why: "the copy worker's thread ended while it started".to_owned(),
-        })
+        }
+        .into())
     })?;
     worker_of(gpu, queue, no_kernel)
 }
@@ -86,52 +108,31 @@ fn worker_of(
     queue: Arc<JobQueue>,
     no_kernel: Option<CudaError>,
 ) -> Result<CopyWorker, MemoryError> {
-    let tally = Arc::default();
+    let slots = Arc::clone(gpu.kept()?.slots());
     Ok(CopyWorker {
-        pool: PinnedPool::shared(Some(gpu), &tally)?,
+        pool: slots.pool(Purpose::Receive, slots.len()),
+        slots,
         queue,
-        tally,
         gpu: Some(gpu.clone()),
         no_kernel,
     })
 }
 
-/// What does the jobs of a queue, on the thread that calls this.
-fn engine(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, CudaError> {
+/// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the process ends.
+fn engine(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
+    let memory = gpu.worker_memory()?;
+    let lists = MappedHost {
+        // SAFETY: inside the memory.
+        host: unsafe { memory.host.add(STAGING) },
+        device: memory.device + STAGING as u64,
+    };
     let device = Device::create(gpu)?;
-    match Parts::create(&device) {
-        Ok(Parts { staging, kernels }) => {
-            Ok(Engine::new(device, staging, kernels, Arc::clone(queue)))
-        }
-        Err(error) => {
-            device.destroy();
-            Err(error)
-        }
-    }
-}
-
-/// What the engine needs beside the device.
-struct Parts {
-    staging: Staging,
-    kernels: Result<KernelJobs, CudaError>,
-}
-
-impl Parts {
-    fn create(device: &Device) -> Result<Self, CudaError> {
-        let staging = Staging::create(device)?;
-        // After an error copies may be in flight, so that the staging memory stays.
-        device.warm_up(&staging)?;
-        // Without kernels the worker has its other methods.
-        let kernels = match Kernels::load(&device.gpu) {
-            Ok(kernels) => KernelJobs::create(&device.gpu, kernels).map(Ok),
-            Err(error) => Ok(Err(error)),
-        };
-        match kernels {
-            Ok(kernels) => Ok(Self { staging, kernels }),
-            Err(error) => {
-                staging.destroy(device);
-                Err(error)
-            }
-        }
-    }
+    let staging = Staging::new(memory);
+    device.warm_up(&staging)?;
+    // Without kernels the worker has its other methods.
+    let kernels = match Kernels::load(gpu) {
+        Ok(kernels) => Ok(KernelJobs::create(gpu, kernels, lists)?),
+        Err(error) => Err(error),
+    };
+    Ok(Engine::new(device, staging, kernels, Arc::clone(queue)))
 }

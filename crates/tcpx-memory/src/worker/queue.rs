@@ -143,6 +143,8 @@ pub(super) struct JobQueue {
     tickets: ArrayQueue<Ticket>,
     park_gate: ParkGate,
     stopping: AtomicBool,
+    /// The thread sleeps, or is about to, as nothing is in flight.
+    resting: AtomicBool,
     thread: OnceLock<Thread>,
     worker: MemoryKind,
 }
@@ -153,6 +155,7 @@ impl JobQueue {
             tickets: ArrayQueue::new(CAPACITY),
             park_gate: ParkGate::new(),
             stopping: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
             thread: OnceLock::new(),
             worker,
         }
@@ -217,13 +220,22 @@ impl JobQueue {
         self.wake();
     }
 
-    /// Sleeps until there is a job, the worker stops, or `limit` has passed; may return sooner.
+    /// Whether nothing waits and nothing is in flight.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let rests = self.resting.load(Ordering::SeqCst) || self.is_closed();
+        rests && self.tickets.is_empty()
+    }
+
+    /// Sleeps until there is a job, the worker stops, or `limit` has passed, without which nothing is in flight; may
+    /// return sooner.
     pub(super) fn sleep(&self, limit: Option<Duration>) {
+        self.resting.store(limit.is_none(), Ordering::SeqCst);
         let has_work = || !self.tickets.is_empty() || self.is_stopping();
         self.park_gate.sleep(has_work, || match limit {
             Some(limit) => thread::park_timeout(limit),
             None => thread::park(),
         });
+        self.resting.store(false, Ordering::SeqCst);
     }
 
     /// Wakes the thread if it sleeps.

@@ -128,7 +128,7 @@ mod tests {
     /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
     fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
         let set = LaneSet::without_lanes(true);
-        let pool = CopyWorker::host().unwrap().pool(1).unwrap();
+        let pool = CopyWorker::host().unwrap().slots_to_send(1);
         let (outlet, from_gpu) = (
             Arc::new(Outlet::new(set.load())),
             FromGpu::new(Arc::clone(&set), pool),

@@ -1,8 +1,4 @@
-//! A bound on the pinned slots that hold bytes to send.
-//!
-//! Sends and receives of a connection share its slots. Sends that took all of them would wait for the peer to
-//! receive, while the peer's sends wait for us: so sends leave a quarter to receives, which always
-//! come to an end.
+//! A bound on the pinned slots that hold bytes to send, and on those of them that lanes may keep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,10 +43,8 @@ fn add_below(count: &AtomicUsize, most: usize) -> bool {
 }
 
 impl Permits {
-    /// Takes a permit while fewer than three quarters of `slots` are taken, of few ones all but one. Otherwise `roster`
-    /// is woken once one is given back.
-    pub(super) fn take(self: &Arc<Self>, slots: usize, roster: &Arc<Roster>) -> Option<Permit> {
-        let most = slots.saturating_sub((slots / 4).max(1)).max(1);
+    /// Takes a permit while fewer than `most` are taken. Otherwise `roster` is woken once one is given back.
+    pub(super) fn take(self: &Arc<Self>, most: usize, roster: &Arc<Roster>) -> Option<Permit> {
         self.try_take(most, roster).or_else(|| {
             self.has_waiting.store(true, Ordering::SeqCst);
             // A second look: one given back before the line above woke nobody.
@@ -89,21 +83,6 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
-    /// Slots that are lent to lanes are held beside those of a whole window of sends.
-    #[test]
-    fn sends_leave_a_slot_to_receives_however_few_there_are() {
-        let roster = Arc::new(Roster::new(1).expect("an eventfd"));
-        assert!(
-            Arc::<Permits>::default().take(0, &roster).is_some(),
-            "before any is pinned"
-        );
-        for slots in 2..9 {
-            let permits = Arc::<Permits>::default();
-            let all = std::iter::from_fn(|| permits.take(slots, &roster));
-            assert!(all.take(slots).collect::<Vec<_>>().len() < slots, "{slots}");
-        }
-    }
-
     /// A lane that is silent keeps those that were lent to it, though nobody wants their chunks any more.
     #[test]
     fn one_that_is_not_lent_comes_back_whatever_lanes_keep() {
@@ -129,13 +108,13 @@ mod tests {
         let permits = Arc::<Permits>::default();
         let roster = Arc::new(Roster::new(1).expect("an eventfd"));
         let all: Vec<Permit> = (0..3)
-            .map(|_| permits.take(4, &roster).expect("three of four"))
+            .map(|_| permits.take(3, &roster).expect("three"))
             .collect();
         assert!(permits.try_take(3, &roster).is_none());
         // Nobody waits yet, so this wakes nobody.
         drop(all);
         assert!(!permits.has_waiting.load(Ordering::SeqCst));
-        let late = permits.take(4, &roster);
+        let late = permits.take(3, &roster);
         assert!(late.is_some(), "it would wait for what is there");
     }
 }

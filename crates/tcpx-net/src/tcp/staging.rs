@@ -26,8 +26,9 @@ use crate::error::{ChannelError, NetworkError};
 #[derive(Debug)]
 struct Worker {
     worker: Arc<CopyWorker>,
-    /// This connection's slots.
-    pool: PinnedPool,
+    /// This connection's slots: for sends, and for receives.
+    send: PinnedPool,
+    receive: PinnedPool,
     permits: Arc<Permits>,
 }
 
@@ -91,29 +92,19 @@ impl Staging {
             network: super::NAME.to_owned(),
             cause: error.to_string(),
         };
-        let with_slots = |worker: Arc<CopyWorker>| {
-            // Three quarters are for sends.
-            let slots = usize::from(window).saturating_mul(4).div_ceil(3);
-            let pool = worker.pool(slots).map_err(failed)?;
-            Ok(Worker {
-                worker,
-                pool,
-                permits: Arc::default(),
-            })
+        let with_slots = |worker: Arc<CopyWorker>| Worker {
+            send: worker.slots_to_send(window.into()),
+            receive: worker.slots_to_receive(window.into()),
+            worker,
+            permits: Arc::default(),
         };
-        let host = if stage_host {
-            Some(with_slots(CopyWorker::host().map_err(failed)?)?)
-        } else {
-            None
+        let host = match stage_host {
+            true => Some(with_slots(CopyWorker::host().map_err(failed)?)),
+            false => None,
         };
-        let gpus = workers
-            .iter()
-            .cloned()
-            .map(with_slots)
-            .collect::<Result<_, NetworkError>>()?;
         Ok(Self {
             host,
-            gpus,
+            gpus: workers.iter().cloned().map(with_slots).collect(),
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
             short_copies: AtomicUsize::new(0),
@@ -124,11 +115,13 @@ impl Staging {
     /// Has the channel woken when slots come back. Keep what it returns outside of anything that a
     /// slot's return could drop.
     pub(super) fn watch(&self, roster: &Arc<Roster>) -> Vec<FreeWatch> {
-        let watch = |worker: &Worker| {
+        let watch = |pool: &PinnedPool| {
             let roster = Arc::clone(roster);
-            worker.pool.on_free(Arc::new(move || roster.slot_free()))
+            pool.on_free(Arc::new(move || roster.slot_free()))
         };
-        self.host.iter().chain(&self.gpus).map(watch).collect()
+        let workers = self.host.iter().chain(&self.gpus);
+        let pools = workers.flat_map(|worker| [&worker.send, &worker.receive]);
+        pools.map(watch).collect()
     }
 
     pub(super) fn largest_request(&self) -> u64 {
@@ -213,11 +206,11 @@ impl Shared {
     /// The memory that a lane reads a receive's payload into.
     pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Landing {
         let destination = &claim.destination;
-        let Some(Worker { pool, .. }) = self.parts.staging.worker(destination.kind()) else {
+        let Some(Worker { receive, .. }) = self.parts.staging.worker(destination.kind()) else {
             return Landing::At(destination.clone());
         };
         let take = || {
-            let slot = take_slot(pool, destination.len(), PoolHalf::Upper, claim.number())?;
+            let slot = take_slot(receive, destination.len(), PoolHalf::Upper, claim.number())?;
             slot.slice().slice(..destination.len()).ok()
         };
         if let Some(slot) = take() {

@@ -3,10 +3,14 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
 use super::{INVALID_VALUE, OK, World, answer, pointer};
 
 /// What freed memory is filled with.
 const FREED: u8 = 0xDD;
+/// Longer memory takes no pages before it is used: each GPU of a test has some.
+const UNTOUCHED: usize = 64 << 20;
 /// Most bytes of freed memory that are kept.
 const KEPT: usize = 64 << 20;
 
@@ -16,10 +20,19 @@ pub(super) fn allocate(world: &mut World, len: usize) -> Option<usize> {
     }
     let align = if len < 2 << 20 { 256 } else { 4096 };
     let layout = Layout::from_size_align(len, align).unwrap();
-    // SAFETY: the crate never asks the driver for no bytes.
-    let memory = unsafe { alloc(layout) };
-    // SAFETY: allocated with that length.
-    unsafe { memory.write_bytes(0x77, len) };
+    let memory = if len < UNTOUCHED {
+        // SAFETY: the crate never asks the driver for no bytes.
+        unsafe {
+            let memory = alloc(layout);
+            memory.write_bytes(0x77, len);
+            memory
+        }
+    } else {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
+        mapped.ok()?.cast()
+    };
     let address = memory.expose_provenance();
     world.memory.insert(address, layout);
     Some(address)
@@ -43,8 +56,14 @@ pub(super) fn release(world: &mut World, address: usize) -> i32 {
         > KEPT
     {
         if let Some((address, layout)) = world.freed.pop_front() {
-            // SAFETY: allocated with that layout and forgotten here.
-            unsafe { dealloc(pointer(address), layout) };
+            // SAFETY: allocated or mapped with that layout and forgotten here.
+            unsafe {
+                if layout.size() < UNTOUCHED {
+                    dealloc(pointer(address), layout);
+                } else {
+                    munmap(pointer(address).cast(), layout.size()).unwrap();
+                }
+            }
         }
     }
     OK

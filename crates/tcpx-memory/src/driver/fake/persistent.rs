@@ -81,8 +81,6 @@ pub(super) fn launch(world: &mut World, stream: usize, residency: Residency) -> 
     if launches == Launches::Fail {
         return INVALID_VALUE;
     }
-    let pools = world.pools.entry(stream).or_default();
-    pools.insert(residency.requests as usize);
     queue.push_back(Operation::Residency(residency));
     while launches == Launches::WaitForTheirEnd && world.run_persistent(stream) {}
     OK

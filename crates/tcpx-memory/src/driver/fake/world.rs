@@ -68,9 +68,6 @@ pub(super) struct World {
     pub(super) freed: VecDeque<(usize, Layout)>,
     /// Destinations that no launch may write to.
     pub(super) refused: HashSet<u64>,
-    /// Pools of launches by stream, and those whose stream went before it had passed its work.
-    pub(super) pools: HashMap<usize, HashSet<usize>>,
-    pub(super) hasty: HashSet<usize>,
     /// Memory whose copies cannot be followed, and streams that have such a copy.
     pub(super) untraceable: HashMap<usize, Fault>,
     pub(super) lost: HashMap<usize, Fault>,
@@ -92,6 +89,21 @@ thread_local! {
 /// Graph captures in flight, in the mode that concerns every thread, and how often one was broken.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 static BROKEN_CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls so far that wait for kernels, or hold up copies of the process.
+static COSTLY: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+
+/// Notes a call that a driver may not be asked for while the program's kernels run.
+pub(super) fn costly(call: &'static str) {
+    COSTLY.lock().unwrap().push(call);
+}
+
+/// The calls so far that wait for the program's kernels (frees), or hold up copies of the process (allocations, pinning,
+/// loading of modules).
+#[cfg(feature = "fake-driver")]
+pub(crate) fn costly_calls() -> Vec<&'static str> {
+    COSTLY.lock().unwrap().clone()
+}
 
 /// Captures a graph while `run` runs; `false` if a call of any thread has broken a capture.
 pub(crate) fn capture(run: impl FnOnce()) -> bool {
@@ -156,16 +168,6 @@ pub(crate) fn hide_streams_of(address: u64) {
 /// No launch that writes to this address is accepted.
 pub(crate) fn refuse_launches_to(address: u64) {
     world(|world| world.refused.insert(address));
-}
-
-/// Whether the stream of a launch for the pool at this address went before it had passed all its work.
-pub(crate) fn ended_hastily(pool: u64) -> bool {
-    world(|world| world.hasty.contains(&(pool as usize)))
-}
-
-/// Whether this is the start of memory that was allocated and not freed.
-pub(crate) fn is_allocated(address: u64) -> bool {
-    world(|world| world.memory.contains_key(&(address as usize)))
 }
 
 /// How often somebody looked at unfinished events on this stream.

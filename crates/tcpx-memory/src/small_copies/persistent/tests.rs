@@ -5,6 +5,8 @@ mod leaving;
 
 use super::super::SmallCopies;
 use super::super::tests::ended;
+use std::thread;
+
 use super::*;
 use crate::driver::fake;
 use crate::gpu::InContext;
@@ -17,6 +19,14 @@ fn gpu() -> (Gpu, InContext) {
     let gpu = Gpu::fake();
     let kept = InContext::enter(&gpu).unwrap();
     (gpu, kept)
+}
+
+/// What a kernel of its own takes.
+fn memory(gpu: &Gpu) -> MappedHost {
+    let memory = MappedHost::alloc(gpu, PersistentCopyKernel::BYTES).unwrap();
+    // SAFETY: as long.
+    unsafe { memory.host.write_bytes(0, PersistentCopyKernel::BYTES) };
+    memory
 }
 
 /// Has the fake do a step.
@@ -35,7 +45,7 @@ fn until(persistent: &PersistentCopyKernel, seen: impl Fn(&PersistentCopyKernel)
 
 /// A persistent kernel that was set up and has left.
 fn set_up(gpu: &Gpu) -> PersistentCopyKernel {
-    let persistent = PersistentCopyKernel::new(gpu).unwrap();
+    let persistent = PersistentCopyKernel::new(gpu, memory(gpu)).unwrap();
     until(&persistent, PersistentCopyKernel::has_left);
     persistent
 }
@@ -52,7 +62,10 @@ fn called(gpu: &Gpu) -> PersistentCopyKernel {
 
 /// Small copies whose persistent kernel runs.
 fn copies(gpu: &Gpu) -> SmallCopies {
-    let mut copies = SmallCopies::new(gpu).unwrap().with_persistent_kernel();
+    let mut copies = SmallCopies::new(gpu)
+        .unwrap()
+        .unwrap()
+        .with_persistent_kernel();
     let persistent = copies.persistent.as_mut().unwrap();
     until(persistent, PersistentCopyKernel::has_left);
     call(persistent);
@@ -80,7 +93,6 @@ fn the_kernel_is_launched_when_copies_follow_closely() {
     persistent.note(now + SOON * 7 / 2);
     assert!(!persistent.has_left() && !persistent.is_resident());
     until(&persistent, PersistentCopyKernel::is_resident);
-    persistent.end(LONG);
 }
 
 #[test]
@@ -95,7 +107,6 @@ fn the_kernel_leaves_without_requests() {
     // Each lets the fake serve several, so a bounded number is enough.
     assert!(looks <= IDLE_POLLS / 16 + 1, "{looks}");
     assert!(!persistent.is_resident());
-    persistent.end(LONG);
 }
 
 #[test]
@@ -121,7 +132,6 @@ fn slow_requests_in_a_row_pause_launches() {
     persistent.note(until_then + SOON / 4);
     persistent.note(until_then + SOON / 2);
     assert!(!persistent.has_left());
-    persistent.end(LONG);
 }
 
 #[test]
@@ -139,7 +149,6 @@ fn one_fast_request_resets_the_count_of_slow_ones() {
         persistent.ended(request);
     }
     assert_eq!(persistent.paused_until, None);
-    persistent.end(LONG);
 }
 
 #[test]
@@ -243,7 +252,7 @@ fn memory_is_held_until_a_request_completes() {
 #[test]
 fn the_kernel_is_not_used_if_ends_are_seen_by_events() {
     let (gpu, _kept) = gpu();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     copies.ends.as_mut().unwrap().look_at_events();
     assert!(copies.with_persistent_kernel().persistent.is_none());
 }

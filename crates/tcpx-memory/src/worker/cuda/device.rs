@@ -8,7 +8,7 @@ use crate::bounce::BouncePool;
 use crate::driver::{Api, sys};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
-use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
+use crate::gpu::{Gpu, create_stream, device_alloc, ignore_captures};
 use crate::kind::MemoryKind;
 
 /// Events for work in flight on the streams.
@@ -58,14 +58,8 @@ impl Device {
             // A driver that does not say may need it.
             needs_flush: gpu.needs_flush().unwrap_or(true),
         };
-        let filled = device.fill();
-        match filled {
-            Ok(()) => Ok(device),
-            Err(error) => {
-                device.destroy();
-                Err(error)
-            }
-        }
+        device.fill()?;
+        Ok(device)
     }
 
     /// Makes what a network card has written to this pool visible to work that is queued from now on.
@@ -88,32 +82,10 @@ impl Device {
         Ok(())
     }
 
-    /// Ends everything; nothing may be in flight. Every event must have been given back.
-    pub(super) fn destroy(self) {
-        let api = self.api();
-        for event in &self.events {
-            event.destroy(api);
-        }
-        for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
-            destroy_stream(api, stream);
-        }
-        // SAFETY: no context is a legal argument.
-        let code = unsafe { (api.cuCtxSetCurrent)(std::ptr::null_mut()) };
-        api.check_teardown("cuCtxSetCurrent", code);
-    }
-
     /// Runs one small copy on each stream, so that the driver has nothing left to set up on the transfer path.
     pub(super) fn warm_up(&self, staging: &Staging) -> Result<(), CudaError> {
+        // To free it would wait for the program's kernels.
         let scratch = device_alloc(&self.gpu, 4096)?;
-        let result = self.warm_up_with(staging, scratch);
-        if result.is_ok() {
-            // SAFETY: all work on it has ended. After an error it may not have, so it stays.
-            unsafe { device_free(&self.gpu, scratch) };
-        }
-        result
-    }
-
-    fn warm_up_with(&self, staging: &Staging, scratch: u64) -> Result<(), CudaError> {
         let host = staging.device_address(0);
         // SAFETY: the scratch memory is 4 KiB, the staging memory more, and both stay.
         unsafe {

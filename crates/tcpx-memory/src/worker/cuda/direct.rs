@@ -22,7 +22,8 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 /// Does what a GPU's copy worker does on the thread that waits for it, without a hand-over to another one: the
 /// shortest way for a caller that has a thread to spare.
 ///
-/// The GPU's context is current on that thread until this is dropped.
+/// The GPU's context is current on that thread from then on. What it prepares stays until the process ends: make
+/// few, and keep them.
 pub struct Unpacker {
     /// Its queue is served here, by no thread of its own.
     worker: CopyWorker,
@@ -99,10 +100,9 @@ impl Drop for Unpacker {
         };
         let start = Instant::now();
         while (engine.round(true) || !engine.is_idle()) && start.elapsed() < LAST_WAIT {}
-        match engine.is_idle() {
-            true => engine.end(),
+        if !engine.is_idle() {
             // What is in flight may use all of it: it stays until the process ends.
-            false => std::mem::forget(engine),
+            std::mem::forget(engine);
         }
     }
 }

@@ -142,7 +142,6 @@ impl Engine {
                 }
             }
         }
-        self.end();
     }
 
     /// Does what can be done now; whether there was anything.
@@ -155,17 +154,6 @@ impl Engine {
         progress |= self.step_unpacking();
         progress |= self.step_staged();
         progress
-    }
-
-    /// Gives everything back; nothing may be in flight.
-    pub(super) fn end(self) {
-        if let Ok(kernels) = self.kernels {
-            kernels.destroy();
-        }
-        if self.staging_lost.is_none() {
-            self.staging.destroy(&self.device);
-        }
-        self.device.destroy();
     }
 
     /// Whether something of ours is in flight, except jobs that wait for the caller's work.

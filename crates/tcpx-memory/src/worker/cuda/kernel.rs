@@ -6,7 +6,7 @@ use super::feed::{EVEN, FEW, Inline, Shape};
 use crate::checksum::SumPlan;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::{Function, Gpu, Module, device_alloc, device_free, parameter};
+use crate::gpu::{Function, Gpu, Module, device_alloc, parameter};
 
 /// PTX text for the driver's own compiler, with the zero that it wants at the end.
 const UNPACK: &str = concat!(include_str!("../../ptx/unpack.ptx"), "\0");
@@ -65,9 +65,8 @@ pub(super) enum Source<'a> {
     Mapped(u64),
 }
 
-/// The loaded modules.
+/// The loaded kernels, which stay until the process ends.
 pub(crate) struct Kernels {
-    modules: [Module; 2],
     few: Function,
     mapped: Function,
     even_few: Function,
@@ -82,37 +81,19 @@ pub(crate) struct Kernels {
 impl Kernels {
     /// Loads the modules; the context must be current.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self, CudaError> {
-        let api = gpu.api();
-        let unpack = Module::load(gpu, UNPACK)?;
-        let crc32c = Module::load(gpu, CRC32C).inspect_err(|_| unpack.unload(api))?;
-        let loaded = || -> Result<Self, CudaError> {
-            let of = |name| unpack.function(gpu, name);
-            Ok(Self {
-                modules: [unpack, crc32c],
-                few: of(c"tcpx_unpack_few")?,
-                mapped: of(c"tcpx_unpack_mapped")?,
-                even_few: of(c"tcpx_even_few")?,
-                even_many: of(c"tcpx_even_many")?,
-                even_mapped: of(c"tcpx_even_mapped")?,
-                sum: crc32c.function(gpu, c"tcpx_crc32c")?,
-                prepare: crc32c.function(gpu, c"tcpx_crc32c_prepare")?,
-                tables: device_alloc(gpu, TABLES)?,
-                multiprocessors: gpu.multiprocessors(),
-            })
-        };
-        loaded().inspect_err(|_| {
-            unpack.unload(api);
-            crc32c.unload(api);
+        let (unpack, crc32c) = (Module::load(gpu, UNPACK)?, Module::load(gpu, CRC32C)?);
+        let of = |name| unpack.function(gpu, name);
+        Ok(Self {
+            few: of(c"tcpx_unpack_few")?,
+            mapped: of(c"tcpx_unpack_mapped")?,
+            even_few: of(c"tcpx_even_few")?,
+            even_many: of(c"tcpx_even_many")?,
+            even_mapped: of(c"tcpx_even_mapped")?,
+            sum: crc32c.function(gpu, c"tcpx_crc32c")?,
+            prepare: crc32c.function(gpu, c"tcpx_crc32c_prepare")?,
+            tables: device_alloc(gpu, TABLES)?,
+            multiprocessors: gpu.multiprocessors(),
         })
-    }
-
-    /// Ends the modules; no launch may be in flight. The context must be current.
-    pub(super) fn unload(&self, gpu: &Gpu) {
-        self.modules
-            .iter()
-            .for_each(|module| module.unload(gpu.api()));
-        // SAFETY: nothing runs that could read the tables.
-        unsafe { device_free(gpu, self.tables) };
     }
 
     /// Launches each kernel with nothing to do, after filling the checksum's tables.

@@ -13,7 +13,7 @@ use super::slots::Slots;
 use super::unpack::{parts, piece_bytes};
 use crate::bounce::UnpackMethod;
 use crate::error::CudaError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, MappedHost};
 use crate::job::Work;
 use crate::slice::RegionSlice;
 use crate::worker::queue::Ticket;
@@ -117,8 +117,12 @@ struct Group {
 
 impl KernelJobs {
     /// Prepares streams and memory for the kernels.
-    pub(super) fn create(gpu: &Gpu, kernels: Kernels) -> Result<Self, CudaError> {
-        let slots = Slots::create(gpu, &kernels)?;
+    pub(super) fn create(
+        gpu: &Gpu,
+        kernels: Kernels,
+        memory: MappedHost,
+    ) -> Result<Self, CudaError> {
+        let slots = Slots::create(gpu, &kernels, memory)?;
         Ok(Self {
             gpu: gpu.clone(),
             kernels,
@@ -131,14 +135,6 @@ impl KernelJobs {
             spare: Vec::with_capacity(64),
             broken: None,
         })
-    }
-
-    /// Ends everything; every launch has signalled its completion. What is broken stays until the process ends.
-    pub(super) fn destroy(mut self) {
-        if self.broken.is_none() && self.slots.retire(self.gpu.api()) {
-            self.slots.destroy(&self.gpu);
-            self.kernels.unload(&self.gpu);
-        }
     }
 
     /// Takes a job whose memory the device can address.

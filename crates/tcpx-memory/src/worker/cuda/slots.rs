@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
 use crate::fence::Event;
-use crate::gpu::{
-    Gpu, MappedHost, create_stream, destroy_stream, device_alloc, device_free, host_free,
-};
+use crate::gpu::{Gpu, MappedHost, create_stream, device_alloc};
 use crate::worker::cuda::kernel::{Flag, Kernels};
 
 /// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
@@ -28,8 +26,6 @@ const FLAGS_BYTES: usize = SLOTS * APART;
 const STREAMS: usize = 2;
 /// After this long without an answer the streams themselves are asked.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Longest wait for the last launch to leave its stream.
-const LAST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait for the first, empty work.
 const WARM_UP: Duration = Duration::from_secs(60);
 
@@ -54,11 +50,15 @@ pub(super) struct Slots {
 unsafe impl Send for Slots {}
 
 impl Slots {
-    /// The context is current. After an error the kernels are of no use: unloaded, unless one of them may
-    /// be in flight.
-    pub(super) fn create(gpu: &Gpu, kernels: &Kernels) -> Result<Self, CudaError> {
-        let memory = MappedHost::alloc(gpu, FLAGS_BYTES + SLOTS * LIST_BYTES)
-            .inspect_err(|_| kernels.unload(gpu))?;
+    /// Bytes of zeroed pinned memory that the flags and lists take.
+    pub(super) const BYTES: usize = FLAGS_BYTES + SLOTS * LIST_BYTES;
+
+    /// `memory` is these slots' alone for good; the context is current.
+    pub(super) fn create(
+        gpu: &Gpu,
+        kernels: &Kernels,
+        memory: MappedHost,
+    ) -> Result<Self, CudaError> {
         let mut slots = Self {
             streams: [std::ptr::null_mut(); STREAMS],
             events: Vec::with_capacity(STREAMS),
@@ -108,41 +108,6 @@ impl Slots {
             thread::yield_now();
         }
         Ok(())
-    }
-
-    /// Waits until the streams have passed every launch: a kernel's last instruction comes after its flag, and
-    /// until then neither its code nor its stream may go. `false` if that cannot be known, or takes too long;
-    /// the context is current.
-    pub(super) fn retire(&mut self, api: &Api) -> bool {
-        let recorded = self.events.iter().zip(self.streams);
-        let recorded = recorded.map(|(event, stream)| event.record(api, stream));
-        if recorded.collect::<Result<Vec<_>, _>>().is_err() {
-            return false;
-        }
-        let start = Instant::now();
-        loop {
-            let ready = self.events.iter().map(|event| event.is_ready(api));
-            match ready.collect::<Result<Vec<_>, _>>() {
-                Err(_) => return false,
-                Ok(ready) if ready.iter().all(|ready| *ready) => return true,
-                Ok(_) if start.elapsed() > LAST_WAIT => return false,
-                Ok(_) => thread::yield_now(),
-            }
-        }
-    }
-
-    /// Ends everything; nothing is in flight and the context is current.
-    pub(super) fn destroy(&mut self, gpu: &Gpu) {
-        let api = gpu.api();
-        self.events.drain(..).for_each(|event| event.destroy(api));
-        self.streams
-            .iter()
-            .for_each(|stream| destroy_stream(api, *stream));
-        // SAFETY: no launch is in flight that could use either.
-        unsafe {
-            device_free(gpu, self.counters);
-            host_free(gpu, self.memory);
-        }
     }
 
     /// A slot with nothing in flight; they are used in turn.

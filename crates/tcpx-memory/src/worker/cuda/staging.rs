@@ -1,27 +1,18 @@
 //! The worker's own pinned memory, for bytes on their way to or from pageable memory.
 
-use super::device::Device;
-use crate::error::CudaError;
-use crate::gpu::{MappedHost, host_free};
+use crate::gpu::MappedHost;
 
 /// Bytes of staging memory.
-pub(super) const STAGING: usize = 16 << 20;
+pub(super) const STAGING: usize = 8 << 20;
 
-/// Pinned once, when the worker starts.
+/// Pinned for good, before the worker starts.
 pub(super) struct Staging {
     memory: MappedHost,
 }
 
 impl Staging {
-    pub(super) fn create(device: &Device) -> Result<Self, CudaError> {
-        let memory = MappedHost::alloc(&device.gpu, STAGING)?;
-        Ok(Self { memory })
-    }
-
-    /// Frees the memory; nothing may use it any more.
-    pub(super) fn destroy(self, device: &Device) {
-        // SAFETY: the caller has waited for all work.
-        unsafe { host_free(&device.gpu, self.memory) };
+    pub(super) fn new(memory: MappedHost) -> Self {
+        Self { memory }
     }
 
     /// Where byte `at` of the staging memory is for the CPU.

@@ -353,7 +353,7 @@ fn a_refused_copy_ends_its_job_with_the_drivers_words() {
 #[test]
 fn slots_stay_taken_until_their_copies_have_landed() {
     let bench = Bench::new();
-    let pool = bench.worker.pool(64).unwrap();
+    let pool = bench.worker.slots_to_receive(64);
     let bytes = noise(64 * 1000, 17);
     let target = bench.region(bench.gpu.kind(), &vec![0; bytes.len()]);
     let (sink, ended) = channel();

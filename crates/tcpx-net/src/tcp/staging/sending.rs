@@ -81,7 +81,7 @@ impl Shared {
             let Some(permit) = shared.permit(worker) else {
                 return;
             };
-            let pinned = take_slot(&worker.pool, source.len(), PoolHalf::Lower, sequence);
+            let pinned = take_slot(&worker.send, source.len(), PoolHalf::Lower, sequence);
             let Some(pinned) = pinned else {
                 return;
             };
@@ -124,7 +124,7 @@ impl Shared {
     }
 
     fn permit(&self, worker: &Worker) -> Option<Permit> {
-        worker.permits.take(worker.pool.slots(), &self.roster)
+        worker.permits.take(worker.send.slots(), &self.roster)
     }
 
     /// The first send of a copy to `payload`; `None` if it does not wait any more.

@@ -21,7 +21,10 @@ fn write(copies: &mut SmallCopies, region: &Region) -> Result<u64, MemoryError> 
 fn set_up_does_not_wait_for_room_on_the_gpu() {
     let (gpu, _kept) = gpu();
     let room = fake::fill_gpu();
-    let mut copies = SmallCopies::new(&gpu).unwrap().with_persistent_kernel();
+    let mut copies = SmallCopies::new(&gpu)
+        .unwrap()
+        .unwrap()
+        .with_persistent_kernel();
     let region = Region::cuda(&gpu, 64).unwrap();
     assert_eq!(write(&mut copies, &region), Ok(64));
     let persistent = copies.persistent.as_mut().unwrap();
@@ -34,15 +37,17 @@ fn set_up_does_not_wait_for_room_on_the_gpu() {
 }
 
 #[test]
-fn a_failed_launch_leaks_nothing() {
+fn without_its_kernel_the_driver_copies_everything() {
     let gpu = Gpu::fake();
-    let left = gpu.downgrade();
     fake::set_launches(Launches::Fail);
-    let copies = SmallCopies::new(&gpu).unwrap().with_persistent_kernel();
+    let mut copies = SmallCopies::new(&gpu)
+        .unwrap()
+        .unwrap()
+        .with_persistent_kernel();
     fake::set_launches(Launches::Return);
     assert!(copies.persistent.is_none());
-    drop((copies, gpu));
-    assert!(left.upgrade().is_none());
+    let region = Region::cuda(&gpu, 64).unwrap();
+    assert_eq!(write(&mut copies, &region), Ok(64));
 }
 
 #[test]
@@ -66,7 +71,7 @@ fn a_refused_launch_pauses_launches() {
 fn launches_that_block_pause_launches() {
     let (gpu, _kept) = gpu();
     fake::set_launches(Launches::WaitForTheirEnd);
-    let mut persistent = PersistentCopyKernel::new(&gpu).unwrap();
+    let mut persistent = PersistentCopyKernel::new(&gpu, memory(&gpu)).unwrap();
     let (now, mut copies) = (Instant::now(), 0);
     while persistent.paused_until.is_none() {
         persistent.note(now);
@@ -75,7 +80,6 @@ fn launches_that_block_pause_launches() {
     }
     fake::set_launches(Launches::Return);
     assert_eq!(persistent.paused_until, Some(now + PAUSE));
-    persistent.end(LONG);
 }
 
 #[test]
@@ -92,11 +96,15 @@ fn the_kernel_leaves_even_under_constant_requests() {
     panic!("it is still there");
 }
 
+/// Small copies for the next connection.
+fn next(gpu: &Gpu) -> SmallCopies {
+    SmallCopies::new(gpu).unwrap().unwrap()
+}
+
 #[test]
-fn a_drop_sends_it_away_and_gives_all_back() {
+fn the_next_connection_takes_what_one_has_left() {
     for requests in [0, 1] {
-        let gpu = Gpu::fake();
-        let (left, kept) = (gpu.downgrade(), InContext::enter(&gpu).unwrap());
+        let (gpu, _kept) = gpu();
         let mut copies = copies(&gpu);
         let region = Region::cuda(&gpu, 64).unwrap();
         for _ in 0..requests {
@@ -104,25 +112,49 @@ fn a_drop_sends_it_away_and_gives_all_back() {
             assert_eq!(started, Ok(true));
         }
         let all = addresses(&copies);
-        assert!(all.into_iter().all(fake::is_allocated));
+        until(copies.persistent.as_ref().unwrap(), |persistent| {
+            requests > 0 || persistent.has_left()
+        });
+        let stream = copies.streams[0];
         drop(copies);
-        assert!(!all.into_iter().any(fake::is_allocated));
-        assert!(!fake::ended_hastily(all[0]));
+        // What was in flight is seen to on a thread of its own.
+        let start = Instant::now();
+        while gpu.resting_small_copies().is_empty() {
+            is_at_rest(gpu.api(), stream).unwrap();
+            assert!(start.elapsed() < LONG);
+        }
         let mut got = [0; 64];
         region.read_to(0, &mut got).unwrap();
         assert!(requests == 0 || got == [1; 64]);
-        drop((region, kept, gpu));
-        // Memory is freed on a thread of its own.
-        let start = Instant::now();
-        while left.upgrade().is_some() {
-            assert!(start.elapsed() < LONG);
-            thread::yield_now();
-        }
+        let mut copies = next(&gpu).with_persistent_kernel();
+        assert_eq!(addresses(&copies), all);
+        assert_eq!(copies.persistent_copies(), 0);
+        assert_eq!(write(&mut copies, &region), Ok(64));
+        call(copies.persistent.as_mut().unwrap());
+        assert_eq!(write(&mut copies, &region), Ok(64));
+        assert_eq!(copies.persistent_copies(), 1);
     }
 }
 
 #[test]
-fn memory_outlives_a_drop_before_the_kernel_starts() {
+fn who_wants_no_persistent_kernel_gets_none_from_others() {
+    let (gpu, _kept) = gpu();
+    let copies = copies(&gpu);
+    until(
+        copies.persistent.as_ref().unwrap(),
+        PersistentCopyKernel::has_left,
+    );
+    let all = addresses(&copies);
+    drop(copies);
+    let copies = next(&gpu);
+    assert!(copies.persistent.is_none() && copies.memory.device == all[1]);
+    drop(copies);
+    let copies = next(&gpu).with_persistent_kernel();
+    assert_eq!(addresses(&copies), all);
+}
+
+#[test]
+fn what_a_kernel_that_has_not_started_may_touch_is_nobodys() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
     let persistent = copies.persistent.as_mut().unwrap();
@@ -132,21 +164,41 @@ fn memory_outlives_a_drop_before_the_kernel_starts() {
     persistent.note(now);
     persistent.note(now);
     assert!(!persistent.has_left());
-    let [ring, slots] = addresses(&copies);
+    let [_, slots] = addresses(&copies);
     drop(copies);
+    let other = next(&gpu);
+    assert_ne!(other.memory.device, slots);
     room.store(true, Ordering::SeqCst);
-    assert!(fake::is_allocated(ring) && !fake::is_allocated(slots));
-    assert!(!fake::ended_hastily(ring));
+    let start = Instant::now();
+    loop {
+        // The fake does a step whenever a stream is asked about.
+        is_at_rest(gpu.api(), other.streams[0]).unwrap();
+        let third = next(&gpu);
+        if third.memory.device == slots {
+            break;
+        }
+        assert!(start.elapsed() < LONG);
+    }
 }
 
 #[test]
-fn memory_outlives_a_drop_while_the_kernel_may_run() {
-    let (gpu, _kept) = gpu();
-    let copies = copies(&gpu);
-    let [ring, _] = addresses(&copies);
-    fake::lose_persistent(ring);
-    drop(copies);
-    assert!(fake::is_allocated(ring) && !fake::ended_hastily(ring));
+fn connections_beyond_the_memory_get_no_small_copies() {
+    let gpu = Gpu::fake();
+    let all: Vec<_> = std::iter::from_fn(|| SmallCopies::new(&gpu).unwrap()).collect();
+    assert_eq!(all.len(), 12 + 16);
+    // Late ones have few slots, and none for long messages.
+    let mut last = all.into_iter().next_back().unwrap();
+    let region = Region::cuda(&gpu, SmallCopies::MOST_BYTES).unwrap();
+    let long = vec![1; region.len()];
+    assert_eq!(last.start_write(&region.all(), &long, None, 1), Ok(false));
+    assert_eq!(
+        last.start_write(&region.slice(..9).unwrap(), &[2; 9], None, 1),
+        Ok(true)
+    );
+    assert_eq!(ended(&mut last), [(1, Ok(9))]);
+    // The others have left theirs, of which this one gets the largest.
+    let next = next(&gpu);
+    assert_eq!(next.count, super::super::super::SLOTS);
 }
 
 #[test]
@@ -162,5 +214,5 @@ fn a_request_of_a_lost_kernel_fails_and_keeps_its_memory() {
     let refused = copies.start_write(&region.all(), &[1; 64], None, 2);
     assert_eq!(refused, Ok(false));
     drop(copies);
-    assert!(all.into_iter().all(fake::is_allocated));
+    assert_ne!(next(&gpu).memory.device, all[1]);
 }

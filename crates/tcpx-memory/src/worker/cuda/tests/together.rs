@@ -173,33 +173,6 @@ fn a_shared_launch_that_is_refused_costs_only_the_job_at_fault() {
     assert!(content(&target) == expected);
 }
 
-#[test]
-fn kernels_and_streams_outlive_the_last_launch() {
-    let bench = Bench::new();
-    let pool = bench.region(bench.gpu.kind(), &noise(4800, 5));
-    let to = bench.region(bench.gpu.kind(), &[1; 4800]);
-    let work = Work::Unpack {
-        pool: BouncePool::from(pool.clone()),
-        descriptors: turned(8, 600),
-        to: to.all(),
-        with: UnpackMethod::Kernel,
-    };
-    let address = pool.all().device_address().unwrap();
-    let mut unpacker = Unpacker::new(&bench.gpu).unwrap();
-    assert_eq!(unpacker.run(work.clone(), LIMIT), Ok(4800));
-    drop(unpacker);
-    assert!(!fake::ended_hastily(address), "an unpacker");
-    assert_eq!(bench.run(work), Ok(4800));
-    let queue = Arc::clone(&bench.worker.queue);
-    drop(bench);
-    let start = Instant::now();
-    while !queue.is_closed() {
-        assert!(start.elapsed() < LIMIT);
-        std::thread::yield_now();
-    }
-    assert!(!fake::ended_hastily(address), "a worker");
-}
-
 /// Copies of parts that follow each other at both ends, submitted together and in no order.
 fn copy_in_parts(from: &Region, to: &Region, part: usize) -> Vec<Work> {
     let parts = from.len() / part;

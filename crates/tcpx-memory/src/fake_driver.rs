@@ -1,0 +1,21 @@
+//! For tests of other crates: a CUDA driver in memory, with one GPU whose memory is the process's own.
+//!
+//! Streams do their work only when somebody asks about them, so that what is used too early shows as wrong bytes.
+
+use crate::driver::fake;
+
+/// The process's driver is the fake from now on.
+pub fn install() {
+    fake::install();
+}
+
+/// Makes the fake's context current on the calling thread, as a program does that uses the GPU.
+pub fn make_current() {
+    fake::make_current();
+}
+
+/// The calls so far that wait for the program's kernels (frees), or hold up copies of the process meanwhile
+/// (allocations, pinning, loading of modules).
+pub fn costly_calls() -> Vec<&'static str> {
+    fake::costly_calls()
+}

@@ -1,0 +1,183 @@
+//! What a GPU's work needs of the driver: made once, before the first transfer, and never given back.
+//!
+//! `cuMemFreeHost`, `cuMemFree` and `cuModuleUnload` wait for the kernels that run, and until they return no
+//! thread of the process can copy. To pin memory or to load a module holds copies up for milliseconds. So the
+//! first connection on a GPU does all of that, and later ones share it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::sync::PIECE as BLOCKING_BYTES;
+use super::{Gpu, MappedHost, device_alloc};
+use crate::error::MemoryError;
+use crate::lock;
+use crate::pinned::{PinnedPool, Slots};
+use crate::region::Region;
+use crate::small_copies::SmallCopies;
+use crate::worker::WORKER_BYTES;
+
+/// The pinned memory of a GPU. All of it is pinned at once.
+pub(crate) struct Kept {
+    slots: Arc<Slots>,
+    /// For the copy worker, and for blocking access, until they take it.
+    worker: Mutex<Option<MappedHost>>,
+    blocking: Mutex<Option<MappedHost>>,
+    /// For small copies: cut into parts from its beginning, for good.
+    small: MappedHost,
+    cut: AtomicUsize,
+}
+
+// SAFETY: the memory stays for ever, and each part of it belongs to the one that took it.
+unsafe impl Send for Kept {}
+// SAFETY: as above.
+unsafe impl Sync for Kept {}
+
+impl Kept {
+    /// Also tries the legacy stream, which takes a word of pinned memory.
+    fn pin(gpu: &Gpu) -> Result<Self, MemoryError> {
+        let bytes = [
+            PinnedPool::GPU_BYTES,
+            WORKER_BYTES,
+            BLOCKING_BYTES,
+            SmallCopies::ALL_BYTES,
+            size_of::<u32>(),
+        ];
+        let mut memory = MappedHost::alloc(gpu, bytes.iter().sum())?;
+        let [slots, worker, blocking, small, word] = bytes.map(|bytes| {
+            let part = memory;
+            memory = MappedHost {
+                // SAFETY: inside the allocation, or its end.
+                host: unsafe { part.host.add(bytes) },
+                device: part.device + bytes as u64,
+            };
+            part
+        });
+        // SAFETY: aligned, ours, and never freed.
+        unsafe { word.host.cast::<u32>().write(0) };
+        gpu.try_legacy_stream(word);
+        // SAFETY: pinned just now, as long, never freed, and known to nobody else.
+        let region = unsafe { Region::pinned_for_good(slots, PinnedPool::GPU_BYTES) };
+        Ok(Self {
+            slots: Slots::new(region)?,
+            worker: Mutex::new(Some(worker)),
+            blocking: Mutex::new(Some(blocking)),
+            small,
+            cut: AtomicUsize::new(0),
+        })
+    }
+
+    /// The slots that all connections on the GPU share.
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// Zeroed memory for small copies, for the caller alone and for good; `None` if less than that and
+    /// `leaving` is left.
+    pub(crate) fn cut(&self, bytes: usize, leaving: usize) -> Option<MappedHost> {
+        let fits = |cut: usize| cut + bytes + leaving <= SmallCopies::ALL_BYTES;
+        let further = |cut: usize| fits(cut).then_some(cut + bytes);
+        let order = Ordering::Relaxed;
+        let at = self.cut.fetch_update(order, order, further).ok()?;
+        // SAFETY: inside the memory for small copies, and no other part covers it.
+        let host = unsafe {
+            let host = self.small.host.add(at);
+            host.write_bytes(0, bytes);
+            host
+        };
+        let device = self.small.device + at as u64;
+        Some(MappedHost { host, device })
+    }
+}
+
+/// Memory of a connection that has ended.
+pub(crate) enum Block {
+    Pinned(MappedHost),
+    Device(u64),
+}
+
+// SAFETY: nobody else uses the memory.
+unsafe impl Send for Block {}
+
+/// Blocks for the next connections, with their lengths.
+#[derive(Default)]
+pub(super) struct Blocks(Mutex<Vec<(usize, Block)>>);
+
+impl Blocks {
+    fn take(&self, len: usize, such: impl Fn(&Block) -> bool) -> Option<Block> {
+        let mut blocks = lock(&self.0);
+        let at = blocks
+            .iter()
+            .position(|(bytes, block)| *bytes == len && such(block))?;
+        Some(blocks.swap_remove(at).1)
+    }
+}
+
+impl Gpu {
+    /// Zeroed pinned memory that an ended connection has left, or new.
+    pub(crate) fn recycled_pinned(&self, len: usize) -> Result<MappedHost, MemoryError> {
+        let block = self
+            .0
+            .blocks
+            .take(len, |block| matches!(block, Block::Pinned(_)));
+        let memory = match block {
+            Some(Block::Pinned(memory)) => memory,
+            _ => MappedHost::alloc(self, len)?,
+        };
+        // SAFETY: as long, and nobody else uses it.
+        unsafe { memory.host.write_bytes(0, len) };
+        Ok(memory)
+    }
+
+    /// Device memory that an ended connection has left, or new.
+    pub(crate) fn recycled_cuda(&self, len: usize) -> Result<u64, MemoryError> {
+        let block = self
+            .0
+            .blocks
+            .take(len, |block| matches!(block, Block::Device(_)));
+        match block {
+            Some(Block::Device(address)) => Ok(address),
+            _ => Ok(device_alloc(self, len)?),
+        }
+    }
+
+    /// Leaves memory that nobody uses any more to the next connection.
+    pub(crate) fn recycle(&self, len: usize, block: Block) {
+        lock(&self.0.blocks.0).push((len, block));
+    }
+
+    /// The GPU's pinned memory. The first call pins it and prepares all else that would later hold copies up: it
+    /// takes tens of milliseconds, in which copies wait.
+    ///
+    /// # Errors
+    /// The driver's refusal; a later call tries again.
+    pub(crate) fn kept(&self) -> Result<&Kept, MemoryError> {
+        if let Some(kept) = self.0.kept.get() {
+            return Ok(kept);
+        }
+        let _preparing = lock(&self.0.preparing);
+        if let Some(kept) = self.0.kept.get() {
+            return Ok(kept);
+        }
+        let kept = Kept::pin(self)?;
+        if let Err(error) = self.persistent_kernel() {
+            tracing::debug!(%error, "small copies go on without the persistent kernel");
+        }
+        // Set under the lock, once.
+        Ok(self.0.kept.get_or_init(|| kept))
+    }
+
+    /// [`WORKER_BYTES`] of zeroed pinned memory, for good: those that were pinned at set-up, or others for a second user.
+    pub(crate) fn worker_memory(&self) -> Result<MappedHost, MemoryError> {
+        let first = lock(&self.kept()?.worker).take();
+        let memory = first.map_or_else(|| MappedHost::alloc(self, WORKER_BYTES), Ok)?;
+        // SAFETY: as long, and nobody else uses it.
+        unsafe { memory.host.write_bytes(0, WORKER_BYTES) };
+        Ok(memory)
+    }
+
+    /// As above, of [`BLOCKING_BYTES`], and not zeroed.
+    pub(super) fn blocking_memory(&self) -> Result<MappedHost, MemoryError> {
+        let first = lock(&self.kept()?.blocking).take();
+        Ok(first.map_or_else(|| MappedHost::alloc(self, BLOCKING_BYTES), Ok)?)
+    }
+}
