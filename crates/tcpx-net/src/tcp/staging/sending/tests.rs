@@ -180,7 +180,7 @@ fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
 fn an_error_of_a_copy_is_told_for_every_send_in_it() {
     let _alone = alone();
     let (shared, source) = (staged_channel(), source(2));
-    let pool = &shared.parts.staging.host.as_ref().unwrap().pool;
+    let pool = &shared.parts.staging.host.as_ref().unwrap().send;
     let pinned = pool.try_take().unwrap();
     for slot in 0..2 {
         let unstaged = unstaged(&source, 1, slot.into(), slot.into());
