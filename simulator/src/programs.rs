@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx::{
-    Auth, Connection, Endpoint, Options, ProgressMode, Region, Rights, TcpNetwork, TcpOptions,
+    Auth, Connection, Endpoint, Options, ProgressMode, Region, Rights, Lend, TcpNetwork, TcpOptions,
     Window, WindowKey,
 };
 
@@ -42,6 +42,7 @@ pub fn options(plan: &Plan, key: &Auth, manual: bool, encrypt: bool) -> Options 
     let network = TcpNetwork::new(TcpOptions {
         window: plan.window,
         stage_host: plan.stage,
+        lend: Lend::Always,
         ..TcpOptions::default()
     });
     Options {

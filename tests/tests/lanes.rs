@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, TcpNetwork};
-use tcpx_net::{ChannelStats, TcpOptions};
+use tcpx_net::{ChannelStats, Lend, TcpOptions};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::child;
 use tcpx_tests::content::Content;
@@ -40,6 +40,8 @@ fn connect(stage_host: bool) -> Ends {
 fn connect_with(lanes: u16, stage_host: bool, chunk_bytes: Option<u32>) -> Ends {
     let network = TcpOptions {
         stage_host,
+        // Both ends are here, and trust each other.
+        lend: Lend::Always,
         ..TcpOptions::default()
     };
     connect_over(network, lanes, chunk_bytes)

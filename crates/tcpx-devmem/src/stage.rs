@@ -104,7 +104,9 @@ impl Stage {
 
     /// Whether chunks of GPU memory can be sent.
     pub(super) fn takes_gpu_memory(&self) -> bool {
-        self.workers.iter().any(|(worker, _)| worker.gpu().is_some())
+        self.workers
+            .iter()
+            .any(|(worker, _)| worker.gpu().is_some())
     }
 
     /// Longest chunk that can be sent.

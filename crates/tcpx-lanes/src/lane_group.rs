@@ -67,10 +67,8 @@ pub enum Fate {
     Read,
     /// No socket refers to its memory.
     Free,
-    /// The lane's socket may refer to its memory: that stays until the peer has read what the lane wrote later. That
-    /// the peer's system has acknowledged the bytes, or that the lane was reset, says nothing: on this host, perhaps
-    /// behind a virtual card, the peer reads the pages themselves afterwards. A lane that comes back is read only
-    /// after its former stream was closed.
+    /// The lane's socket may refer to its memory: that stays until the peer has read what the lane wrote later, and its
+    /// system has acknowledged it. A lane that comes back is read only after its former stream was closed.
     Lent,
 }
 
@@ -299,17 +297,18 @@ impl<C, Q> LaneGroup<C, Q> {
         Some(read)
     }
 
-    /// Nobody waits any more for a chunk that the lane keeps; `None` if it keeps no such chunk.
+    /// Nobody waits any more for a chunk that the lane keeps; `None` if it keeps no such chunk. `fate` is asked with the
+    /// chunk and the place of its end in the lane's stream.
     pub fn release(
         &self,
         lane: u16,
         such: impl Fn(&C) -> bool,
-        fate: impl FnOnce(&C) -> Fate,
+        fate: impl FnOnce(&C, u64) -> Fate,
     ) -> Option<Released<C>> {
         let mut kept = self.kept(lane);
         let at = kept.iter().position(|one| one.wanted && such(&one.chunk))?;
         self.acknowledged(lane);
-        let (chunk, _lent_before) = match fate(&kept[at].chunk) {
+        let (chunk, _lent_before) = match fate(&kept[at].chunk, kept[at].end) {
             Fate::Lent => {
                 kept[at].wanted = false;
                 self.unwanted.fetch_add(1, Ordering::Relaxed);
@@ -481,11 +480,11 @@ mod tests {
         assert_eq!(group.read_to(5, 29), Some(1));
         assert_eq!(group.read_to(5, 29), Some(2));
         assert_eq!(group.read_to(5, 29), None);
-        let released = group.release(5, |chunk| *chunk == 4, |_| Fate::Free);
+        let released = group.release(5, |chunk| *chunk == 4, |_, _| Fate::Free);
         assert_eq!(released.unwrap().chunk, Some(4));
         assert!(
             group
-                .release(5, |chunk| *chunk == 4, |_| Fate::Free)
+                .release(5, |chunk| *chunk == 4, |_, _| Fate::Free)
                 .is_none()
         );
         assert_eq!(group.done().nth(5).unwrap().under_way(), 1);
@@ -500,7 +499,7 @@ mod tests {
             group.keep(chunk as u16 % 2, 0, chunk);
         }
         let release = |chunk: u32, fate| {
-            let released = group.release(chunk as u16 % 2, |one| *one == chunk, |_| fate);
+            let released = group.release(chunk as u16 % 2, |one| *one == chunk, |_, _| fate);
             let released = released.expect("it is kept");
             (released.chunk, released._lent_before)
         };
@@ -578,7 +577,7 @@ mod model {
             group.keep(0, 8, 1);
             let owner = {
                 let group = Arc::clone(&group);
-                loom::thread::spawn(move || group.release(0, |_| true, |_| Fate::Read).is_some())
+                loom::thread::spawn(move || group.release(0, |_| true, |_, _| Fate::Read).is_some())
             };
             let unread = group.end(0);
             let released = owner.join().expect("the owner");

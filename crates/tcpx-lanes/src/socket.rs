@@ -10,6 +10,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::congestion::{self, Congestion};
 use crate::error::SocketError;
+use crate::interfaces::{InterfaceKind, interfaces};
 
 /// How to dial.
 #[derive(Debug, Clone)]
@@ -219,6 +220,23 @@ pub fn is_near(socket: &impl AsFd) -> bool {
     let ip = |address: io::Result<socket2::SockAddr>| address.ok()?.as_socket().map(|one| one.ip());
     let (local, peer) = (ip(socket.local_addr()), ip(socket.peer_addr()));
     peer.is_some_and(|peer| local == Some(peer) || peer.to_canonical().is_loopback())
+}
+
+/// Whether the other end may be a process of this host: what lies in pages that the kernel passes on by reference is then
+/// read when that process likes. Only where packets leave by a physical card is it another host for sure: a virtual
+/// one may lead to a container.
+pub fn may_be_near(socket: &impl AsFd) -> bool {
+    if is_near(socket) {
+        return true;
+    }
+    let socket = socket2::SockRef::from(socket);
+    let local = socket.local_addr().ok().and_then(|one| one.as_socket());
+    let Some(local) = local.map(|local| local.ip().to_canonical()) else {
+        return true;
+    };
+    let all = interfaces().unwrap_or_default();
+    let its = all.iter().find(|one| one.addresses.contains(&local));
+    its.is_none_or(|one| one.kind != InterfaceKind::Physical)
 }
 
 /// Resets a stream: the kernel drops at once what it still has of it, and nobody sends or receives on it

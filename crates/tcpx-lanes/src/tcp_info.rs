@@ -88,6 +88,24 @@ pub fn transport(socket: &impl AsFd) -> Option<Transport> {
     })
 }
 
+/// Bytes that a stream was given so far, counted as [`Transport::acknowledged`] counts them; `None` where it is no TCP
+/// stream.
+pub fn given(socket: &impl AsFd) -> Option<u64> {
+    loop {
+        let before = transport(socket)?.acknowledged;
+        let mut queued: libc::c_int = 0;
+        // SAFETY: the kernel writes one integer (tcp(7), SIOCOUTQ, which has the number of TIOCOUTQ); the descriptor is
+        // borrowed for the call.
+        let asked =
+            unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+        let queued = u64::try_from(queued).ok().filter(|_| asked == 0)?;
+        // An acknowledgement between the two would count twice.
+        if transport(socket)?.acknowledged == before {
+            return Some(before + queued);
+        }
+    }
+}
+
 /// So often the oldest packet was sent again in vain when its way counts as broken: after some 600 ms within a
 /// site, and later where answers take longer.
 const VAIN_TRIES: u8 = 2;
@@ -148,6 +166,21 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn what_was_given_is_acknowledged_in_the_end() {
+        let (mut near, mut far) = connected();
+        let start = given(&near).expect("a TCP stream");
+        near.write_all(&[7; 100_000]).expect("there is room");
+        let end = given(&near).expect("a TCP stream");
+        assert_eq!(end - start, 100_000);
+        far.read_exact(&mut [0; 100_000]).expect("all of it");
+        let until = Instant::now() + Duration::from_secs(60);
+        while transport(&near).expect("a TCP stream").acknowledged < end {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+    }
 
     fn connected() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");

@@ -44,7 +44,8 @@ fn main() -> ExitCode {
 fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
     let device = Region::cuda(gpu, bytes).map_err(text)?;
     let pinned = Region::pinned(gpu, bytes).map_err(text)?;
-    let mut small = SmallCopies::new(gpu).map_err(text)?;
+    let small = SmallCopies::new(gpu).map_err(text)?;
+    let mut small = small.ok_or("no memory for small copies is left")?;
     let payload = vec![7; bytes];
     let mut into = Vec::with_capacity(bytes);
     time("fence of the default streams, taken", count, || {

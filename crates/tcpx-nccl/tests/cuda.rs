@@ -14,7 +14,9 @@ use common::{
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetRecv, NetSend, RequestId};
 use nccl_net_tcpx::{Config, Mode};
-use tcpx_memory::{CompletionSink, CopyWorker, Job, MemoryError, PinnedSlot, Region, Work};
+use tcpx_memory::{
+    CompletionSink, CopyWorker, Job, MemoryError, PinnedPool, PinnedSlot, Region, Work,
+};
 
 /// All tests of this process share the worker for host memory, and its slots.
 static SLOTS: Mutex<()> = Mutex::new(());
@@ -33,12 +35,13 @@ fn config() -> Config {
     }
 }
 
-/// All slots, of which the last may come back behind the end of their message; nothing can be copied meanwhile.
+/// All slots that receives may have, of which the last may come back behind the end of their message; nothing can be copied meanwhile.
 fn take_all(worker: &CopyWorker) -> Vec<PinnedSlot> {
     let mut held = Vec::new();
     common::until("the slots", || {
         held.extend(std::iter::from_fn(|| worker.pinned().try_take()));
-        (held.len() == worker.pinned().slots()).then_some(())
+        let in_use = worker.pinned_in_use() / PinnedPool::SLOT_BYTES;
+        (in_use == held.len()).then_some(())
     });
     held
 }

@@ -80,8 +80,35 @@ pub struct TcpOptions {
     /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB inside
     /// one host, where more would let a few lanes take all chunks, and else as the kernel chooses.
     pub socket_buffer: u32,
-    /// Sends slots by references to their pages: the sender copies nothing. Where the system refuses it, slots are copied as before.
-    pub splice: bool,
+    /// To whom slots are sent by references to their pages, so that the sender copies nothing. Where the system refuses
+    /// it, slots are copied.
+    pub lend: Lend,
+}
+
+/// Who may read slots of pinned memory where they lie.
+///
+/// A slot serves one connection after the other. A peer of another host has its own copy once its system has
+/// acknowledged the bytes. A peer of this host reads the pages themselves, whenever it likes, so that it could see what
+/// later connections send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lend {
+    /// Nobody: slots are copied.
+    Never,
+    /// Peers that are reached by a physical card.
+    OtherHosts,
+    /// Everybody: for measurements within one host, whose peers trust each other.
+    Always,
+}
+
+impl Lend {
+    /// What `TCPX_LEND` says: `always` or `never`; anything else is other hosts.
+    fn of_process() -> Self {
+        match std::env::var("TCPX_LEND").as_deref() {
+            Ok("always") => Self::Always,
+            Ok("never") => Self::Never,
+            _ => Self::OtherHosts,
+        }
+    }
 }
 
 impl Default for TcpOptions {
@@ -93,7 +120,7 @@ impl Default for TcpOptions {
             interfaces: None,
             stage_host: false,
             socket_buffer: 0,
-            splice: true,
+            lend: Lend::of_process(),
         }
     }
 }
@@ -195,7 +222,10 @@ impl Network for TcpNetwork {
             ways,
             lanes,
             window,
-            splice: self.options.splice && lanes > 1,
+            lend: match lanes {
+                0 | 1 => Lend::Never,
+                _ => self.options.lend,
+            },
             dead_after: setup.dead_after,
             protection,
             tells_behind: lanes == 1,

@@ -63,7 +63,7 @@ pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
 pub use tcpx_net::{
-    Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Network, NetworkError, Peer,
+    Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Lend, Network, NetworkError, Peer,
     PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
 };
 pub use tcpx_wire::session::{Deadlines, Delivered};

@@ -7,6 +7,7 @@
 
 mod bench;
 mod order;
+mod quiet;
 mod transfers;
 #[expect(dead_code, reason = "the check of the memory crate uses all of it")]
 #[path = "../../../crates/tcpx-memory/examples/gpu_check/user.rs"]
@@ -21,7 +22,8 @@ use tcpx_memory::CopyWorker;
 
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
+    ("connections_come_and_go", quiet::connections_come_and_go),
     ("sizes", transfers::sizes),
     ("kinds_of_memory", transfers::kinds),
     ("both_directions", transfers::both_directions),
@@ -38,7 +40,7 @@ const CHECKS: [Check; 11] = [
     ("large", transfers::large),
 ];
 
-/// Longest wait for the copy workers to give everything back.
+/// Longest wait for the copy workers to do what was asked of them.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {

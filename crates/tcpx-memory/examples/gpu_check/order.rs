@@ -210,8 +210,7 @@ fn all_jobs(bench: &Bench, targets: &[(&Region, Region)], list: &[Fragment]) -> 
             .run(Work::Checksum { of: target.all() }, None)
             .map_err(context)?;
     }
-    let slot = bench.worker.pool(1).map_err(|error| error.to_string())?;
-    let slot = slot.try_take();
+    let slot = bench.worker.slots_to_receive(1).try_take();
     let slot = slot.ok_or_else(|| "no free slot".to_owned())?;
     debug_assert_eq!(slot.slice().kind(), MemoryKind::Pinned);
     Ok(())

@@ -15,6 +15,7 @@ const MOST: usize = SmallCopies::MOST_BYTES;
 
 fn copies(bench: &Bench) -> Result<SmallCopies, String> {
     let copies = SmallCopies::new(&bench.gpu).map_err(text)?;
+    let copies = copies.ok_or_else(|| "no memory for small copies is left".to_owned())?;
     Ok(copies.with_persistent_kernel())
 }
 

@@ -87,7 +87,10 @@ impl Carriage {
     /// Prepares for sends from GPU memory: pins slots, so that no send ever does.
     pub(crate) fn serve_gpu(&self, device: &Device) -> Result<(), MemoryError> {
         if self.from_gpu.get().is_none() {
-            let (set, pool) = (Arc::clone(&self.route.set), device.worker().slots_to_send(PARTS));
+            let (set, pool) = (
+                Arc::clone(&self.route.set),
+                device.worker().slots_to_send(PARTS),
+            );
             self.from_gpu
                 .get_or_init(|| Arc::new(FromGpu::new(set, pool)));
         }

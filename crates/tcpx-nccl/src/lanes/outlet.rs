@@ -175,6 +175,11 @@ impl Outlet {
 }
 
 impl Chunk {
+    /// Whether it lies in a slot, which serves other comms afterwards: no peer may read that where it lies.
+    pub(crate) fn is_in_slot(&self) -> bool {
+        matches!(self.copy, Some(Copied::FromGpu(_)))
+    }
+
     /// Whether the comm has closed and nobody waits for these bytes. What the host was told is sent goes on.
     pub(crate) fn is_stale(&self) -> bool {
         !self.retained && self.outlet.closed.load(Ordering::Acquire)

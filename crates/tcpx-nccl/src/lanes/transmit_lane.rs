@@ -122,6 +122,7 @@ impl Owner for Queue {
                 head: self.seal.begin(&chunk.header.encode()),
                 lends: chunk.payload.len() > COPIED_BYTES
                     && self.set.splices()
+                    && !chunk.is_in_slot()
                     && !self.seal.seals_payload(),
                 chunk,
             });

@@ -16,6 +16,7 @@ use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
 
+use super::Lend;
 use super::pace::Paces;
 use super::receive_table::{Claim, ReceiveTable, position};
 use super::repair::Repair;
@@ -27,7 +28,7 @@ use crate::channel::{ChannelStats, LaneStats};
 use crate::error::ChannelError;
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
-const MOST_LENT: usize = 16;
+const MOST_LENT: usize = 4;
 /// With more bytes in the queue, lanes that were not opened at first are worth it.
 const MUCH: u64 = 512 << 10;
 
@@ -145,7 +146,7 @@ pub(super) struct Parts {
     /// Chunks that may be on their way.
     pub(super) window: u16,
     /// Slots are sent by references to their pages.
-    pub(super) splice: bool,
+    pub(super) lend: Lend,
     /// Of every lane.
     pub(super) protection: Protection,
     /// Both sides say in front of a chunk how much follows it at once, on the one lane that there is.
@@ -167,7 +168,7 @@ impl Parts {
             ways: String::new(),
             lanes: 2,
             window,
-            splice: false,
+            lend: Lend::Never,
             protection: Protection::None,
             tells_behind: false,
             socket_buffer: 0,
@@ -181,7 +182,9 @@ impl Parts {
 impl Shared {
     pub(super) fn new(mut parts: Parts) -> Result<Arc<Self>, rustix::io::Errno> {
         // What is sealed leaves from memory of the lane.
-        parts.splice &= parts.protection != Protection::All;
+        if parts.protection == Protection::All {
+            parts.lend = Lend::Never;
+        }
         let (lanes, window) = (parts.lanes, parts.window);
         let roster = Arc::new(Roster::new(lanes)?);
         Ok(Arc::new_cyclic(|own| Self {

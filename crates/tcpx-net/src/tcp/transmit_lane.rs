@@ -10,15 +10,17 @@ use std::sync::atomic::Ordering;
 use tcpx_lanes::lane_group;
 use tcpx_lanes::sealing::{Head, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
+use tcpx_lanes::socket::may_be_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part, WIRE_CALL};
 use tcpx_lanes::splice::Lender;
-use tcpx_lanes::tcp_info::transport;
+use tcpx_lanes::tcp_info::{given, transport};
 
+use super::Lend;
 use super::loss::Lost;
 use super::pace::Load;
 use super::permits::Permit;
 use super::shared::{Event, LaneSocket, Shared};
-use super::transmit_table::{LONG, Outgoing, Taken};
+use super::transmit_table::{Acknowledged, LONG, Outgoing, Taken};
 use crate::error::ChunkPosition;
 
 /// The sending half of a lane of a channel.
@@ -57,9 +59,19 @@ pub(super) struct Writing {
 
 impl Queue {
     fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>, seal: SendSeal) -> Self {
-        let lender = match shared.parts.splice {
-            true => Lender::Untried(WIRE_CALL),
-            false => Lender::Refused(None),
+        let lender = match shared.parts.lend {
+            Lend::Always => Lender::Untried(WIRE_CALL),
+            Lend::OtherHosts if !may_be_near(&*socket) => {
+                let (of_lane, start) = (Arc::clone(&socket), given(&*socket).unwrap_or(u64::MAX));
+                let acknowledged = move |end: u64| {
+                    let transport = transport(&*of_lane).unwrap_or_default();
+                    transport.acknowledged >= start.saturating_add(end)
+                };
+                let acknowledged = Acknowledged(Box::new(acknowledged));
+                shared.transmit.lends(socket.lane, Some(acknowledged));
+                Lender::Untried(WIRE_CALL)
+            }
+            Lend::OtherHosts | Lend::Never => Lender::Refused(None),
         };
         Self {
             shared,

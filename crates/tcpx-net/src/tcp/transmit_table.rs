@@ -7,6 +7,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,6 +26,18 @@ pub(super) struct TransmitTable {
     pub(super) chunks: LaneGroup<Outgoing, (u16, u64)>,
     /// The bytes of those in the queue, or about to be.
     queued_bytes: AtomicU64,
+    /// For each lane that lends memory to another host: whether that host's system has acknowledged the lane's stream up
+    /// to a place.
+    acknowledged: Box<[Mutex<Option<Acknowledged>>]>,
+}
+
+/// Whether a stream is acknowledged up to a place.
+pub(super) struct Acknowledged(pub(super) Box<dyn Fn(u64) -> bool + Send>);
+
+impl fmt::Debug for Acknowledged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Acknowledged")
+    }
 }
 
 /// What a lane found in the queue.
@@ -66,7 +79,18 @@ impl TransmitTable {
             slots: (0..window).map(|_| Mutex::new(SendState::Free)).collect(),
             chunks: LaneGroup::new(lanes.into(), window.into()),
             queued_bytes: AtomicU64::new(0),
+            acknowledged: (0..lanes).map(|_| Mutex::default()).collect(),
         }
+    }
+
+    /// The lane lends memory from now on, until its end.
+    pub(super) fn lends(&self, lane: u16, acknowledged: Option<Acknowledged>) {
+        *lock(&self.acknowledged[usize::from(lane)]) = acknowledged;
+    }
+
+    fn is_acknowledged(&self, lane: u16, end: u64) -> bool {
+        let acknowledged = lock(&self.acknowledged[usize::from(lane)]);
+        acknowledged.as_ref().is_none_or(|it_is| it_is.0(end))
     }
 
     pub(super) fn with<R>(&self, slot: u16, act: impl FnOnce(&mut SendState) -> R) -> R {
@@ -148,13 +172,16 @@ impl TransmitTable {
     /// Ends a chunk that the lane keeps, if it does.
     fn release(&self, lane: u16, slot: u16, placed: bool) -> Option<Released<Outgoing>> {
         let such = |chunk: &Outgoing| chunk.slot == slot;
-        let mut released = self.chunks.release(lane, such, |chunk| {
+        let mut released = self.chunks.release(lane, such, |chunk, end| {
+            let is_lent = chunk.spliced == Some(lane);
             match placed {
-                true if chunk.attempt == 0 => Fate::Read,
+                // The peer says so; only its system's word frees what other peers may not see.
+                true if chunk.attempt == 0 && self.is_acknowledged(lane, end) => Fate::Read,
+                true if chunk.attempt == 0 && is_lent => Fate::Lent,
                 // What was sent again may have been read from another lane. Then the peer drops what it reads here,
                 // whatever that is by now.
                 true => Fate::Free,
-                false if chunk.spliced == Some(lane) => Fate::Lent,
+                false if is_lent => Fate::Lent,
                 false => Fate::Free,
             }
         })?;

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::super::sys::{CUdeviceptr, CUstream};
 use super::{
-    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World,
-    inside, outside_captures, pointer, world::gated_stream,
+    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, inside,
+    outside_captures, pointer, world::gated_stream,
 };
 
 /// The driver's names for the default streams are this and the number below it.

@@ -19,6 +19,7 @@ impl Queue {
         {
             abort(self.socket.as_fd());
         }
+        self.shared.transmit.lends(lane, None);
         self.hand_over(unwritten);
         self.shared.half_gone(lane);
     }
@@ -67,6 +68,7 @@ mod tests {
     use super::super::transmit_lane;
     use super::*;
     use crate::channel::SendChunk;
+    use crate::tcp::Lend;
     use crate::tcp::shared::{LaneSocket, Parts, Shared};
     use crate::tcp::staging::alone;
     use crate::tcp::transmit_table::{Forgotten, Unstaged, describe};
@@ -98,7 +100,7 @@ mod tests {
         const BYTES: usize = 64 << 10;
         let _alone = alone();
         let parts = Parts {
-            splice: true,
+            lend: Lend::Always,
             ..Parts::of_two_lanes(true, 2)
         };
         let shared = Shared::new(parts).unwrap();

@@ -1,5 +1,8 @@
 //! The queue's bytes, and pages that the kernel may still send although nobody waits for their chunk any more.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use tcpx_memory::{CopyWorker, PinnedPool, Region};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -264,4 +267,28 @@ fn what_the_peer_placed_before_its_lane_lets_go_is_read() {
     assert_eq!(table.forget(0, 0, true), Forgotten::Later);
     assert!(table.written(0, chunk, 0), "it has ended");
     assert_eq!((table.chunks.unwanted(), pool.free_slots()), (0, free));
+}
+
+/// A peer that says too early that it has read a chunk gets its bytes again from the slot, whatever lies there then.
+#[test]
+fn a_lent_slot_stays_until_the_peers_system_has_its_bytes() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let free = pool.free_slots();
+    let table = TransmitTable::new(2, 4);
+    let acknowledged = Arc::new(AtomicBool::new(false));
+    let of_lane = Arc::clone(&acknowledged);
+    let asked = move |_| of_lane.load(Ordering::SeqCst);
+    table.lends(0, Some(Acknowledged(Box::new(asked))));
+    written(&table, pool, 0, 0, true);
+    // What was copied is nobody's concern.
+    written(&table, pool, 1, 0, false);
+    assert_eq!(table.forget(1, 1, true), Forgotten::Free);
+    assert_eq!(table.forget(0, 0, true), Forgotten::Free);
+    assert_eq!((pool.free_slots(), table.chunks.unwanted()), (free - 1, 1));
+    acknowledged.store(true, Ordering::SeqCst);
+    written(&table, pool, 2, 0, true);
+    assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+    assert_eq!((pool.free_slots(), table.chunks.unwanted()), (free, 0));
 }
