@@ -70,6 +70,8 @@ pub(crate) struct LeaseTable {
 
 #[derive(Debug, Default)]
 struct Entries {
+    /// Nobody is kept away, and nobody is entered.
+    shared: bool,
     next: u64,
     /// How many may write.
     writing: usize,
@@ -79,7 +81,15 @@ struct Entries {
     others: VecDeque<Entry>,
 }
 
+/// The id of who is not entered; those who are count from 1.
+const NOT_ENTERED: u64 = 0;
+
 impl LeaseTable {
+    /// Keeps nobody away from now on.
+    pub(crate) fn share(&self) {
+        lock(&self.entries).shared = true;
+    }
+
     pub(crate) fn enter(
         &self,
         range: Range<usize>,
@@ -99,11 +109,15 @@ impl LeaseTable {
     ) -> Result<u64, MemoryError> {
         let mut guard = lock(&self.entries);
         let Entries {
+            shared,
             next,
             writing,
             first,
             others,
         } = &mut *guard;
+        if *shared {
+            return Ok(NOT_ENTERED);
+        }
         let conflicts = |held: &&Entry| {
             let conflicts = held.access == Access::Write || access == Access::Write;
             let is_apart = held.range.end <= range.start || range.end <= held.range.start;
@@ -436,6 +450,20 @@ mod tests {
             lease.write_from(b"x"),
             Err(MemoryError::LeasedForReading { range: 10..11 })
         );
+    }
+
+    #[test]
+    fn leases_of_shared_memory_keep_nobody_away() {
+        let region = region();
+        let before = region.lease(0..64, Access::Write).unwrap();
+        // SAFETY: nothing borrows the bytes of this region.
+        unsafe { region.share() };
+        let others = [Access::Write, Access::Read, Access::Write];
+        let others = others.map(|access| region.lease(0..4096, access).unwrap());
+        drop(before);
+        drop(others);
+        assert!(region.lease(0..4097, Access::Read).is_err());
+        assert!(region.lease(.., Access::Write).is_ok());
     }
 
     #[test]

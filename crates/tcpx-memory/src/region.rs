@@ -149,6 +149,17 @@ impl Region {
         Self::new(gpu.kind(), len, Backing::foreign_cuda(gpu, ptr, owner))
     }
 
+    /// From now on leases of this region keep nobody away: operations that write the same bytes at a time all run, and
+    /// which of them is seen there is not said. For memory of a program that orders its writers by itself.
+    ///
+    /// # Safety
+    /// Only transfers touch the bytes through the region from now on: nobody borrows them
+    /// ([`Region::with_bytes`], [`Region::with_bytes_mut`], [`Region::checksum`]) or copies them
+    /// ([`Region::read_to`], [`Region::write_from`]) while a transfer may write them.
+    pub unsafe fn share(&self) {
+        self.0.leases.share();
+    }
+
     fn new(kind: MemoryKind, len: usize, backing: Backing) -> Self {
         Self(Arc::new(Inner {
             id: RegionId::next(),

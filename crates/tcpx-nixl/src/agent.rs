@@ -13,7 +13,9 @@ use crate::abi::Status;
 use crate::config::{Config, ConfigError};
 use crate::conn::{Conn, Work};
 use crate::flight::Flight;
-use crate::info::{AgentId, ConnectionInfo, RegionInfo, own_addresses, this_host};
+use crate::info::{
+    AgentId, ConnectionInfo, RegionInfo, RegionName, RegionSecret, own_addresses, this_host,
+};
 use crate::link::Link;
 use crate::lock;
 use crate::memory::{Kind, Registered};
@@ -249,8 +251,20 @@ impl Agent {
                 Kind::Cuda(gpu)
             }
         };
-        let memory = Arc::new(Registered::new(self.next_id(), address, len, kind));
-        lock(&self.regions).insert(memory.id, Arc::clone(&memory));
+        let secret = RegionSecret::generate().map_err(|error| {
+            tracing::error!(
+                "memory cannot be registered: the system gave no random bytes: {error}"
+            );
+            Status::BACKEND
+        })?;
+        let id = self.next_id();
+        let memory = Arc::new(Registered::new(
+            RegionName { id, secret },
+            address,
+            len,
+            kind,
+        ));
+        lock(&self.regions).insert(id, Arc::clone(&memory));
         Ok(memory)
     }
 
@@ -277,10 +291,10 @@ impl Agent {
 
     /// Ends the use of registered memory, and waits for that.
     pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
-        lock(&self.regions).remove(&memory.id);
+        lock(&self.regions).remove(&memory.name.id);
         memory.close();
         for conn in self.living() {
-            conn.revoke(memory.id);
+            conn.revoke(memory.name.id);
         }
         if memory.wait_unused(DEREGISTER) {
             return Status::SUCCESS;
@@ -297,9 +311,10 @@ impl Agent {
         lock(&self.conns).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Registered memory by its name.
-    pub(crate) fn region(&self, id: u64) -> Option<Arc<Registered>> {
-        lock(&self.regions).get(&id).cloned()
+    /// Registered memory, for whoever has its metadata.
+    pub(crate) fn region(&self, name: &RegionName) -> Option<Arc<Registered>> {
+        let memory = lock(&self.regions).get(&name.id).cloned();
+        memory.filter(|memory| memory.name.secret == name.secret)
     }
 
     /// Whether all of these bytes lie in one registered region.
@@ -312,7 +327,7 @@ impl Agent {
     /// What peers are told of a region.
     pub(crate) fn region_info(&self, memory: &Registered) -> RegionInfo {
         RegionInfo {
-            id: memory.id,
+            name: memory.name,
             bytes: memory.len as u64,
             port: self.door(memory.gpu()).unwrap_or(self.info.port),
             on_gpu: !memory.is_host(),
@@ -456,7 +471,7 @@ impl Agent {
         {
             return Err(Status::INVALID_PARAM);
         }
-        let flight = Flight::new(Arc::clone(plan), notice).ok_or(Status::NOT_FOUND)?;
+        let flight = Flight::new(Arc::clone(plan), notice);
         let mut gpus = plan.locals.iter().filter_map(|memory| match &memory.kind {
             Kind::Host => None,
             Kind::Cuda(gpu) => Some(gpu),
@@ -539,5 +554,31 @@ impl Peer {
         for (_, link) in lock(&self.links).drain() {
             link.close();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_found_with_its_own_secret_alone() {
+        let config = Config::read(&[], |_| None).unwrap();
+        let agent = Agent::start("agent", config).unwrap();
+        let register = || agent.register(0x1000, 64, None).unwrap();
+        let (one, other) = (register(), register());
+        assert!(
+            agent
+                .region(&one.name)
+                .is_some_and(|found| Arc::ptr_eq(&found, &one))
+        );
+        let guessed = RegionName {
+            id: other.name.id,
+            secret: one.name.secret,
+        };
+        assert!(agent.region(&guessed).is_none());
+        assert_eq!(agent.deregister(&other), Status::SUCCESS);
+        assert!(agent.region(&other.name).is_none());
+        agent.stop();
     }
 }

@@ -38,6 +38,10 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.0)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Nothing may be left.
     pub(crate) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())

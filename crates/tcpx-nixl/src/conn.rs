@@ -20,7 +20,7 @@ use crate::flight::Flight;
 use crate::info::AgentId;
 use crate::lock;
 use crate::message::{MOST_BYTES, Message};
-use asking::Keys;
+use asking::PeerWindows;
 use serving::{Doorway, Partial};
 
 /// How often the thread of a connection looks whether it is to end.
@@ -33,6 +33,8 @@ const RETRY: Duration = Duration::from_millis(1);
 const GREETING: Duration = Duration::from_secs(10);
 /// Messages that may be under way; more wait.
 const MOST_MESSAGES: usize = 512;
+/// Answers to a peer that may wait for it to read; it is not read meanwhile.
+const MOST_ANSWERS: usize = 64;
 /// The wire's own words about a notice, beside its bytes.
 const NOTICE_BYTES: usize = 32;
 
@@ -68,7 +70,7 @@ pub(crate) struct Conn {
     dead: AtomicBool,
     outbox: Mutex<Outbox>,
     flights: Mutex<Flights>,
-    keys: Mutex<HashMap<u64, Keys>>,
+    windows: Mutex<PeerWindows>,
     doorway: Mutex<Doorway>,
     partial: Mutex<HashMap<u64, Partial>>,
     /// The thread that reads what the peer says.
@@ -102,7 +104,7 @@ impl Conn {
             dead: AtomicBool::new(false),
             outbox: Mutex::default(),
             flights: Mutex::default(),
-            keys: Mutex::default(),
+            windows: Mutex::default(),
             doorway: Mutex::default(),
             partial: Mutex::default(),
             reader: OnceLock::new(),
@@ -207,7 +209,7 @@ impl Conn {
         }
         let doorway = std::mem::take(&mut *lock(&self.doorway));
         drop(doorway);
-        lock(&self.keys).clear();
+        lock(&self.windows).clear();
     }
 
     /// What a failed transfer of the engine means for NIXL. A connection that is lost is over.
@@ -400,6 +402,10 @@ impl Conn {
                 true => RETRY,
                 false => LOOK,
             };
+            if drives && lock(&self.outbox).waiting.len() > MOST_ANSWERS && !self.is_dead() {
+                std::thread::park_timeout(limit);
+                continue;
+            }
             match self.next(drives, limit) {
                 Ok(Some(bytes)) => {
                     let handled = Message::from_bytes(&bytes)
@@ -432,9 +438,8 @@ impl Conn {
                 offset,
                 part,
             } => return self.notice(id, bytes, offset, part),
-            Message::AskWindow { region } => self.open_window(region)?,
-            Message::Window { region, key } => self.window_came(region, key)?,
-            Message::CloseWindow { window } => self.close_doors(|_, id| id == window),
+            Message::AskWindows { regions } => self.open_windows(regions),
+            Message::Windows { windows } => self.windows_came(windows)?,
         }
         Ok(())
     }

@@ -1,19 +1,15 @@
-//! One post of a transfer: how far it is, and what it holds.
+//! One post of a transfer, and how far it is.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use tcpx::{Transfer, WindowKey};
+use tcpx::Transfer;
 
 use crate::abi::Status;
 use crate::conn::Conn;
 use crate::lock;
-use crate::memory::Hold;
 use crate::plan::Plan;
-
-/// The local memory of a flight, in the order of [`Plan::locals`].
-pub(crate) type Holds = Arc<Vec<Arc<Hold>>>;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -22,17 +18,19 @@ pub(crate) struct Flight {
     /// NIXL's notification behind it.
     pub(crate) notice: Option<Vec<u8>>,
     status: AtomicI32,
-    inner: Mutex<Inner>,
+    course: Mutex<Course>,
     /// Every region of the engine over its local memory has a share of this.
     token: Arc<()>,
     started: Instant,
 }
 
+/// How far a flight is. None of it keeps memory registered: the engine does, while a transfer may touch the memory.
 #[derive(Debug)]
-struct Inner {
-    holds: Option<Holds>,
-    /// The transfer of the engine that it is, once that has started.
-    running: Option<Running>,
+enum Course {
+    /// For a connection, windows or room.
+    Waiting,
+    Running(Running),
+    Over,
 }
 
 /// What a flight is to the engine.
@@ -40,31 +38,20 @@ struct Inner {
 pub(crate) struct Running {
     pub(crate) transfer: Transfer,
     pub(crate) conn: Arc<Conn>,
-    /// Windows that are free again when it has ended well.
-    pub(crate) keys: Vec<(u64, WindowKey)>,
     /// A notification that is sent when it has.
     pub(crate) notice: Option<Vec<u8>>,
 }
 
 impl Flight {
-    /// `None` if some of the memory was deregistered.
-    pub(crate) fn new(plan: Arc<Plan>, notice: Option<Vec<u8>>) -> Option<Arc<Self>> {
-        let holds: Option<Vec<_>> = plan
-            .locals
-            .iter()
-            .map(|memory| memory.hold().map(Arc::new))
-            .collect();
-        Some(Arc::new(Self {
+    pub(crate) fn new(plan: Arc<Plan>, notice: Option<Vec<u8>>) -> Arc<Self> {
+        Arc::new(Self {
             notice,
             status: AtomicI32::new(Status::IN_PROGRESS.0),
-            inner: Mutex::new(Inner {
-                holds: Some(Arc::new(holds?)),
-                running: None,
-            }),
+            course: Mutex::new(Course::Waiting),
             plan,
             token: Arc::new(()),
             started: Instant::now(),
-        }))
+        })
     }
 
     /// How it stands.
@@ -74,11 +61,6 @@ impl Flight {
 
     pub(crate) fn is_over(&self) -> bool {
         self.status() != Status::IN_PROGRESS
-    }
-
-    /// Its local memory; `None` once it is over.
-    pub(crate) fn holds(&self) -> Option<Holds> {
-        lock(&self.inner).holds.clone()
     }
 
     /// What regions over its local memory keep a share of.
@@ -93,31 +75,31 @@ impl Flight {
 
     /// The engine moves it now. If it is over, that ends.
     pub(crate) fn set_running(&self, running: Running) {
-        let mut inner = lock(&self.inner);
-        if inner.holds.is_some() {
-            inner.running = Some(running);
+        let mut course = lock(&self.course);
+        if matches!(*course, Course::Over) {
+            drop(course);
+            running.transfer.cancel();
         } else {
-            drop(inner);
-            running.give_up();
+            *course = Course::Running(running);
         }
     }
 
     /// Ends it, once. What still runs of it is cancelled unless all went well.
     pub(crate) fn end(&self, status: Status) {
-        let mut inner = lock(&self.inner);
-        if inner.holds.take().is_none() {
+        let mut course = lock(&self.course);
+        let before = std::mem::replace(&mut *course, Course::Over);
+        if matches!(before, Course::Over) {
             return;
         }
         self.status.store(status.0, Ordering::Release);
-        let running = inner.running.take();
-        drop(inner);
-        match running {
-            Some(running) if status == Status::SUCCESS => {
+        drop(course);
+        match before {
+            Course::Running(running) if status == Status::SUCCESS => {
                 let took = self.started.elapsed();
                 running.conn.agent.note_rate(self.plan.bytes, took);
             }
-            Some(running) => running.give_up(),
-            None => {}
+            Course::Running(running) => running.transfer.cancel(),
+            Course::Waiting | Course::Over => {}
         }
     }
 
@@ -127,8 +109,8 @@ impl Flight {
         if status != Status::IN_PROGRESS {
             return status;
         }
-        let mut inner = lock(&self.inner);
-        let Some(running) = &mut inner.running else {
+        let mut course = lock(&self.course);
+        let Course::Running(running) = &mut *course else {
             return self.status();
         };
         // Makes progress where nobody else does, and never waits.
@@ -137,24 +119,16 @@ impl Flight {
         };
         let conn = Arc::clone(&running.conn);
         if let Err(error) = &outcome {
-            drop(inner);
+            drop(course);
             self.end(conn.failed(error));
             return self.status();
         }
-        let (keys, notice) = (std::mem::take(&mut running.keys), running.notice.take());
-        drop(inner);
-        conn.give_back(keys);
+        let notice = running.notice.take();
+        drop(course);
         if let Some(notice) = notice {
             conn.send_notice(&notice);
         }
         self.end(Status::SUCCESS);
         self.status()
-    }
-}
-
-impl Running {
-    fn give_up(self) {
-        self.transfer.cancel();
-        self.conn.close_windows(self.keys);
     }
 }

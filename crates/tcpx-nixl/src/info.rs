@@ -1,8 +1,10 @@
 //! What an agent's metadata says of this backend: where the agent listens, and which memory is which.
 //! NIXL carries both as opaque bytes.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use subtle::ConstantTimeEq;
 use tcpx::{Auth, ClientKey};
 use tcpx_net::interfaces::{self, InterfaceFilter, InterfaceKind};
 
@@ -10,7 +12,7 @@ use crate::bytes::{Reader, push_short_bytes};
 
 const MAGIC: [u8; 4] = *b"TCPX";
 /// Of both formats, and of what agents say to each other.
-pub(crate) const VERSION: u8 = 3;
+pub(crate) const VERSION: u8 = 4;
 /// Addresses that an agent names at most.
 const MOST_ADDRESSES: usize = 64;
 
@@ -99,10 +101,67 @@ impl ConnectionInfo {
     }
 }
 
-/// What names the memory of a region to the agent that registered it; it holds no secret.
+/// What only those know who have a region's metadata.
+#[derive(Clone, Copy)]
+pub(crate) struct RegionSecret([u8; Self::BYTES]);
+
+impl RegionSecret {
+    pub(crate) const BYTES: usize = 16;
+
+    /// A new one, of the system's random bytes.
+    pub(crate) fn generate() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; Self::BYTES];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+}
+
+/// Takes the same time wherever they differ.
+impl PartialEq for RegionSecret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for RegionSecret {}
+
+impl fmt::Debug for RegionSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RegionSecret(..)")
+    }
+}
+
+/// Names a region to the agent that registered it, and proves that its metadata was given to whoever says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegionName {
+    /// Never used again by that agent.
+    pub(crate) id: u64,
+    pub(crate) secret: RegionSecret,
+}
+
+impl RegionName {
+    pub(crate) const BYTES: usize = 8 + RegionSecret::BYTES;
+
+    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let (id, secret) = bytes.split_at_mut(8);
+        id.copy_from_slice(&self.id.to_le_bytes());
+        secret.copy_from_slice(&self.secret.0);
+        bytes
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            id: reader.u64()?,
+            secret: RegionSecret(reader.array()?),
+        })
+    }
+}
+
+/// What peers are told of the memory of a region: who has it may read and write that memory, and no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionInfo {
-    pub(crate) id: u64,
+    pub(crate) name: RegionName,
     /// Its length in bytes.
     pub(crate) bytes: u64,
     /// The port where connections for this memory go: that of its GPU.
@@ -115,7 +174,7 @@ impl RegionInfo {
         let mut bytes = Vec::new();
         bytes.extend(MAGIC);
         bytes.push(VERSION);
-        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(self.name.to_bytes());
         bytes.extend(self.bytes.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
         bytes.push(u8::from(self.on_gpu));
@@ -127,7 +186,8 @@ impl RegionInfo {
         if reader.array()? != MAGIC || reader.u8()? != VERSION {
             return None;
         }
-        let (id, bytes, port) = (reader.u64()?, reader.u64()?, reader.u16()?);
+        let name = RegionName::read(&mut reader)?;
+        let (bytes, port) = (reader.u64()?, reader.u16()?);
         let on_gpu = match reader.u8()? {
             0 => false,
             1 => true,
@@ -135,7 +195,7 @@ impl RegionInfo {
         };
         reader.end()?;
         Some(Self {
-            id,
+            name,
             bytes,
             port,
             on_gpu,
@@ -237,7 +297,10 @@ mod tests {
             assert_eq!(ConnectionInfo::from_bytes(&bytes[..len]), None, "{len}");
         }
         let region = RegionInfo {
-            id: 1,
+            name: RegionName {
+                id: 1,
+                secret: RegionSecret::generate().unwrap(),
+            },
             bytes: 2,
             port: 3,
             on_gpu: true,
@@ -247,6 +310,19 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(RegionInfo::from_bytes(&bytes[..len]), None, "{len}");
         }
+    }
+
+    #[test]
+    fn the_metadata_of_a_region_opens_no_other() {
+        let [one, other] = [(); 2].map(|()| RegionSecret::generate().unwrap());
+        assert_ne!(one, other);
+        let next = RegionName { id: 2, secret: one };
+        let theirs = RegionName {
+            id: 2,
+            secret: other,
+        };
+        assert_ne!(next, theirs, "the number is guessed, the secret is not");
+        assert_eq!(format!("{one:?}"), "RegionSecret(..)");
     }
 
     #[test]

@@ -18,8 +18,6 @@ const ONE_ADDRESS: Duration = Duration::from_secs(3);
 const LAST_ADDRESS: Duration = Duration::from_secs(5);
 /// Longest time that connecting takes.
 const ALL_ADDRESSES: Duration = Duration::from_secs(10);
-/// Transfers and notifications that may wait for a connection.
-const MOST_WAITING: usize = 1 << 16;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -67,10 +65,6 @@ impl Link {
                 drop(state);
                 conn.submit(work);
                 Status::SUCCESS
-            }
-            State::Dialling(waiting) if waiting.len() >= MOST_WAITING => {
-                tracing::error!("too much waits for the connection to {}", self.name);
-                Status::BACKEND
             }
             State::Dialling(waiting) => {
                 waiting.push(work);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Gpu, Region};
 
+use crate::info::RegionName;
 use crate::lock;
 
 /// Where the bytes are.
@@ -22,8 +23,8 @@ pub(crate) enum Kind {
 /// One registered piece of memory.
 #[derive(Debug)]
 pub(crate) struct Registered {
-    /// Names it to peers; never used again by this agent.
-    pub(crate) id: u64,
+    /// Names it to peers.
+    pub(crate) name: RegionName,
     pub(crate) address: usize,
     pub(crate) len: usize,
     pub(crate) kind: Kind,
@@ -71,12 +72,20 @@ impl Hold {
             },
         }
     }
+
+    /// The same for peers: what they move there at a time is their callers' business too.
+    pub(crate) fn shared_region(self: &Arc<Self>) -> Region {
+        let region = self.region(Arc::new(()));
+        // SAFETY: it is given to the engine alone, as a window, and the engine moves bytes there by transfers.
+        unsafe { region.share() };
+        region
+    }
 }
 
 impl Registered {
-    pub(crate) fn new(id: u64, address: usize, len: usize, kind: Kind) -> Self {
+    pub(crate) fn new(name: RegionName, address: usize, len: usize, kind: Kind) -> Self {
         Self {
-            id,
+            name,
             address,
             len,
             kind,
@@ -141,16 +150,18 @@ impl Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::info::RegionSecret;
+
+    fn registered(address: usize) -> Registered {
+        let secret = RegionSecret::generate().unwrap();
+        let name = RegionName { id: 1, secret };
+        Registered::new(name, address, 64, Kind::Host)
+    }
 
     #[test]
     fn deregistration_waits_for_what_points_at_the_memory() {
         let mut bytes = vec![0u8; 64];
-        let memory = Arc::new(Registered::new(
-            1,
-            bytes.as_mut_ptr() as usize,
-            64,
-            Kind::Host,
-        ));
+        let memory = Arc::new(registered(bytes.as_mut_ptr() as usize));
         let hold = Arc::new(memory.hold().unwrap());
         let region = hold.region(Arc::new(()));
         memory.close();
@@ -163,7 +174,7 @@ mod tests {
 
     #[test]
     fn pieces_outside_of_the_memory_have_no_place() {
-        let memory = Registered::new(1, 0x1000, 64, Kind::Host);
+        let memory = registered(0x1000);
         assert_eq!(memory.offset_of(0x1008, 56), Some(8));
         assert_eq!(memory.offset_of(0x1008, 57), None);
         assert_eq!(memory.offset_of(0xfff, 1), None);

@@ -4,12 +4,16 @@
 use tcpx::WindowKey;
 
 use crate::bytes::{Reader, push_short_bytes};
-use crate::info::{AgentId, VERSION};
+use crate::info::{AgentId, RegionName, VERSION};
 
 /// Longest message in bytes: what a notification of the engine carries.
 pub(crate) const MOST_BYTES: usize = 60 * 1024;
 /// Longest notification of NIXL in bytes.
 pub(crate) const MOST_NOTICE_BYTES: usize = 16 << 20;
+/// Regions that one message asks about.
+pub(crate) const MOST_REGIONS: usize = 512;
+
+const _: () = assert!(MOST_REGIONS * (RegionName::BYTES + 1 + WindowKey::BYTES) < MOST_BYTES);
 
 /// One message.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,12 +35,12 @@ pub(crate) enum Message<'a> {
         offset: u64,
         part: &'a [u8],
     },
-    /// Asks for a window over a region.
-    AskWindow { region: u64 },
-    /// The answer, without a key if there is no such region.
-    Window { region: u64, key: Option<WindowKey> },
-    /// A window that this side does not use any more.
-    CloseWindow { window: u64 },
+    /// Asks for a window over each of these regions, at most [`MOST_REGIONS`].
+    AskWindows { regions: Vec<RegionName> },
+    /// The answer, without a key where there is no such region.
+    Windows {
+        windows: Vec<(RegionName, Option<WindowKey>)>,
+    },
 }
 
 impl Message<'_> {
@@ -68,20 +72,21 @@ impl Message<'_> {
                 bytes.extend(offset.to_le_bytes());
                 bytes.extend(*part);
             }
-            Self::AskWindow { region } => {
+            Self::AskWindows { regions } => {
                 bytes.push(5);
-                bytes.extend(region.to_le_bytes());
-            }
-            Self::Window { region, key } => {
-                bytes.push(6);
-                bytes.extend(region.to_le_bytes());
-                if let Some(key) = key {
-                    bytes.extend(key.to_bytes());
+                for region in regions {
+                    bytes.extend(region.to_bytes());
                 }
             }
-            Self::CloseWindow { window } => {
-                bytes.push(7);
-                bytes.extend(window.to_le_bytes());
+            Self::Windows { windows } => {
+                bytes.push(6);
+                for (region, key) in windows {
+                    bytes.extend(region.to_bytes());
+                    bytes.push(u8::from(key.is_some()));
+                    if let Some(key) = key {
+                        bytes.extend(key.to_bytes());
+                    }
+                }
             }
         }
         bytes
@@ -111,18 +116,19 @@ impl<'a> Message<'a> {
                 offset: reader.u64()?,
                 part: reader.rest(),
             },
-            5 => Self::AskWindow {
-                region: reader.u64()?,
+            5 => Self::AskWindows {
+                regions: all(&mut reader, RegionName::read)?,
             },
-            6 => Self::Window {
-                region: reader.u64()?,
-                key: match reader.rest() {
-                    [] => None,
-                    bytes => Some(WindowKey::from_bytes(bytes).ok()?),
-                },
-            },
-            7 => Self::CloseWindow {
-                window: reader.u64()?,
+            6 => Self::Windows {
+                windows: all(&mut reader, |reader| {
+                    let region = RegionName::read(reader)?;
+                    let key = match reader.u8()? {
+                        0 => None,
+                        1 => Some(WindowKey::from_bytes(reader.take(WindowKey::BYTES)?).ok()?),
+                        _ => return None,
+                    };
+                    Some((region, key))
+                })?,
             },
             _ => return None,
         };
@@ -131,9 +137,22 @@ impl<'a> Message<'a> {
     }
 }
 
+/// What fills the rest of a message: as much as one may name, and not nothing.
+fn all<'a, T>(
+    reader: &mut Reader<'a>,
+    one: impl Fn(&mut Reader<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
+    let mut all = Vec::new();
+    while !reader.is_empty() {
+        all.push(one(reader)?);
+    }
+    (1..=MOST_REGIONS).contains(&all.len()).then_some(all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::info::RegionSecret;
 
     fn messages() -> Vec<Message<'static>> {
         vec![
@@ -150,13 +169,34 @@ mod tests {
                 offset: 3,
                 part: b"part",
             },
-            Message::AskWindow { region: 5 },
-            Message::Window {
-                region: 5,
-                key: None,
+            Message::AskWindows {
+                regions: regions(3).collect(),
             },
-            Message::CloseWindow { window: 6 },
+            Message::Windows {
+                windows: regions(2).zip([None, Some(key())]).collect(),
+            },
         ]
+    }
+
+    fn regions(count: u64) -> impl Iterator<Item = RegionName> {
+        let secret = RegionSecret::generate().unwrap();
+        (0..count).map(move |id| RegionName { id, secret })
+    }
+
+    fn key() -> WindowKey {
+        let mut bytes = [0; WindowKey::BYTES];
+        bytes[..5].copy_from_slice(b"TXW\x01\x03");
+        WindowKey::from_bytes(&bytes).unwrap()
+    }
+
+    #[test]
+    fn a_message_asks_about_so_many_regions_and_no_more() {
+        let most = MOST_REGIONS as u64;
+        for (count, is_read) in [(0, false), (1, true), (most, true), (most + 1, false)] {
+            let regions = regions(count).collect();
+            let bytes = Message::AskWindows { regions }.to_bytes();
+            assert_eq!(Message::from_bytes(&bytes).is_some(), is_read, "{count}");
+        }
     }
 
     #[test]

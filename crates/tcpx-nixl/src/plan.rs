@@ -63,8 +63,8 @@ impl Plan {
                 continue;
             }
             let run = Run {
-                local: local_places.of(memory.id, || locals.push(memory)),
-                remote: remote_places.of(region.info.id, || remotes.push(region)),
+                local: local_places.of(memory.name.id, || locals.push(memory)),
+                remote: remote_places.of(region.info.name.id, || remotes.push(region)),
                 local_offset: local_offset as u64,
                 remote_offset,
                 len: len as u64,
@@ -150,15 +150,17 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::info::RegionInfo;
+    use crate::info::{RegionInfo, RegionName, RegionSecret};
     use crate::memory::Kind;
 
     fn plan(pieces: &[(usize, usize, usize)]) -> Result<Plan, Status> {
-        let memory = Arc::new(Registered::new(1, 0x1000, 1 << 30, Kind::Host));
+        let secret = RegionSecret::generate().unwrap();
+        let name = |id| RegionName { id, secret };
+        let memory = Arc::new(Registered::new(name(1), 0x1000, 1 << 30, Kind::Host));
         let region = RemoteRegion {
             address: 0x9000,
             info: RegionInfo {
-                id: 5,
+                name: name(5),
                 bytes: 1 << 30,
                 port: 1,
                 on_gpu: false,

@@ -75,6 +75,15 @@ class Node:
         )
         return len(self.memory) - 1
 
+    def alloc_regions(self, count: int, size: int, seed: int) -> int:
+        """As `alloc`, of neighbours that are a region each; the number of all of them."""
+        number = self.alloc(count * size, seed)
+        self.deregister(number)
+        start = self.address(number)
+        regions = [(start + at * size, size, 0, "") for at in range(count)]
+        self.registered[number] = self.agent.register_memory(regions, "DRAM")
+        return number
+
     def address(self, number: int) -> int:
         return int(self.memory[number].ctypes.data) + GUARD
 
@@ -109,6 +118,10 @@ class Node:
 
     def metadata(self) -> bytes:
         return bytes(self.agent.get_agent_metadata())
+
+    def partial_metadata(self, number: int) -> bytes:
+        """What a peer needs for one piece of memory."""
+        return bytes(self.agent.get_partial_agent_metadata(self.registered[number], True, [BACKEND]))
 
     def add(self, metadata: bytes) -> str:
         name = self.agent.add_remote_agent(metadata)
@@ -223,6 +236,12 @@ class Node:
         handle = self.prepare(op, local, remote, peer, notif)
         self.handles.append(handle)
         return self.post(handle, notif)
+
+    def seconds_to(self, method: str, *arguments: Any) -> float:
+        """How long a call takes."""
+        started = time.monotonic()
+        getattr(self, method)(*arguments)
+        return time.monotonic() - started
 
     def descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from node import Node, Peer, pattern
@@ -37,8 +39,13 @@ def test_memory_that_was_registered_anew_is_reached(pair: tuple[Node, Peer]) -> 
         here.fill(local, life)
         assert here.transfer("WRITE", ours, theirs, "there", b"life") == "DONE"
         assert there.wait_notifs(1) == [("here", b"life")]
-        assert there.content(remote) == here.content(local)
+        before = there.content(remote)
+        assert before == here.content(local)
         there.register_again(remote)
+        # What is known of the old one reaches nothing, though the new one lies there.
+        here.fill(local, life + 10)
+        assert here.transfer("WRITE", ours, theirs, "there", b"never") == "ERR"
+        assert there.content(remote) == before
         here.remove("there")
 
 
@@ -121,3 +128,45 @@ def test_telemetry_tells_what_moved() -> None:
     here.release(handle)
     here.close()
     assert there.end() == 0
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_memory_is_let_go_of_though_nobody_polls(op: str) -> None:
+    """By deregistration and by the end of an agent, after transfers whose handles were never asked."""
+    here, there = Node("here"), Peer("there")
+    size, most = 4096, 10.0
+    remote = there.alloc(2 * size, 9)
+    here.add(there.metadata())
+    local, other = here.alloc(size, 1), here.alloc(size, 2)
+    for number, offset in ((local, 0), (other, size)):
+        ours, theirs = [(here.address(number), size)], [(there.address(remote) + offset, size)]
+        assert here.post_and_leave(op, ours, theirs, "there", b"moved") in ("PROC", "DONE")
+    there.wait_notifs(2)
+    assert here.seconds_to("deregister", local) < most
+    # The handles live on, and are not released first.
+    kept, here.handles = here.handles, []
+    assert here.seconds_to("close") < most
+    del kept
+    started = time.monotonic()
+    assert there.end() == 0
+    assert time.monotonic() - started < most
+
+
+def test_a_transfer_that_waits_keeps_no_memory() -> None:
+    """For a peer that does not answer: the memory is let go of at once, and the transfer ends as failed."""
+    here, there = Node("here"), Peer("there")
+    size = 4096
+    local, remote = here.alloc(size, 1), there.alloc(size, 2)
+    here.add(there.metadata())
+    ours, theirs = [(here.address(local), size)], [(there.address(remote), size)]
+    there.stop()
+    try:
+        handle = here.prepare("WRITE", ours, theirs, "there")
+        assert here.post(handle) == "PROC"
+        assert here.seconds_to("deregister", local) < 2.0
+    finally:
+        there.go_on()
+    assert here.wait(handle) == "ERR"
+    here.release(handle)
+    here.close()
+    there.end()

@@ -1,5 +1,7 @@
 //! What this side wants of the peer: windows of its memory, and transfers.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use tcpx::request::Batch;
@@ -7,108 +9,90 @@ use tcpx::{After, Error, WindowKey};
 
 use super::{Conn, NOTICE_BYTES, notice_part};
 use crate::abi::Status;
+use crate::agent::RemoteRegion;
 use crate::flight::{Flight, Running};
+use crate::info::RegionName;
 use crate::lock;
 use crate::memory::Hold;
-use crate::message::{MOST_BYTES, Message};
+use crate::message::{MOST_BYTES, MOST_REGIONS, Message};
 
-/// Windows of the peer over one of its regions. Each is one flight's at a time: the engine refuses a put into bytes of a window
-/// that another one is writing, and NIXL's callers write the same bytes from several threads.
+/// The peer's windows, one over each region that was asked for, as long as the connection lives: all flights share it.
 #[derive(Debug, Default)]
-pub(super) struct Keys {
-    pub(super) free: Vec<WindowKey>,
-    /// Asked for and not answered.
-    pub(super) asked: usize,
-    /// There is no such region any more.
-    pub(super) refused: bool,
+pub(super) struct PeerWindows(HashMap<[u8; RegionName::BYTES], PeerWindow>);
+
+/// A window of the peer over one of its regions.
+#[derive(Debug)]
+enum PeerWindow {
+    Asked,
+    Open(WindowKey),
+    /// The peer has no such region.
+    Refused,
+}
+
+impl PeerWindows {
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
 }
 
 impl Conn {
-    /// A window of the peer over each region, for one flight alone; `None` while some are asked for, or an
-    /// error where there is no such region.
-    pub(crate) fn take_keys(
-        &self,
-        regions: &[u64],
-    ) -> Result<Option<Vec<(u64, WindowKey)>>, Status> {
-        let mut keys = lock(&self.keys);
+    /// A window of the peer over each region, in their order; `None` while some are asked for, or an error where
+    /// there is no such region.
+    fn windows_of(&self, regions: &[RemoteRegion]) -> Result<Option<Vec<WindowKey>>, Status> {
+        let mut windows = lock(&self.windows);
         if self.is_dead() {
             return Err(Status::REMOTE_DISCONNECT);
         }
-        let mut missing = Vec::new();
+        let mut keys = Vec::with_capacity(regions.len());
+        let (mut missing, mut is_refused) = (Vec::new(), false);
         for region in regions {
-            let known = keys.entry(*region).or_default();
-            if known.refused {
-                return Err(Status::NOT_FOUND);
-            }
-            if known.free.is_empty() {
-                if known.asked == 0 {
-                    known.asked += 1;
-                    missing.push(*region);
-                } else {
-                    missing.push(u64::MAX);
+            let name = region.info.name;
+            match windows.0.entry(name.to_bytes()) {
+                Entry::Vacant(unknown) => {
+                    unknown.insert(PeerWindow::Asked);
+                    missing.push(name);
                 }
+                Entry::Occupied(known) => match known.get() {
+                    PeerWindow::Asked => {}
+                    PeerWindow::Open(key) => keys.push(*key),
+                    PeerWindow::Refused => is_refused = true,
+                },
             }
         }
-        if missing.is_empty() {
-            let take = |region: &u64| {
-                let key = keys.get_mut(region)?.free.pop()?;
-                Some((*region, key))
-            };
-            return Ok(regions.iter().map(take).collect());
+        drop(windows);
+        for regions in missing.chunks(MOST_REGIONS) {
+            let regions = regions.to_vec();
+            self.send(&Message::AskWindows { regions });
         }
-        drop(keys);
-        for region in missing.into_iter().filter(|region| *region != u64::MAX) {
-            self.send(&Message::AskWindow { region });
-        }
-        Ok(None)
-    }
-
-    /// Windows that nothing uses any more.
-    pub(crate) fn give_back(&self, free: Vec<(u64, WindowKey)>) {
-        if free.is_empty() {
-            return;
-        }
-        let mut keys = lock(&self.keys);
-        for (region, key) in free {
-            if let Some(known) = keys.get_mut(&region) {
-                known.free.push(key);
-            }
-        }
-        drop(keys);
-        if !lock(&self.flights).waiting.is_empty() {
-            self.wake_reader();
+        match is_refused {
+            true => Err(Status::NOT_FOUND),
+            false => Ok((keys.len() == regions.len()).then_some(keys)),
         }
     }
 
-    /// Windows that something may still use at the peer: nothing of this side does any more.
-    pub(crate) fn close_windows(&self, keys: Vec<(u64, WindowKey)>) {
-        for (_, key) in keys {
-            if !self.is_dead() {
-                self.send(&Message::CloseWindow { window: key.window });
-            }
-        }
-    }
-
-    pub(super) fn window_came(
+    /// What waits for them is looked at when this message has been taken.
+    pub(super) fn windows_came(
         &self,
-        region: u64,
-        key: Option<WindowKey>,
+        came: Vec<(RegionName, Option<WindowKey>)>,
     ) -> Result<(), &'static str> {
-        let mut keys = lock(&self.keys);
-        let known = keys.get_mut(&region).filter(|known| known.asked > 0);
-        let known = known.ok_or("a window came that was not asked for")?;
-        known.asked -= 1;
-        match key {
-            Some(key) => known.free.push(key),
-            None => known.refused = true,
+        let mut windows = lock(&self.windows);
+        for (region, key) in came {
+            match windows.0.get_mut(&region.to_bytes()) {
+                Some(window @ PeerWindow::Asked) => {
+                    *window = key.map_or(PeerWindow::Refused, PeerWindow::Open);
+                }
+                _ => return Err("a window came that was not asked for"),
+            }
         }
-        // What waits for it is looked at when this message has been taken.
         Ok(())
     }
 
     /// Starts a flight, or ends it; `false` while it must wait for windows, or for others to end.
     pub(super) fn start(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
         let plan = &flight.plan;
+        if flight.is_over() {
+            return true;
+        }
         if self.is_dead() {
             flight.end(Status::REMOTE_DISCONNECT);
             return true;
@@ -120,8 +104,7 @@ impl Conn {
             flight.end(Status::SUCCESS);
             return true;
         }
-        let regions: Vec<u64> = plan.remotes.iter().map(|region| region.info.id).collect();
-        let keys = match self.take_keys(&regions) {
+        let keys = match self.windows_of(&plan.remotes) {
             Ok(Some(keys)) => keys,
             Ok(None) => return false,
             Err(status) => {
@@ -129,9 +112,12 @@ impl Conn {
                 return true;
             }
         };
-        let Some(batch) = self.batch(flight, &keys) else {
-            self.give_back(keys);
-            return true;
+        let batch = match self.batch(flight, &keys) {
+            Ok(batch) => batch,
+            Err(status) => {
+                flight.end(status);
+                return true;
+            }
         };
         let is_long = |notice: &&Vec<u8>| notice.len() > MOST_BYTES - NOTICE_BYTES;
         let (batch, later) = match &flight.notice {
@@ -148,7 +134,6 @@ impl Conn {
                 flight.set_running(Running {
                     transfer,
                     conn: Arc::clone(self),
-                    keys,
                     notice: later,
                 });
                 if is_watched {
@@ -157,36 +142,36 @@ impl Conn {
                 }
                 true
             }
-            Err(Error::Request { .. }) => {
-                self.give_back(keys);
-                false
-            }
+            Err(Error::Request { .. }) => false,
             Err(error) => {
-                self.give_back(keys);
                 flight.end(self.failed(&error));
                 true
             }
         }
     }
 
-    /// Everything that a flight moves; `None` if it is over, or ends here.
-    fn batch(&self, flight: &Flight, keys: &[(u64, WindowKey)]) -> Option<Batch<'_>> {
-        let (plan, holds) = (&flight.plan, flight.holds()?);
-        let region = |hold: &Arc<Hold>| hold.region(flight.token());
-        let locals: Vec<_> = holds.iter().map(region).collect();
+    /// Everything that a flight moves. The engine holds its local memory from now on, as long as something may
+    /// touch it, and the flight does not: whether its end is asked for is nothing to the memory.
+    fn batch(&self, flight: &Flight, keys: &[WindowKey]) -> Result<Batch<'_>, Status> {
+        let plan = &flight.plan;
+        let holds = plan.locals.iter().map(|memory| memory.hold());
+        let holds: Option<Vec<Hold>> = holds.collect();
+        // Some of it was deregistered meanwhile.
+        let holds = holds.ok_or(Status::NOT_FOUND)?;
+        let regions = holds.into_iter().map(Arc::new);
+        let locals: Vec<_> = regions.map(|hold| hold.region(flight.token())).collect();
         let mut batch = self.connection.batch().after(After::Nothing);
         for run in &plan.runs {
             let (start, len) = (run.local_offset as usize, run.len as usize);
-            let Ok(slice) = locals[run.local as usize].slice(start..start + len) else {
-                flight.end(Status::INVALID_PARAM);
-                return None;
-            };
-            let key = &keys[run.remote as usize].1;
+            let slice = locals[run.local as usize]
+                .slice(start..start + len)
+                .map_err(|_| Status::INVALID_PARAM)?;
+            let key = &keys[run.remote as usize];
             batch = match plan.is_write {
                 true => batch.put(slice, key, run.remote_offset),
                 false => batch.get(slice, key, run.remote_offset),
             };
         }
-        Some(batch)
+        Ok(batch)
     }
 }

@@ -1,23 +1,20 @@
 //! What the peer wants of this side: windows and notifications.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use tcpx::{Rights, Window};
+use tcpx::{Rights, Window, WindowKey};
 
 use super::Conn;
+use crate::info::RegionName;
 use crate::lock;
 use crate::message::{MOST_NOTICE_BYTES, Message};
 
-/// Windows that a peer may have open at a time.
-const MOST_WINDOWS: usize = 4096;
 /// Notifications in parts that may be incomplete.
 const MOST_PARTIAL: usize = 16;
 
-/// The peer's way into memory of this agent.
-#[derive(Debug, Default)]
-pub(super) struct Doorway {
-    pub(super) windows: Vec<(u64, Window)>,
-}
+/// The peer's windows of this agent's memory, by the number of the region: one over each, however often it asks.
+pub(super) type Doorway = HashMap<u64, Window>;
 
 #[derive(Debug)]
 pub(super) struct Partial {
@@ -67,49 +64,40 @@ impl Conn {
         Ok(())
     }
 
-    pub(super) fn open_window(&self, region: u64) -> Result<(), &'static str> {
-        let key = self.agent.region(region).and_then(|memory| {
-            let hold = Arc::new(memory.hold()?);
-            let exposed = hold.region(Arc::new(()));
-            let opened = self.connection.expose(exposed.all(), Rights::GetAndPut);
-            match opened {
-                Ok(window) => {
-                    let key = window.key();
-                    lock(&self.doorway).windows.push((region, window));
-                    Some(key)
+    /// Answers with a window over each region that the peer has the metadata of.
+    pub(super) fn open_windows(&self, regions: Vec<RegionName>) {
+        let open = |region: RegionName| (region, self.open_window(&region));
+        let windows = regions.into_iter().map(open).collect();
+        self.send(&Message::Windows { windows });
+    }
+
+    fn open_window(&self, region: &RegionName) -> Option<WindowKey> {
+        let memory = self.agent.region(region)?;
+        if let Some(window) = lock(&self.doorway).get(&region.id) {
+            return Some(window.key());
+        }
+        let exposed = Arc::new(memory.hold()?).shared_region();
+        match self.connection.expose(exposed.all(), Rights::GetAndPut) {
+            Ok(window) => {
+                let key = window.key();
+                lock(&self.doorway).insert(region.id, window);
+                if self.agent.region(region).is_none() {
+                    // It was deregistered meanwhile.
+                    self.revoke(region.id);
                 }
-                Err(error) => {
-                    tracing::error!("no window for {}: {error}", self.peer_text());
-                    None
-                }
+                Some(key)
             }
-        });
-        if lock(&self.doorway).windows.len() > MOST_WINDOWS {
-            return Err("it asks for too many windows");
+            Err(error) => {
+                tracing::error!("no window for {}: {error}", self.peer_text());
+                None
+            }
         }
-        if key.is_some() && self.agent.region(region).is_none() {
-            // It was deregistered meanwhile.
-            self.revoke(region);
-        }
-        self.send(&Message::Window { region, key });
-        Ok(())
     }
 
     /// The peer may not touch the region any more.
     pub(crate) fn revoke(&self, region: u64) {
-        self.close_doors(|id, _| id == region);
-    }
-
-    /// Closes the windows that are `gone`, by their regions' names and their own.
-    pub(super) fn close_doors(&self, gone: impl Fn(u64, u64) -> bool) {
-        let mut doorway = lock(&self.doorway);
-        let windows = std::mem::take(&mut doorway.windows);
-        let (gone, kept): (Vec<_>, Vec<_>) = windows
-            .into_iter()
-            .partition(|(region, open)| gone(*region, open.key().window));
-        doorway.windows = kept;
-        drop(doorway);
-        // Closing one may wait for the engine.
+        let gone = lock(&self.doorway).remove(&region);
+        // Closing it may wait for the engine.
         drop(gone);
     }
 }
