@@ -171,9 +171,8 @@ impl Connection {
     /// Sends bytes that the peer's program gets from `notification()`.
     fn notify(&self, py: Python<'_>, message: &[u8]) -> PyResult<Transfer> {
         let connection = self.open()?;
-        crate::held::detached(py, || {
-            started(connection.notify(message), self.manual(&connection))
-        })
+        let outcome = crate::held::detached(py, || connection.notify(message));
+        started(outcome, self.manual(&connection))
     }
 
     /// The peer's next notification: wait for it, or await it.
@@ -307,7 +306,7 @@ impl Connection {
         let memory = memory(object, access, self.gpu.as_ref())?;
         let after = after(stream.as_ref(), memory.on_gpu, memory.is_torch, py)?;
         let slice = memory.region.all();
-        crate::held::detached(py, || {
+        let outcome = crate::held::detached(py, || {
             let request = match access {
                 Use::Read => connection.send(slice, tag),
                 Use::Write => connection.receive(slice, tag),
@@ -316,7 +315,8 @@ impl Connection {
             if let Some(limits) = limits {
                 request = request.deadlines(limits);
             }
-            started(request.start(), self.manual(&connection))
-        })
+            request.start()
+        });
+        started(outcome, self.manual(&connection))
     }
 }

@@ -27,12 +27,10 @@ impl Endpoint {
     fn new(py: Python<'_>, listen: &str, settings: Settings) -> PyResult<Self> {
         let options = settings.listening()?;
         let key = options.auth.client_key().map(|key| key.to_text());
-        let (endpoint, address) = py.detach(|| {
-            let address = resolve(listen)?;
-            let endpoint = check(tcpx::Endpoint::listen(address, options.clone()))?;
-            let address = endpoint.local_addr();
-            Ok::<_, PyErr>((endpoint, address))
-        })?;
+        let address = py.detach(|| resolve(listen))?;
+        let endpoint = py.detach(|| tcpx::Endpoint::listen(address, options.clone()));
+        let endpoint = check(endpoint)?;
+        let address = endpoint.local_addr();
         Ok(Self {
             listening: Listening::new(endpoint, options),
             address,

@@ -3,20 +3,31 @@
 //! The last reference to a region may end on a thread of the engine, which must not take the
 //! interpreter's lock. So the objects come to a list, and the interpreter is asked to let go of
 //! them from its own main thread (`Py_AddPendingCall`). A thread that is in [`detached`] lets go of
-//! them when it has the lock again.
+//! them when it has the lock again. An interpreter that ends is not asked any more, and what was
+//! asked of it before is left: objects that the peer used until then end with the process.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
 
 use crate::lock;
 
-/// Objects that nobody needs any more.
-static RELEASED: Mutex<Vec<Held>> = Mutex::new(Vec::new());
-static PENDING: AtomicBool = AtomicBool::new(false);
+static RELEASED: Mutex<Released> = Mutex::new(Released {
+    objects: Vec::new(),
+    asked: false,
+    ends: false,
+});
+
+struct Released {
+    /// Those that nobody needs any more.
+    objects: Vec<Held>,
+    /// The interpreter was asked, and has not answered.
+    asked: bool,
+    /// It may be gone at any moment.
+    ends: bool,
+}
 
 thread_local! {
     /// This thread is in [`detached`].
@@ -47,19 +58,25 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let Some(held) = self.0.take() else { return };
-        lock(&RELEASED).push(held);
-        if !DETACHED.get() && !PENDING.swap(true, Ordering::AcqRel) {
-            // SAFETY: may be called from any thread without the interpreter's lock. `release_pending`
-            // needs no argument, and as part of this module it is never unloaded.
+        let mut released = lock(&RELEASED);
+        released.objects.push(held);
+        if !DETACHED.get() && !released.asked && !released.ends {
+            // SAFETY: may be called from any thread without the interpreter's lock, while there is an interpreter:
+            // its end waits for this list, in `stop_releasing`. `release_pending` needs no argument, and as part of
+            // this module it is never unloaded.
             let queued = unsafe {
                 pyo3::ffi::Py_AddPendingCall(Some(release_pending), std::ptr::null_mut())
             };
-            if queued != 0 {
-                // The interpreter's list is full: the next wait lets go.
-                PENDING.store(false, Ordering::Release);
-            }
+            // Where the interpreter's list is full the next wait lets go.
+            released.asked = queued == 0;
         }
     }
+}
+
+/// The engine's threads ask nothing of the interpreter any more. Python calls it before it ends.
+#[pyfunction]
+pub(crate) fn stop_releasing() {
+    lock(&RELEASED).ends = true;
 }
 
 /// Runs `work` without the interpreter's lock, and lets go of what the engine is done with then.
@@ -76,13 +93,14 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
 
 /// Lets go of what the engine is done with.
 fn release(_py: Python<'_>) {
-    let objects = std::mem::take(&mut *lock(&RELEASED));
+    let objects = std::mem::take(&mut lock(&RELEASED).objects);
     // Outside of the list's lock: an object's end may run any Python code.
     drop(objects);
 }
 
 extern "C" fn release_pending(_: *mut c_void) -> c_int {
-    PENDING.store(false, Ordering::Release);
-    Python::attach(release);
+    lock(&RELEASED).asked = false;
+    // An interpreter that ends runs what it was asked before, at a time when nobody may attach to it any more.
+    let _ = Python::try_attach(release);
     0
 }

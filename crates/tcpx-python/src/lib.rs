@@ -35,6 +35,8 @@ mod _tcpx {
     #[pymodule_export]
     use super::endpoint::{Endpoint, connect, dial, generate_key};
     #[pymodule_export]
+    use super::held::stop_releasing;
+    #[pymodule_export]
     use super::logging::{end_log, log_to};
     #[pymodule_export]
     use super::opening::{Dialling, NextConnection};

@@ -75,6 +75,9 @@ __all__ = [
     "program_path",
 ]
 
+# The interpreter ends while peers may still use memory of its objects.
+atexit.register(_tcpx.stop_releasing)
+
 
 def enable_logging(level: int = logging.INFO) -> None:
     """Passes the engine's log records of ``level`` and above to Python's ``logging``.

@@ -1,0 +1,65 @@
+"""Interpreters that end while the peer is using their memory, or while threads of theirs wait."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import PATIENCE, run_python
+
+import tcpx
+
+# Which moment of the end the peer meets is chance, so it is tried some times.
+EXITS = int(os.environ.get("TCPX_EXITS", "10"))
+BYTES, PIECE = 64 << 20, 1 << 18
+
+OWNER = """
+import sys, threading, tcpx
+{before}
+def main():
+    endpoint = tcpx.Endpoint("127.0.0.1:0", insecure=True)
+    print(endpoint.address[1], flush=True)
+    connection = endpoint.accept().wait()
+    window = connection.expose({memory})
+    {during}
+    print(window.key.hex(), flush=True)
+    # The peer's first get has ended: the others are under way.
+    connection.notification().wait()
+main()
+"""
+
+WAITER = "threading.Thread(target=lambda: connection.recv(bytearray(8)).wait(), daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    ("before", "memory", "during"),
+    [
+        # What ends late, and by Python code, gives the interpreter time for what it was asked.
+        ("import asyncio; asyncio.new_event_loop()", f"bytearray({BYTES})", ""),
+        (
+            "import asyncio, concurrent.futures, numpy; asyncio.new_event_loop()",
+            f"numpy.zeros({BYTES}, dtype=numpy.uint8)",
+            "",
+        ),
+        ("", f"bytearray({BYTES})", WAITER),
+    ],
+    ids=["bytearray", "numpy", "thread"],
+)
+def test_an_owner_that_ends_under_gets_ends_in_order(before: str, memory: str, during: str) -> None:
+    code = OWNER.format(before=before, memory=memory, during=during)
+    for _ in range(EXITS):
+        owner = run_python(code)
+        assert owner.stdout is not None and owner.stderr is not None
+        port = int(owner.stdout.readline())
+        connection = tcpx.connect(f"127.0.0.1:{port}", insecure=True, timeout=PATIENCE).wait()
+        key = bytes.fromhex(owner.stdout.readline())
+        pieces = [connection.get(bytearray(PIECE), key, at) for at in range(0, BYTES, PIECE)]
+        pieces[0].wait(PATIENCE)
+        told = connection.notify(b"under way")
+        said, errors = owner.communicate(timeout=PATIENCE)
+        assert (owner.returncode, said, errors) == (0, "", "")
+        for piece in [*pieces, told]:
+            try:
+                piece.wait(PATIENCE)
+            except tcpx.Error:
+                pass
