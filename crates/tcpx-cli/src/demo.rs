@@ -153,7 +153,9 @@ fn greeting_server(there: Place) -> Vec<String> {
 /// The 23 bytes, shown at both ends.
 fn greet(second: Second, link: &LinkArgs, memory: &MemoryChoice) -> Result<(), Error> {
     let limit = link.timeout.0;
-    let link = Link::new(link, memory, false)?.through_data_channels();
+    // The second process runs `tcpx transfer server`, which encrypts.
+    let link = Link::new(link, memory, false)?;
+    let link = link.through_data_channels().encrypted();
     let connection = link.connect_to(second.address())?;
     let bytes = GREETING.len() as u64;
     let sent = greeting::send(&connection, memory, bytes, limit);

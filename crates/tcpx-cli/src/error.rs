@@ -161,7 +161,7 @@ impl Error {
             Self::PluginContents(error) => error.hint().into(),
             Self::Manifest(_) => "rename the file at the sender, then send it again".into(),
             Self::Store(error) => error.hint().into(),
-            Self::Interrupted { .. } => "run both commands again: the server goes on with what it has".into(),
+            Self::Interrupted { .. } => "start the server again and run the line that it prints: the transfer goes on with what is there".into(),
             Self::At { source, .. } => source.hint(),
             Self::Io { .. } => "look at the path and its permissions, then try again".into(),
             Self::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),
@@ -271,6 +271,9 @@ fn engine_hint(error: &tcpx::Error) -> Option<&'static str> {
         _ => None,
     };
     match error {
+        tcpx::Error::Network(NetworkError::EncryptionDiffers { .. }) => Some(
+            "run the line that the server printed: `tcpx transfer` encrypts unless both sides are given --plain, other commands where both are given --encrypt",
+        ),
         tcpx::Error::Setting {
             what: "chunk size", ..
         } => Some("give --chunk-bytes a multiple of 4KiB, or leave it out"),

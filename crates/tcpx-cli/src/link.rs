@@ -115,6 +115,12 @@ impl Link {
         self
     }
 
+    /// Encrypts payload, for a command that does so unless told otherwise.
+    pub(crate) fn encrypted(mut self) -> Self {
+        self.options.encrypt = true;
+        self
+    }
+
     /// Has the next connection unpack with this method.
     pub(crate) fn unpack_with(&mut self, method: Option<UnpackMethod>) {
         self.options.unpack = method;

@@ -8,6 +8,7 @@ use tcpx::{Connection, Deadlines, Level, Region, Transfer};
 
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
+use crate::transfer::digest::DigestKey;
 
 /// Tag of the payload, as the historic programs used it.
 pub(crate) const PAYLOAD: u64 = 42;
@@ -23,8 +24,10 @@ pub(crate) const VERDICT: u64 = 4;
 pub(crate) const MANIFEST: u64 = 5;
 /// Tag of the server's list of what it has of that already.
 pub(crate) const PRESENT: u64 = 6;
-/// Tag of the client's answer: how much of each the server keeps.
-pub(crate) const KEEP: u64 = 7;
+/// Tag of the client's answer: digests of what it has of these.
+pub(crate) const DIGESTS: u64 = 7;
+/// Tag of the server's answer to that: which of them it keeps.
+pub(crate) const KEPT: u64 = 8;
 
 /// A bound for what waits during a whole transfer, whose pieces have limits of their own.
 pub(crate) const LONGEST_TRANSFER: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -40,8 +43,13 @@ pub(crate) enum Request {
     Nothing,
     /// One payload with tag 42: the greeting, then the pattern of `seed`.
     Greeting { bytes: u64, seed: u64 },
-    /// Files and directories: a manifest of `bytes` with this BLAKE3 digest follows.
-    Files { bytes: u64, digest: String },
+    /// Files and directories: a manifest of `bytes` with this BLAKE3 digest follows. `key` is that of the digests
+    /// behind it: the first message of a connection travels sealed.
+    Files {
+        bytes: u64,
+        digest: String,
+        key: DigestKey,
+    },
     /// Measurements: orders follow.
     Measure,
 }
@@ -79,8 +87,8 @@ impl From<&Error> for Reason {
 /// files is there already.
 pub(crate) type Answer = Result<u64, Reason>;
 
-/// The last word of either side about files, at any time: BLAKE3 of the manifest and all digests, once
-/// everything was sent or is in its place.
+/// The last word of either side about files, at any time: the keyed digest of the manifest and all contents, once everything
+/// was sent or is in its place.
 pub(crate) type LastWord = Result<String, Reason>;
 
 /// A message that is expected: its receive is posted.
@@ -248,6 +256,7 @@ mod tests {
         let request = Request::Files {
             bytes: u64::MAX,
             digest: "a b".into(),
+            key: DigestKey::from([7; 32]),
         };
         let text = serde_json::to_vec(&request).expect("encoded");
         assert_eq!(

@@ -1,5 +1,6 @@
 //! `tcpx transfer`: a greeting, or files and directories, from one host's memory to another's.
 
+pub(crate) mod digest;
 pub(crate) mod greeting;
 pub(crate) mod manifest;
 mod receiver;
@@ -20,7 +21,7 @@ use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
 use crate::messages::{self, REQUEST, Request};
 use crate::output::json::Told;
-use crate::output::say::{self, Voice, say};
+use crate::output::say::{self, Voice, aside, say};
 use crate::sizes::{Size, rate, time};
 use manifest::{Entry, Found};
 use receiver::Out;
@@ -53,6 +54,10 @@ fn check_sides(args: &TransferArgs, is_server: bool) -> Result<(), Error> {
         (false, _, Some(_)) => wrong(
             "--out belongs to the server",
             "tcpx transfer server --out DIR",
+        ),
+        _ if args.plain && args.link.network.encrypt => wrong(
+            "--plain and --encrypt (or TCPX_ENCRYPT) contradict each other",
+            "leave one of them out: contents are encrypted without either",
         ),
         _ => Ok(()),
     }
@@ -162,6 +167,28 @@ fn choose_memory(args: &TransferArgs, is_files: bool) -> Result<MemoryChoice, Er
     Devices::probe().choose(choice, 0)
 }
 
+/// A link that encrypts the contents, and a line that says so where it does not.
+fn link(args: &TransferArgs, memory: &MemoryChoice, is_server: bool) -> Result<Link, Error> {
+    let link = Link::new(&args.link, memory, is_server)?;
+    let why_not = if args.link.network.encrypt {
+        // Whether that is possible the network says.
+        None
+    } else if args.plain {
+        Some("--plain was given")
+    } else if args.link.insecure {
+        Some("there is no key")
+    } else if !link::is_tcp(&args.link.network) {
+        Some("only the network tcp encrypts")
+    } else {
+        None
+    };
+    let Some(why_not) = why_not else {
+        return Ok(link.encrypted());
+    };
+    aside!("note: contents travel in the clear, as {why_not}: anyone on the path can read them");
+    Ok(link)
+}
+
 fn serve(args: &TransferArgs) -> Result<Told, Error> {
     if let Some(directory) = &args.out
         && !out(args).is_standard_output()
@@ -173,19 +200,21 @@ fn serve(args: &TransferArgs) -> Result<Told, Error> {
         ));
     }
     let memory = choose_memory(args, args.out.is_some())?;
-    let mut link = Link::new(&args.link, &memory, true)?;
+    let mut link = link(args, &memory, true)?;
     if args.out.is_none() {
         link = link.through_data_channels();
     }
     if args.keep {
         link = link.for_many();
     }
-    let command = if args.out.is_some() {
-        "transfer SERVER_IP --file PATH"
-    } else {
-        "transfer SERVER_IP"
-    };
-    link.invite(&args.link, command)?;
+    let mut command = String::from("transfer SERVER_IP");
+    if args.out.is_some() {
+        command.push_str(" --file PATH");
+    }
+    if args.plain {
+        command.push_str(" --plain");
+    }
+    link.invite(&args.link, &command)?;
     if !args.keep {
         let connection = link.accept(Some(args.link.wait.0))?;
         return session(args, &link, &memory, connection).map(|done| Told::Fields(done.fields()));
@@ -212,8 +241,8 @@ fn session(
                 greeting::receive(&connection, memory, bytes, seed)?;
                 Ok(Done::Greeting { bytes })
             }
-            Request::Files { bytes, digest } => {
-                let offer = receiver::Offer { bytes, digest };
+            Request::Files { bytes, digest, key } => {
+                let offer = receiver::Offer { bytes, digest, key };
                 let files = receiver::receive(&connection, memory, &offer, out(args), limit)?;
                 let place = args.out.as_ref().map_or_else(String::new, |directory| {
                     format!("into {} ", directory.display())
@@ -242,7 +271,7 @@ fn connect(args: &TransferArgs) -> Result<Done, Error> {
     // Looked at before connecting: a name that is wrong should not cost the server its one session.
     let found: Vec<Found> = manifest::collect(&args.file, &args.name)?;
     let memory = choose_memory(args, !found.is_empty())?;
-    let mut link = Link::new(&args.link, &memory, false)?;
+    let mut link = link(args, &memory, false)?;
     if found.is_empty() {
         link = link.through_data_channels();
     }

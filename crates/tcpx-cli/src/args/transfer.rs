@@ -30,6 +30,9 @@ pub(crate) struct TransferArgs {
     /// Server: stay for more clients, until a signal ends it.
     #[arg(short, long, requires = "out")]
     pub(crate) keep: bool,
+    /// Let contents travel in the clear, at both sides: anyone on the path can read them. Otherwise they are encrypted, where there is a key and the network is tcp.
+    #[arg(long)]
+    pub(crate) plain: bool,
     /// Client: bytes of the greeting; bytes beyond its 23 are random.
     #[arg(
         long,

@@ -1,6 +1,6 @@
 //! Receiving files: pieces arrive while one thread checks the digests of earlier ones and another one writes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 use tcpx::{Connection, Transfer};
 
 use super::Summary;
+use super::digest::{DigestKey, Side};
 use super::manifest::{self, Entry, Kind};
 use super::sender::{Content, gone, overall};
-use super::store::{PartialFile, Store};
-use super::talk::{self, PIECE, POSTED, Piece, Talk, Watch, with_disk_time};
+use super::store::{self, Claim, Identity, PartialFile, Present, Store};
+use super::talk::{self, Digests, PIECE, POSTED, Piece, Talk, Watch, with_disk_time};
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
 use crate::memory_choice::MemoryChoice;
-use crate::messages::{self, ANSWER, Answer, END, KEEP, MANIFEST, PRESENT, VERDICT};
+use crate::messages::{self, ANSWER, Answer, DIGESTS, END, KEPT, MANIFEST, PRESENT, VERDICT};
 use crate::output::progress::Progress;
 use crate::output::say::{aside, say};
 use crate::sizes::Size;
@@ -32,6 +33,9 @@ const BEHIND: usize = 8;
 const FLUSH_BYTES: u64 = 256 << 20;
 const FLUSH_FILES: usize = 256;
 
+/// Partial files of earlier transfers that are held open until their turn; others are sent anew.
+const MOST_HELD: usize = 64;
+
 /// Longest wait for the writing thread to put away what it has, after something else failed.
 const PUT_AWAY: Duration = Duration::from_secs(10);
 
@@ -41,6 +45,8 @@ pub(crate) struct Offer {
     /// Bytes and BLAKE3 digest of the manifest.
     pub(crate) bytes: u64,
     pub(crate) digest: String,
+    /// Of the digests behind it.
+    pub(crate) key: DigestKey,
 }
 
 /// Where files go.
@@ -71,24 +77,25 @@ pub(crate) fn receive(
         attempt(&talk, memory, offer, out, &mut posted).map_err(|error| talk.reason(error));
     talk.progress.borrow_mut().take();
     let told = match &result {
-        Ok(summary) => talk.last_word(Ok(&summary.digest)),
+        Ok((_, word)) => talk.last_word(Ok(&word.to_string())),
         Err(error) => talk.last_word(Err(error)),
     };
     // Only now: taking a posted receive back can end the whole connection, and the last word with it.
     drop(posted);
-    let summary = result.map_err(|error| talk.place(error))?;
+    let (summary, _) = result.map_err(|error| talk.place(error))?;
     told.map(|()| summary)
 }
 
 type Posted = VecDeque<(Transfer, Piece)>;
 
+/// Returns this side's last word as well.
 fn attempt(
     talk: &Talk<'_>,
     memory: &MemoryChoice,
     offer: &Offer,
     out: Out<'_>,
     posted: &mut Posted,
-) -> Result<Summary, Error> {
+) -> Result<(Summary, blake3::Hash), Error> {
     if !(1..=manifest::MOST_BYTES).contains(&offer.bytes) {
         return Err(Error::unexpected(
             "a list of files of at most 256 MiB",
@@ -116,19 +123,25 @@ fn attempt(
     let skipped = plan.skipped;
     *talk.progress.borrow_mut() = Some(Progress::from("receiving", talk.total.get(), skipped));
     talk.advance(skipped);
-    for entry in entries.iter().filter(|e| e.kind == Kind::Directory) {
-        sink.make_directory(entry)?;
+    let mut new = BTreeSet::new();
+    for (index, entry) in entries.iter().enumerate() {
+        if entry.kind == Kind::Directory && sink.make_directory(entry)? {
+            new.insert(index);
+        }
     }
-    let digests = contents(talk, memory, &entries, plan, sink, posted)?;
+    let into = Destination { sink, new };
+    let digests = contents(talk, memory, &entries, &offer.key, plan, into, posted)?;
     let digest = overall(&manifest_digest, &digests);
-    talk.agree(&digest, talk.limit)?;
-    Ok(Summary::new(
+    let [theirs, ours] = [Side::Sender, Side::Receiver].map(|side| offer.key.end(side, &digest));
+    talk.agree(&theirs.to_string(), talk.limit)?;
+    let summary = Summary::new(
         &entries,
         skipped,
         started.elapsed(),
         &digests,
-        digest,
-    ))
+        digest.to_string(),
+    );
+    Ok((summary, ours))
 }
 
 /// Where the contents go.
@@ -139,12 +152,20 @@ enum Sink {
 }
 
 impl Sink {
-    fn make_directory(&mut self, entry: &Entry) -> Result<(), Error> {
+    /// `false` if it is there.
+    fn make_directory(&mut self, entry: &Entry) -> Result<bool, Error> {
         match self {
             Self::Store(store) => Ok(store.make_directory(entry)?),
-            Self::StandardOutput => Ok(()),
+            Self::StandardOutput => Ok(false),
         }
     }
+}
+
+/// Where the contents go, and the places of the directories there that are new.
+#[derive(Debug)]
+struct Destination {
+    sink: Sink,
+    new: BTreeSet<usize>,
 }
 
 /// What comes for one file.
@@ -154,14 +175,16 @@ struct Job {
     /// Bytes that are there already, and what they hash to.
     from: u64,
     hasher: blake3::Hasher,
+    /// The partial file that they are in.
+    claim: Option<Claim>,
 }
 
 /// What comes, in its order.
 #[derive(Debug, Default)]
 struct Plan {
     jobs: VecDeque<Job>,
-    /// Digests of files that are there, by their place.
-    whole: Vec<(usize, Content)>,
+    /// Files that are there, by their place.
+    whole: Vec<(usize, Content, Identity)>,
     skipped: u64,
 }
 
@@ -190,42 +213,93 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
         for entry in entries {
             store.check(entry)?;
         }
-        let mut bytes = 0;
+        let (mut bytes, mut held) = (0, 0);
         for (index, entry) in entries.iter().enumerate() {
             talk.look()?;
-            // Its directory may not be there yet, and nothing in it then.
-            if let Ok(Some(present)) = store.present(entry) {
-                bytes += present.bytes;
+            let present = match store.present(entry)? {
+                Some(Present::Partial { .. }) if held == MOST_HELD => None,
+                present => present,
+            };
+            if let Some(present) = present {
+                held += usize::from(!present.is_final());
+                bytes += present.bytes();
                 there.push((index, present));
             }
         }
         store.check_space(manifest::total(entries).saturating_sub(bytes))?;
         Sink::Store(store)
     };
+    let plan = match &sink {
+        Sink::Store(store) if !there.is_empty() => {
+            keep(talk, entries, store, there, out.overwrite)?
+        }
+        _ => {
+            messages::tell_ready(talk.connection)?;
+            plan(entries, Vec::new())
+        }
+    };
+    Ok((sink, plan))
+}
+
+/// Agrees with the client on what of the files that are there is kept. The client says what it has, and this side compares.
+fn keep(
+    talk: &Talk<'_>,
+    entries: &[Entry],
+    store: &Store,
+    mut there: Vec<(usize, Present)>,
+    overwrite: bool,
+) -> Result<Plan, Error> {
     let list: Vec<_> = there
         .iter()
         .map(|(index, present)| talk::Present {
             index: *index,
-            bytes: present.bytes,
-            is_final: present.is_final,
-            digest: present.hasher.finalize().to_string(),
+            bytes: present.bytes(),
+            is_final: present.is_final(),
         })
         .collect();
-    let mut keep: Vec<u64> = Vec::new();
-    if list.is_empty() {
-        messages::tell_ready(talk.connection)?;
-    } else {
-        let text = talk::encode(&list)?;
-        let bytes = text.len() as u64;
-        messages::tell(talk.connection, ANSWER, &Answer::Ok(bytes))?;
-        talk.send_list(PRESENT, &text)?;
-        let most = list.len() as u64 * 24 + 16;
-        let total = list.iter().map(|there| there.bytes).sum();
-        let text = talk.receive_list(KEEP, most, with_disk_time(talk.limit, total))?;
-        keep = talk::decode(&text, "what to keep")?;
+    let text = talk::encode(&list)?;
+    let bytes = text.len() as u64;
+    messages::tell(talk.connection, ANSWER, &Answer::Ok(bytes))?;
+    talk.send_list(PRESENT, &text, talk.limit)?;
+    let mut hashed = Vec::with_capacity(there.len());
+    for (index, present) in &mut there {
+        talk.look()?;
+        hashed.push(store.hash(&entries[*index], present));
+        interrupt::check()?;
     }
+    // Quotation marks and a comma around each.
+    let most = list.len() as u64 * (2 * blake3::OUT_LEN as u64 + 3) + 2;
+    let total = list.iter().map(|there| there.bytes).sum();
+    let text = talk.receive_list(DIGESTS, most, with_disk_time(talk.limit, total))?;
+    let theirs: Digests = talk::decode(&text, "digests of what is there")?;
+    if theirs.len() != list.len() {
+        return Err(Error::unexpected(
+            "a digest for each file that is there",
+            "another number of them",
+        ));
+    }
+    let there = there.into_iter().zip(hashed).zip(theirs);
+    let there = there.map(|(((index, present), hashed), theirs)| {
+        let is_equal = |hashed: &store::Hashed| {
+            theirs.is_some_and(|theirs| theirs == hashed.hasher.finalize().to_string())
+        };
+        (index, present, hashed.filter(is_equal))
+    });
+    let there: Vec<_> = there.collect();
+    for (index, present, kept) in &there {
+        if present.is_final() && kept.is_none() && !overwrite {
+            return Err(store.exists(&entries[*index]).into());
+        }
+    }
+    let kept: talk::Kept = there.iter().map(|(.., kept)| kept.is_some()).collect();
+    talk.send_list(KEPT, &talk::encode(&kept)?, talk.limit)?;
+    Ok(plan(entries, there))
+}
+
+/// What comes, given what is there and, where it is kept, its contents.
+fn plan(entries: &[Entry], there: Vec<(usize, Present, Option<store::Hashed>)>) -> Plan {
     let mut plan = Plan::default();
-    let mut there = there.into_iter().zip(keep).peekable();
+    let mut there = there.into_iter().peekable();
     for (index, entry) in entries.iter().enumerate() {
         if !manifest::is_content(entry) {
             continue;
@@ -234,27 +308,31 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
             index,
             from: 0,
             hasher: blake3::Hasher::new(),
+            claim: None,
         };
-        if let Some(((_, present), keep)) = there.next_if(|((at, _), _)| *at == index) {
-            let is_kept = keep == present.bytes;
-            if present.is_final && is_kept {
-                plan.skipped += present.bytes;
-                let digest = present.hasher.finalize();
-                plan.whole.push((index, (digest, present.bytes)));
-                continue;
+        if let Some((_, present, kept)) = there.next_if(|(at, ..)| *at == index) {
+            let bytes = present.bytes();
+            if kept.is_some() {
+                plan.skipped += bytes;
             }
-            if present.is_final && !out.overwrite {
-                return Err(super::store::StoreError::Exists(directory.join(&entry.path)).into());
-            }
-            if is_kept {
-                plan.skipped += present.bytes;
-                job.from = present.bytes;
-                job.hasher = present.hasher;
+            match (present, kept) {
+                (Present::Final { .. }, Some(kept)) => {
+                    let content = (kept.hasher.finalize(), bytes);
+                    plan.whole.push((index, content, kept.identity));
+                    continue;
+                }
+                (Present::Final { .. }, None) => {}
+                (Present::Partial { claim, .. }, kept) => {
+                    job.claim = Some(claim);
+                    if let Some(kept) = kept {
+                        (job.from, job.hasher) = (bytes, kept.hasher);
+                    }
+                }
             }
         }
         plan.jobs.push_back(job);
     }
-    Ok((sink, plan))
+    plan
 }
 
 /// What the writing thread does with a piece.
@@ -262,6 +340,7 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
 enum Step {
     Begin {
         index: usize,
+        claim: Option<Claim>,
         from: u64,
     },
     Write(Range<usize>),
@@ -282,8 +361,9 @@ fn contents(
     talk: &Talk<'_>,
     memory: &MemoryChoice,
     entries: &[Entry],
+    key: &DigestKey,
     plan: Plan,
-    sink: Sink,
+    into: Destination,
     posted: &mut Posted,
 ) -> Result<Vec<Content>, Error> {
     let (free, free_pieces) = mpsc::channel();
@@ -296,10 +376,19 @@ fn contents(
     }
     let failed = Error::process("start a thread");
     let expected = plan.jobs.len();
-    let whole = plan.whole.iter().map(|&(index, _)| index).collect();
+    let whole = plan
+        .whole
+        .iter()
+        .map(|&(index, _, identity)| (index, identity));
+    let whole = whole.collect();
+    let digests_there = plan
+        .whole
+        .into_iter()
+        .map(|(index, content, _)| (index, content));
     let checker = Checker {
         entries: entries.to_vec(),
-        digests: plan.whole,
+        key: key.clone(),
+        digests: digests_there.collect(),
         jobs: plan.jobs,
         at: At::Between,
         digest: Vec::with_capacity(blake3::OUT_LEN),
@@ -311,7 +400,8 @@ fn contents(
     checking.map_err(failed)?;
     let writer = Writer {
         entries: entries.to_vec(),
-        sink,
+        sink: into.sink,
+        new: into.new,
         current: None,
         ready: Vec::new(),
         ready_bytes: 0,
@@ -352,7 +442,7 @@ fn contents(
     };
     if let Some((path, bytes)) = written.kept {
         aside!(
-            "kept: {} has the first {} of a file; run both commands again to go on",
+            "kept: {} has the first {} of a file; the next transfer of it goes on there",
             path.display(),
             Size(bytes)
         );
@@ -443,10 +533,11 @@ enum At {
     Digest,
 }
 
-/// Follows the stream and compares each digest in it with that of the bytes before it.
+/// Follows the stream and compares each keyed digest in it with that of the bytes before it.
 #[derive(Debug)]
 struct Checker {
     entries: Vec<Entry>,
+    key: DigestKey,
     jobs: VecDeque<Job>,
     digests: Vec<(usize, Content)>,
     at: At,
@@ -488,6 +579,7 @@ impl Checker {
                 At::Between => {
                     steps.push(Step::Begin {
                         index: job.index,
+                        claim: job.claim.take(),
                         from: job.from,
                     });
                     self.at = if is_stream {
@@ -518,19 +610,19 @@ impl Checker {
                     let count = rest.len().min(blake3::OUT_LEN - self.digest.len());
                     self.digest.extend_from_slice(&rest[..count]);
                     at += count;
-                    if self.digest.len() == blake3::OUT_LEN {
-                        let ours = job.hasher.finalize();
-                        if self.digest != ours.as_bytes() {
-                            let theirs = std::mem::take(&mut self.digest);
+                    if let Ok(theirs) = blake3::Hash::from_slice(&self.digest) {
+                        let contents = job.hasher.finalize();
+                        let ours = self.key.file(job.index, &contents);
+                        if theirs != ours {
                             return Err(Error::Digest {
-                                what: "the BLAKE3 digests of a file",
+                                what: "the keyed BLAKE3 digests of a file",
                                 ours: ours.to_string(),
-                                theirs: blake3::Hash::from_slice(&theirs)
-                                    .map_or_else(|_| "none".into(), |hash| hash.to_string()),
+                                theirs: theirs.to_string(),
                             });
                         }
                         self.digest.clear();
-                        self.digests.push((job.index, (ours, job.hasher.count())));
+                        let content = (contents, job.hasher.count());
+                        self.digests.push((job.index, content));
                         steps.push(Step::End);
                         self.jobs.pop_front();
                         self.at = At::Between;
@@ -555,13 +647,15 @@ fn after_contents(left: u64, is_stream: bool) -> At {
 struct Writer {
     entries: Vec<Entry>,
     sink: Sink,
+    /// Places of what was not there before.
+    new: BTreeSet<usize>,
     current: Option<(PartialFile, usize)>,
     /// Files that are whole and wait for a flush.
     ready: Vec<(PartialFile, Entry)>,
     ready_bytes: u64,
     /// Files that come, and files that are there.
     expected: usize,
-    whole: Vec<usize>,
+    whole: Vec<(usize, Identity)>,
 }
 
 impl Writer {
@@ -595,7 +689,8 @@ impl Writer {
         let mut kept = None;
         if let Some((partial, index)) = self.current.take() {
             let is_file = matches!(self.entries[index].kind, Kind::File { .. });
-            if result.is_ok() && is_file && partial.bytes > 0 {
+            // After a failed write, too: what a full disk has of it is sent only once.
+            if is_file && partial.bytes > 0 {
                 kept = Some((partial.kept_at(), partial.bytes));
             } else {
                 partial.remove();
@@ -606,8 +701,9 @@ impl Writer {
 
     fn step(&mut self, bytes: &[u8], step: Step) -> Result<(), Error> {
         match (&self.sink, step) {
-            (Sink::Store(store), Step::Begin { index, from }) => {
-                let partial = store.begin(&self.entries[index], from)?;
+            (Sink::Store(store), Step::Begin { index, claim, from }) => {
+                let partial = store.begin(&self.entries[index], claim, from)?;
+                self.new.insert(index);
                 self.current = Some((partial, index));
             }
             (Sink::Store(_), Step::Write(range)) => {
@@ -654,13 +750,15 @@ impl Writer {
         match &self.sink {
             Sink::StandardOutput => std::io::stdout().lock().flush().map_err(Error::Output),
             Sink::Store(store) => {
-                for &index in &self.whole {
-                    store.refresh(&self.entries[index])?;
+                for &(index, identity) in &self.whole {
+                    store.refresh(&self.entries[index], identity)?;
                 }
-                for entry in &self.entries {
-                    store.link(entry)?;
+                for (index, entry) in self.entries.iter().enumerate() {
+                    if store.link(entry)? {
+                        self.new.insert(index);
+                    }
                 }
-                store.finish(&self.entries)?;
+                store.finish(&self.entries, |index| self.new.contains(&index))?;
                 Ok(())
             }
         }

@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Transfer};
 
+use super::digest::{DigestKey, Side};
 use super::manifest::{self, Entry, Found, Kind};
 use super::receiver::BLOCK_HEADER;
-use super::talk::{self, PIECE, POSTED, Piece, Present, Talk, Watch, with_disk_time};
+use super::talk::{self, Digests, PIECE, POSTED, Piece, Present, Talk, Watch, with_disk_time};
 use super::{Summary, store};
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
 use crate::memory_choice::MemoryChoice;
 use crate::messages::{
-    self, ANSWER, Answer, END, KEEP, MANIFEST, PRESENT, REQUEST, Request, VERDICT,
+    self, ANSWER, Answer, DIGESTS, END, KEPT, MANIFEST, PRESENT, REQUEST, Request, VERDICT,
 };
 use crate::output::progress::Progress;
 use crate::output::say::say;
@@ -54,13 +55,15 @@ fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<
     talk.total.set((!is_stream).then_some(total));
     let text = talk::encode(&entries)?;
     let manifest_digest = blake3::hash(&text);
+    let key = DigestKey::new()?;
     let request = Request::Files {
         bytes: text.len() as u64,
         digest: manifest_digest.to_string(),
+        key: key.clone(),
     };
     let answer = messages::expect(talk.connection, ANSWER, messages::LONGEST_TRANSFER)?;
     messages::tell(talk.connection, REQUEST, &request)?;
-    talk.send_list(MANIFEST, &text)?;
+    talk.send_list(MANIFEST, &text, talk.limit)?;
     let disk = with_disk_time(talk.limit, total);
     let present = match talk.message::<Answer>(answer, disk, "what the server has")?? {
         0 => Vec::new(),
@@ -71,14 +74,7 @@ fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<
         _ => return Err(Error::unexpected("what the server has", "a longer list")),
     };
     say!("sending {}", manifest::describe(&entries));
-    let kept = compare(&found, &present, talk)?;
-    if !present.is_empty() {
-        let keep: Vec<u64> = present
-            .iter()
-            .map(|there| kept.get(&there.index).map_or(0, |kept| kept.bytes))
-            .collect();
-        talk.send_list(KEEP, &talk::encode(&keep)?)?;
-    }
+    let kept = compare(talk, &found, &present, disk)?;
     let skipped = kept.values().map(|kept| kept.bytes).sum();
     if skipped > 0 {
         say!(
@@ -89,27 +85,29 @@ fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<
     let started = Instant::now();
     *talk.progress.borrow_mut() = Some(Progress::from("sending", talk.total.get(), skipped));
     talk.advance(skipped);
-    let digests = stream(talk, memory, found, kept)?;
+    let digests = stream(talk, memory, found, kept, key.clone())?;
     let digest = overall(&manifest_digest, &digests);
-    talk.last_word(Ok(&digest))?;
-    talk.agree(&digest, with_disk_time(talk.limit, talk.done.get()))?;
+    let [ours, theirs] = [Side::Sender, Side::Receiver].map(|side| key.end(side, &digest));
+    talk.last_word(Ok(&ours.to_string()))?;
+    let limit = with_disk_time(talk.limit, talk.done.get());
+    talk.agree(&theirs.to_string(), limit)?;
     Ok(Summary::new(
         &entries,
         skipped,
         started.elapsed(),
         &digests,
-        digest,
+        digest.to_string(),
     ))
 }
 
 /// BLAKE3 over the manifest's digest and those of all contents in their order.
-pub(super) fn overall(manifest: &blake3::Hash, digests: &[Content]) -> String {
+pub(super) fn overall(manifest: &blake3::Hash, digests: &[Content]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(manifest.as_bytes());
     for (digest, _) in digests {
         hasher.update(digest.as_bytes());
     }
-    hasher.finalize().to_string()
+    hasher.finalize()
 }
 
 /// The beginning of a file that the server has and keeps.
@@ -121,39 +119,57 @@ struct Kept {
     hasher: blake3::Hasher,
 }
 
-/// Compares what the server has with what is here; what differs is sent from its beginning.
+/// Has the server compare what it has with what is here; what differs is sent from its beginning.
 fn compare(
+    talk: &Talk<'_>,
     found: &[Found],
     present: &[Present],
-    talk: &Talk<'_>,
+    disk: Duration,
 ) -> Result<BTreeMap<usize, Kept>, Error> {
-    let mut kept = BTreeMap::new();
-    for there in present {
-        let Some(Found {
-            entry,
-            source: Some(path),
-        }) = found.get(there.index)
-        else {
-            continue;
-        };
-        if there.bytes > entry.bytes() {
-            continue;
-        }
-        talk.look()?;
-        let mut source = Source::open(path, entry)?;
-        let hashed = store::hash(&mut source.file, there.bytes);
-        interrupt::check()?;
-        let hasher = hashed.map_err(|error| source.failed(error))?;
-        if hasher.finalize().to_string() == there.digest {
-            let kept_here = Kept {
-                bytes: there.bytes,
-                is_whole: there.is_final && there.bytes == entry.bytes(),
-                hasher,
-            };
-            kept.insert(there.index, kept_here);
-        }
+    if present.is_empty() {
+        return Ok(BTreeMap::new());
     }
-    Ok(kept)
+    let hashers = present.iter().map(|there| beginning(talk, found, there));
+    let hashers = hashers.collect::<Result<Vec<_>, _>>()?;
+    let digest = |hasher: &blake3::Hasher| hasher.finalize().to_string();
+    let digests: Digests = hashers.iter().map(|one| one.as_ref().map(digest)).collect();
+    talk.send_list(DIGESTS, &talk::encode(&digests)?, disk)?;
+    // `false` and a comma for each.
+    let text = talk.receive_list(KEPT, present.len() as u64 * 6 + 2, disk)?;
+    let kept: talk::Kept = talk::decode(&text, "what the server keeps")?;
+    let all = present.iter().zip(hashers).zip(kept);
+    let kept = all.filter_map(|((there, hasher), is_kept)| {
+        let kept = Kept {
+            bytes: there.bytes,
+            is_whole: there.is_final && there.bytes == found[there.index].entry.bytes(),
+            hasher: hasher.filter(|_| is_kept)?,
+        };
+        Some((there.index, kept))
+    });
+    Ok(kept.collect())
+}
+
+/// BLAKE3 of as many bytes as the server has of a file; none if that cannot be its beginning.
+fn beginning(
+    talk: &Talk<'_>,
+    found: &[Found],
+    there: &Present,
+) -> Result<Option<blake3::Hasher>, Error> {
+    let Some(Found {
+        entry,
+        source: Some(path),
+    }) = found.get(there.index)
+    else {
+        return Ok(None);
+    };
+    if there.bytes > entry.bytes() {
+        return Ok(None);
+    }
+    talk.look()?;
+    let mut source = Source::open(path, entry)?;
+    let hashed = store::hash(&mut source.file, there.bytes);
+    interrupt::check()?;
+    hashed.map(Some).map_err(|error| source.failed(error))
 }
 
 /// BLAKE3 of a file's bytes, and how many there are.
@@ -171,6 +187,7 @@ fn stream(
     memory: &MemoryChoice,
     found: Vec<Found>,
     kept: BTreeMap<usize, Kept>,
+    key: DigestKey,
 ) -> Result<Vec<Content>, Error> {
     let (free, free_pieces) = mpsc::channel();
     let (full, full_pieces) = mpsc::sync_channel(IN_FLIGHT);
@@ -184,7 +201,7 @@ fn stream(
             full,
             current: None,
         };
-        let read = read_all(&mut packer, found, kept);
+        let read = read_all(&mut packer, found, kept, &key);
         let _ = packer.full.send(Filled::End(read));
     });
     reader.map_err(Error::process("start a thread"))?;
@@ -298,11 +315,12 @@ impl Packer {
     }
 }
 
-/// The stream: for each file its bytes, then their digest.
+/// The stream: for each file its bytes, then their keyed digest.
 fn read_all(
     packer: &mut Packer,
     found: Vec<Found>,
     mut kept: BTreeMap<usize, Kept>,
+    key: &DigestKey,
 ) -> Result<Vec<Content>, Error> {
     let mut digests = Vec::new();
     for (index, Found { entry, source }) in found.into_iter().enumerate() {
@@ -329,7 +347,7 @@ fn read_all(
         };
         let digest = hasher.finalize();
         digests.push((digest, hasher.count()));
-        packer.put(digest.as_bytes())?;
+        packer.put(key.file(index, &digest).as_bytes())?;
     }
     packer.finish()?;
     Ok(digests)

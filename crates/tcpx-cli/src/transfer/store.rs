@@ -1,19 +1,30 @@
 //! Where received files go: a partial file beside the final name, which appears whole or not at all.
 
-use std::ffi::OsString;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    self as sys, AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps,
+    self as sys, AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, Timespec,
+    Timestamps,
 };
 use rustix::io::Errno;
 
 use super::manifest::{Entry, Kind, PARTIAL_END, PARTIAL_START};
 use crate::interrupt;
 use crate::sizes::Size;
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod turns;
+
+#[cfg(test)]
+use turns::before_call;
+#[cfg(not(test))]
+fn before_call() {}
 
 /// What went wrong at the destination; nothing incomplete has a final name.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +38,8 @@ pub(crate) enum StoreError {
     },
     #[error("{} is being written by another transfer", .0.display())]
     Busy(PathBuf),
+    #[error("the partial file of {} was moved or removed while it was written", .0.display())]
+    Lost(PathBuf),
     #[error("{} has {free} free, the transfer needs {needed}", .directory.display())]
     NoSpace {
         directory: PathBuf,
@@ -50,17 +63,18 @@ impl StoreError {
             }
             Self::OtherKind { .. } => "move it away, or choose another --out directory",
             Self::Busy(_) => "wait for the other transfer, or choose another --out directory",
+            Self::Lost(_) => "leave files named .tcpx-*.partial alone, then send it again",
             Self::NoSpace { .. } => "free some space there, or choose another --out directory",
             Self::Io { source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    "free some space there, or choose another --out directory"
+                    "free some space there, then send it again: the transfer goes on with what is there"
                 }
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     "choose an --out directory that this user may write"
                 }
                 io::ErrorKind::NotFound => "create the --out directory first",
                 io::ErrorKind::FileTooLarge => {
-                    "raise the file size limit (ulimit -f), or use another file system"
+                    "raise the file size limit (ulimit -f), then send it again: the transfer goes on with what is there"
                 }
                 _ => "look at the --out directory and its file system, then try again",
             },
@@ -74,16 +88,53 @@ pub(crate) struct Store {
     root: OwnedFd,
     path: PathBuf,
     overwrite: bool,
+    /// Permissions that this user's new files do not get.
+    umask: u32,
+}
+
+/// Which file it is, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        }
+    }
 }
 
 /// What lies at a file's place before the transfer.
 #[derive(Debug)]
-pub(crate) struct Present {
-    pub(crate) bytes: u64,
-    /// BLAKE3 of these bytes so far.
+pub(crate) enum Present {
+    /// A file of the same size has the final name.
+    Final { bytes: u64 },
+    /// What an earlier transfer left. Nobody else changes it while it is held.
+    Partial { claim: Claim, bytes: u64 },
+}
+
+/// The contents of what is present.
+#[derive(Debug)]
+pub(crate) struct Hashed {
+    /// BLAKE3 of all bytes so far.
     pub(crate) hasher: blake3::Hasher,
-    /// Whether they have the final name.
-    pub(crate) is_final: bool,
+    pub(crate) identity: Identity,
+}
+
+/// A partial file that is locked, and that has its name: no other transfer writes it, gives it another name or takes it away.
+///
+/// The lock is the file's, not the name's. While a transfer waits between opening a file and locking it, the one that has
+/// the lock may give the file its final name. So the name is looked at behind the lock, and every transfer keeps the lock
+/// until it no longer uses the name.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    file: File,
+    parent: OwnedFd,
+    temporary: String,
 }
 
 /// A file under its temporary name.
@@ -91,17 +142,19 @@ pub(crate) struct Present {
 /// Dropped before it is published or kept, it stays: [`PartialFile::remove`] takes it away.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
-    file: File,
-    parent: OwnedFd,
-    temporary: String,
+    claim: Claim,
     name: String,
     shown: PathBuf,
     pub(crate) bytes: u64,
-    unflushed: usize,
+    /// Bytes of these that are on the disk.
+    flushed: u64,
 }
 
+/// How often a partial file may change its owner while this transfer tries to have it.
+const MOST_TRIES: usize = 100;
+
 /// Bytes that the page cache may hold of a file, so that its last flush is short.
-const MOST_UNFLUSHED: usize = 256 << 20;
+const MOST_UNFLUSHED: u64 = 256 << 20;
 
 impl Store {
     /// Opens the directory.
@@ -116,6 +169,7 @@ impl Store {
             root,
             path: path.to_owned(),
             overwrite,
+            umask: umask(),
         })
     }
 
@@ -152,6 +206,7 @@ impl Store {
 
     /// The type and size of what has the final name.
     fn look(&self, parent: &OwnedFd, name: &str) -> Result<Option<(FileType, u64)>, StoreError> {
+        before_call();
         match sys::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some((
                 FileType::from_raw_mode(stat.st_mode),
@@ -160,6 +215,11 @@ impl Store {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(self.failed("look at a file")(error)),
         }
+    }
+
+    /// Something else has the name of `entry`.
+    pub(crate) fn exists(&self, entry: &Entry) -> StoreError {
+        StoreError::Exists(self.path.join(&entry.path))
     }
 
     /// Refuses what cannot become `entry`, before anything was written.
@@ -218,64 +278,127 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the directory of `entry`, if it is not there.
-    pub(crate) fn make_directory(&self, entry: &Entry) -> Result<(), StoreError> {
+    /// Makes the directory of `entry`; `false` if it is there.
+    pub(crate) fn make_directory(&self, entry: &Entry) -> Result<bool, StoreError> {
         let (parent, name) = self.parent(&entry.path)?;
-        match sys::mkdirat(&parent, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => Ok(()),
+        // What is in it has to be written first, whatever its mode is at the end.
+        let mode = Mode::from_raw_mode(entry.mode & 0o777) | Mode::RWXU;
+        match sys::mkdirat(&parent, name, mode) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(self.failed("create a directory")(error)),
         }
     }
 
-    /// What is there of the file already: the whole file, or what an earlier transfer left of it.
+    /// What is there of the file already: one of the same size, or what an earlier transfer left of it.
     pub(crate) fn present(&self, entry: &Entry) -> Result<Option<Present>, StoreError> {
         let Kind::File { bytes: wanted } = entry.kind else {
             return Ok(None);
         };
-        let (parent, name) = self.parent(&entry.path)?;
-        let (name, is_final) = match self.look(&parent, name)? {
-            Some((FileType::RegularFile, bytes)) if bytes == wanted => (name.to_owned(), true),
-            _ => (temporary(name), false),
+        let (parent, name) = match self.parent(&entry.path) {
+            // Its directory comes with the transfer.
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            other => other?,
         };
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Ok(file) = sys::openat(&parent, name.as_str(), flags, Mode::empty()) else {
+        if let Some((FileType::RegularFile, bytes)) = self.look(&parent, name)?
+            && bytes == wanted
+        {
+            return Ok(Some(Present::Final { bytes }));
+        }
+        let Some(claim) = self.claim(entry, OFlags::empty())? else {
             return Ok(None);
         };
-        let mut file = File::from(file);
-        let Some(bytes) = file
-            .metadata()
-            .ok()
-            .filter(std::fs::Metadata::is_file)
-            .map(|metadata| metadata.len())
-            .filter(|&bytes| bytes <= wanted && (bytes > 0 || is_final))
-        else {
-            return Ok(None);
-        };
-        match hash(&mut file, bytes) {
-            Ok(hasher) => Ok(Some(Present {
-                bytes,
-                hasher,
-                is_final,
-            })),
-            // It is sent anew.
-            Err(_) => Ok(None),
+        let bytes = claim.file.metadata().map_or(0, |metadata| metadata.len());
+        let is_beginning = (1..=wanted).contains(&bytes);
+        Ok(is_beginning.then_some(Present::Partial { claim, bytes }))
+    }
+
+    /// Reads what is present; `None` if it cannot be read, or is no longer there.
+    pub(crate) fn hash(&self, entry: &Entry, present: &mut Present) -> Option<Hashed> {
+        match present {
+            Present::Partial { claim, bytes } => hashed(&mut claim.file, *bytes),
+            Present::Final { bytes } => {
+                let (parent, name) = self.parent(&entry.path).ok()?;
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                before_call();
+                let file = sys::openat(&parent, name, flags, Mode::empty()).ok()?;
+                let mut file = File::from(file);
+                let metadata = file.metadata().ok()?;
+                let is_there = metadata.is_file() && metadata.len() == *bytes;
+                is_there.then(|| hashed(&mut file, *bytes))?
+            }
         }
     }
 
-    /// Opens the partial file of `entry` and goes on after its first `from` bytes.
-    pub(crate) fn begin(&self, entry: &Entry, from: u64) -> Result<PartialFile, StoreError> {
+    /// Has the partial file of `entry` for this transfer alone; `None` if there is none and `create` does not say
+    /// [`OFlags::CREATE`].
+    fn claim(&self, entry: &Entry, create: OFlags) -> Result<Option<Claim>, StoreError> {
+        let shown = || self.path.join(&entry.path);
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | create;
+        for _ in 0..MOST_TRIES {
+            let (parent, name) = self.parent(&entry.path)?;
+            let temporary = temporary(name);
+            before_call();
+            let opened = sys::openat(&parent, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR);
+            let file = match opened {
+                Err(Errno::NOENT) => return Ok(None),
+                other => other.map_err(self.failed("open a partial file"))?,
+            };
+            before_call();
+            match sys::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(StoreError::Busy(shown())),
+                Err(error) => return Err(self.failed("lock a partial file")(error)),
+            }
+            let claim = Claim {
+                file: File::from(file),
+                parent,
+                temporary,
+            };
+            let failed = self.failed("look at a partial file");
+            if !claim.has_name().map_err(&failed)? {
+                continue;
+            }
+            let stat = sys::fstat(&claim.file).map_err(&failed)?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+                return Err(StoreError::OtherKind {
+                    path: shown().with_file_name(&claim.temporary),
+                    expected: "file",
+                });
+            }
+            if stat.st_nlink == 1 {
+                return Ok(Some(claim));
+            }
+            // It has a final name as well, from a process that ended between giving it that one and taking this one.
+            claim.remove();
+        }
+        Err(StoreError::Busy(shown()))
+    }
+
+    /// Goes on with the partial file of `entry` after its first `from` bytes; these are of `claim`.
+    pub(crate) fn begin(
+        &self,
+        entry: &Entry,
+        claim: Option<Claim>,
+        from: u64,
+    ) -> Result<PartialFile, StoreError> {
+        let shown = self.path.join(&entry.path);
         let (parent, name) = self.parent(&entry.path)?;
+        let claim = match claim {
+            Some(claim) => claim,
+            None => self
+                .claim(entry, OFlags::CREATE)?
+                .ok_or_else(|| StoreError::Busy(shown.clone()))?,
+        };
+        // Behind the lock: whoever gave the file its name had it before.
         if !self.overwrite && self.look(&parent, name)?.is_some() {
-            return Err(StoreError::Exists(self.path.join(&entry.path)));
+            claim.remove();
+            return Err(StoreError::Exists(shown));
         }
-        let temporary = temporary(name);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = sys::openat(&parent, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)
-            .map_err(self.failed("create a partial file"))?;
-        if sys::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(StoreError::Busy(self.path.join(&entry.path)));
-        }
-        let mut file = File::from(file);
+        before_call();
+        let mut file = &claim.file;
         file.set_len(from)
             .and_then(|()| file.seek(SeekFrom::Start(from)))
             .map_err(|source| StoreError::Io {
@@ -284,13 +407,11 @@ impl Store {
                 source,
             })?;
         Ok(PartialFile {
-            file,
-            parent,
-            temporary,
+            claim,
             name: name.to_owned(),
-            shown: self.path.join(&entry.path),
+            shown,
             bytes: from,
-            unflushed: 0,
+            flushed: from,
         })
     }
 
@@ -298,7 +419,7 @@ impl Store {
     pub(crate) fn flush(&self, files: &[(PartialFile, Entry)]) -> Result<(), StoreError> {
         match files {
             [] => Ok(()),
-            [(only, _)] => only.file.sync_all().map_err(|source| StoreError::Io {
+            [(only, _)] => only.claim.file.sync_all().map_err(|source| StoreError::Io {
                 doing: "flush the file",
                 directory: self.path.clone(),
                 source,
@@ -310,23 +431,25 @@ impl Store {
     /// Gives a flushed file its mode, its time and its final name.
     pub(crate) fn publish(&self, partial: PartialFile, entry: &Entry) -> Result<(), StoreError> {
         let failed = self.failed("give the file its name");
-        dress(&partial.file, entry).map_err(&failed)?;
         let PartialFile {
-            parent,
-            temporary,
-            name,
-            shown,
-            ..
+            claim, name, shown, ..
         } = partial;
-        let (from, to) = (temporary.as_str(), name.as_str());
+        self.dress(&claim.file, entry).map_err(&failed)?;
+        if !claim.has_name().map_err(&failed)? {
+            return Err(StoreError::Lost(shown));
+        }
+        let (parent, from, to) = (&claim.parent, claim.temporary.as_str(), name.as_str());
+        before_call();
         let named = if self.overwrite {
-            sys::renameat(&parent, from, &parent, to)
+            sys::renameat(parent, from, parent, to)
         } else {
-            match sys::renameat_with(&parent, from, &parent, to, RenameFlags::NOREPLACE) {
+            match sys::renameat_with(parent, from, parent, to, RenameFlags::NOREPLACE) {
                 // Not every file system has it.
                 Err(Errno::INVAL | Errno::NOSYS) => {
-                    sys::linkat(&parent, from, &parent, to, AtFlags::empty())
-                        .and_then(|()| sys::unlinkat(&parent, from, AtFlags::empty()))
+                    sys::linkat(parent, from, parent, to, AtFlags::empty()).and_then(|()| {
+                        before_call();
+                        sys::unlinkat(parent, from, AtFlags::empty())
+                    })
                 }
                 other => other,
             }
@@ -334,26 +457,35 @@ impl Store {
         match named {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => {
-                let _ = sys::unlinkat(&parent, from, AtFlags::empty());
+                claim.remove();
                 Err(StoreError::Exists(shown))
             }
             Err(error) => Err(failed(error)),
         }
     }
 
-    /// Gives a file that was there already the mode and the time of `entry`.
-    pub(crate) fn refresh(&self, entry: &Entry) -> Result<(), StoreError> {
+    /// Gives a file that was there already the mode and the time of `entry`, where its owner lets files be replaced.
+    pub(crate) fn refresh(&self, entry: &Entry, identity: Identity) -> Result<(), StoreError> {
+        if !self.overwrite {
+            return Ok(());
+        }
         let (parent, name) = self.parent(&entry.path)?;
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file =
-            sys::openat(&parent, name, flags, Mode::empty()).map_err(self.failed("open a file"))?;
-        dress(&file, entry).map_err(self.failed("set mode and time"))
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let failed = self.failed("set mode and time");
+        let file = sys::openat(&parent, name, flags, Mode::empty()).map_err(&failed)?;
+        let is_same = Identity::of(&sys::fstat(&file).map_err(&failed)?) == identity;
+        // Another transfer may have replaced it by its own.
+        if is_same {
+            self.dress(&file, entry).map_err(&failed)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Makes the symbolic link of `entry`.
-    pub(crate) fn link(&self, entry: &Entry) -> Result<(), StoreError> {
+    /// Makes the symbolic link of `entry`; `false` if it is there, or is none.
+    pub(crate) fn link(&self, entry: &Entry) -> Result<bool, StoreError> {
         let Kind::Link { target } = &entry.kind else {
-            return Ok(());
+            return Ok(false);
         };
         let (parent, name) = self.parent(&entry.path)?;
         let failed = self.failed("create a symbolic link");
@@ -362,12 +494,13 @@ impl Store {
             Err(Errno::EXIST) => {
                 let there = sys::readlinkat(&parent, name, Vec::new());
                 if there.is_ok_and(|there| there.as_bytes() == target.as_bytes()) {
-                    return Ok(());
+                    return Ok(false);
                 }
                 if !self.overwrite {
                     return Err(StoreError::Exists(self.path.join(&entry.path)));
                 }
-                let temporary = temporary(name);
+                // No file has a name with a slash in it, so none has this partial file.
+                let temporary = temporary(&format!("{name}/"));
                 let _ = sys::unlinkat(&parent, temporary.as_str(), AtFlags::empty());
                 sys::symlinkat(target.as_str(), &parent, temporary.as_str()).map_err(&failed)?;
                 sys::renameat(&parent, temporary.as_str(), &parent, name).map_err(&failed)?;
@@ -376,49 +509,118 @@ impl Store {
         }
         // Some file systems keep no time for a link.
         let _ = sys::utimensat(&parent, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW);
-        Ok(())
+        Ok(true)
     }
 
-    /// Makes names durable, and gives directories their modes and times: the inner ones first.
-    pub(crate) fn finish(&self, entries: &[Entry]) -> Result<(), StoreError> {
-        for entry in entries.iter().rev().filter(|e| e.kind == Kind::Directory) {
+    /// Makes names durable, and gives directories their modes and times, the inner ones first. Of one that was there the
+    /// mode is its owner's, and so is the time unless something was put into it: `is_new` knows an entry that was not there.
+    pub(crate) fn finish(
+        &self,
+        entries: &[Entry],
+        is_new: impl Fn(usize) -> bool,
+    ) -> Result<(), StoreError> {
+        let new = (0..entries.len()).filter(|&index| is_new(index));
+        let parents = new.filter_map(|index| entries[index].path.rsplit_once('/'));
+        let changed: BTreeSet<&str> = parents.map(|(parent, _)| parent).collect();
+        let failed = self.failed("set mode and time");
+        for (index, entry) in entries.iter().enumerate().rev() {
+            if entry.kind != Kind::Directory {
+                continue;
+            }
             let (parent, name) = self.parent(&entry.path)?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let directory = sys::openat(&parent, name, flags, Mode::empty())
                 .map_err(self.failed("open a directory"))?;
             sys::fsync(&directory).map_err(self.failed("flush a directory"))?;
-            dress(&directory, entry).map_err(self.failed("set mode and time"))?;
+            if is_new(index) || self.overwrite {
+                self.dress(&directory, entry).map_err(&failed)?;
+            } else if changed.contains(entry.path.as_str()) {
+                sys::futimens(&directory, &times(entry)).map_err(&failed)?;
+            }
         }
         sys::fsync(&self.root).map_err(self.failed("flush the directory"))
+    }
+
+    /// Mode and time; a stream has none of its own. This user's umask holds, as for all of his new files.
+    fn dress(&self, file: impl AsFd, entry: &Entry) -> Result<(), Errno> {
+        before_call();
+        let mode = entry.mode & 0o777 & !self.umask;
+        sys::fchmod(&file, Mode::from_raw_mode(mode))?;
+        if entry.kind != Kind::Stream {
+            sys::futimens(&file, &times(entry))?;
+        }
+        Ok(())
+    }
+}
+
+impl Claim {
+    /// Whether the temporary name is still this file's.
+    fn has_name(&self) -> Result<bool, Errno> {
+        before_call();
+        let ours = sys::fstat(&self.file)?;
+        match sys::statat(
+            &self.parent,
+            self.temporary.as_str(),
+            AtFlags::SYMLINK_NOFOLLOW,
+        ) {
+            Ok(named) => Ok(Identity::of(&named) == Identity::of(&ours)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the temporary name away.
+    fn remove(self) {
+        if self.has_name() == Ok(true) {
+            before_call();
+            let _ = sys::unlinkat(&self.parent, self.temporary.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+impl Present {
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Final { bytes } | Self::Partial { bytes, .. } => *bytes,
+        }
+    }
+
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::Final { .. })
     }
 }
 
 impl PartialFile {
     /// Appends `bytes`.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        self.unflushed += bytes.len();
-        let mut written = self.file.write_all(bytes);
-        if self.unflushed >= MOST_UNFLUSHED {
-            self.unflushed = 0;
-            written = written.and_then(|()| self.file.sync_data());
-        }
-        written.map_err(|source| StoreError::Io {
+        let failed = |source| StoreError::Io {
             doing: "write",
             directory: self.shown.parent().unwrap_or(&self.shown).to_owned(),
             source,
-        })?;
+        };
+        before_call();
+        (&self.claim.file).write_all(bytes).map_err(failed)?;
         self.bytes += bytes.len() as u64;
+        if self.bytes - self.flushed >= MOST_UNFLUSHED {
+            if let Err(error) = self.claim.file.sync_data() {
+                // The system may have dropped what it could not write.
+                let _ = self.claim.file.set_len(self.flushed);
+                self.bytes = self.flushed;
+                return Err(failed(error));
+            }
+            self.flushed = self.bytes;
+        }
         Ok(())
     }
 
     /// Takes the file away.
     pub(crate) fn remove(self) {
-        let _ = sys::unlinkat(&self.parent, self.temporary.as_str(), AtFlags::empty());
+        self.claim.remove();
     }
 
     /// For a person: where the bytes are that a later transfer goes on with.
     pub(crate) fn kept_at(&self) -> PathBuf {
-        self.shown.with_file_name(OsString::from(&self.temporary))
+        self.shown.with_file_name(&self.claim.temporary)
     }
 }
 
@@ -439,13 +641,23 @@ fn times(entry: &Entry) -> Timestamps {
     }
 }
 
-/// Mode and time; a stream has none of its own.
-fn dress(file: impl AsFd, entry: &Entry) -> Result<(), Errno> {
-    sys::fchmod(&file, Mode::from_raw_mode(entry.mode & 0o777))?;
-    if entry.kind != Kind::Stream {
-        sys::futimens(&file, &times(entry))?;
-    }
-    Ok(())
+/// Permissions that new files of this process do not get; all of others, where the system does not say. The system call
+/// that reads them sets them, for files that other threads make meanwhile.
+fn umask() -> u32 {
+    const PRIVATE: u32 = 0o077;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let octal = lines.find_map(|line| line.strip_prefix("Umask:"));
+    octal.map_or(PRIVATE, |octal| {
+        u32::from_str_radix(octal.trim(), 8).unwrap_or(PRIVATE)
+    })
+}
+
+fn hashed(file: &mut File, bytes: u64) -> Option<Hashed> {
+    before_call();
+    let identity = Identity::of(&sys::fstat(&*file).ok()?);
+    let hasher = hash(file, bytes).ok()?;
+    Some(Hashed { hasher, identity })
 }
 
 /// BLAKE3 of the first `bytes` of `file`; ends early when a signal comes.
@@ -465,146 +677,4 @@ pub(crate) fn hash(file: &mut File, bytes: u64) -> io::Result<blake3::Hasher> {
         left -= count as u64;
     }
     Ok(hasher)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    use super::*;
-
-    fn file(path: &str, bytes: u64) -> Entry {
-        Entry {
-            path: path.into(),
-            mode: 0o640,
-            seconds: 1_000_000_000,
-            nanoseconds: 5,
-            kind: Kind::File { bytes },
-        }
-    }
-
-    fn names_in(directory: &Path) -> Vec<String> {
-        let entries = std::fs::read_dir(directory).expect("readable");
-        let name = |entry: io::Result<std::fs::DirEntry>| {
-            let name = entry.expect("an entry").file_name();
-            name.into_string().expect("utf-8")
-        };
-        entries.map(name).collect()
-    }
-
-    fn publish(store: &Store, entry: &Entry, contents: &[u8]) -> Result<(), StoreError> {
-        let mut partial = store.begin(entry, 0)?;
-        partial.write(contents)?;
-        let ready = [(partial, entry.clone())];
-        store.flush(&ready)?;
-        let [(partial, _)] = ready;
-        store.publish(partial, entry)
-    }
-
-    #[test]
-    fn the_final_name_appears_only_when_published() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let store = Store::open(directory.path(), false).expect("opened");
-        let entry = file("a", 5);
-        let mut partial = store.begin(&entry, 0).expect("created");
-        partial.write(b"hello").expect("written");
-        assert!(!directory.path().join("a").exists());
-        let ready = [(partial, entry.clone())];
-        store.flush(&ready).expect("flushed");
-        let [(partial, _)] = ready;
-        store.publish(partial, &entry).expect("published");
-        assert_eq!(names_in(directory.path()), ["a"]);
-        let path = directory.path().join("a");
-        let metadata = path.metadata().expect("there");
-        assert_eq!(metadata.permissions().mode() & 0o7777, 0o640);
-        let time = metadata.modified().expect("a time");
-        let since = time
-            .duration_since(std::time::UNIX_EPOCH)
-            .expect("after 1970");
-        assert_eq!(since, std::time::Duration::new(1_000_000_000, 5));
-        assert_eq!(std::fs::read(path).expect("readable"), b"hello");
-    }
-
-    #[test]
-    fn what_an_earlier_transfer_left_is_found_and_extended() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let store = Store::open(directory.path(), false).expect("opened");
-        let entry = file("a", 5);
-        let mut partial = store.begin(&entry, 0).expect("created");
-        partial.write(b"hel").expect("written");
-        drop(partial);
-        let present = store.present(&entry).expect("read").expect("there");
-        assert_eq!((present.bytes, present.is_final), (3, false));
-        assert_eq!(present.hasher.finalize(), blake3::hash(b"hel"));
-        let mut partial = store.begin(&entry, 3).expect("opened");
-        partial.write(b"lo").expect("written");
-        store.publish(partial, &entry).expect("published");
-        let contents = std::fs::read(directory.path().join("a")).expect("readable");
-        assert_eq!(contents, b"hello");
-    }
-
-    #[test]
-    fn two_transfers_never_write_one_partial_file() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let store = Store::open(directory.path(), false).expect("opened");
-        let first = store.begin(&file("a", 5), 0).expect("created");
-        let second = store.begin(&file("a", 5), 0);
-        assert!(matches!(second, Err(StoreError::Busy(_))), "{second:?}");
-        drop(first);
-        store.begin(&file("a", 5), 0).expect("free again");
-    }
-
-    #[test]
-    fn an_existing_file_is_kept_even_if_it_appears_late() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let store = Store::open(directory.path(), false).expect("opened");
-        let entry = file("a", 5);
-        let partial = store.begin(&entry, 0).expect("created");
-        std::fs::write(directory.path().join("a"), b"old").expect("written");
-        let published = store.publish(partial, &entry);
-        assert!(matches!(published, Err(StoreError::Exists(_))));
-        assert!(matches!(store.check(&entry), Err(StoreError::Exists(_))));
-        assert_eq!(names_in(directory.path()), ["a"]);
-        let replacing = Store::open(directory.path(), true).expect("opened");
-        publish(&replacing, &entry, b"hello").expect("replaced");
-        let contents = std::fs::read(directory.path().join("a")).expect("readable");
-        assert_eq!(contents, b"hello");
-    }
-
-    #[test]
-    fn no_symbolic_link_is_followed_out_of_the_directory() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let inside = directory.path().join("in");
-        std::fs::create_dir(&inside).expect("created");
-        symlink(directory.path(), inside.join("up")).expect("linked");
-        symlink(directory.path().join("outside"), inside.join("a")).expect("linked");
-        let store = Store::open(&inside, true).expect("opened");
-        let through = store.begin(&file("up/x", 0), 0);
-        assert!(
-            matches!(through, Err(StoreError::OtherKind { .. })),
-            "{through:?}"
-        );
-        publish(&store, &file("a", 1), b"x").expect("replaced");
-        assert!(!directory.path().join("outside").exists());
-        // A partial file that is a link is not written through either.
-        let target = directory.path().join("target");
-        symlink(&target, inside.join(temporary("b"))).expect("linked");
-        assert!(store.begin(&file("b", 1), 0).is_err());
-        assert!(!target.exists());
-    }
-
-    #[test]
-    fn more_than_the_disk_holds_is_refused_before_the_start() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let store = Store::open(directory.path(), false).expect("opened");
-        let error = store.check_space(u64::MAX).expect_err("too much");
-        assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_missing_directory_is_named() {
-        let error = Store::open(Path::new("/nonexistent/out"), false).expect_err("missing");
-        assert!(error.to_string().contains("/nonexistent/out"), "{error}");
-        assert_eq!(error.hint(), "create the --out directory first");
-    }
 }

@@ -141,15 +141,15 @@ impl<'a> Talk<'a> {
         expected.wait(what)
     }
 
-    /// Sends a list that may be longer than a message.
-    pub(super) fn send_list(&self, tag: u64, text: &[u8]) -> Result<(), Error> {
+    /// Sends a list that may be longer than a message; the peer takes it within `limit`.
+    pub(super) fn send_list(&self, tag: u64, text: &[u8], limit: Duration) -> Result<(), Error> {
         let region = Region::host(text.len()).map_err(Error::memory("make room for a list"))?;
         region
             .write_from(0, text)
             .map_err(Error::memory("write a list"))?;
         let send = self.connection.send(region.all(), tag);
         let transfer = send.level(Level::Verified).deadlines(NONE).start()?;
-        self.wait(&transfer, self.limit).map(drop)
+        self.wait(&transfer, limit).map(drop)
     }
 
     /// Receives a list of at most `most` bytes.
@@ -209,13 +209,13 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Both ends must have the same digest of the whole transfer; the peer's word may take `limit`.
-    pub(super) fn agree(&self, digest: &str, limit: Duration) -> Result<(), Error> {
+    /// The peer must say that digest of the whole transfer which is right for its side; its word may take `limit`.
+    pub(super) fn agree(&self, right: &str, limit: Duration) -> Result<(), Error> {
         match self.peers_digest(limit)? {
-            theirs if theirs == digest => Ok(()),
+            theirs if theirs == right => Ok(()),
             theirs => Err(Error::Digest {
-                what: "the BLAKE3 digests of the transfer",
-                ours: digest.to_owned(),
+                what: "the keyed BLAKE3 digests of the transfer",
+                ours: right.to_owned(),
                 theirs,
             }),
         }
@@ -350,9 +350,14 @@ pub(super) struct Present {
     pub(super) bytes: u64,
     /// Whether they have the final name.
     pub(super) is_final: bool,
-    /// BLAKE3 of these bytes.
-    pub(super) digest: String,
 }
+
+/// BLAKE3 of the beginning of each file that the server has something of; none where the client has less. The client says
+/// them first, so that a server tells nobody what its files hold.
+pub(super) type Digests = Vec<Option<String>>;
+
+/// Which of these the server keeps.
+pub(super) type Kept = Vec<bool>;
 
 /// A list as text.
 pub(super) fn encode<T: Serialize>(list: &T) -> Result<Vec<u8>, Error> {

@@ -130,7 +130,9 @@ fn offer(server: &Server, entries: &serde_json::Value, digest: Option<&str>) {
     let address: SocketAddr = format!("127.0.0.1:{}", server.port)
         .parse()
         .expect("an address");
-    let connection = Endpoint::connect(address, &Options::tcp(auth)).expect("connected");
+    let mut options = Options::tcp(auth);
+    options.encrypt = true;
+    let connection = Endpoint::connect(address, &options).expect("connected");
     let verdict = Region::host(4096).expect("memory");
     let receive = connection.receive(verdict.all(), 4);
     let receive = receive.level(Level::Verified).start().expect("posted");
@@ -144,6 +146,7 @@ fn offer(server: &Server, entries: &serde_json::Value, digest: Option<&str>) {
     let right = blake3::hash(manifest.as_bytes()).to_string();
     let request = serde_json::json!({
         "want": "files", "bytes": manifest.len(), "digest": digest.unwrap_or(&right),
+        "key": vec![7; 32],
     });
     send(1, request.to_string().as_bytes());
     send(5, manifest.as_bytes());
@@ -560,15 +563,33 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
     let file = directory.path().join("a");
     sparse(&file, 64 << 20);
     // At most 16 MiB a file, in units of 512 bytes; the program ignores the signal, so that the write itself fails.
+    let server = serve_behind("ulimit -f 32768", &out);
+    let (server, client) = send(server, &file, &[]);
+    for side in [&server, &client] {
+        side.assert_code(1)
+            .assert_says("transfer: FAILED")
+            .assert_complains("could not write in");
+        side.assert_complains("ulimit -f");
+    }
+    server.assert_complains("kept: ");
+    // What was written is not sent again.
+    let kept = partial(&out).metadata().expect("there").len();
+    assert!((8 << 20..=16 << 20).contains(&kept), "{kept}");
+    let (server, client) = send(serve(&out, &[]), &file, &[]);
+    server.assert_code(0);
+    client.assert_code(0).assert_says("of it already");
+    assert_eq!(names_in(&out), ["a"]);
+    assert_eq!(out.join("a").metadata().expect("there").len(), 64 << 20);
+}
+
+/// A server that a shell starts behind `setting`.
+fn serve_behind(setting: &str, out: &Path) -> Server {
     let mut command = Command::new("sh");
-    command.arg("-c").arg("ulimit -f 32768; exec \"$0\" \"$@\"");
-    let program = tcpx(&[
-        "transfer",
-        "server",
-        "--host",
-        "--out",
-        out.to_str().expect("text"),
-    ]);
+    command
+        .arg("-c")
+        .arg(format!("{setting}; exec \"$0\" \"$@\""));
+    let out = out.to_str().expect("text");
+    let program = tcpx(&["transfer", "server", "--host", "--out", out]);
     command.arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {
@@ -576,14 +597,79 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
             None => command.env_remove(name),
         };
     }
-    let (server, client) = send(Server::start(command), &file, &[]);
-    for side in [server, client] {
-        side.assert_code(1)
-            .assert_says("transfer: FAILED")
-            .assert_complains("could not write in");
-        side.assert_complains("ulimit -f");
+    Server::start(command)
+}
+
+#[test]
+fn the_receivers_umask_and_modes_are_its_own() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("out");
+    fs::create_dir_all(out.join("model")).expect("created");
+    let from = directory.path().join("model");
+    fs::create_dir(&from).expect("created");
+    let set = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set");
+    };
+    for name in ["there", "new"] {
+        fs::write(from.join(name), contents(5_000)).expect("written");
+        set(&from.join(name), 0o666);
     }
-    assert!(names_in(&out).is_empty(), "{:?}", names_in(&out));
+    set(&from, 0o777);
+    fs::write(out.join("model/there"), contents(5_000)).expect("written");
+    set(&out.join("model/there"), 0o600);
+    set(&out.join("model"), 0o700);
+    let (server, client) = send(serve_behind("umask 027", &out), &from, &[]);
+    server.assert_code(0);
+    client.assert_code(0).assert_says("of it already");
+    let modes = ["model", "model/there", "model/new"];
+    let modes = modes.map(|name| out.join(name).metadata().expect("there").mode() & 0o777);
+    assert_eq!(modes, [0o700, 0o600, 0o640]);
+}
+
+#[test]
+fn two_servers_of_one_folder_leave_each_others_files_alone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    fs::create_dir(&out).expect("created");
+    fs::write(&file, b"other").expect("written");
+    // A client that has read all of this, and waits for more.
+    let stream = |server: &Server, bytes: usize| {
+        let mut client = server.client(&["transfer"], &["--host", "--file", "-", "--name", "a"]);
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        client.stdin(reader);
+        let client = Running::start(client);
+        writer.write_all(&contents(bytes)).expect("written");
+        let until = Instant::now() + Duration::from_secs(60);
+        let written = || {
+            let names = names_in(&out);
+            let partial = names.iter().find(|name| name.ends_with(".partial"));
+            partial.is_some_and(|name| out.join(name).metadata().is_ok_and(|it| it.len() > 0))
+        };
+        while !written() {
+            assert!(Instant::now() < until, "nothing arrives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (client, writer)
+    };
+    let server = serve(&out, &[]);
+    let (client, writer) = stream(&server, 3 << 20);
+    let (refuses, refused) = send(serve(&out, &["--overwrite"]), &file, &[]);
+    for side in [refuses, refused] {
+        side.assert_code(1)
+            .assert_complains("is being written by another transfer");
+    }
+    drop(writer);
+    client.end().assert_code(0);
+    server.running.end().assert_code(0);
+    assert_eq!(names_in(&out), ["a"]);
+    assert!(fs::read(out.join("a")).expect("readable") == contents(3 << 20));
+    // One that would replace it, and ends early.
+    let server = serve(&out, &["--overwrite"]);
+    let (mut client, _writer) = stream(&server, 2 << 20);
+    client.kill();
+    server.running.end().assert_code(1);
+    assert_eq!(names_in(&out), ["a"]);
+    assert!(fs::read(out.join("a")).expect("readable") == contents(3 << 20));
 }
 
 #[test]

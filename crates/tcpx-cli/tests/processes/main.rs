@@ -16,3 +16,4 @@ mod output;
 mod perf;
 mod plugin;
 mod status;
+mod tampering;
