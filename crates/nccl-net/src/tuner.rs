@@ -1,8 +1,18 @@
-//! The ncclTuner plugin ABI, v3 to v5: how a network chooses its number of channels in NCCL.
+//! The ncclTuner plugin ABI, v3 to v6: how a network chooses its number of channels in NCCL.
 //!
-//! NCCL looks for a tuner in the file of the network plugin when no other is named. A tuner here says
-//! how many channels a collective takes, and whether the low-latency protocol (LL) is worth it; the
-//! rest stays NCCL's choice.
+//! NCCL looks for a tuner in the file of the network plugin when no other is named, and takes the
+//! newest table that it knows: v4 in NCCL 2.27, v5 from 2.28 on, v6 from 2.30 on. A tuner here says
+//! how many channels a collective takes, and whether the low-latency protocols (LL, LL128) are worth
+//! it; the rest stays NCCL's choice.
+//!
+//! NCCL passes its estimate of each way (algorithm and protocol) in microseconds, [`IGNORE`] where a
+//! way cannot be taken, and then takes the least. What a tuner writes must mean the same to each
+//! version: up to 2.30 a way is a candidate while its number is not negative, whoever wrote it; from
+//! 2.31 on the candidates are chosen before the tuner is asked, and every number that it leaves is a
+//! time, a negative one the shortest of all. So a tuner here never forbids: it makes a way dear, and
+//! never touches one that cannot be taken.
+
+mod selection;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +20,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::export::HostLogger;
 use crate::result::{RawResult, ResultCode};
 use crate::tables::LoggerFn;
+
+pub use selection::{ALGORITHMS, Costs, IGNORE, PROTOCOLS, Selection, Way, usual_costs};
 
 /// A tuner of one communicator. Implement it and export it with
 /// [`export_tuner!`](crate::export_tuner).
@@ -37,30 +49,26 @@ pub struct Choice {
 
 /// Kinds of collectives: broadcast, reduce, all-gather, reduce-scatter, all-reduce. Higher numbers are sends and receives.
 const COLLECTIVES: c_int = 5;
-/// Places of the protocols in a row of NCCL's table of costs.
-const LL: usize = 0;
-const LL128: usize = 1;
-const SIMPLE: usize = 2;
-/// Protocols in a row.
-const PROTOCOLS: c_int = 3;
-/// Marks a way that is not to be taken.
-const IGNORE: f32 = -1.0;
+/// Cost in microseconds of a way that is not wanted: more than any that is, and less than what NCCL begins its
+/// search with, [`f32::MAX`]. NCCL up to 2.27 begins with an hour, and does not see such a way at all.
+const DEAR: f32 = 1e30;
 /// More rows than NCCL has algorithms would be another table.
 const MAX_ALGORITHMS: c_int = 64;
 
-/// Takes a protocol out of the costs, for every algorithm that can do without.
-///
-/// # Safety
-/// `costs` points to `algorithms` rows of three numbers, which nothing else writes.
-unsafe fn forbid(protocol: usize, costs: *mut f32, algorithms: c_int) {
-    let rows = usize::try_from(algorithms).unwrap_or(0);
-    for row in 0..rows {
-        // SAFETY: inside the table.
-        let row = unsafe {
-            std::slice::from_raw_parts_mut(costs.wrapping_add(row * PROTOCOLS as usize), 3)
-        };
-        if row[SIMPLE] >= 0.0 {
-            row[protocol] = IGNORE;
+/// Makes the ways of unwanted protocols dear. Ways that cannot be taken stay so; where there are none but
+/// unwanted ones, all stay as they are.
+fn make_dear(costs: &mut [[f32; PROTOCOLS.len()]], is_wanted: [bool; PROTOCOLS.len()]) {
+    let is_way = |cost: f32| cost >= 0.0;
+    let mut ways = costs.iter().flat_map(|row| row.iter().zip(is_wanted));
+    if !ways.any(|(cost, is_wanted)| is_wanted && is_way(*cost)) {
+        return;
+    }
+    for (cost, is_wanted) in costs
+        .iter_mut()
+        .flat_map(|row| row.iter_mut().zip(is_wanted))
+    {
+        if !is_wanted && is_way(*cost) {
+            *cost = DEAR;
         }
     }
 }
@@ -97,10 +105,12 @@ type InitV5 = unsafe extern "C" fn(
     *mut c_void,
 ) -> RawResult;
 type End = unsafe extern "C" fn(*mut c_void) -> RawResult;
+type GetChunkSizeV6 =
+    unsafe extern "C" fn(*mut c_void, c_int, usize, c_int, c_int, c_int, *mut usize) -> RawResult;
 
 macro_rules! tuner_tables {
     ($($(#[$doc:meta])* $name:ident, $function:ident {
-        $init:ident: $init_form:ty, $get_info:ident: $info_form:ty
+        $init:ident: $init_form:ty, $get_info:ident: $info_form:ty $(, $chunk_form:ty)?
     })*) => {$(
         $(#[$doc])*
         #[derive(Debug)]
@@ -114,12 +124,18 @@ macro_rules! tuner_tables {
             pub get_coll_info: $info_form,
             /// Ends it.
             pub end: End,
+            $(/// Asks for the bytes of a chunk; none keeps NCCL's own.
+            pub get_chunk_size: Option<$chunk_form>,)?
         }
 
         // SAFETY: constant functions and a constant string.
         unsafe impl Sync for $name {}
 
-        const _: () = assert!(size_of::<$name>() == 32);
+        const _: () = assert!(
+            std::mem::offset_of!($name, init) == 8
+                && std::mem::offset_of!($name, get_coll_info) == 16
+                && std::mem::offset_of!($name, end) == 24
+        );
 
         #[doc = concat!("The [`", stringify!($name), "`] of a tuner.")]
         pub const fn $function<T: Tuner>() -> $name {
@@ -128,6 +144,7 @@ macro_rules! tuner_tables {
                 init: $init::<T>,
                 get_coll_info: $get_info::<T>,
                 end: end::<T>,
+                $(get_chunk_size: None::<$chunk_form>,)?
             }
         }
     )*};
@@ -140,7 +157,17 @@ tuner_tables! {
     TunerV4, tuner_v4 { init_v3: InitV3, get_info_v4: GetInfoV4 }
     /// `ncclTunerPlugin_v5`.
     TunerV5, tuner_v5 { init_v5: InitV5, get_info_v4: GetInfoV4 }
+    /// `ncclTunerPlugin_v6`.
+    TunerV6, tuner_v6 { init_v5: InitV5, get_info_v4: GetInfoV4, GetChunkSizeV6 }
 }
+
+const _: () = assert!(
+    size_of::<TunerV3>() == 32
+        && size_of::<TunerV4>() == 32
+        && size_of::<TunerV5>() == 32
+        && size_of::<TunerV6>() == 40
+        && std::mem::offset_of!(TunerV6, get_chunk_size) == 32
+);
 
 /// Runs one call; a panic leaves NCCL to its own tuning.
 fn guard(body: impl FnOnce() -> Result<(), ResultCode>) -> RawResult {
@@ -208,12 +235,17 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
             return Err(ResultCode::InvalidArgument);
         }
         let choice = tuner.choose(bytes);
-        let is_known_table = protocols == PROTOCOLS && (0..=MAX_ALGORITHMS).contains(&algorithms);
-        for (protocol, allowed) in [(LL, choice.low_latency), (LL128, choice.low_latency_128)] {
-            if !allowed && !costs.is_null() && is_known_table {
-                // SAFETY: NCCL passes its table of rows under this type.
-                unsafe { forbid(protocol, costs.cast(), algorithms) };
-            }
+        let rows = (0..=MAX_ALGORITHMS)
+            .contains(&algorithms)
+            .then(|| usize::try_from(algorithms).unwrap_or(0));
+        if let Some(rows) = rows
+            && !costs.is_null()
+            && usize::try_from(protocols) == Ok(PROTOCOLS.len())
+        {
+            // SAFETY: NCCL passes its table under this type: a row of one number for each protocol for each
+            // algorithm, which nobody else touches during the call.
+            let costs = unsafe { std::slice::from_raw_parts_mut(costs.cast(), rows) };
+            make_dear(costs, [choice.low_latency, choice.low_latency_128, true]);
         }
         // SAFETY: an out pointer of the host, not NULL.
         unsafe { channels.write(c_int::try_from(choice.channels).unwrap_or(c_int::MAX)) };
@@ -250,7 +282,7 @@ unsafe extern "C" fn end<T: Tuner>(context: *mut c_void) -> RawResult {
     })
 }
 
-/// Exports a [`Tuner`] under the names `ncclTunerPlugin_v3` to `v5`.
+/// Exports a [`Tuner`] under the names `ncclTunerPlugin_v3` to `v6`.
 #[macro_export]
 macro_rules! export_tuner {
     ($tuner:ty) => {
@@ -266,6 +298,10 @@ macro_rules! export_tuner {
         #[unsafe(no_mangle)]
         #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
         pub static ncclTunerPlugin_v5: $crate::tuner::TunerV5 = $crate::tuner::tuner_v5::<$tuner>();
+        /// The ncclTuner v6 table.
+        #[unsafe(no_mangle)]
+        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
+        pub static ncclTunerPlugin_v6: $crate::tuner::TunerV6 = $crate::tuner::tuner_v6::<$tuner>();
     };
 }
 
@@ -292,59 +328,126 @@ mod tests {
         }
     }
 
-    fn ask(table: &TunerV5, context: *mut c_void, collective: c_int, bytes: usize) -> (i32, i32) {
-        let mut channels = -1;
-        let costs = [[1.0f32, 2.0, 3.0], [4.0, 5.0, IGNORE], [IGNORE; 3]];
-        let mut left = costs;
-        let table_of_costs = left.as_mut_ptr().cast();
-        // SAFETY: a context of this table, an out pointer of this frame.
-        let rc = unsafe {
-            (table.get_coll_info)(
-                context,
-                collective,
-                bytes,
-                1,
-                table_of_costs,
-                3,
-                3,
-                0,
-                &raw mut channels,
-            )
-        };
-        let mut wanted = costs;
-        if rc == 0 && !context.is_null() && collective < 5 && bytes >= 100 {
-            wanted[0][LL] = IGNORE;
+    type Ask<'a> = &'a dyn Fn(c_int, usize, *mut *mut f32, c_int, *mut c_int) -> RawResult;
+
+    /// A table as NCCL passes it for many bytes, with ways that cannot be taken; what is left of it, with the
+    /// result and the channels.
+    fn ask(ask: Ask<'_>, collective: c_int, bytes: usize) -> (i32, i32, Costs) {
+        let (mut channels, mut left) = (-1, usual_costs(64 << 20));
+        let rc = ask(
+            collective,
+            bytes,
+            left.as_mut_ptr().cast(),
+            3,
+            &raw mut channels,
+        );
+        (rc, channels, left)
+    }
+
+    /// Asks each table in turn, about a communicator of eight ranks.
+    fn with_each_table(nodes: usize, mut check: impl FnMut(Ask<'_>)) {
+        let none = std::ptr::null_mut();
+        macro_rules! each {
+            ($($table:expr, [$($before:expr),*], [$($after:expr),*], [$($registered:expr),*];)*) => {$(
+                let (table, mut context) = ($table, std::ptr::null_mut());
+                let place = &raw mut context;
+                // SAFETY: an out pointer of this frame, no callbacks.
+                let rc = unsafe { (table.init)($($before(place),)* 8, nodes, None $(, $after(place))*) };
+                assert_eq!(rc, 0);
+                check(&|collective, bytes, costs, protocols, channels| {
+                    // SAFETY: a context of this table, a table of costs and an out pointer of the caller.
+                    unsafe {
+                        (table.get_coll_info)(
+                            context, collective, bytes, 1, costs, 7, protocols $(, $registered)*, channels,
+                        )
+                    }
+                });
+                // SAFETY: the context is not used again.
+                assert_eq!(unsafe { (table.end)(context) }, 0);
+            )*};
         }
-        if rc == 0 && !context.is_null() && collective < 5 && bytes >= 101 {
-            // The second algorithm has no Simple protocol, and keeps what it has.
-            wanted[0][LL128] = IGNORE;
+        let itself = |place| place;
+        each! {
+            tuner_v3::<Half>(), [], [itself], [];
+            tuner_v4::<Half>(), [], [itself], [0];
+            tuner_v5::<Half>(), [itself, |_| 1], [|_| none, |_| none], [0];
+            tuner_v6::<Half>(), [itself, |_| 1], [|_| none, |_| none], [0];
         }
-        assert_eq!(left, wanted);
-        (rc, channels)
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_dear_to_every_version_of_nccl() {
+        let simple_ring = Some(Way {
+            algorithm: 1,
+            protocol: 2,
+        });
+        with_each_table(2, |table| {
+            for (bytes, unwanted) in [(99, &[][..]), (100, &[0]), (101, &[0, 1])] {
+                let offered = usual_costs(64 << 20);
+                let (rc, channels, left) = ask(table, 4, bytes);
+                assert_eq!((rc, channels), (0, 4));
+                for (algorithm, protocol) in (0..7).flat_map(|row| (0..3).map(move |at| (row, at)))
+                {
+                    let (before, after) = (offered[algorithm][protocol], left[algorithm][protocol]);
+                    let is_dear = before != IGNORE && unwanted.contains(&protocol);
+                    assert_eq!(after, if is_dear { DEAR } else { before });
+                }
+                for selection in Selection::ALL {
+                    assert_eq!(selection.choose(&offered, &left), simple_ring);
+                }
+                // Also where LL seems quickest, as NCCL takes it to be over what it holds for a fast network.
+                let mut quick = usual_costs(8);
+                let offered = quick;
+                assert_eq!(table(4, bytes, quick.as_mut_ptr().cast(), 3, &mut 0), 0);
+                for selection in Selection::ALL {
+                    let protocol = selection.choose(&offered, &quick).unwrap().protocol();
+                    assert_eq!(protocol, ["LL", "LL128", "Simple"][unwanted.len()]);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn where_a_program_allows_nothing_else_all_costs_stay() {
+        with_each_table(2, |table| {
+            let mut costs = usual_costs(64 << 20);
+            for row in &mut costs {
+                row[2] = IGNORE;
+            }
+            let offered = costs;
+            assert_eq!(table(4, 101, costs.as_mut_ptr().cast(), 3, &mut 0), 0);
+            assert_eq!(costs, offered);
+        });
+    }
+
+    #[test]
+    fn costs_of_an_unknown_shape_are_left_alone() {
+        with_each_table(2, |table| {
+            let mut costs = [[5.0f32; 4]; 7];
+            assert_eq!(table(4, 101, costs.as_mut_ptr().cast(), 4, &mut 0), 0);
+            assert_eq!(costs, [[5.0; 4]; 7]);
+            assert_eq!(table(4, 101, std::ptr::null_mut(), 3, &mut 0), 0);
+            assert_eq!(
+                table(4, 101, std::ptr::null_mut(), 3, std::ptr::null_mut()),
+                4
+            );
+        });
     }
 
     #[test]
     fn a_panic_in_a_tuner_leaves_the_choice_to_nccl() {
-        let table = tuner_v5::<Half>();
-        for (nodes, channels) in [(2, 4), (1, -1)] {
-            let mut context = std::ptr::null_mut();
-            let none = std::ptr::null_mut();
-            // SAFETY: an out pointer of this frame, no callbacks.
-            let rc = unsafe { (table.init)(&raw mut context, 1, 8, nodes, None, none, none) };
-            assert_eq!(rc, 0);
-            for bytes in 99..=101 {
-                assert_eq!(ask(&table, context, 4, bytes), (0, channels));
-            }
-            assert_eq!(ask(&table, context, 77, 1), (0, -1));
-            if nodes > 1 {
-                let quiet = std::panic::take_hook();
-                std::panic::set_hook(Box::new(|_| {}));
-                assert_eq!(ask(&table, context, 0, 1), (3, -1));
-                std::panic::set_hook(quiet);
-            }
-            // SAFETY: the context is not used again.
-            assert_eq!(unsafe { (table.end)(context) }, 0);
-        }
+        let untouched = usual_costs(64 << 20);
+        // Within a host the tuner does not start; numbers above the collectives are sends and receives.
+        with_each_table(1, |table| {
+            assert_eq!(ask(table, 4, 101), (0, -1, untouched));
+        });
+        with_each_table(2, |table| {
+            assert_eq!(ask(table, 77, 1), (0, -1, untouched));
+            let quiet = std::panic::take_hook();
+            std::panic::set_hook(Box::new(|_| {}));
+            assert_eq!(ask(table, 0, 1), (3, -1, untouched));
+            std::panic::set_hook(quiet);
+        });
         // SAFETY: NULL is refused.
         let rc = unsafe { (tuner_v3::<Half>().init)(2, 2, None, std::ptr::null_mut()) };
         assert_eq!(rc, 4);
