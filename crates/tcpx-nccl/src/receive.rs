@@ -1,6 +1,6 @@
 //! The receiving side of a connection: the calls of the host program.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use nccl_net::constants::UNPACK_MAX_RECEIVE_BYTES;
 use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, NetRecv, RequestId};
@@ -17,7 +17,7 @@ use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::resume::Comeback;
 use crate::scatter::Scatter;
-use crate::status::{Comm, Told};
+use crate::status::{Comm, Held, Told};
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl RecvComm {
         Ok((comm, queue))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> Held<'_, State> {
         self.state.lock()
     }
 }

@@ -5,8 +5,8 @@ mod lanes;
 mod replies;
 mod status;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_lanes::monitor::Attention;
@@ -27,7 +27,7 @@ use crate::resume::{COPIES, Redial, copied_bytes};
 use crate::ring::Ring;
 use crate::staging::Staging;
 use crate::stall::Stall;
-use crate::status::Told;
+use crate::status::{Held, Told};
 
 /// Bytes that one call may put on the wire before it returns to its caller.
 const CALL_BUDGET: usize = 8 << 20;
@@ -213,7 +213,7 @@ impl SendComm {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> Held<'_, State> {
         self.state.lock()
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -39,7 +40,8 @@ pub(crate) trait Comm: Debug + Send {
     fn failure(&self) -> Option<&NetError>;
 }
 
-/// A comm of the host program, of which the status tells until it is dropped.
+/// A comm of the host program, of which the status tells until it is dropped. Then nothing of it is left, whoever looks
+/// at it meanwhile.
 #[derive(Debug)]
 pub(crate) struct Told<C: Comm + 'static> {
     comm: Arc<Kept<C>>,
@@ -52,8 +54,27 @@ pub(crate) struct Told<C: Comm + 'static> {
 struct Kept<C> {
     peer: String,
     since: Instant,
-    has_ended: AtomicBool,
-    state: Mutex<C>,
+    /// `None` once the comm is dropped.
+    state: Mutex<Option<C>>,
+}
+
+/// A comm, locked.
+pub(crate) struct Held<'a, C>(MutexGuard<'a, Option<C>>);
+
+const OPEN: &str = "a comm is there until its owner drops it";
+
+impl<C> Deref for Held<'_, C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        self.0.as_ref().expect(OPEN)
+    }
+}
+
+impl<C> DerefMut for Held<'_, C> {
+    fn deref_mut(&mut self) -> &mut C {
+        self.0.as_mut().expect(OPEN)
+    }
 }
 
 impl<C: Comm> Told<C> {
@@ -62,8 +83,7 @@ impl<C: Comm> Told<C> {
         let comm = Arc::new(Kept {
             peer: peer.map_or_else(|error| error.to_string(), |peer| peer.to_string()),
             since: Instant::now(),
-            has_ended: AtomicBool::new(false),
-            state: Mutex::new(state),
+            state: Mutex::new(Some(state)),
         });
         let source = Arc::downgrade(&comm);
         Self {
@@ -73,8 +93,8 @@ impl<C: Comm> Told<C> {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, C> {
-        lock(&self.comm.state)
+    pub(crate) fn lock(&self) -> Held<'_, C> {
+        Held(lock(&self.comm.state))
     }
 
     /// The answer to a call, whose error the status tells of once.
@@ -105,21 +125,23 @@ impl<C> Glance<C> {
         let Some(comm) = self.0.upgrade() else {
             return gone;
         };
-        match comm.state.try_lock() {
-            Ok(mut state) => look(&mut state),
-            Err(TryLockError::Poisoned(state)) => look(&mut state.into_inner()),
-            Err(TryLockError::WouldBlock) => busy,
-        }
+        let mut state = match comm.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return busy,
+        };
+        state.as_mut().map_or(gone, look)
     }
 }
 
 impl<C: Comm> Drop for Told<C> {
     fn drop(&mut self) {
-        let (counters, lost) = {
-            let state = self.lock();
-            (state.counters(), state.failure().is_some())
+        // Taken out first: a thread that looks may have a share of what it lay in for longer.
+        let Some(state) = lock(&self.comm.state).take() else {
+            return;
         };
-        self.comm.has_ended.store(true, Ordering::Release);
+        let (counters, lost) = (state.counters(), state.failure().is_some());
+        drop(state);
         self.registration.ended(|| Ended {
             counters,
             lost,
@@ -130,9 +152,6 @@ impl<C: Comm> Drop for Told<C> {
 
 impl<C: Comm> Source for Kept<C> {
     fn describe(&self) -> Option<Description> {
-        if self.has_ended.load(Ordering::Acquire) {
-            return None;
-        }
         let mut report = ConnectionReport {
             peer: self.peer.clone(),
             network: "NCCL".to_owned(),
@@ -143,6 +162,7 @@ impl<C: Comm> Source for Kept<C> {
         loop {
             match self.state.try_lock() {
                 Ok(state) => {
+                    let state = state.as_ref()?;
                     state.tell(&mut report);
                     report.counters = state.counters();
                     report.stuck = state.failure().map(ToString::to_string);
@@ -197,5 +217,50 @@ impl Running<'_> {
                 "{kind} {sequence}: {done} of {total} bytes, {waited_seconds:.1} s without progress; next: {next}"
             ),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A comm that says when it is gone, as one does that lends memory of its host to lanes.
+    #[derive(Debug)]
+    struct Lender(Arc<AtomicBool>);
+
+    impl Comm for Lender {
+        fn tell(&self, _: &mut ConnectionReport) {}
+
+        fn counters(&self) -> Counters {
+            Counters::default()
+        }
+
+        fn failure(&self) -> Option<&NetError> {
+            None
+        }
+    }
+
+    impl Drop for Lender {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    #[test]
+    fn a_comm_is_gone_when_its_close_returns_whoever_looks() {
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let comm = Told::new(
+            Lender(Arc::clone(&is_gone)),
+            Err(io::Error::other("no peer")),
+        );
+        let glance = comm.glance();
+        // The shares of a scrape and of the monitor, which have yet to look.
+        let shares = [glance.0.upgrade(), Weak::clone(&glance.0).upgrade()];
+        let source = shares[0].as_ref().unwrap();
+        assert!(source.describe().is_some());
+        drop(comm);
+        assert!(is_gone.load(Ordering::Acquire));
+        assert!(source.describe().is_none());
+        assert_eq!(glance.look(|_| "open", "busy", "gone"), "gone");
     }
 }

@@ -40,20 +40,53 @@ pub struct Counters {
 impl Counters {
     /// Adds another connection's.
     pub fn add(&mut self, other: &Self) {
-        self.bytes_sent += other.bytes_sent;
-        self.bytes_received += other.bytes_received;
-        self.control_bytes_sent += other.control_bytes_sent;
-        self.control_bytes_received += other.control_bytes_received;
-        self.bytes_discarded += other.bytes_discarded;
-        self.chunks_sent += other.chunks_sent;
-        self.chunks_received += other.chunks_received;
-        self.chunks_resent += other.chunks_resent;
-        self.lanes_lost += other.lanes_lost;
-        self.lanes_restored += other.lanes_restored;
-        self.lanes_forged += other.lanes_forged;
-        self.operations_completed += other.operations_completed;
-        self.operations_failed += other.operations_failed;
-        self.durations.add(&other.durations);
+        self.with(other, |into, from| *into = into.saturating_add(from));
+    }
+
+    /// Takes what the same connection counts now; what it cannot tell any more stays.
+    pub(crate) fn raise(&mut self, now: &Self) {
+        self.with(now, |into, from| *into = from.max(*into));
+    }
+
+    fn with(&mut self, other: &Self, change: impl Fn(&mut u64, u64)) {
+        let Self {
+            bytes_sent,
+            bytes_received,
+            control_bytes_sent,
+            control_bytes_received,
+            bytes_discarded,
+            chunks_sent,
+            chunks_received,
+            chunks_resent,
+            lanes_lost,
+            lanes_restored,
+            lanes_forged,
+            operations_completed,
+            operations_failed,
+            durations,
+        } = self;
+        for (into, from) in [
+            (bytes_sent, other.bytes_sent),
+            (bytes_received, other.bytes_received),
+            (control_bytes_sent, other.control_bytes_sent),
+            (control_bytes_received, other.control_bytes_received),
+            (bytes_discarded, other.bytes_discarded),
+            (chunks_sent, other.chunks_sent),
+            (chunks_received, other.chunks_received),
+            (chunks_resent, other.chunks_resent),
+            (lanes_lost, other.lanes_lost),
+            (lanes_restored, other.lanes_restored),
+            (lanes_forged, other.lanes_forged),
+            (operations_completed, other.operations_completed),
+            (operations_failed, other.operations_failed),
+            (&mut durations.above, other.durations.above),
+            (&mut durations.sum_us, other.durations.sum_us),
+        ] {
+            change(into, from);
+        }
+        for (into, from) in durations.buckets.iter_mut().zip(other.durations.buckets) {
+            change(into, from);
+        }
     }
 }
 
@@ -89,14 +122,6 @@ impl Histogram {
     /// The buckets' bounds, in microseconds.
     pub fn bounds() -> impl Iterator<Item = u64> {
         (0..BUCKETS).map(|index| FIRST << (2 * index))
-    }
-
-    fn add(&mut self, other: &Self) {
-        for (into, from) in self.buckets.iter_mut().zip(other.buckets) {
-            *into += from;
-        }
-        self.above += other.above;
-        self.sum_us = self.sum_us.saturating_add(other.sum_us);
     }
 }
 

@@ -23,9 +23,10 @@ const METRICS: &str = "TCPX_METRICS";
 /// Something that tells about itself when it is asked.
 ///
 /// Asked on the thread that answers, at most for one request at a time, and never with a lock held that
-/// [`Registration`]'s methods take.
+/// [`Registration`]'s methods take. That thread has a share of it meanwhile, so what a source must let go of at its end it
+/// lets go of itself, and not by the last share.
 pub trait Source: Send + Sync {
-    /// How it is now; `None` once it has ended.
+    /// How it is now; `None` once it has ended. Whoever cannot look tells zeros: what it told before stands.
     fn describe(&self) -> Option<Description>;
 }
 
@@ -64,7 +65,11 @@ pub fn register(source: Weak<dyn Source>, is_connection: bool) -> Registration {
     let id = state.next_id;
     state.next_id += 1;
     state.connections_opened += u64::from(is_connection);
-    state.sources.push((id, source));
+    state.sources.push(Place {
+        id,
+        source,
+        told: Told::default(),
+    });
     state.serve();
     Registration { id: Some(id) }
 }
@@ -101,18 +106,16 @@ impl Registration {
         });
     }
 
-    /// The source has ended: what it counted becomes part of the process's totals. Its
-    /// [`Source::describe`] must say so from before this call on.
+    /// The source has ended: what it counted becomes part of the process's past.
     pub fn ended(&self, last: impl FnOnce() -> Ended) {
         let (Some(id), Some(mut state)) = (self.id, self.state()) else {
             return;
         };
-        if state.take_out(id) {
+        if let Some(mut told) = state.take_out(id) {
             let last = last();
-            match state.is_collecting {
-                true => state.recent.push((id, last)),
-                false => state.past.add(&last),
-            }
+            told.raise(&last.counters, last.refused);
+            state.past.add(&told);
+            state.connections_lost += u64::from(last.lost);
         }
     }
 
@@ -123,37 +126,49 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let (Some(id), Some(mut state)) = (self.id, self.state()) {
-            state.take_out(id);
+        if let (Some(id), Some(mut state)) = (self.id, self.state())
+            && let Some(told) = state.take_out(id)
+        {
+            state.past.add(&told);
         }
     }
 }
 
-/// What sources that have ended left.
+/// What a source has told, or all that have ended. Never less than before: a monitoring system takes that for
+/// a process that began anew.
 #[derive(Debug, Default)]
-struct Past {
+struct Told {
     counters: Counters,
-    lost: u64,
     refused: u64,
 }
 
-impl Past {
-    fn add(&mut self, ended: &Ended) {
-        self.counters.add(&ended.counters);
-        self.lost += u64::from(ended.lost);
-        self.refused += ended.refused;
+impl Told {
+    fn raise(&mut self, counters: &Counters, refused: u64) {
+        self.counters.raise(counters);
+        self.refused = self.refused.max(refused);
     }
+
+    fn add(&mut self, other: &Self) {
+        self.counters.add(&other.counters);
+        self.refused += other.refused;
+    }
+}
+
+/// A source of the process.
+struct Place {
+    id: u64,
+    source: Weak<dyn Source>,
+    told: Told,
 }
 
 pub(crate) struct State {
     started: Instant,
     next_id: u64,
-    sources: Vec<(u64, Weak<dyn Source>)>,
+    sources: Vec<Place>,
     connections_opened: u64,
-    past: Past,
-    /// A report is being made; what ends meanwhile may be in it already.
-    is_collecting: bool,
-    recent: Vec<(u64, Ended)>,
+    connections_lost: u64,
+    /// What sources that have ended left.
+    past: Told,
     errors: VecDeque<FailureReport>,
     has_asked: bool,
     /// The local socket is wanted.
@@ -183,9 +198,8 @@ impl State {
             next_id: 1,
             sources: Vec::new(),
             connections_opened: 0,
-            past: Past::default(),
-            is_collecting: false,
-            recent: Vec::new(),
+            connections_lost: 0,
+            past: Told::default(),
             errors: VecDeque::new(),
             has_asked: false,
             is_wanted: false,
@@ -194,15 +208,15 @@ impl State {
         }
     }
 
-    /// Takes a source out; `false` if it was out already.
-    fn take_out(&mut self, id: u64) -> bool {
-        let before = self.sources.len();
-        self.sources.retain(|(other, _)| *other != id);
+    /// Takes a source out, with what it told; `None` if it was out already.
+    fn take_out(&mut self, id: u64) -> Option<Told> {
+        let at = self.sources.iter().position(|place| place.id == id)?;
+        let Place { told, .. } = self.sources.remove(at);
         if self.sources.is_empty() && self.metrics.is_none() {
             // Its thread ends, and its socket is gone when this returns.
             self.server = None;
         }
-        self.sources.len() < before
+        Some(told)
     }
 
     /// Has a thread answer. A process that nobody can ask works all the same.
@@ -246,16 +260,13 @@ fn bind(address: &str) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Asks every source.
+/// Asks every source, one after the other: no more than one is kept at a time.
 pub(crate) fn collect() -> Option<Report> {
-    let mut state = lock()?;
-    state.is_collecting = true;
-    let sources: Vec<_> = state
+    let places = lock()?
         .sources
         .iter()
-        .filter_map(|(id, source)| Some((*id, source.upgrade()?)))
-        .collect();
-    drop(state);
+        .map(|place| (place.id, Weak::clone(&place.source)))
+        .collect::<Vec<_>>();
     let mut report = Report {
         schema: SCHEMA.to_owned(),
         version: VERSION,
@@ -265,37 +276,40 @@ pub(crate) fn collect() -> Option<Report> {
         software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
         ..Report::default()
     };
-    let mut described = Vec::new();
-    for (id, source) in sources {
-        match source.describe() {
-            None => continue,
-            Some(Description::Connection(mut connection)) => {
-                connection.id = id;
-                report.totals.add(&connection.counters);
-                report.connections.push(*connection);
-            }
-            Some(Description::Listener(listener)) => {
-                report.peers_refused += listener.refused;
-                report.listeners.push(listener);
+    for (id, source) in places {
+        let description = source.upgrade().and_then(|source| source.describe());
+        let Some(description) = description else {
+            continue;
+        };
+        // What has ended meanwhile has left its last word.
+        if let Some(place) = lock()?.sources.iter_mut().find(|place| place.id == id) {
+            match &description {
+                Description::Connection(connection) => place.told.raise(&connection.counters, 0),
+                Description::Listener(listener) => {
+                    place.told.raise(&Counters::default(), listener.refused)
+                }
             }
         }
-        described.push(id);
+        match description {
+            Description::Connection(mut connection) => {
+                connection.id = id;
+                report.connections.push(*connection);
+            }
+            Description::Listener(listener) => report.listeners.push(listener),
+        }
     }
-    let mut state = lock()?;
-    state.is_collecting = false;
-    let State { past, recent, .. } = &mut *state;
-    // What ended after it was asked is in the report, so it counts as past from the next report on.
-    for (id, ended) in recent.extract_if(.., |(id, _)| !described.contains(id)) {
-        tracing::trace!(id, "ended while a report was made");
-        past.add(&ended);
-    }
-    report.totals.add(&past.counters);
-    report.peers_refused += past.refused;
-    report.connections_lost = past.lost;
-    for (_, ended) in std::mem::take(recent) {
-        past.add(&ended);
+    let state = lock()?;
+    for told in state
+        .sources
+        .iter()
+        .map(|place| &place.told)
+        .chain([&state.past])
+    {
+        report.totals.add(&told.counters);
+        report.peers_refused += told.refused;
     }
     report.connections_opened = state.connections_opened;
+    report.connections_lost = state.connections_lost;
     report.at_seconds = state.started.elapsed().as_secs_f64();
     report.errors = state.errors.iter().cloned().collect();
     Some(report)
@@ -357,8 +371,112 @@ mod tests {
         }
     }
 
+    /// A connection that tells what the test last gave it.
+    #[derive(Default)]
+    struct Given(Mutex<Option<u64>>);
+
+    impl Source for Given {
+        fn describe(&self) -> Option<Description> {
+            let bytes_sent = (*self.0.lock().unwrap_or_else(PoisonError::into_inner))?;
+            let mut report = ConnectionReport::default();
+            report.counters.bytes_sent = bytes_sent;
+            Some(Description::Connection(Box::new(report)))
+        }
+    }
+
+    /// Tests of what a process tells run one after the other.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alone() -> MutexGuard<'static, ()> {
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sent() -> u64 {
+        collect().expect("this process's own").totals.bytes_sent
+    }
+
+    #[test]
+    fn a_total_never_goes_back_however_a_source_ends() {
+        let _alone = alone();
+        let before = sent();
+        for is_told in [true, false] {
+            let given = Arc::new(Given::default());
+            let source = Arc::downgrade(&given);
+            let registration = register(source, true);
+            let tell = |bytes| *given.0.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
+            let start = sent();
+            tell(Some(5));
+            assert_eq!(sent(), start + 5);
+            // It cannot look; it has ended and nobody has said so; it is being dropped.
+            for told in [Some(0), None] {
+                tell(told);
+                assert_eq!(sent(), start + 5);
+            }
+            drop(given);
+            assert_eq!(sent(), start + 5);
+            let mut counters = Counters::default();
+            counters.bytes_sent = 4;
+            if is_told {
+                registration.ended(|| Ended {
+                    counters,
+                    ..Ended::default()
+                });
+            }
+            drop(registration);
+            assert_eq!(sent(), start + 5);
+        }
+        assert_eq!(sent(), before + 10);
+    }
+
+    /// Counts the shares of another source while it is asked itself.
+    struct Counting {
+        other: Mutex<Weak<Self>>,
+        shares: Mutex<usize>,
+    }
+
+    impl Source for Counting {
+        fn describe(&self) -> Option<Description> {
+            let other = self.other.lock().unwrap_or_else(PoisonError::into_inner);
+            *self.shares.lock().unwrap_or_else(PoisonError::into_inner) = other.strong_count();
+            None
+        }
+    }
+
+    #[test]
+    fn a_source_is_kept_only_while_it_is_asked() {
+        let _alone = alone();
+        let both = [(); 2].map(|()| {
+            Arc::new(Counting {
+                other: Mutex::new(Weak::new()),
+                shares: Mutex::new(0),
+            })
+        });
+        let _places = both.each_ref().map(|one| {
+            let source: Weak<dyn Source> = Arc::<Counting>::downgrade(one);
+            register(source, false)
+        });
+        for (one, other) in [(0, 1), (1, 0)] {
+            *both[one]
+                .other
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&both[other]);
+        }
+        collect().expect("this process's own");
+        for one in &both {
+            // The test's own.
+            assert_eq!(
+                *one.shares.lock().unwrap_or_else(PoisonError::into_inner),
+                1
+            );
+        }
+    }
+
     #[test]
     fn what_ends_while_it_is_asked_counts_once() {
+        let _alone = alone();
+        let before = collect().expect("this process's own");
+        let (sent_before, lost_before) = (before.totals.bytes_sent, before.connections_lost);
+        let opened_before = before.connections_opened;
         let ending = Arc::new(Ending {
             bytes: 7,
             ..Ending::default()
@@ -369,12 +487,15 @@ mod tests {
         ending.registration.set(registration).expect("set once");
 
         let first = collect().expect("this process's own");
-        assert_eq!((first.totals.bytes_sent, first.connections.len()), (7, 1));
+        assert_eq!(first.totals.bytes_sent - sent_before, 7);
+        assert_eq!(first.connections.len(), 1);
         assert_eq!(first.errors[0].error, "an error");
         for _ in 0..2 {
             let later = collect().expect("this process's own");
-            assert_eq!((later.totals.bytes_sent, later.connections.len()), (7, 0));
-            assert_eq!((later.connections_opened, later.connections_lost), (1, 1));
+            assert_eq!(later.totals.bytes_sent - sent_before, 7);
+            assert!(later.connections.is_empty());
+            assert_eq!(later.connections_opened - opened_before, 1);
+            assert_eq!(later.connections_lost - lost_before, 1);
         }
     }
 }
