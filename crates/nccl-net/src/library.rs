@@ -128,6 +128,8 @@ pub(crate) struct Found {
     /// Where the table lies, for ever: it is read again after `init`, and names the plugin within
     /// the process.
     pub(crate) address: usize,
+    /// Version and place of the newest tuner's table in the file.
+    pub(crate) tuner: Option<(u32, usize)>,
 }
 
 /// Loads the library and reads of its table what there is before `init`.
@@ -146,8 +148,11 @@ pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
     })?;
     let present: Vec<(AbiVersion, usize)> = AbiVersion::ALL
         .into_iter()
-        .filter_map(|version| Some((version, address_of(&library, version)?)))
+        .filter_map(|version| Some((version, address_of(&library, version.symbol())?)))
         .collect();
+    let tuner = crate::tuner::host::SYMBOLS
+        .into_iter()
+        .find_map(|(version, symbol)| Some((version, address_of(&library, symbol)?)));
     // Plugins start threads, some from their constructors: the code is never unmapped.
     std::mem::forget(library);
 
@@ -180,12 +185,13 @@ pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
         version,
         start,
         address,
+        tuner,
     })
 }
 
-fn address_of(library: &Library, version: AbiVersion) -> Option<usize> {
+fn address_of(library: &Library, symbol: &str) -> Option<usize> {
     // SAFETY: only the address is taken; it is read as the table that the name promises.
-    let symbol = unsafe { library.get::<*const u8>(version.symbol().as_bytes()) }.ok()?;
+    let symbol = unsafe { library.get::<*const u8>(symbol.as_bytes()) }.ok()?;
     let address = symbol.as_raw_ptr().expose_provenance();
     (address != 0).then_some(address)
 }

@@ -322,6 +322,7 @@ pub(crate) fn load<P: Exported>(version: AbiVersion, options: LoadOptions) -> Pl
         version,
         start,
         address,
+        tuner: None,
     };
     Plugin::from_found(found, options)
 }

@@ -12,6 +12,7 @@
 //! time, a negative one the shortest of all. So a tuner here never forbids: it makes a way dear, and
 //! never touches one that cannot be taken.
 
+pub(crate) mod host;
 mod selection;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -21,6 +22,7 @@ use crate::export::HostLogger;
 use crate::result::{RawResult, ResultCode};
 use crate::tables::LoggerFn;
 
+pub use host::{Answer, LoadedTuner};
 pub use selection::{ALGORITHMS, Costs, IGNORE, PROTOCOLS, Selection, Way, usual_costs};
 
 /// A tuner of one communicator. Implement it and export it with
@@ -405,6 +407,41 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn a_tuner_in_a_file_is_asked_through_each_table() {
+        static TABLES: (TunerV3, TunerV4, TunerV5, TunerV6) = (
+            tuner_v3::<Half>(),
+            tuner_v4::<Half>(),
+            tuner_v5::<Half>(),
+            tuner_v6::<Half>(),
+        );
+        let address = |table: *const c_void| table.expose_provenance();
+        let addresses = [
+            (3, address((&raw const TABLES.0).cast())),
+            (4, address((&raw const TABLES.1).cast())),
+            (5, address((&raw const TABLES.2).cast())),
+            (6, address((&raw const TABLES.3).cast())),
+        ];
+        for (version, address) in addresses {
+            // SAFETY: a table of this version, which stays.
+            let tuner = unsafe { LoadedTuner::start(version, address, 4) }
+                .unwrap()
+                .unwrap();
+            assert_eq!((tuner.version(), tuner.name()), (version, "half"));
+            let offered = usual_costs(64 << 20);
+            let answer = tuner.all_reduce(101, &offered).unwrap();
+            assert_eq!(answer.channels, Some(2));
+            assert_eq!(
+                (answer.costs[1][0], answer.costs[1][2]),
+                (DEAR, offered[1][2])
+            );
+        }
+        let empty = [c"none".as_ptr().expose_provenance(), 0, 0, 0];
+        let address = address((&raw const empty).cast());
+        // SAFETY: a table without functions.
+        assert!(unsafe { LoadedTuner::start(6, address, 4) }.is_none());
     }
 
     #[test]

@@ -97,8 +97,8 @@ impl Selection {
 /// Trees are quicker for few bytes, rings for many; LL moves every byte twice; what needs switches or NVLink cannot be taken.
 pub fn usual_costs(bytes: usize) -> Costs {
     let ways: [(usize, [(f32, f32); 3]); 2] = [
-        (0, [(28.0, 2.2e3), (44.0, 8.0e3), (60.0, 9.0e3)]),
-        (1, [(30.0, 2.8e3), (47.0, 10.6e3), (64.0, 12.0e3)]),
+        (0, [(28.0, 2.2e3), (56.0, 8.0e3), (60.0, 9.0e3)]),
+        (1, [(30.0, 2.8e3), (60.0, 10.6e3), (64.0, 12.0e3)]),
     ];
     let mut costs = [[IGNORE; PROTOCOLS.len()]; ALGORITHMS.len()];
     for (algorithm, protocols) in ways {
