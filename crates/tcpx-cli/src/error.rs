@@ -271,9 +271,6 @@ fn engine_hint(error: &tcpx::Error) -> Option<&'static str> {
         _ => None,
     };
     match error {
-        tcpx::Error::Network(NetworkError::EncryptionDiffers { .. }) => Some(
-            "run the line that the server printed: `tcpx transfer` encrypts unless both sides are given --plain, other commands where both are given --encrypt",
-        ),
         tcpx::Error::Setting {
             what: "chunk size", ..
         } => Some("give --chunk-bytes a multiple of 4KiB, or leave it out"),

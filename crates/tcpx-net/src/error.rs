@@ -243,7 +243,7 @@ pub enum NetworkError {
     },
     /// One side encrypts payload and the other does not.
     #[error(
-        "{} encrypts payload and {} does not; give both sides --encrypt (or TCPX_ENCRYPT=1), or neither",
+        "{} encrypts payload and {} does not; give both sides --encrypt (or TCPX_ENCRYPT=1), or neither (`tcpx transfer` encrypts unless both sides are given --plain)",
         if *.ours { "this side".to_owned() } else { .peer.to_string() },
         if *.ours { .peer.to_string() } else { "this side".to_owned() }
     )]

@@ -52,6 +52,21 @@ fn google_s_plugin_finds_its_variables_set_when_its_process_starts() {
 }
 
 #[test]
+fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
+    let missing = "/nonexistent/libnccl-net-tcpx.so";
+    let mut command = std::process::Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_tcpx");
+    let line = format!("set -e; eval \"$({program} env nccl --plugin {missing})\"; echo went on");
+    command.args(["-c", &line]);
+    let ended = Running::start(command).end();
+    ended.assert_code(1).assert_complains(missing);
+    assert_eq!(ended.stdout, "");
+    let json = Running::start(tcpx(&["env", "nccl", "--plugin", missing, "--json"])).end();
+    json.assert_code(1);
+    serde_json::from_str::<serde_json::Value>(&json.stdout).expect("JSON alone");
+}
+
+#[test]
 fn a_value_that_stops_google_s_plugin_is_kept_and_warned_of() {
     let mut command = tcpx(&[
         "connection",
