@@ -96,9 +96,12 @@ fn pump(
     }
 }
 
+/// Files by their names.
+type Files = Vec<(String, Vec<u8>)>;
+
 /// Sends the file through a relay that also puts the digest of its own contents in the place of the right one; how both
 /// sides ended, how much it changed, and what is in the folder then.
-fn send(more: &[&str]) -> ([Ended; 2], usize, Vec<(String, Vec<u8>)>) {
+fn send(more: &[&str]) -> ([Ended; 2], usize, Files) {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, source) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
