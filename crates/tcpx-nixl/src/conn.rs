@@ -283,7 +283,9 @@ impl Conn {
     fn go_on(self: &Arc<Self>) -> bool {
         let mut flights = lock(&self.flights);
         let watched = std::mem::take(&mut flights.watched);
-        while let Some(flight) = flights.waiting.pop_front() {
+        while !lock(&self.windows).are_coming()
+            && let Some(flight) = flights.waiting.pop_front()
+        {
             drop(flights);
             let started = self.start(&flight);
             flights = lock(&self.flights);

@@ -18,7 +18,11 @@ use crate::message::{MOST_BYTES, MOST_REGIONS, Message};
 
 /// The peer's windows, one over each region that was asked for, as long as the connection lives: all flights share it.
 #[derive(Debug, Default)]
-pub(super) struct PeerWindows(HashMap<[u8; RegionName::BYTES], PeerWindow>);
+pub(super) struct PeerWindows {
+    by_region: HashMap<[u8; RegionName::BYTES], PeerWindow>,
+    /// Asked for and not answered.
+    asked: usize,
+}
 
 /// A window of the peer over one of its regions.
 #[derive(Debug)]
@@ -30,8 +34,14 @@ enum PeerWindow {
 }
 
 impl PeerWindows {
+    /// Whether who waits for windows must go on waiting.
+    pub(super) fn are_coming(&self) -> bool {
+        self.asked > 0
+    }
+
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.by_region.clear();
+        self.asked = 0;
     }
 }
 
@@ -47,7 +57,7 @@ impl Conn {
         let (mut missing, mut is_refused) = (Vec::new(), false);
         for region in regions {
             let name = region.info.name;
-            match windows.0.entry(name.to_bytes()) {
+            match windows.by_region.entry(name.to_bytes()) {
                 Entry::Vacant(unknown) => {
                     unknown.insert(PeerWindow::Asked);
                     missing.push(name);
@@ -59,6 +69,7 @@ impl Conn {
                 },
             }
         }
+        windows.asked += missing.len();
         drop(windows);
         for regions in missing.chunks(MOST_REGIONS) {
             let regions = regions.to_vec();
@@ -77,12 +88,13 @@ impl Conn {
     ) -> Result<(), &'static str> {
         let mut windows = lock(&self.windows);
         for (region, key) in came {
-            match windows.0.get_mut(&region.to_bytes()) {
+            match windows.by_region.get_mut(&region.to_bytes()) {
                 Some(window @ PeerWindow::Asked) => {
                     *window = key.map_or(PeerWindow::Refused, PeerWindow::Open);
                 }
                 _ => return Err("a window came that was not asked for"),
             }
+            windows.asked -= 1;
         }
         Ok(())
     }
