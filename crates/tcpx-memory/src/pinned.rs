@@ -245,7 +245,7 @@ impl Drop for Share {
 impl PinnedPool {
     /// Bytes of a slot.
     pub const SLOT_BYTES: usize = 1 << 20;
-    /// Bytes of all slots of a GPU.
+    /// Bytes of all slots of a GPU, unless `TCPX_PINNED_MIB` says otherwise.
     pub const GPU_BYTES: usize = 64 << 20;
     /// Bytes of all slots of the host, of ordinary memory.
     pub const HOST_BYTES: usize = 256 << 20;

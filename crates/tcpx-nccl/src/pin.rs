@@ -5,8 +5,8 @@ use std::sync::Once;
 
 /// Keeps the file that holds this code mapped until the process ends.
 ///
-/// NCCL closes the plugin with its last communicator. By then our threads have ended, but the
-/// destructors of thread-local storage of *its* threads are code of this file too, and they run
+/// NCCL closes the plugin with its last communicator. A GPU's copy worker goes on, and the
+/// destructors of thread-local storage of *NCCL's* threads are code of this file too, and run
 /// when those threads end.
 pub(crate) fn keep_loaded() {
     static ONCE: Once = Once::new();

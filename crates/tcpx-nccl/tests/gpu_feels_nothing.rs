@@ -12,24 +12,24 @@ use common::{Registered, host_config, pair, plugin, random, transfer};
 use nccl_net_tcpx::{Config, Mode};
 use tcpx_memory::fake_driver;
 
-/// On NCCL's thread, over lanes in one slot, and in several.
+/// On NCCL's thread, and in one slot and several.
 const SIZES: [usize; 3] = [100, 300_000, (3 << 20) + 5];
 
-/// Comms from their beginning to their end, on NCCL's thread alone or with lanes.
-fn cycle(lanes: usize) {
+/// Comms from their beginning to their end. Those with a device queue send from pinned slots on NCCL's thread, and have
+/// a pool for what comes.
+fn cycle(mode: Mode) {
     let plugin = plugin(Config {
-        mode: Mode::Cuda,
-        lanes: Some(lanes),
+        mode,
+        lanes: Some(3),
         threads: Some(2),
         ..host_config()
     });
     let pair = pair(&plugin);
     for (seed, size) in SIZES.into_iter().enumerate() {
         let mut from = Registered::new(&pair.send, random(size, seed as u64 + 1), true);
-        // A comm without lanes receives into host memory only.
-        let mut to = Registered::new(&pair.receive, vec![0; size], lanes > 0);
+        let mut to = Registered::new(&pair.receive, vec![0; size], mode == Mode::Cuda);
         transfer(&pair, &mut from, &mut to, size, size);
-        assert!(to.bytes == from.bytes, "{size} bytes, {lanes} lanes");
+        assert!(to.bytes == from.bytes, "{size} bytes, {mode:?}");
     }
 }
 
@@ -37,12 +37,11 @@ fn cycle(lanes: usize) {
 fn comms_come_and_go_without_a_call_that_waits_for_kernels() {
     fake_driver::install();
     fake_driver::make_current();
-    cycle(3);
+    let modes = [Mode::Cuda, Mode::Unpack];
+    modes.into_iter().for_each(cycle);
     let before = fake_driver::costly_calls();
     assert!(before.contains(&"cuMemHostAlloc"), "{before:?}");
-    for lanes in [0, 3, 0, 3] {
-        cycle(lanes);
-    }
+    modes.into_iter().chain(modes).for_each(cycle);
     let after = fake_driver::costly_calls();
     let late = &after[before.len()..];
     assert!(late.is_empty(), "after the first comms: {late:?}");

@@ -35,8 +35,9 @@ unsafe impl Sync for Kept {}
 impl Kept {
     /// Also tries the legacy stream, which takes a word of pinned memory.
     fn pin(gpu: &Gpu) -> Result<Self, MemoryError> {
+        let slot_bytes = slot_bytes();
         let bytes = [
-            PinnedPool::GPU_BYTES,
+            slot_bytes,
             WORKER_BYTES,
             BLOCKING_BYTES,
             SmallCopies::ALL_BYTES,
@@ -56,7 +57,7 @@ impl Kept {
         unsafe { word.host.cast::<u32>().write(0) };
         gpu.try_legacy_stream(word);
         // SAFETY: pinned just now, as long, never freed, and known to nobody else.
-        let region = unsafe { Region::pinned_for_good(slots, PinnedPool::GPU_BYTES) };
+        let region = unsafe { Region::pinned_for_good(slots, slot_bytes) };
         Ok(Self {
             slots: Slots::new(region)?,
             worker: Mutex::new(Some(worker)),
@@ -86,6 +87,20 @@ impl Kept {
         };
         let device = self.small.device + at as u64;
         Some(MappedHost { host, device })
+    }
+}
+
+/// Bytes of the slots that connections share: [`PinnedPool::GPU_BYTES`], or what `TCPX_PINNED_MIB` says.
+fn slot_bytes() -> usize {
+    let Ok(text) = std::env::var("TCPX_PINNED_MIB") else {
+        return PinnedPool::GPU_BYTES;
+    };
+    match text.parse::<usize>() {
+        Ok(mebibytes @ 8..=65_536) => mebibytes * PinnedPool::SLOT_BYTES,
+        _ => {
+            tracing::warn!(TCPX_PINNED_MIB = %text, "expected 8 to 65536, so it stays at 64");
+            PinnedPool::GPU_BYTES
+        }
     }
 }
 

@@ -280,7 +280,7 @@ mod tests {
     /// Its pages may be used for something else once the channel is gone.
     #[test]
     fn a_lane_whose_pages_were_not_read_ends_with_a_reset() {
-        let (mut channel, far) = staged(Lend::Never);
+        let (mut channel, far) = staged(Lend::Always);
         send(&mut channel, 0, 0x11);
         drop(channel);
         let ended = far.into_iter().map(|mut far| {
