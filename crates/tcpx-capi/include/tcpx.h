@@ -640,8 +640,8 @@ int tcpx_endpoint_key(tcpx_endpoint *endpoint,
                       size_t *needed_bytes);
 
 /**
- * Waits for the next peer and sets the connection up; TCPX_AGAIN when nobody has come within
- * `timeout_ms`. A peer that has proved itself by then is waited for, for as long as a set-up may take.
+ * Waits for the next connection with a peer; TCPX_AGAIN when there is none within `timeout_ms`. What is being set up
+ * then is for the next call.
  * Peers that cannot prove themselves are turned away and do not end the wait. Any error but
  * TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
  *
@@ -785,9 +785,9 @@ int tcpx_notification(tcpx_connection *connection,
                       size_t *bytes);
 
 /**
- * Closes a connection: running transfers are finished first, and the peer says goodbye too. Returns
- * when both sides are done, at the latest after `timeout_ms`. The connection ends in any case; 0
- * leaves that to the library and always succeeds.
+ * Closes a connection: running transfers are finished first, as long as that takes within `timeout_ms`, and the peer
+ * says goodbye too. Returns when both sides are done. What is left after `timeout_ms` ends then. 0 leaves all that to
+ * the library, which takes five seconds at most, and always succeeds.
  */
 int tcpx_connection_close(tcpx_connection *connection, uint32_t timeout_ms);
 

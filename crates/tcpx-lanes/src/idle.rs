@@ -39,12 +39,12 @@ impl LaneSet {
         self.0.fetch_or(lanes, Ordering::SeqCst);
     }
 
-    /// Removes a lane.
-    pub fn remove(&self, lane: u16) {
+    /// Removes a lane; whether it was there.
+    pub fn remove(&self, lane: u16) -> bool {
+        let bit = 1u64 << lane;
         // Mostly it is not there, and lanes that write would take the line from each other.
-        if self.0.load(Ordering::SeqCst) & 1 << lane != 0 {
-            self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
-        }
+        self.0.load(Ordering::SeqCst) & bit != 0
+            && self.0.fetch_and(!bit, Ordering::SeqCst) & bit != 0
     }
 
     #[cfg(all(test, loom))]

@@ -33,6 +33,9 @@ pub trait Owner: Send + Debug {
     /// The stream is broken.
     fn begin(&mut self) -> io::Result<bool>;
 
+    /// A turn finds this chunk begun.
+    fn resume(&mut self, _chunk: &mut Self::Chunk) {}
+
     /// Bytes not acknowledged after which the next chunks are for other lanes.
     fn most_unacked(&self) -> u64 {
         u64::MAX
@@ -198,6 +201,9 @@ impl<O: Owner> SendLane<O> {
         self.read_acknowledgements()?;
         if !self.owner.begin()? {
             return Ok(Turn::End);
+        }
+        if let Some((chunk, _)) = &mut self.current {
+            self.owner.resume(chunk);
         }
         let mut share = TURN_BYTES;
         while share > 0 {

@@ -238,6 +238,9 @@ pub enum Cancel {
     Done,
     /// A completion follows: [`ChannelError::Cancelled`], or the normal one if that was faster.
     Pending,
+    /// As `Pending`, where what it waits for may take as long as it likes: a copy of a GPU that other work there holds
+    /// up.
+    Running,
     /// This network cannot take the request back; close the channel to get its memory back.
     Unsupported,
 }

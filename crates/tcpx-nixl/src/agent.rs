@@ -27,7 +27,7 @@ const DEREGISTER: Duration = Duration::from_secs(20);
 /// How long an acceptor waits before it looks whether the agent ends.
 const ACCEPT: Duration = Duration::from_millis(200);
 /// Goodbyes of an agent that ends take at most so long.
-const GOODBYE: Duration = Duration::from_secs(2);
+pub(crate) const GOODBYE: Duration = Duration::from_secs(2);
 /// Notifications that wait for the program, and their bytes; peers that send more are not read meanwhile.
 const MOST_NOTICES: usize = 1 << 20;
 const MOST_NOTICES_BYTES: usize = 256 << 20;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tcpx::{Connection, Error, ErrorKind, Transfer};
 
 use crate::abi::Status;
-use crate::agent::Agent;
+use crate::agent::{Agent, GOODBYE};
 use crate::flight::Flight;
 use crate::info::AgentId;
 use crate::lock;
@@ -222,7 +222,7 @@ impl Conn {
                 tracing::warn!("transfer with {} failed: {error}", self.peer_text());
                 self.die(&error.to_string());
                 // The peer learns it, where it lives.
-                let _ = self.connection.clone().close(Duration::ZERO);
+                let _ = self.connection.begin_close(GOODBYE);
                 Status::REMOTE_DISCONNECT
             }
             ErrorKind::Cancelled => Status::CANCELED,
@@ -235,8 +235,8 @@ impl Conn {
 
     /// Ends it in order, without waiting.
     pub(crate) fn say_goodbye(&self) {
-        // It says that the goodbye was not over at once.
-        let _ = self.connection.clone().close(Duration::ZERO);
+        // In a fork's child there is nobody to say it to.
+        let _ = self.connection.begin_close(GOODBYE);
         self.die("this side ends it");
     }
 

@@ -9,12 +9,11 @@ use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
 
 use crate::error::{check, raise};
 
-/// Seconds as a duration; infinity is the longest one.
+/// Seconds as a duration, also infinity.
 pub(crate) fn duration(what: &str, seconds: f64) -> PyResult<Duration> {
-    if seconds == f64::INFINITY {
-        // A year is no limit for a wait, and can be added to any clock.
-        return Ok(Duration::from_secs(365 * 24 * 3600));
-    }
+    // A century is no limit for a wait, and can be added to any clock.
+    const LONGEST: f64 = 100.0 * 365.0 * 24.0 * 3600.0;
+    let seconds = if seconds > LONGEST { LONGEST } else { seconds };
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         PyValueError::new_err(format!(
             "{what}: expected seconds of at least 0, got {seconds}"

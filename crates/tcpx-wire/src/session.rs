@@ -117,6 +117,8 @@ pub struct Session {
     eager_held: u64,
     /// Eager bytes that left this side's buffer and were not yet given back.
     credit_owed: u64,
+    /// See [`Self::set_continues`].
+    continues: bool,
 }
 
 impl Session {
@@ -155,6 +157,7 @@ impl Session {
             acks: Acks::default(),
             eager_held: 0,
             credit_owed: 0,
+            continues: false,
             config,
         })
     }
@@ -162,6 +165,11 @@ impl Session {
     /// What both sides agreed on; `None` before [`Action::PeerSettings`].
     pub fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
+    }
+
+    /// Those of operations that bring none of their own.
+    pub fn deadlines(&self) -> Deadlines {
+        self.config.deadlines
     }
 
     /// Sends a set-up advertisement of the network.
@@ -278,9 +286,8 @@ impl Session {
         if self.ended() {
             return;
         }
-        if self.close_due().is_some_and(|until| until <= now) {
-            let limit = self.config.close_timeout;
-            return self.fail(now, ConnectionFailure::CloseTimedOut { limit });
+        if self.check_close(now) {
+            return;
         }
         if self.acks.ready(now) {
             self.flush_acks();
@@ -306,8 +313,13 @@ impl Session {
         Ok(())
     }
 
+    /// Whether what starts now belongs to something that runs, which a close waits for.
+    pub fn set_continues(&mut self, continues: bool) {
+        self.continues = continues;
+    }
+
     fn check_room(&self, outstanding: usize) -> Result<(), RequestError> {
-        if self.closing() {
+        if self.closing() && (!self.continues || self.ended() || self.goodbye_sent()) {
             return Err(RequestError::Closed);
         }
         let limit = self.config.max_operations;

@@ -33,6 +33,9 @@ pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
 pub(crate) use shared::Shared;
 
+/// How long a close waits for memory that is let go of when its time is over.
+const LETTING_GO: Duration = Duration::from_millis(100);
+
 /// An authenticated connection with its data channels. Clones are the same connection.
 ///
 /// When the last clone and the last [`Transfer`] are dropped, the connection closes in the
@@ -150,8 +153,10 @@ impl Connection {
             .collect()
     }
 
-    /// Says goodbye: running transfers are finished and acknowledged first. Returns when both
-    /// sides are done, at the latest after `timeout`.
+    /// Says goodbye: running transfers are finished and acknowledged first, however long that takes within `timeout`;
+    /// receives that have no message yet end at once. Returns when both sides are done. What is left after `timeout`
+    /// ends then, and this returns once nothing points at its memory, or a tenth of a second later. Where other handles
+    /// of the connection are closed too, the longest time counts.
     ///
     /// # Errors
     /// The connection was lost before, or the goodbye did not end in time; it is closed all the
@@ -159,15 +164,15 @@ impl Connection {
     /// ([`Error::CloseStuck`]): its thread stays, with what it closes, and nobody waits for it.
     pub fn close(self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
+        self.begin_close(timeout)?;
         let shared = &self.handle.0;
-        shared.check_process()?;
-        shared.close();
+        let longest = timeout.saturating_add(LETTING_GO);
         let mut outcome = lock(&shared.outcome);
         loop {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            let left = timeout.saturating_sub(started.elapsed());
+            let left = longest.saturating_sub(started.elapsed());
             if left.is_zero() {
                 drop(outcome);
                 return Err(shared.unfinished_goodbye(timeout));
@@ -181,6 +186,20 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// As [`close`](Self::close), without waiting: the goodbye goes on in the background, and what is left after
+    /// `timeout` ends then.
+    ///
+    /// # Errors
+    /// [`Error::OtherProcess`] in a fork's child.
+    pub fn begin_close(&self, timeout: Duration) -> Result<(), Error> {
+        let shared = &self.handle.0;
+        shared.check_process()?;
+        shared.close(Some(timeout));
+        Ok(())
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.0.is_inherited() {
@@ -188,7 +207,7 @@ impl Drop for Handle {
             std::mem::forget(Arc::clone(&self.0));
             return;
         }
-        self.0.close();
+        self.0.close(None);
     }
 }
 

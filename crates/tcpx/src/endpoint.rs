@@ -21,9 +21,6 @@ use crate::wait::deadline;
 use set_ups::SetUps;
 use told::Told;
 
-/// For a set-up that met its deadline to say so.
-const SPARE: Duration = Duration::from_secs(1);
-
 /// A listening port: control connections and all lanes of the embedded network use it.
 ///
 /// Keep it as long as the connections that it accepted: lanes that died, and a control connection that broke,
@@ -72,10 +69,11 @@ impl Endpoint {
         self.listener.refusals()
     }
 
-    /// Waits at most `timeout` for a peer and sets the connection up. Peers that fail to prove
-    /// themselves are logged and cost nobody anything. One that has proved itself is set up beside
-    /// others that do so meanwhile; the first that is done, or has failed, is the answer, and the rest
-    /// is for the next calls. Call it again for each further peer, also after an error.
+    /// Waits at most `timeout` for a connection with a peer. Peers that fail to prove themselves are logged and cost
+    /// nobody anything. One that has proved itself is set up beside others that do so meanwhile, within the
+    /// `connect_timeout` of the options; the first that is done, or has failed, is the answer, and the rest, also what
+    /// is still under way after `timeout`, is for the next calls. Call it again for each further peer, also after an
+    /// error.
     ///
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
@@ -83,15 +81,10 @@ impl Endpoint {
         if self.generation != fork::generation() {
             return Err(Error::OtherProcess { what: "endpoint" });
         }
-        let mut until = deadline(Instant::now(), timeout);
+        let until = deadline(Instant::now(), timeout);
         loop {
             if let Some(ended) = self.set_ups.take() {
                 return ended;
-            }
-            if self.set_ups.are_running() {
-                // Each of them ends by then.
-                let longest = self.options.connect_timeout.saturating_add(SPARE);
-                until = until.max(deadline(Instant::now(), longest));
             }
             let (set_ups, takes) = (&self.set_ups, !self.set_ups.are_full());
             let accepted = self

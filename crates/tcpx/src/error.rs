@@ -43,9 +43,9 @@ pub enum Error {
         /// What happened, and what the destination holds.
         error: Box<OperationError>,
     },
-    /// An operation ended, but the network may still touch its memory, which stays allocated until
-    /// its channels are closed.
-    #[error("{error} (its memory is still held until the connection's channels are closed)")]
+    /// An operation ended, but its memory may still be touched: by a copy that waits for work of the GPU, or by a plugin.
+    /// It stays allocated and in use until that has ended, at the latest when the connection's channels are closed.
+    #[error("{error} (its memory is still held, until a copy or the network lets go of it)")]
     MemoryHeld {
         /// How the operation ended.
         error: Box<Self>,

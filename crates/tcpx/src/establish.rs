@@ -314,7 +314,6 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     config.addressed = network.is_addressed;
     // Its chunks are kept until they are placed, and may be sent again.
     config.hold_until_placed = network.is_addressed;
-    config.close_timeout = CLOSE_TIMEOUT;
     if options.chunk_bytes.is_none() {
         config.pieces = network.pieces;
         config.taper = network.taper;
@@ -324,5 +323,3 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
 
 /// Eager bytes that a side holds for messages without a receive.
 const EAGER_CREDIT: u32 = 2 * 1024 * 1024;
-/// Longest orderly goodbye.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

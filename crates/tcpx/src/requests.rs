@@ -2,11 +2,16 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tcpx_lanes::lock;
 use tcpx_wire::session::OperationId;
 
 use crate::core::Core;
+
+/// How long a connection that nobody holds any more may take for its goodbye. What is left of it then is nothing that
+/// its program would hear of: sends of level *sent*, and what the peer does in its windows.
+const LEAVE: Duration = Duration::from_secs(5);
 
 /// Requests that the next turn sees to. The engine may hang inside the network's library while it
 /// holds its lock; leaving a request never waits for that.
@@ -21,7 +26,10 @@ pub(crate) enum Ask {
     Cancel(OperationId),
     /// Closes a window.
     Revoke(u64),
-    Close,
+    /// Closes the connection, within this time.
+    Close(Duration),
+    /// The same, as the program has let go of it.
+    Leave,
 }
 
 impl Requests {
@@ -42,7 +50,9 @@ impl Requests {
             match ask {
                 Ask::Cancel(operation) => core.session.cancel(now, operation),
                 Ask::Revoke(window) => core.revoke(window),
-                Ask::Close => core.session.close(now),
+                Ask::Close(limit) => core.session.close(now, limit),
+                Ask::Leave if core.session.closing() => {}
+                Ask::Leave => core.session.close(now, LEAVE),
             }
         }
     }

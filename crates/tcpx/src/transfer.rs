@@ -248,7 +248,7 @@ impl TransferState {
         lock(&self.inner).progress.bytes_done += bytes;
     }
 
-    fn outcome(&self) -> Option<Result<Report, Error>> {
+    pub(crate) fn outcome(&self) -> Option<Result<Report, Error>> {
         lock(&self.inner).outcome.clone()
     }
 

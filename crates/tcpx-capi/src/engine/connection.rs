@@ -16,6 +16,8 @@ use crate::handles::{self, Object};
 
 /// A waiting thread looks this often whether its connection was closed.
 const LOOK: Duration = Duration::from_millis(500);
+/// Of a close that nobody waits for.
+const GOODBYE: Duration = Duration::from_secs(5);
 
 /// A connection, and notifications that a program had no room for.
 #[derive(Debug)]
@@ -236,9 +238,9 @@ pub unsafe extern "C" fn tcpx_notification(
     })
 }
 
-/// Closes a connection: running transfers are finished first, and the peer says goodbye too. Returns
-/// when both sides are done, at the latest after `timeout_ms`. The connection ends in any case; 0
-/// leaves that to the library and always succeeds.
+/// Closes a connection: running transfers are finished first, as long as that takes within `timeout_ms`, and the peer
+/// says goodbye too. Returns when both sides are done. What is left after `timeout_ms` ends then. 0 leaves all that to
+/// the library, which takes five seconds at most, and always succeeds.
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_connection_close(
     connection: *mut tcpx_connection,
@@ -249,10 +251,9 @@ pub extern "C" fn tcpx_connection_close(
         handles::take(handle)?;
         let closing = connection.connection.clone();
         drop(connection);
-        let outcome = closing.close(duration(timeout_ms));
         if timeout_ms == 0 {
-            return Ok(());
+            return Ok(closing.begin_close(GOODBYE)?);
         }
-        Ok(outcome?)
+        Ok(closing.close(duration(timeout_ms))?)
     })
 }

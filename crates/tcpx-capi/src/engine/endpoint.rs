@@ -130,8 +130,8 @@ pub unsafe extern "C" fn tcpx_endpoint_key(
     })
 }
 
-/// Waits for the next peer and sets the connection up; TCPX_AGAIN when nobody has come within
-/// `timeout_ms`. A peer that has proved itself by then is waited for, for as long as a set-up may take.
+/// Waits for the next connection with a peer; TCPX_AGAIN when there is none within `timeout_ms`. What is being set up
+/// then is for the next call.
 /// Peers that cannot prove themselves are turned away and do not end the wait. Any error but
 /// TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
 ///

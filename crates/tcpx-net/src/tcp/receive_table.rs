@@ -90,6 +90,8 @@ pub(super) enum Closing {
     Done,
     /// The end is reported later; these lanes have chunks of it.
     AskLanes(u64),
+    /// The same, and chunks of it are being copied.
+    Copying(u64),
 }
 
 #[derive(Debug)]
@@ -326,6 +328,9 @@ impl ReceiveTable {
         }
         let lanes = state.claims.lanes();
         let lanes = lanes.fold(0, |lanes, lane| lanes | 1 << lane);
+        if state.copying > 0 {
+            return Closing::Copying(lanes);
+        }
         // What came until now is reported with the end.
         if ends && !std::mem::replace(&mut state.is_ready, true) {
             drop(state);
@@ -624,7 +629,7 @@ mod tests {
         let chunk = claim(&table, 0, 0, &region);
         let (window, destination) = (chunk.window, chunk.destination);
         table.copies(&window, 0);
-        assert_eq!(table.close(0), Closing::AskLanes(0), "no lane has a chunk");
+        assert_eq!(table.close(0), Closing::Copying(0), "no lane has a chunk");
         assert_eq!(table.close(0), Closing::AskLanes(0));
         let mut out = Vec::new();
         table.drain(&mut out);

@@ -317,6 +317,13 @@ impl Shared {
         self.transmit.chunks.unwanted() < MOST_LENT
     }
 
+    /// Has a lane give back the source of a chunk that it is writing and that nobody waits for.
+    pub(super) fn let_go(&self, lane: u16) {
+        self.transmit.let_go(lane);
+        // One that is gone gives it back with everything else.
+        self.roster.wake_sender(lane);
+    }
+
     /// Gives a turn to a lane that can send, for a chunk of so many bytes.
     pub(super) fn wake_sender(&self, bytes: usize) {
         if self.transmit.queued_bytes() > MUCH && self.roster.want_unopened() {

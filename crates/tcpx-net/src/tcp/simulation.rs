@@ -400,7 +400,9 @@ impl World {
                 self.window_ended(at);
             }
             // One that was closed before may have been asked for already.
-            Closing::AskLanes(lanes) => assert!(lanes == readers || lanes == 0),
+            Closing::AskLanes(lanes) | Closing::Copying(lanes) => {
+                assert!(lanes == readers || lanes == 0)
+            }
         }
     }
 

@@ -302,6 +302,11 @@ impl Channel for TcpChannel {
         if let Some(slot) = slot_where(&self.sends, held) {
             match self.shared.transmit.withdraw(slot) {
                 Withdrawn::NotYet => return Cancel::Pending,
+                Withdrawn::Copying => return Cancel::Running,
+                Withdrawn::InHand(lane) => {
+                    self.shared.let_go(lane);
+                    return Cancel::Pending;
+                }
                 Withdrawn::Later => {}
                 Withdrawn::Now => self.free_sends.push(slot),
             }
@@ -320,6 +325,10 @@ impl Channel for TcpChannel {
             Closing::Done => {
                 self.window_ended(token);
                 Cancel::Done
+            }
+            Closing::Copying(lanes) => {
+                self.shared.roster.wake_receivers(lanes);
+                Cancel::Running
             }
             Closing::AskLanes(lanes) => {
                 self.shared.roster.wake_receivers(lanes);

@@ -14,6 +14,7 @@ use tcpx_lanes::socket::may_be_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part, WIRE_CALL};
 use tcpx_lanes::splice::Lender;
 use tcpx_lanes::tcp_info::{given, transport};
+use tcpx_memory::Region;
 
 use super::Lend;
 use super::loss::Lost;
@@ -55,6 +56,8 @@ pub(super) struct Writing {
     head: Head,
     /// Its slot is sent by its pages where the system allows it.
     by_pages: bool,
+    /// Its payload is a copy that nobody else has.
+    is_own: bool,
 }
 
 impl Queue {
@@ -140,11 +143,35 @@ impl Queue {
         }
     }
 
+    /// Copies the payload of a chunk aside: what is left of it goes out from there, as the peer may count what it reads
+    /// of it, and the source is its program's again. Not that of a slot, which is no program's.
+    fn copy_aside(&self, writing: &mut Writing) {
+        let Writing { chunk, is_own, .. } = writing;
+        if *is_own || chunk.permit.is_some() {
+            return;
+        }
+        let copied = Region::host(chunk.payload.len()).and_then(|own| {
+            own.with_bytes_mut(.., |bytes| chunk.payload.read_to(bytes))??;
+            Ok(own.all())
+        });
+        match copied {
+            Ok(own) => {
+                *is_own = true;
+                chunk.payload = own;
+                self.shared.report(Event::Copied { slot: chunk.slot });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a chunk in the socket keeps the memory that it is sent from");
+            }
+        }
+    }
+
     fn write(&mut self, writing: &mut Writing, done: usize) -> io::Result<Moved> {
         let Writing {
             chunk,
             head,
             by_pages,
+            ..
         } = writing;
         let from = done.saturating_sub(head.len());
         let head = head.rest(done);
@@ -189,6 +216,13 @@ impl Owner for Queue {
         Ok(true)
     }
 
+    fn resume(&mut self, writing: &mut Writing) {
+        let transmit = &self.shared.transmit;
+        if transmit.is_to_let_go(self.socket.lane, writing.chunk.slot) {
+            self.copy_aside(writing);
+        }
+    }
+
     fn next(&mut self) -> Next<Writing> {
         if self.gives_way() {
             return Next::Rest;
@@ -212,6 +246,7 @@ impl Owner for Queue {
                         head: self.seal.begin(&chunk.header),
                         by_pages,
                         chunk,
+                        is_own: false,
                     });
                 }
                 Some(Taken::Withdrawn(slot)) => self.shared.report(Event::SendWithdrawn { slot }),

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tcpx_lanes::idle::LaneSet;
 use tcpx_lanes::lane_group::{Fate, LaneGroup, Released};
 
 use super::shared::lock;
@@ -26,6 +27,8 @@ pub(super) struct TransmitTable {
     pub(super) chunks: LaneGroup<Outgoing, (u16, u64)>,
     /// The bytes of those in the queue, or about to be.
     queued_bytes: AtomicU64,
+    /// Lanes that may be writing chunks which nobody waits for.
+    letting_go: LaneSet,
     /// For each lane that lends memory to another host: whether that host's system has acknowledged the lane's stream up
     /// to a place.
     acknowledged: Box<[Mutex<Option<Acknowledged>>]>,
@@ -68,8 +71,12 @@ pub(super) enum Withdrawn {
     Now,
     /// It is free; an event says when its slot is.
     Later,
-    /// Something still reads it, or has just ended to; an event says so.
+    /// Something has just ended to read it; an event says so.
     NotYet,
+    /// A copy reads it; an event says when that has ended.
+    Copying,
+    /// This lane is writing it, and may have to wait for its peer: [have it let go](TransmitTable::let_go).
+    InHand(u16),
 }
 
 impl TransmitTable {
@@ -80,6 +87,7 @@ impl TransmitTable {
             chunks: LaneGroup::new(lanes.into(), window.into()),
             queued_bytes: AtomicU64::new(0),
             acknowledged: (0..lanes).map(|_| Mutex::default()).collect(),
+            letting_go: LaneSet::new(),
         }
     }
 
@@ -297,7 +305,7 @@ impl TransmitTable {
             }
             SendState::Copying { cancelled, .. } => {
                 *cancelled = true;
-                (Withdrawn::NotYet, None, None)
+                (Withdrawn::Copying, None, None)
             }
             SendState::Taken { lane, settled, .. } => {
                 // News of a copy are still under way: they end the request, and must not be taken for those of the
@@ -312,11 +320,31 @@ impl TransmitTable {
                     return (Withdrawn::Now, released, None);
                 }
                 settled.get_or_insert(Settled::Unwanted);
-                (Withdrawn::NotYet, None, None)
+                (Withdrawn::InHand(*lane), None, None)
             }
             SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None, None),
         });
         answer
+    }
+
+    /// Has a lane give the source back of the chunk that it is writing, where that has [ended](Settled). Wake it
+    /// afterwards.
+    pub(super) fn let_go(&self, lane: u16) {
+        self.letting_go.insert(lane);
+    }
+
+    /// Whether the lane, which is writing the chunk in this slot, is to give its source back.
+    pub(super) fn is_to_let_go(&self, lane: u16, slot: u16) -> bool {
+        let has_ended = |state: &mut SendState| {
+            matches!(
+                state,
+                SendState::Taken {
+                    settled: Some(_),
+                    ..
+                }
+            )
+        };
+        self.letting_go.remove(lane) && self.with(slot, has_ended)
     }
 
     /// Frees a slot whose end is about to be reported.

@@ -142,8 +142,9 @@ pub struct Completed {
 pub enum Memory {
     /// Nothing of the data plane points at it any more.
     Released,
-    /// The data plane did not confirm in time that it stopped; the memory must stay alive until
-    /// its channels are closed. The connection fails as well.
+    /// The data plane did not confirm in time that it stopped; the memory must stay alive until it does
+    /// ([`data_quiet`](super::Session::data_quiet)), or where the network cannot cancel until its channels are closed:
+    /// then the connection fails as well.
     Held,
 }
 
@@ -279,7 +280,8 @@ pub enum Action {
         bytes: u64,
     },
     /// Stop every access to the operation's memory; answer
-    /// [`data_quiet`](super::Session::data_quiet) when none is left.
+    /// [`data_quiet`](super::Session::data_quiet) when none is left, and say at once what
+    /// [cannot be hurried](super::Session::data_held).
     StopData {
         /// The operation.
         operation: OperationId,

@@ -2,6 +2,8 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
+use super::clock::Course;
+use super::config::Config;
 use super::error::{DataFailure, Delivered, EndCause};
 use super::incoming::{Incoming, ReceiveStage};
 use super::matching::Arrival;
@@ -26,10 +28,13 @@ pub(super) struct Cancelling {
     pub(super) refused: bool,
     /// Waiting any longer is pointless.
     pub(super) gave_up: bool,
+    pub(super) since: Time,
+    /// How long the peer's part is waited for.
+    pub(super) answer_by: Time,
 }
 
 impl Cancelling {
-    pub(super) fn new(cause: EndCause, busy: bool) -> Self {
+    pub(super) fn new(now: Time, cause: EndCause, busy: bool, answer_by: Time) -> Self {
         Self {
             cause,
             quiet: !busy,
@@ -38,8 +43,22 @@ impl Cancelling {
             dropped: false,
             refused: false,
             gave_up: false,
+            since: now,
+            answer_by,
         }
     }
+}
+
+/// Whether this side's program or its deadline ends the operation: it has waited for long enough.
+fn is_ours(cause: &EndCause) -> bool {
+    matches!(
+        cause,
+        EndCause::Cancelled
+            | EndCause::Revoked
+            | EndCause::Closed
+            | EndCause::Stalled(_)
+            | EndCause::DeadlinePassed(_)
+    )
 }
 
 /// What the peer is told about the cause; nothing where it knows already or cannot be told.
@@ -88,6 +107,28 @@ fn quote(cause: &mut EndCause, detail: &Detail) {
     }
 }
 
+impl Config {
+    /// How long an operation that ends early waits for the peer's part.
+    fn answer_by(&self, now: Time, course: &Course, cause: &EndCause) -> Time {
+        let soon = now + self.answer_timeout;
+        if is_ours(cause) {
+            return soon;
+        }
+        let latest = course.clock.ends_at().map(|end| end + self.answer_timeout);
+        let late = now + self.cancel_timeout;
+        latest.map_or(late, |latest| late.min(latest).max(soon))
+    }
+
+    /// How long a `busy` data plane has to let go of such an operation's memory. It does so at once, unless something
+    /// [holds it up](Session::data_held) or this process hardly runs.
+    fn stopped_by(&self, now: Time, busy: bool, answer_by: Time) -> Time {
+        match busy {
+            true => answer_by.max(now + self.cancel_timeout),
+            false => answer_by,
+        }
+    }
+}
+
 impl Session {
     /// The data plane cannot finish an operation.
     pub fn data_failed(
@@ -131,15 +172,14 @@ impl Session {
             self.transmit
                 .extend(cancel_frame(send.wire, Role::Sender, &cause));
         }
-        let mut cancel = Cancelling::new(cause, busy);
+        let answer_by = self.config.answer_by(now, &send.course, &cause);
+        let mut cancel = Cancelling::new(now, cause, busy, answer_by);
         cancel.peer_quiet = is_silent;
         cancel.confirmed = is_silent;
         send.course.cancel = Some(cancel);
-        self.timers.arm(
-            &mut send.course.clock,
-            operation,
-            now + self.config.cancel_timeout,
-        );
+        let stopped_by = self.config.stopped_by(now, busy, answer_by);
+        self.timers
+            .arm(&mut send.course.clock, operation, stopped_by);
         self.waits_no_more(transfer);
         if is_silent && !self.ended() {
             self.withdraw_number(transfer);
@@ -167,12 +207,11 @@ impl Session {
         }
         self.transmit
             .extend(cancel_frame(matched.transfer, Role::Receiver, &cause));
-        receive.course.cancel = Some(Cancelling::new(cause, busy));
-        self.timers.arm(
-            &mut receive.course.clock,
-            operation,
-            now + self.config.cancel_timeout,
-        );
+        let answer_by = self.config.answer_by(now, &receive.course, &cause);
+        receive.course.cancel = Some(Cancelling::new(now, cause, busy, answer_by));
+        let stopped_by = self.config.stopped_by(now, busy, answer_by);
+        self.timers
+            .arm(&mut receive.course.clock, operation, stopped_by);
         if busy {
             self.actions.push_back(Action::StopData { operation });
             self.pump_receives();
@@ -200,11 +239,12 @@ impl Session {
         };
         posted.closing = true;
         let is_mutual = is_told || posted.ended_as.is_some();
-        let mut cancel = Cancelling::new(cause, true);
+        let answer_by = self.config.answer_by(now, &receive.course, &cause);
+        let mut cancel = Cancelling::new(now, cause, true, answer_by);
         cancel.peer_quiet = !is_mutual;
         cancel.confirmed = !is_mutual;
         receive.course.cancel = Some(cancel);
-        let until = now + self.config.cancel_timeout;
+        let until = self.config.stopped_by(now, true, answer_by);
         self.timers.arm(&mut receive.course.clock, operation, until);
         if !was_closing {
             self.actions.push_back(Action::StopData { operation });
@@ -342,16 +382,35 @@ impl Session {
             }
         }
         let course = Self::course(&mut self.sends, &mut self.receives, operation);
-        let cancel = course.and_then(|course| course.cancel.as_mut());
-        let Some(cancel) = cancel.filter(|cancel| !cancel.quiet) else {
+        let Some(course) = course else {
+            return;
+        };
+        let Some(cancel) = course.cancel.as_mut().filter(|cancel| !cancel.quiet) else {
             return;
         };
         cancel.quiet = true;
+        if !course.completed {
+            let answer_by = cancel.answer_by;
+            self.timers.arm(&mut course.clock, operation, answer_by);
+        }
         match operation.sent_transfer() {
             Some(transfer) => self.release_send(transfer),
             None => self.release_receive(operation),
         }
         self.settle(now, operation);
+    }
+
+    /// Beside an answer to [`Action::StopData`] that is still to come: what points at the operation's memory cannot be
+    /// hurried, as a copy that runs on a GPU behind other work, or a call into foreign code. Such an operation ends
+    /// without it, in time, with [`Memory::Held`](super::Memory::Held).
+    pub fn data_held(&mut self, operation: OperationId) {
+        let course = Self::course(&mut self.sends, &mut self.receives, operation);
+        if let Some(course) = course.filter(|course| !course.completed)
+            && let Some(cancel) = course.cancel.as_ref().filter(|cancel| !cancel.quiet)
+        {
+            let answer_by = cancel.answer_by;
+            self.timers.arm(&mut course.clock, operation, answer_by);
+        }
     }
 
     /// Gives back what a quiet send holds.

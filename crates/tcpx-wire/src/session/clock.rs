@@ -60,15 +60,17 @@ impl OperationClock {
     /// When the first deadline passes if nothing happens.
     pub(super) fn due(&self) -> Time {
         let stall = self.progress + self.deadlines.stall;
-        match self.deadlines.total {
-            Some(total) => stall.min(self.created + total),
-            None => stall,
-        }
+        self.ends_at().map_or(stall, |end| stall.min(end))
+    }
+
+    /// When the total deadline passes.
+    pub(super) fn ends_at(&self) -> Option<Time> {
+        let total = self.deadlines.total?;
+        Some(self.created + total)
     }
 
     pub(super) fn expired(&self, now: Time) -> Option<Expired> {
-        let total = self.deadlines.total.map(|total| self.created + total);
-        if total.is_some_and(|total| total <= now) {
+        if self.ends_at().is_some_and(|end| end <= now) {
             Some(Expired::Total)
         } else if self.progress + self.deadlines.stall <= now {
             Some(Expired::Stall)

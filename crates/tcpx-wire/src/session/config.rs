@@ -85,9 +85,11 @@ pub struct Config {
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
     /// twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
-    /// Longest time [`Session::close`](super::Session::close) takes; 2 s by default.
-    pub close_timeout: Duration,
-    /// Longest wait for the data plane and the peer to stop a cancelled operation; 5 s by default.
+    /// Longest wait for the peer's part in the end of an operation that this side's program or deadline ends, and for
+    /// a [copy that runs](super::Session::data_held); 75 ms by default. What was delivered is unknown then.
+    pub answer_timeout: Duration,
+    /// Longest wait for the data plane, and for the peer where something else ends an operation; 5 s by default, but
+    /// not longer than the operation's own deadline allows.
     pub cancel_timeout: Duration,
 }
 
@@ -106,7 +108,7 @@ impl Config {
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,
-            close_timeout: Duration::from_secs(2),
+            answer_timeout: Duration::from_millis(75),
             cancel_timeout: Duration::from_secs(5),
         }
     }

@@ -1,5 +1,7 @@
 //! How a session ends: closed in order, failed, or closed by the peer.
 
+use std::time::Duration;
+
 use super::Session;
 use super::action::{Action, OperationId};
 use super::error::{ConnectionFailure, EndCause};
@@ -12,6 +14,7 @@ pub(super) enum Ending {
     Open,
     /// Finishes what is under way.
     Closing {
+        since: Time,
         until: Time,
         goodbye_sent: bool,
     },
@@ -23,7 +26,8 @@ pub(super) enum Ending {
 }
 
 impl Session {
-    pub(super) fn closing(&self) -> bool {
+    /// It closes, or has ended: the program starts nothing any more.
+    pub fn closing(&self) -> bool {
         !matches!(self.ending, Ending::Open)
     }
 
@@ -34,14 +38,20 @@ impl Session {
     }
 
     /// Closes in order: receives that match nothing end, transfers under way are finished and
-    /// acknowledged, then the peer is told. [`Action::Closed`] follows, after
-    /// [`Config::close_timeout`](super::Config::close_timeout) at the latest.
-    pub fn close(&mut self, now: Time) {
-        if self.closing() {
-            return;
+    /// acknowledged, then the peer is told. [`Action::Closed`] follows; after `limit` it ends what is left. Where it
+    /// closes already, it takes the longer time of both.
+    pub fn close(&mut self, now: Time, limit: Duration) {
+        match &mut self.ending {
+            Ending::Open => {}
+            Ending::Closing { until, .. } => {
+                *until = (now + limit).max(*until);
+                return;
+            }
+            Ending::Ended { .. } => return,
         }
         self.ending = Ending::Closing {
-            until: now + self.config.close_timeout,
+            since: now,
+            until: now + limit,
             goodbye_sent: false,
         };
         for arrival in self.matching.take_arrivals() {
@@ -83,6 +93,19 @@ impl Session {
                 ..
             }
         )
+    }
+
+    /// Ends what is left once the time of a close is over; whether it did.
+    pub(super) fn check_close(&mut self, now: Time) -> bool {
+        let Ending::Closing { since, until, .. } = self.ending else {
+            return false;
+        };
+        let is_over = until <= now;
+        if is_over {
+            let limit = until.saturating_since(since);
+            self.fail(now, ConnectionFailure::CloseTimedOut { limit });
+        }
+        is_over
     }
 
     pub(super) fn close_due(&self) -> Option<Time> {

@@ -299,7 +299,8 @@ impl Session {
             .drop_from(operation, granted.plan.first_sequence);
         if send.course.completed && send.course.cancel.is_none() {
             // Its bytes are the program's again.
-            send.course.cancel = Some(Cancelling::new(EndCause::Cancelled, false));
+            let cancel = Cancelling::new(now, EndCause::Cancelled, false, now);
+            send.course.cancel = Some(cancel);
         }
         if let Some(cancel) = &mut send.course.cancel {
             let quiet = cancel.quiet;

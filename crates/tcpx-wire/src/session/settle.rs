@@ -215,6 +215,7 @@ impl Session {
         if cancel.quiet {
             return self.settle(now, operation);
         }
+        let waited = now.saturating_since(cancel.since);
         let cause = cancel.cause.clone();
         let delivered = match operation.sent_transfer() {
             Some(transfer) => self.sends.get(&transfer).map(Outgoing::delivered),
@@ -225,9 +226,13 @@ impl Session {
         let delivered = delivered.unwrap_or(Delivered::Unknown);
         let error = OperationError { cause, delivered };
         self.complete(operation, Err(error), Memory::Held);
-        self.forget(operation);
-        let waited = self.config.cancel_timeout;
-        self.fail(now, ConnectionFailure::DataPlaneStuck { waited });
+        if self.ended() {
+            self.forget(operation);
+        } else if !self.config.cancellable {
+            // Its channels are closed, and do not end.
+            self.forget(operation);
+            self.fail(now, ConnectionFailure::DataPlaneStuck { waited });
+        }
     }
 
     pub(super) fn end_send(&mut self, transfer: TransferId, cause: EndCause, delivered: Delivered) {

@@ -28,7 +28,13 @@ impl Outgoing {
             .as_ref()
             .is_some_and(|cancel| cancel.refused);
         let (started, all, bytes) = match &self.stage {
-            SendStage::Queued | SendStage::Waiting => (false, false, 0),
+            // An empty one may be complete at the peer.
+            SendStage::Waiting => (
+                self.bytes == 0 && self.transmitted && !told && !refused,
+                false,
+                0,
+            ),
+            SendStage::Queued => (false, false, 0),
             SendStage::Eager(eager) => (self.transmitted && !refused, eager.placed, 0),
             SendStage::Granted(granted) => (
                 !granted.posted.is_empty(),

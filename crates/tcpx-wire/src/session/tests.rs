@@ -39,6 +39,9 @@ pub(in crate::session) fn settings() -> Settings {
     }
 }
 
+/// How long a close may take, where that does not matter.
+const CLOSE: Duration = Duration::from_secs(2);
+
 pub(super) fn config() -> Config {
     Config::new(settings())
 }

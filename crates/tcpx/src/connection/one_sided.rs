@@ -570,7 +570,10 @@ const MOST_AT_ONCE: usize = 256;
 pub(crate) struct Deferred {
     running: AtomicUsize,
     later: Mutex<Later>,
-    options: (Level, Option<Deadlines>),
+    level: Level,
+    /// Of the batch as a whole, which began then.
+    deadlines: Deadlines,
+    began: Instant,
     state: Arc<TransferState>,
 }
 
@@ -584,6 +587,16 @@ struct Later {
 }
 
 impl Deferred {
+    /// What is left for parts that begin now.
+    pub(crate) fn deadlines(&self, core: &Core) -> Deadlines {
+        let spent = core.ticked().saturating_duration_since(self.began);
+        let left = |total: Duration| total.saturating_sub(spent);
+        Deadlines {
+            total: self.deadlines.total.map(left),
+            ..self.deadlines
+        }
+    }
+
     /// One of the parts has ended well: starts the next one. Why that cannot start.
     pub(crate) fn start_next(self: &Arc<Self>, core: &mut Core) -> Option<Error> {
         let part = lock(&self.later).parts.pop_front()?;
@@ -591,7 +604,11 @@ impl Deferred {
             return Some(core.cancelled(part.kind));
         }
         // Without the lock: an observer is the program's code.
-        match part.start(core, false, self.options, &self.state, Some(self)) {
+        let options = (self.level, Some(self.deadlines(core)));
+        core.session.set_continues(true);
+        let started = part.start(core, false, options, &self.state, Some(self));
+        core.session.set_continues(false);
+        match started {
             Ok(id) => {
                 let mut later = lock(&self.later);
                 later.started.push(id);
@@ -664,7 +681,9 @@ fn start_parts(
                     started: Vec::new(),
                     cancelled: false,
                 }),
-                options,
+                level: options.0,
+                deadlines: options.1.unwrap_or(core.session.deadlines()),
+                began: core.ticked(),
                 state: Arc::clone(state),
             };
             (None, Some(Arc::new(deferred)))

@@ -294,11 +294,12 @@ impl Shared {
         }
     }
 
-    pub(super) fn close(&self) {
+    /// Closes the connection within `limit`; without one, as nobody holds it any more.
+    pub(super) fn close(&self, limit: Option<Duration>) {
         if !self.is_inherited() && self.progress_owner.is_manual() {
             self.end_manual(&mut self.lock());
         }
-        self.ask([Ask::Close]);
+        self.ask([limit.map_or(Ask::Leave, Ask::Close)]);
     }
 }
 

@@ -185,7 +185,10 @@ impl Core {
         }
         if !held {
             // The lease ends here: from now on the memory is the program's again.
-            take_out(&mut self.operations, &id);
+            let ended = take_out(&mut self.operations, &id);
+            if ended.is_some_and(|ended| ended.stopped && kind.is_peers()) {
+                self.stopped_ended();
+            }
         }
         if reported {
             return;

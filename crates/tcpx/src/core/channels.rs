@@ -189,10 +189,11 @@ impl ChannelState {
 #[cfg(test)]
 pub(super) mod tests {
     use std::os::fd::{AsFd, OwnedFd};
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use rustix::event::EventfdFlags;
+    use tcpx_lanes::lock;
     use tcpx_memory::{CopyWorker, MemoryError};
     use tcpx_net::{Cancel, ChannelError, ChannelStats, Completion, Posted};
 
@@ -209,6 +210,10 @@ pub(super) mod tests {
         pub(in crate::core) heard: AtomicUsize,
         /// It has no lane.
         pub(in crate::core) is_dead: AtomicBool,
+        /// It takes sends, which something reads until it says that they have ended.
+        pub(in crate::core) holds: AtomicBool,
+        pub(in crate::core) held: Mutex<Vec<SendChunk>>,
+        pub(in crate::core) lets_go: AtomicBool,
     }
 
     /// A channel that is full, with nothing in flight.
@@ -225,6 +230,10 @@ pub(super) mod tests {
     impl Channel for Quiet {
         fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
             self.0.offered.fetch_add(1, Ordering::SeqCst);
+            if self.0.holds.load(Ordering::SeqCst) {
+                lock(&self.0.held).push(chunk);
+                return Ok(Posted::Accepted);
+            }
             Ok(Posted::Full(chunk))
         }
         fn post_receive(
@@ -233,14 +242,27 @@ pub(super) mod tests {
         ) -> Result<Posted<ReceiveChunk>, ChannelError> {
             Ok(Posted::Full(chunk))
         }
-        fn poll(&mut self, _out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+            if self.0.lets_go.load(Ordering::SeqCst) {
+                out.extend(
+                    lock(&self.0.held)
+                        .drain(..)
+                        .map(|chunk| Completion::Failed {
+                            token: chunk.token,
+                            error: ChannelError::Cancelled,
+                        }),
+                );
+            }
             Ok(())
         }
         fn consume(&mut self, _ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
             Ok(Posted::Accepted)
         }
         fn cancel(&mut self, _token: u64) -> Cancel {
-            Cancel::Unsupported
+            match self.0.holds.load(Ordering::SeqCst) {
+                true => Cancel::Running,
+                false => Cancel::Unsupported,
+            }
         }
         fn readiness(&self) -> Readiness<'_> {
             Readiness::Fd(self.1.as_fd())

@@ -32,6 +32,8 @@ pub(super) struct OneSided {
     notifications: Arc<Notifications>,
     /// Notifications for which there is no room yet.
     postponed: VecDeque<Arriving>,
+    /// Puts and gets of the peer whose memory an operation that ends early still has.
+    behind_stopped: Vec<Action>,
     /// Operations that [come](Operation::comes).
     coming: usize,
     /// Memory of operations whose bytes travel with their frames.
@@ -92,6 +94,7 @@ impl Core {
             exposed.uses.revoke();
         }
         self.one_sided.postponed.clear();
+        self.one_sided.behind_stopped.clear();
         self.wakers.extend(self.one_sided.notifications.end());
         self.ended_some = true;
     }
@@ -100,9 +103,17 @@ impl Core {
         match action {
             Action::PutArrives {
                 transfer,
-                covered,
+                ref covered,
                 bytes,
-            } => self.put_arrives(transfer, &covered, bytes),
+            } => {
+                if let Err(error) = self.take_put(transfer, covered, bytes)
+                    && !self.waits_for_stopped(&error, &action)
+                {
+                    tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a put of the peer is refused");
+                    let reason = RefuseReason::MemoryFailed;
+                    self.session.refuse_arrival(transfer, reason);
+                }
+            }
             Action::NotificationArrives {
                 transfer,
                 bytes,
@@ -117,11 +128,13 @@ impl Core {
             }
             Action::GetArrives {
                 request,
-                covered,
+                ref covered,
                 bytes,
                 level,
             } => {
-                if let Err(error) = self.answer_get(request, &covered, bytes, level) {
+                if let Err(error) = self.answer_get(request, covered, bytes, level)
+                    && !self.waits_for_stopped(&error, &action)
+                {
                     tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a get of the peer is refused");
                     self.session.refuse_get(request, RefuseReason::MemoryFailed);
                 }
@@ -130,20 +143,44 @@ impl Core {
         }
     }
 
-    fn put_arrives(&mut self, transfer: TransferId, covered: &Covered, bytes: u64) {
-        match self.lease_covered(covered, bytes, Access::Write) {
-            Ok((lease, used)) => {
-                if let Some(put) = self.take_from_peer(transfer, OperationKind::PeerPut, lease) {
-                    put.used = used;
-                    put.comes = true;
-                    self.one_sided.coming += 1;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a put of the peer is refused");
-                let reason = RefuseReason::MemoryFailed;
-                self.session.refuse_arrival(transfer, reason);
-            }
+    fn take_put(
+        &mut self,
+        transfer: TransferId,
+        covered: &Covered,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let (lease, used) = self.lease_covered(covered, bytes, Access::Write)?;
+        if let Some(put) = self.take_from_peer(transfer, OperationKind::PeerPut, lease) {
+            put.used = used;
+            put.comes = true;
+            self.one_sided.coming += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether the memory may be in use by what the peer has ended, so that what it does there next
+    /// [waits](Self::stopped_ended) for that.
+    fn waits_for_stopped(&mut self, error: &Error, action: &Action) -> bool {
+        let waits =
+            matches!(error, Error::Memory(MemoryError::Busy { .. })) && self.is_stopping_peers();
+        if waits {
+            self.one_sided.behind_stopped.push(action.clone());
+        }
+        waits
+    }
+
+    fn is_stopping_peers(&self) -> bool {
+        let mut operations = self.operations.values();
+        operations.any(|one| one.stopped && one.kind.is_peers())
+    }
+
+    /// An operation of the peer that ended early has let go of its memory.
+    pub(super) fn stopped_ended(&mut self) {
+        if self.one_sided.behind_stopped.is_empty() || self.is_stopping_peers() {
+            return;
+        }
+        for action in std::mem::take(&mut self.one_sided.behind_stopped) {
+            self.perform_one_sided(action);
         }
     }
 
@@ -337,10 +374,11 @@ impl Core {
             self.wakers.extend(state.end(Err(error)));
             self.give_up_batch(batch, state);
         }
-        if let Some(notice) = batch.part_ended()
-            && let Err(error) = self.notify(notice, TransferId(0), 0)
-        {
-            self.wakers.extend(state.end(Err(error)));
+        if let Some(mut notice) = batch.part_ended() {
+            notice.deadlines = Some(batch.deadlines(self));
+            if let Err(error) = self.notify(notice, TransferId(0), 0) {
+                self.wakers.extend(state.end(Err(error)));
+            }
         }
     }
 

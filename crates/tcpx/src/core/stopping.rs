@@ -24,6 +24,7 @@ impl Core {
         operation.stopped = true;
         operation.quiet_owed = true;
         let window = operation.window;
+        let mut is_held = false;
         let in_flight: Vec<(u64, u16)> = self
             .tokens
             .iter()
@@ -31,17 +32,25 @@ impl Core {
                 Token::Send(of, flight) | Token::Receive(of, flight) if *of == id => {
                     Some((*token, flight.event.channel))
                 }
+                // Jobs of the copy worker.
+                Token::Unpack(of, ..) | Token::Digest(of) | Token::Eager(of) if *of == id => {
+                    is_held = true;
+                    None
+                }
                 _ => None,
             })
             .collect();
         let mut must_close = false;
-        if let (Some(token), [state]) = (window, self.channels.as_mut_slice())
-            && state.channel.cancel(token) == Cancel::Done
-            && self.tokens.remove(&token).is_some()
-            && let Some(operation) = self.operations.get_mut(&id)
-        {
-            operation.window = None;
-            operation.outstanding -= 1;
+        if let (Some(token), [state]) = (window, self.channels.as_mut_slice()) {
+            let cancel = state.channel.cancel(token);
+            is_held |= cancel == Cancel::Running;
+            if cancel == Cancel::Done
+                && self.tokens.remove(&token).is_some()
+                && let Some(operation) = self.operations.get_mut(&id)
+            {
+                operation.window = None;
+                operation.outstanding -= 1;
+            }
         }
         for (token, channel) in in_flight {
             match self.channels[usize::from(channel)].channel.cancel(token) {
@@ -50,6 +59,7 @@ impl Core {
                     self.off_wire(id);
                 }
                 Cancel::Pending => {}
+                Cancel::Running => is_held = true,
                 Cancel::Unsupported => must_close = true,
             }
         }
@@ -64,6 +74,9 @@ impl Core {
             for state in self.channels.iter_mut() {
                 state.close();
             }
+        }
+        if is_held || must_close {
+            self.session.data_held(id);
         }
         self.settle_operation(id);
     }

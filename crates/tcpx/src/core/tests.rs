@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
-use tcpx_wire::frame::{Destination, Extent, Frame, RefuseReason, Settings, TransferId, encode};
+use tcpx_wire::frame::{
+    Destination, Extent, Frame, Grant, RefuseReason, Settings, TransferId, encode,
+};
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Place, Role, Tag, WindowSecret};
@@ -289,4 +291,43 @@ fn a_get_with_a_long_answer_moves_until_it_ends() {
         scene.drive();
         assert!(state.has_ended() && !scene.core.standing().moving);
     }
+}
+
+/// As a copy that the program's work on a GPU holds up.
+#[test]
+fn a_cancelled_send_that_something_reads_costs_nobody_else() {
+    let mut scene = Scene::new();
+    scene.channel.holds.store(true, Ordering::SeqCst);
+    let sent = scene.begin(Role::Sender, 1, 8000);
+    let grant = Grant {
+        window: 0,
+        chunk_bytes: 4096,
+        taper: None,
+        level: Level::Placed,
+    };
+    let transfer = TransferId(0);
+    scene.say([Frame::Grant { transfer, grant }]);
+    scene.drive();
+    assert_eq!(scene.channel.offered.load(Ordering::SeqCst), 2);
+    let start = Instant::now();
+    let now = scene.core.now();
+    scene.core.session.cancel(now, scene.last.unwrap());
+    while !sent.has_ended() {
+        assert!(start.elapsed() < LIMIT, "it does not end");
+        scene.core.tick();
+        scene.core.progress();
+    }
+    let ended = sent.outcome();
+    assert!(
+        matches!(ended, Some(Err(Error::MemoryHeld { .. }))),
+        "{ended:?}"
+    );
+    let received = scene.begin(Role::Receiver, 1, 8);
+    scene.say([message(0, 1)]);
+    scene.drive();
+    assert!(received.has_ended() && scene.core.refusal().is_none());
+    assert_eq!(scene.core.operations.len(), 1, "its memory is in use");
+    scene.channel.lets_go.store(true, Ordering::SeqCst);
+    scene.core.progress();
+    assert_eq!(scene.core.operations.len(), 0);
 }

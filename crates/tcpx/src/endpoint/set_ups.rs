@@ -43,10 +43,6 @@ impl SetUps {
         !lock(&self.state).ended.is_empty()
     }
 
-    pub(super) fn are_running(&self) -> bool {
-        lock(&self.state).running > 0
-    }
-
     pub(super) fn are_full(&self) -> bool {
         lock(&self.state).running >= MOST
     }

@@ -18,8 +18,8 @@ use crate::wait::micros_since;
 const MOST_PENDING: usize = 64;
 /// Frames taken before the clock is looked at.
 const FRAMES_AT_A_TIME: usize = 16;
-/// How long a side that gives up waits for the peer to have heard why.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// How long a side that gives up waits for the peer to have heard why, and how long when its own time is over.
+const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(50));
 /// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause and has to come from
 /// a host that may be busy or far away.
 const REASON: Duration = Duration::from_secs(1);
@@ -229,7 +229,7 @@ impl SetUp {
             Error::Network(NetworkError::Plugin { .. }) => return None,
             _ => Duration::ZERO,
         };
-        let until = Instant::now() + wait;
+        let until = self.deadline.min(Instant::now() + wait);
         loop {
             match self.hear() {
                 Err(theirs @ Error::Network(NetworkError::GivenUp { .. })) => return Some(theirs),
@@ -242,7 +242,8 @@ impl SetUp {
 
     /// Waits for the peer to close its end: closing before would destroy what it has not read yet.
     fn part(&mut self) {
-        let until = Instant::now() + FAREWELL;
+        let now = Instant::now();
+        let until = (now + FAREWELL.0).min(self.deadline.max(now + FAREWELL.1));
         loop {
             self.control.flush();
             if !self.control.wants_write() {

@@ -63,6 +63,23 @@ fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
     assert_eq!(table.queued_bytes(), 13_000);
 }
 
+#[test]
+fn a_lane_gives_back_what_it_writes_only_where_nobody_waits_for_it() {
+    let _alone = alone();
+    let worker = CopyWorker::host().expect("a worker");
+    let table = TransmitTable::new(2, 4);
+    let chunk = taken(&table, worker.pinned(), 1, 0);
+    table.let_go(0);
+    assert!(!table.is_to_let_go(0, 1), "another chunk was meant");
+    assert_eq!(table.withdraw(1), Withdrawn::InHand(0));
+    assert!(!table.is_to_let_go(0, 1), "it was not asked for");
+    table.let_go(0);
+    assert!(!table.is_to_let_go(1, 1), "that is another lane");
+    assert!(table.is_to_let_go(0, 1));
+    assert!(!table.is_to_let_go(0, 1), "it was asked for once");
+    assert!(table.written(0, chunk, 0), "its slot is free then");
+}
+
 fn written(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16, spliced: bool) {
     let mut chunk = taken(table, pool, slot, lane);
     chunk.spliced = spliced.then_some(lane);

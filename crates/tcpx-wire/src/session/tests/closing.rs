@@ -13,7 +13,7 @@ fn closing_waits_for_what_is_under_way_and_tells_the_peer() {
         let unmatched = pair.receive(0, receive(5, 10, Level::Placed));
         let refused = pair.send(1, send(6, 10, Level::Placed));
         pair.run(Duration::from_millis(2));
-        pair.with(0, |session, now| session.close(now));
+        pair.with(0, |session, now| session.close(now, CLOSE));
         assert_eq!(pair.error(0, unmatched).cause, EndCause::Closed);
         let closed = pair.sides[0]
             .session
@@ -33,6 +33,28 @@ fn closing_waits_for_what_is_under_way_and_tells_the_peer() {
 }
 
 #[test]
+fn what_belongs_to_an_operation_that_runs_starts_while_closing() {
+    let mut pair = Pair::new(small_chunks(3), 1);
+    let sent = pair.send(0, send(1, 100_000, Level::Placed));
+    pair.with(0, |session, now| session.close(now, CLOSE));
+    let more = |session: &mut Session, now| session.send(now, send(1, 1000, Level::Placed));
+    let refused = pair.with(0, more);
+    assert_eq!(refused, Err(RequestError::Closed));
+    pair.sides[0].session.set_continues(true);
+    let behind = pair.send(0, send(1, 1000, Level::Placed));
+    pair.sides[0].session.set_continues(false);
+    let got = [100_000, 1000].map(|bytes| pair.receive(1, receive(1, bytes, Level::Placed)));
+    pair.run(Duration::from_millis(100));
+    pair.success(0, sent);
+    pair.success(0, behind);
+    got.map(|got| pair.success(1, got));
+    assert_eq!(pair.sides[0].closed, Some(None));
+    pair.sides[0].session.set_continues(true);
+    let late = pair.with(0, more);
+    assert_eq!(late, Err(RequestError::Closed), "it has ended");
+}
+
+#[test]
 fn a_lane_that_one_side_lacks_is_asked_for_until_the_end() {
     let mut pair = Pair::new(config(), 1);
     pair.with(1, |session, _| session.ask_for_lane(2));
@@ -40,7 +62,7 @@ fn a_lane_that_one_side_lacks_is_asked_for_until_the_end() {
     pair.with(1, |session, _| session.ask_for_lane(0));
     pair.run(Duration::from_millis(5));
     assert_eq!(pair.sides[0].asked_for, [2, 0]);
-    pair.with(0, |session, now| session.close(now));
+    pair.with(0, |session, now| session.close(now, CLOSE));
     pair.run(Duration::from_millis(50));
     pair.with(1, |session, _| session.ask_for_lane(1));
     let next = pair.with(1, |session, now| session.poll_transmit(now));
@@ -54,7 +76,7 @@ fn acknowledgements_leave_before_the_goodbye() {
     let mut pair = Pair::new(config, 1);
     let sent = pair.send(0, send(1, 100_000, Level::Placed));
     pair.receive(1, receive(1, 100_000, Level::Placed));
-    pair.with(1, |session, now| session.close(now));
+    pair.with(1, |session, now| session.close(now, CLOSE));
     pair.run(Duration::from_millis(100));
     // The question came after the close.
     pair.error(0, sent);
@@ -66,7 +88,7 @@ fn both_sides_may_close_at_once() {
     for seed in 0..20 {
         let mut pair = Pair::new(config(), seed);
         for side in 0..2 {
-            pair.with(side, |session, now| session.close(now));
+            pair.with(side, |session, now| session.close(now, CLOSE));
         }
         pair.run(Duration::from_millis(50));
         for side in &pair.sides {
@@ -82,7 +104,7 @@ fn closing_ends_even_when_nothing_else_does() {
     let sent = pair.send(0, send(1, 100, Level::Placed));
     let got = pair.receive(1, receive(1, 100, Level::Placed));
     pair.run(Duration::from_millis(5));
-    pair.with(0, |session, now| session.close(now));
+    pair.with(0, |session, now| session.close(now, CLOSE));
     pair.run(Duration::from_millis(1900));
     assert!(pair.sides[0].closed.is_none());
     pair.run(Duration::from_millis(200));
@@ -101,11 +123,52 @@ fn closing_ends_even_when_nothing_else_does() {
     ));
 }
 
+/// Its peer is late, as any program may be.
+#[test]
+fn closing_takes_as_long_as_it_was_told() {
+    let minute = Duration::from_secs(60);
+    for limit in [
+        Duration::from_micros(1),
+        minute,
+        minute * 120,
+        Duration::MAX,
+    ] {
+        let mut config = small_chunks(2);
+        config.addressed = true;
+        let mut pair = Pair::new(config, 1);
+        let sent = pair.send(
+            0,
+            SendRequest {
+                deadlines: stall(1000),
+                ..send(1, 100_000, Level::Placed)
+            },
+        );
+        pair.run(Duration::from_millis(5));
+        pair.with(0, |session, now| session.close(now, limit));
+        // Another handle of it has less time, and waits no longer for that.
+        pair.with(0, |session, now| session.close(now, Duration::ZERO));
+        pair.run(minute - Duration::from_millis(100));
+        if limit < minute {
+            let failure = ConnectionFailure::CloseTimedOut { limit };
+            assert_eq!(pair.sides[0].closed, Some(Some(failure)));
+            continue;
+        }
+        assert_eq!(pair.outcome(0, sent), None);
+        let got = pair.receive(1, receive(1, 100_000, Level::Placed));
+        pair.run(Duration::from_millis(100));
+        assert_eq!(pair.success(0, sent).bytes, 100_000);
+        pair.success(1, got);
+        for side in &pair.sides {
+            assert_eq!(side.closed, Some(None));
+        }
+    }
+}
+
 #[test]
 fn a_goodbye_without_answer_ends_too() {
     let mut pair = Pair::new(config(), 1);
     pair.weather.cut = true;
-    pair.with(0, |session, now| session.close(now));
+    pair.with(0, |session, now| session.close(now, CLOSE));
     pair.run(Duration::from_secs(3));
     assert!(matches!(
         pair.sides[0].closed,

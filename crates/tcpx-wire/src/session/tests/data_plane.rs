@@ -329,6 +329,9 @@ impl Pair {
                     "needless or repeated stop"
                 );
                 watched.stopped = true;
+                if self.weather.unhurried {
+                    side.session.data_held(operation);
+                }
                 if !self.weather.no_quiet {
                     self.schedule_quiet(at, operation);
                 }

@@ -470,7 +470,7 @@ fn closing_refuses_what_was_not_accepted() {
     }
     let actions = drain_at(&mut session, Time(0)).1;
     assert_eq!(actions.len(), 2, "{actions:?}");
-    session.close(Time(0));
+    session.close(Time(0), CLOSE);
     let frames = drain_at(&mut session, Time(0)).0;
     let reason = RefuseReason::Shutdown;
     let refusals = [

@@ -23,6 +23,8 @@ pub(super) struct Weather {
     pub(super) no_unpack: bool,
     pub(super) no_digest: bool,
     pub(super) no_quiet: bool,
+    /// What the data plane does cannot be hurried.
+    pub(super) unhurried: bool,
     /// The receiver's digests are wrong.
     pub(super) corrupt: bool,
     /// What may wait for transmission does.
@@ -185,6 +187,7 @@ impl Pair {
                 no_unpack: false,
                 no_digest: false,
                 no_quiet: false,
+                unhurried: false,
                 corrupt: false,
                 holds: false,
                 frames: [None; 2],

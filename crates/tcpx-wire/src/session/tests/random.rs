@@ -85,7 +85,6 @@ fn play(schedule: &Schedule) {
     config.hold_until_placed = schedule.hold_until_placed;
     config.cancellable = schedule.cancellable;
     config.addressed = schedule.addressed;
-    config.close_timeout = Duration::from_secs(100);
     if schedule.tapers.iter().any(Option::is_some) {
         config.ours.chunk_bytes = 4 * CHUNK_GRAIN_BYTES;
     }
@@ -187,7 +186,9 @@ fn play(schedule: &Schedule) {
         }
     }
     if schedule.close {
-        pair.with(0, |session, now| session.close(now));
+        pair.with(0, |session, now| {
+            session.close(now, Duration::from_secs(100))
+        });
         pair.run(Duration::from_secs(1));
         assert!(pair.sides.iter().all(|side| side.closed.is_some()));
     }

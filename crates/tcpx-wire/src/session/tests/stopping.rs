@@ -3,17 +3,24 @@
 use super::deadlines::stalled;
 use super::pair::Pair;
 use super::*;
+use crate::frame::{CancelReason, Frame, Role};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// More than an operation takes to end behind its deadline.
+const SOON: Duration = Duration::from_millis(100);
+
+fn total(seconds: u64) -> Option<Deadlines> {
+    Some(Deadlines {
+        stall: SECOND * 20,
+        total: Some(SECOND * seconds as u32),
+    })
+}
 
 #[test]
 fn deadlines_that_pass_at_once_quote_each_other() {
     let mut pair = Pair::new(small_chunks(2), 3);
     pair.weather.no_unpack = true;
-    let total = Some(Deadlines {
-        stall: SECOND * 20,
-        total: Some(SECOND),
-    });
+    let total = total(1);
     let sent = pair.send(
         0,
         SendRequest {
@@ -45,56 +52,165 @@ fn deadlines_that_pass_at_once_quote_each_other() {
     pair.assert_clean();
 }
 
-#[test]
-fn a_data_plane_that_does_not_let_go_costs_the_connection() {
-    let mut pair = Pair::new(config(), 1);
+/// A receive of `side` 1 whose payload is being copied, for as long as the data plane likes, and its send.
+fn copied_slowly(config: Config, limit: Option<Deadlines>) -> (Pair, OperationId, OperationId) {
+    let mut pair = Pair::new(config, 1);
     (pair.weather.no_unpack, pair.weather.no_quiet) = (true, true);
-    let request = ReceiveRequest {
-        deadlines: stall(1),
-        ..receive(1, 10, Level::Placed)
-    };
-    let got = pair.receive(1, request);
-    let sent = pair.send(0, send(1, 10, Level::Placed));
+    let got = pair.receive(
+        1,
+        ReceiveRequest {
+            deadlines: limit,
+            ..receive(1, 9000, Level::Placed)
+        },
+    );
+    let sent = pair.send(0, send(1, 9000, Level::Placed));
+    (pair, got, sent)
+}
+
+#[test]
+fn what_cannot_be_hurried_is_held_and_costs_nobody_else() {
+    for unhurried in [true, false] {
+        let (mut pair, got, sent) = copied_slowly(small_chunks(2), total(1));
+        pair.weather.unhurried = unhurried;
+        if !unhurried {
+            // What holds it up is not known to take long: this process may hardly run.
+            pair.run(SECOND + SOON);
+            assert_eq!(pair.outcome(1, got), None);
+            pair.run(SECOND * 4);
+        }
+        pair.run(SECOND + SOON);
+        assert_eq!(pair.sides[1].operations[&got].memory, Some(Memory::Held));
+        let error = pair.error(1, got);
+        assert!(
+            matches!(error.cause, EndCause::DeadlinePassed(_)),
+            "{error}"
+        );
+        pair.settle(SECOND * 5);
+        let error = pair.error(0, sent);
+        assert!(
+            matches!(error.cause, EndCause::PeerCancelled { .. }),
+            "{error}"
+        );
+        pair.weather.no_unpack = false;
+        let others = [
+            pair.send(0, send(2, 9000, Level::Placed)),
+            pair.receive(1, receive(2, 9000, Level::Placed)),
+        ];
+        pair.run(SECOND);
+        for (side, other) in others.into_iter().enumerate() {
+            pair.success(side, other);
+        }
+        pair.with(1, |session, now| session.data_quiet(now, got));
+        pair.run(SECOND);
+        assert!(pair.sides.iter().all(|side| side.closed.is_none()));
+        assert!(
+            (0..2).all(|side| pair.sides[side].session.snapshot(pair.now).is_empty()),
+            "both have forgotten them"
+        );
+    }
+}
+
+#[test]
+fn an_ordered_network_that_does_not_let_go_is_lost() {
+    let mut config = small_chunks(2);
+    config.cancellable = false;
+    let (mut pair, got, sent) = copied_slowly(config, total(1));
+    pair.weather.unhurried = true;
     pair.settle(SECOND * 8);
     assert_eq!(pair.sides[1].operations[&got].memory, Some(Memory::Held));
-    assert_eq!(stalled(&pair.error(1, got)).owes, Owes::LocalUnpack);
     pair.run(SECOND);
-    let waited = SECOND * 5;
-    assert_eq!(
-        pair.sides[1].closed,
-        Some(Some(ConnectionFailure::DataPlaneStuck { waited }))
-    );
+    let closed = &pair.sides[1].closed;
+    let Some(Some(ConnectionFailure::DataPlaneStuck { waited })) = closed else {
+        panic!("{closed:?}");
+    };
+    assert!(*waited <= SOON, "{waited:?}");
     assert!(matches!(
         &pair.sides[0].closed,
         Some(Some(ConnectionFailure::PeerFailed { .. }))
     ));
-    let error = pair.error(0, sent);
-    assert!(
-        matches!(error.cause, EndCause::PeerCancelled { .. }),
-        "{error}"
-    );
-    assert_eq!(error.delivered, Delivered::Unknown);
+    assert_eq!(pair.error(0, sent).delivered, Delivered::Unknown);
+}
+
+/// Whatever it was, and however far.
+#[test]
+fn a_peer_that_does_not_answer_holds_nobody_up() {
+    for (addressed, cancels) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut config = small_chunks(2);
+        (config.addressed, config.hold_until_placed) = (addressed, addressed);
+        let mut pair = Pair::new(config, 1);
+        pair.weather.no_unpack = true;
+        pair.receive(1, receive(1, 9000, Level::Placed));
+        pair.run(Duration::from_millis(10));
+        let limit = total(1).filter(|_| !cancels);
+        let wants = |request| SendRequest {
+            deadlines: limit,
+            ..request
+        };
+        let start = pair.now;
+        let mut begun = vec![
+            pair.send(0, wants(send(1, 9000, Level::Placed))),
+            pair.send(0, wants(eager(2, 100, Level::Placed))),
+            pair.send(0, wants(eager(2, 100, Level::Verified))),
+            pair.send(0, wants(send(3, 9000, Level::Placed))),
+            pair.send(0, wants(send(4, 0, Level::Placed))),
+        ];
+        pair.run(Duration::from_millis(10));
+        pair.weather.cut = true;
+        begun.push(pair.send(0, wants(eager(5, 100, Level::Placed))));
+        begun.push(pair.send(0, wants(send(6, 9000, Level::Placed))));
+        let ends = match cancels {
+            true => {
+                let all = begun.clone();
+                pair.with(0, move |session, now| {
+                    all.into_iter().for_each(|one| session.cancel(now, one));
+                });
+                pair.now
+            }
+            false => start + SECOND,
+        };
+        pair.run(ends.saturating_since(pair.now) + SOON);
+        for (index, one) in begun.into_iter().enumerate() {
+            let error = pair.error(0, one);
+            match error.cause {
+                EndCause::Cancelled => assert!(cancels),
+                EndCause::DeadlinePassed(_) => assert!(!cancels),
+                other => panic!("{index}: {other}"),
+            }
+            let delivered = match index {
+                0 | 1 | 2 | 4 => Delivered::Unknown,
+                _ => error.delivered,
+            };
+            assert_eq!(error.delivered, delivered, "{index}");
+            let memory = pair.sides[0].operations[&one].memory;
+            assert_eq!(memory, Some(Memory::Released), "{index}");
+        }
+        assert!(!pair.sides[0].session.ended());
+    }
 }
 
 #[test]
-fn a_peer_that_does_not_answer_a_cancel_holds_nobody_up() {
+fn a_deadline_holds_for_what_a_peer_has_cancelled() {
     let mut pair = Pair::new(small_chunks(2), 1);
     pair.weather.no_unpack = true;
-    let sent = pair.send(0, send(1, 9000, Level::Placed));
+    let start = pair.now;
+    let request = SendRequest {
+        deadlines: total(1),
+        ..send(1, 9000, Level::Placed)
+    };
+    let sent = pair.send(0, request);
     pair.receive(1, receive(1, 9000, Level::Placed));
     pair.run(Duration::from_millis(10));
+    let transfer = sent.sent_transfer().unwrap();
     pair.weather.cut = true;
-    pair.with(0, |session, now| session.cancel(now, sent));
-    pair.run(Duration::from_millis(4900));
-    assert_eq!(pair.outcome(0, sent), None);
-    pair.run(Duration::from_millis(200));
-    let error = pair.error(0, sent);
-    assert_eq!(
-        (error.cause, error.delivered),
-        (EndCause::Cancelled, Delivered::Unknown)
-    );
-    assert_eq!(
-        pair.sides[0].operations[&sent].memory,
-        Some(Memory::Released)
-    );
+    let cancel = Frame::Cancel {
+        transfer,
+        from: Role::Receiver,
+        reason: CancelReason::Requested,
+        detail: "".into(),
+    };
+    pair.with(0, |session, now| session.frame(now, cancel).unwrap());
+    pair.run(SECOND - pair.now.saturating_since(start));
+    assert_eq!(pair.outcome(0, sent), None, "it may still say what it has");
+    pair.run(SOON);
+    assert_eq!(pair.error(0, sent).delivered, Delivered::Unknown);
 }

@@ -103,7 +103,6 @@ fn weather(storm: &Storm) -> Pair {
     config.hold_until_placed = storm.hold;
     config.addressed = true;
     config.max_operations = storm.capacity;
-    config.close_timeout = Duration::from_secs(150);
     let mut pair = Pair::of(config.clone(), config, storm.seed);
     pair.weather.jitter = storm.jitter;
     pair.weather.frames = storm.frames;
@@ -150,7 +149,9 @@ fn blow(storm: &Storm) {
         if let Some((after, closes)) = storm.close
             && count == after
         {
-            pair.with(closes, |session, now| session.close(now));
+            pair.with(closes, |session, now| {
+                session.close(now, Duration::from_secs(150))
+            });
         }
         if pair
             .sides
@@ -269,7 +270,9 @@ fn blow(storm: &Storm) {
         }
     }
     if pair.sides.iter().all(|side| side.closed.is_none()) {
-        pair.with(0, |session, now| session.close(now));
+        pair.with(0, |session, now| {
+            session.close(now, Duration::from_secs(150))
+        });
     }
     pair.run(Duration::from_secs(200));
     assert!(
