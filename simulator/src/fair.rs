@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, Options, Transfer};
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, Limits, Options, Transfer};
 
 use crate::plan::Plan;
 use crate::programs::{GOODBYE, all_closed, host, options};
@@ -43,8 +43,8 @@ impl Pair {
             options.dead_after = LONG;
             options
         };
-        let server = silent(options(plan, auth, false, plan.encrypt));
-        let client = silent(options(plan, auth, false, plan.encrypt));
+        let server = silent(options(plan, auth, Limits::default(), false, plan.encrypt));
+        let client = silent(options(plan, auth, Limits::default(), false, plan.encrypt));
         let endpoint = done(
             Endpoint::listen(([127, 0, 0, 1], 0).into(), server),
             "listening",

@@ -12,7 +12,7 @@ use tcpx_net::{DialOptions, dial};
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::crc::crc32c;
 use tcpx_wire::frame::{
-    Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, PlacedChunks, encode,
+    Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, Notified, PlacedChunks, encode,
 };
 use tcpx_wire::handshake::{Established, Session};
 use tcpx_wire::lane_seal::{self, Opener, Sealer};
@@ -214,6 +214,7 @@ impl Liar {
             eager_credit: 64 << 10,
             heartbeat_ms: 10_000,
             dead_after_ms: 60_000,
+            limits: tcpx::Limits::default(),
             memory: "host".into(),
             software: "by hand".into(),
         })));
@@ -344,7 +345,7 @@ impl Liar {
         let to = match place.filter(|_| self.random.one_in(2)) {
             Some(place) => Destination::Put {
                 to: Extent::Place(place),
-                notified: false,
+                notified: Notified::No,
             },
             None => {
                 let number = self.next.entry(tag).or_default();

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tcpx::Limits;
+
 use crate::liar::{LIES, Manners};
 use crate::random::Random;
 use crate::system::{self, MICRO, MILLI, Nanos, SECOND, network, network::Fault};
@@ -79,6 +81,8 @@ pub struct Plan {
     pub chunk_bytes: u32,
     pub window: u16,
     pub eager_limit: u32,
+    /// Of the client's side and the server's.
+    pub limits: [Limits; 2],
     pub encrypt: bool,
     pub stage: bool,
     /// The peer's address is this host's.
@@ -204,6 +208,7 @@ impl Plan {
             }
         }
         faults.sort_by_key(|(at, _)| *at);
+        let limits = [(); 2].map(|()| Self::limits(&mut random));
         Self {
             system: system::Settings {
                 seed,
@@ -227,6 +232,7 @@ impl Plan {
                 &[1, 2, 4, 64]
             }),
             eager_limit: if floods { 32_768 } else { eager_limit },
+            limits,
             encrypt,
             stage,
             near,
@@ -350,6 +356,23 @@ impl Plan {
             at += 1;
         }
         sides
+    }
+
+    /// What a side takes at a time; the longest list of a program has three pieces.
+    fn limits(random: &mut Random) -> Limits {
+        if random.one_in(2) {
+            return Limits::default();
+        }
+        let mut few = || random.pick(&[1, 2, 3, 20]);
+        Limits {
+            puts: few(),
+            notifications: few(),
+            gets: few(),
+            asks: few(),
+            windows: few(),
+            tags: few(),
+            pieces: 3 * few(),
+        }
     }
 
     fn manners(random: &mut Random, is_coarse: bool, item: &mut dyn FnMut() -> bool) -> Manners {

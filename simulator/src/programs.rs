@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx::{
-    Auth, Connection, Endpoint, Options, ProgressMode, Region, Rights, Lend, TcpNetwork, TcpOptions,
+    Auth, Connection, Endpoint, Lend, Limits, Options, ProgressMode, Region, Rights, TcpNetwork, TcpOptions,
     Window, WindowKey,
 };
 
@@ -38,7 +38,13 @@ struct Scene {
     done: Barrier,
 }
 
-pub fn options(plan: &Plan, key: &Auth, manual: bool, encrypt: bool) -> Options {
+pub fn options(
+    plan: &Plan,
+    key: &Auth,
+    limits: Limits,
+    manual: bool,
+    encrypt: bool,
+) -> Options {
     let network = TcpNetwork::new(TcpOptions {
         window: plan.window,
         stage_host: plan.stage,
@@ -49,6 +55,7 @@ pub fn options(plan: &Plan, key: &Auth, manual: bool, encrypt: bool) -> Options 
         channels: plan.lanes,
         chunk_bytes: Some(plan.chunk_bytes),
         eager_limit: plan.eager_limit,
+        limits,
         encrypt,
         progress: if manual {
             ProgressMode::Manual
@@ -193,7 +200,7 @@ pub fn run(plan: &Plan) {
         }
     };
     let liar = plan.liar.as_ref().and_then(|(side, manners)| {
-        accept(options(plan, &auth, side.manual, false), &|to| {
+        accept(options(plan, &auth, Limits::default(), side.manual, false), &|to| {
             let (auth, manners) = (auth.clone(), manners.clone());
             std::thread::spawn(move || {
                 let liar = Liar::connect(to, &auth, label(0), manners)?;
@@ -202,9 +209,9 @@ pub fn run(plan: &Plan) {
         })
     });
     for sides in &plan.connections {
-        let server = options(plan, &auth, sides[1].manual, plan.encrypt);
+        let server = options(plan, &auth, plan.limits[1], sides[1].manual, plan.encrypt);
         pairs.extend(accept(server, &|to| {
-            let client = options(plan, &auth, sides[0].manual, plan.encrypt);
+            let client = options(plan, &auth, plan.limits[0], sides[0].manual, plan.encrypt);
             std::thread::spawn(move || match Endpoint::connect(to, &client) {
                 Ok(dialled) => Some(Dialled::Engine(dialled)),
                 Err(error) => fail(&format!("connecting failed: {error}")),

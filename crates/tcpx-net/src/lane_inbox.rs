@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tcpx_lanes::lock;
+use tcpx_wire::frame::Detail;
 use tcpx_wire::lane_seal::LaneKeys;
+use tcpx_wire::record::SESSION_OVER;
 
 use crate::dial::ControlStream;
 use crate::error::{NetworkError, SocketError};
@@ -46,6 +49,8 @@ struct Inner {
     /// A connection that takes the place of the control connection.
     control: Mutex<Option<Box<ControlStream>>>,
     notify_control: OnceLock<Notify>,
+    /// Why the session has ended.
+    over: OnceLock<String>,
 }
 
 /// Called when a control connection arrives.
@@ -70,6 +75,24 @@ impl WeakInbox {
     pub(crate) fn upgrade(&self) -> Option<LaneInbox> {
         self.0.upgrade().map(LaneInbox)
     }
+}
+
+/// Tells the peer that the session has failed; a peer that does not hear it dials again.
+fn say_over(
+    ControlStream {
+        stream,
+        mut records,
+    }: ControlStream,
+    reason: &str,
+) {
+    let end = reason.floor_char_boundary(Detail::MAX_BYTES);
+    let mut plain = SESSION_OVER.to_le_bytes().to_vec();
+    plain.extend_from_slice(&reason.as_bytes()[..end]);
+    let mut sealed = Vec::new();
+    records.seal(&plain, &mut sealed);
+    // It fits into the buffer of a socket that nothing was written to.
+    drop((&stream).write_all(&sealed));
+    drop(stream.shutdown(Shutdown::Write));
 }
 
 impl LaneInbox {
@@ -114,7 +137,12 @@ impl LaneInbox {
     /// Leaves a connection that takes the place of the session's control connection; a later one
     /// replaces one that still waits.
     pub(crate) fn deliver_control(&self, stream: ControlStream) {
-        *lock(&self.0.control) = Some(Box::new(stream));
+        let mut control = lock(&self.0.control);
+        if let Some(reason) = self.0.over.get() {
+            return say_over(stream, reason);
+        }
+        *control = Some(Box::new(stream));
+        drop(control);
         if let Some(Notify(notify)) = self.0.notify_control.get() {
             notify();
         }
@@ -124,6 +152,15 @@ impl LaneInbox {
     /// authenticated; what the peer sends next is still in it.
     pub fn take_control(&self) -> Option<Box<ControlStream>> {
         lock(&self.0.control).take()
+    }
+
+    /// The session has failed, for this reason: whoever would go on with it is told, once and for all.
+    pub fn end(&self, reason: &str) {
+        let mut control = lock(&self.0.control);
+        self.0.over.get_or_init(|| reason.to_owned());
+        if let Some(stream) = control.take() {
+            say_over(*stream, reason);
+        }
     }
 
     /// From now on `notify` is called for each such connection; the first caller's stands.

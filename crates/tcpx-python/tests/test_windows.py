@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import gc
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -86,6 +90,73 @@ def test_hundreds_of_puts_and_gets_are_awaited_at_once(pair):
         assert bytes(other) == b"".join(sent)
 
     asyncio.run(run())
+
+
+def test_as_many_puts_as_may_be_run_beside_the_peers_gets(pair):
+    user, owner = pair
+    # Longer than what travels with its announcement.
+    size, slots = 66_000, 4096
+    source = bytes(size)
+    window = owner.expose(bytearray(size * slots))
+    content = os.urandom(16)
+    readable = user.expose(bytearray(content))
+    failed, done = [], threading.Event()
+
+    def gets():
+        try:
+            for _ in range(100):
+                back = bytearray(16)
+                owner.get(back, readable.key).wait(PATIENCE)
+                assert back == content
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=gets)
+    thread.start()
+    running, number = collections.deque(), 0
+    while not done.is_set():
+        # A place is written again once the put before has let go of it.
+        if len(running) == slots:
+            running.popleft().wait(PATIENCE)
+        running.append(user.put(source, window.key, number % slots * size))
+        number += 1
+    thread.join()
+    assert not failed
+    for put in running:
+        put.wait(PATIENCE)
+
+
+def test_gets_that_end_unanswered_leave_the_connection_well():
+    code = """
+import sys, tcpx
+endpoint = tcpx.Endpoint("127.0.0.1:0", insecure=True)
+print(endpoint.address[1], flush=True)
+connection = endpoint.accept().wait()
+window = connection.expose(bytearray(1 << 20))
+print(window.key.hex(), flush=True)
+sys.stdin.read()
+"""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        port = int(owner.stdout.readline())
+        user = tcpx.connect(f"127.0.0.1:{port}", insecure=True, timeout=PATIENCE).wait()
+        key = bytes.fromhex(owner.stdout.readline())
+        owner.send_signal(signal.SIGSTOP)
+        late = [user.get(bytearray(4096), key, stall=0.02) for _ in range(600)]
+        for get in late:
+            with pytest.raises(tcpx.TimeoutError):
+                get.wait(PATIENCE)
+        owner.send_signal(signal.SIGCONT)
+        for _ in range(3):
+            user.get(bytearray(16), key).wait(PATIENCE)
+    finally:
+        owner.send_signal(signal.SIGCONT)
+        owner.kill()
+        owner.wait()
 
 
 def test_tasks_await_notifications(pair):

@@ -24,7 +24,7 @@ pub use encode::{encode, encode_head};
 pub use error::FrameError;
 pub use payload::Payload;
 pub use placed::PlacedChunks;
-pub use settings::{InvalidSettings, Settings};
+pub use settings::{InvalidSettings, Limits, Settings};
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
@@ -351,8 +351,8 @@ pub enum Destination {
     Put {
         /// Where there.
         to: Extent,
-        /// A notification follows that is delivered behind it.
-        notified: bool,
+        /// Whether a notification follows that is delivered behind it.
+        notified: Notified,
     },
     /// To whoever asked for it: the answer to [`Frame::Get`].
     Reply {
@@ -363,7 +363,7 @@ pub enum Destination {
     Notification {
         /// The first of the puts that come before it.
         first: TransferId,
-        /// How many of them there are, with consecutive numbers.
+        /// How many of them there are, with consecutive numbers: as many have come since that one, or it fails.
         count: u32,
     },
 }
@@ -381,6 +381,20 @@ impl Destination {
             _ => None,
         }
     }
+}
+
+/// Whether a notification follows a put. Puts before a notification follow each other; a session that is given one of
+/// them says itself which is the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Notified {
+    /// None does.
+    #[default]
+    No = 0,
+    /// It is the first put that one follows.
+    First = 1,
+    /// It is a further one, of the same notification as the put before it that one follows.
+    Next = 2,
 }
 
 /// What of a peer's windows an operation is about.

@@ -47,7 +47,7 @@ pub struct Version(pub u16);
 
 impl Version {
     /// The version that this crate speaks.
-    pub const OURS: Self = Self(2);
+    pub const OURS: Self = Self(3);
 }
 
 impl std::fmt::Display for Version {

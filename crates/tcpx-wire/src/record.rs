@@ -28,6 +28,9 @@ pub const fn record_head(bytes: usize) -> [u8; LENGTH_BYTES] {
     [low, high, !low, !high]
 }
 
+/// What a side that has ended the session seals, in place of the position that it goes on from, in front of the reason.
+pub const SESSION_OVER: u64 = u64::MAX;
+
 /// Seals and opens the records of one connection.
 #[derive(Debug)]
 pub struct Records {

@@ -24,6 +24,7 @@ mod cancel;
 mod chunk_set;
 mod clock;
 mod config;
+mod credit;
 mod ending;
 mod error;
 mod frames;
@@ -63,6 +64,7 @@ use std::time::Duration;
 
 use acks::Acks;
 use clock::Timers;
+use credit::UnderWay;
 use ending::Ending;
 use incoming::Incoming;
 use liveness::Liveness;
@@ -75,7 +77,7 @@ use send_windows::SendWindows;
 use stream::ChunkStream;
 use waiting::Outbox;
 
-use crate::frame::{Frame, MAX_SETUP_BYTES, TransferId};
+use crate::frame::{Frame, Limits, MAX_SETUP_BYTES, TransferId};
 use crate::numbered::Numbered;
 use crate::time::Time;
 
@@ -106,6 +108,9 @@ pub struct Session {
     receive_stream: ChunkStream,
     matching: Matching,
     one_sided: OneSided,
+    /// One-sided operations of this side that the peer counts, and of the peer that this side does.
+    asked: UnderWay,
+    taken: UnderWay,
     piece_lists: PieceLists,
     /// Windows of this side's receives, and of the peer's.
     posting: Posting,
@@ -150,6 +155,8 @@ impl Session {
             receive_stream: ChunkStream::default(),
             matching: Matching::default(),
             one_sided: OneSided::default(),
+            asked: UnderWay::default(),
+            taken: UnderWay::default(),
             piece_lists: PieceLists::default(),
             posting: Posting::default(),
             send_windows: SendWindows::default(),
@@ -170,6 +177,11 @@ impl Session {
     /// Those of operations that bring none of their own.
     pub fn deadlines(&self) -> Deadlines {
         self.config.deadlines
+    }
+
+    /// What this side takes of the peer at a time.
+    pub fn limits(&self) -> &Limits {
+        &self.config.ours.limits
     }
 
     /// Sends a set-up advertisement of the network.
@@ -304,8 +316,7 @@ impl Session {
     /// # Errors
     /// The first bound that does not allow it.
     pub fn check_rooms(&self, sends: usize, receives: usize) -> Result<(), RequestError> {
-        let receiving = self.receives.len() - self.one_sided.peers();
-        for (more, outstanding) in [(sends, self.sends.len()), (receives, receiving)] {
+        for (more, outstanding) in [(sends, self.own_sends()), (receives, self.own_receives())] {
             if more > 0 {
                 self.check_room(outstanding.saturating_add(more - 1))?;
             }
@@ -316,6 +327,16 @@ impl Session {
     /// Whether what starts now belongs to something that runs, which a close waits for.
     pub fn set_continues(&mut self, continues: bool) {
         self.continues = continues;
+    }
+
+    /// Without answers to gets of the peer.
+    fn own_sends(&self) -> usize {
+        self.sends.len() - self.one_sided.replies()
+    }
+
+    /// Without what the peer began.
+    fn own_receives(&self) -> usize {
+        self.receives.len() - self.one_sided.peers()
     }
 
     fn check_room(&self, outstanding: usize) -> Result<(), RequestError> {

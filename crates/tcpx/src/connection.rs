@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
-use tcpx_wire::frame::{Destination, Extent};
+use tcpx_wire::frame::{Destination, Extent, Notified};
 use tcpx_wire::session::{
     Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
 };
@@ -370,8 +370,8 @@ enum To {
     Tag(u64),
     Place(Place),
     List(Arc<PieceList>),
-    /// A list that the peer has under this number, and its pieces.
-    Told(u64, u32),
+    /// A list that the peer was told of, under this number.
+    Told(u64),
 }
 
 impl Ready {
@@ -379,11 +379,11 @@ impl Ready {
         self.lease.range().len() as u64
     }
 
-    fn pieces(&self) -> u32 {
+    /// Pieces of a list that the peer is yet to be told of.
+    fn pieces(&self) -> Option<u32> {
         match &self.to {
-            To::Tag(_) | To::Place(_) => 0,
-            To::List(list) => list.pieces(),
-            To::Told(_, pieces) => *pieces,
+            To::Tag(_) | To::Place(_) | To::Told(_) => None,
+            To::List(list) => Some(list.pieces()),
         }
     }
 
@@ -399,14 +399,18 @@ impl Ready {
         let (kind, bytes) = (self.kind, self.bytes());
         let (level, deadlines) = options;
         let fenced = kind == OperationKind::Receive && core.is_fenced(self.fence.as_ref());
+        let notified = match notified {
+            true => Notified::Next,
+            false => Notified::No,
+        };
         let put = |to| Destination::Put { to, notified };
         let mut once = None;
         let (tag, to) = match &self.to {
             To::Tag(tag) => (*tag, Destination::next_receive(Tag(*tag))),
             To::Place(place) => (0, put(Extent::Place(*place))),
-            To::Told(list, _) => (0, put(Extent::Pieces(*list))),
+            To::Told(list) => (0, put(Extent::Pieces(*list))),
             To::List(pieces) => {
-                let list = core.session.add_pieces(pieces);
+                let list = core.session.add_pieces(Arc::clone(pieces));
                 let list = list.map_err(|error| core.request_error(error))?;
                 once = Some(list);
                 (0, put(Extent::Pieces(list)))

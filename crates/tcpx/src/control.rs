@@ -16,7 +16,7 @@ use tcpx_lanes::socket_calls::{self as calls, Moved};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
 use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, LEAST_PLAIN_BYTES, encode_head};
 use tcpx_wire::handshake::{Established, HandshakeError};
-use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records};
+use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records, SESSION_OVER};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
 /// frame is bounded by a window of its own, so this only limits what lies in user memory.
@@ -61,6 +61,8 @@ pub(crate) enum ControlEnd {
     Frame(FrameError),
     /// The peer claims to have what was not sent, or to lack what it had.
     Position(Impossible),
+    /// The peer has ended the session, for this reason.
+    Over(String),
 }
 
 impl ControlEnd {
@@ -70,7 +72,7 @@ impl ControlEnd {
             Self::Eof | Self::Io(_) | Self::Record(_) => true,
             // Of a message that is not sealed: records do not open where they were changed.
             Self::Frame(error) => matches!(error, FrameError::Checksum { .. }),
-            Self::Welcome(_) | Self::Position(_) => false,
+            Self::Welcome(_) | Self::Position(_) | Self::Over(_) => false,
         }
     }
 }
@@ -398,6 +400,12 @@ impl Control {
         };
         let read = u64::from_le_bytes(*read);
         self.unread.start += POSITION_BYTES;
+        if read == SESSION_OVER {
+            let reason = &self.opened[self.unread.clone()];
+            return Err(ControlEnd::Over(
+                String::from_utf8_lossy(reason).into_owned(),
+            ));
+        }
         self.is_positioning = false;
         self.log.rewind(read).map_err(ControlEnd::Position)?;
         self.free_messages();

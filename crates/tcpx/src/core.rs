@@ -420,6 +420,9 @@ impl Core {
         for channel in self.channels.iter_mut() {
             channel.close();
         }
+        if let (Err(error), Some(resume)) = (&how, &self.resume) {
+            resume.end(error);
+        }
         self.ended = Some(how);
         self.end_one_sided();
         self.ended_at = Some(Instant::now());

@@ -358,6 +358,7 @@ impl Error {
             ControlEnd::Record(error) => frame(&error),
             ControlEnd::Frame(error) => frame(&error),
             ControlEnd::Position(error) => frame(&error),
+            ControlEnd::Over(detail) => ConnectionFailure::PeerFailed { detail },
         };
         Self::lost(peer, failure)
     }

@@ -293,6 +293,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
         eager_credit: EAGER_CREDIT.max(eager_limit),
         heartbeat_ms: millis(options.heartbeat),
         dead_after_ms: millis(options.dead_after),
+        limits: options.limits,
         memory: memory_name(options),
         software: options.software.clone(),
     };

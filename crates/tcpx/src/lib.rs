@@ -66,6 +66,7 @@ pub use tcpx_net::{
     Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Lend, Network, NetworkError, Peer,
     PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
 };
+pub use tcpx_wire::frame::Limits;
 pub use tcpx_wire::session::{Deadlines, Delivered};
 pub use tcpx_wire::{
     ClientKey, Key, KeyError, KeyName, KeyNameError, Level, Rights, Role, WindowKey, WindowKeyError,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Congestion, Network};
 use tcpx_wire::Key;
-use tcpx_wire::frame::MAX_EAGER_BYTES;
+use tcpx_wire::frame::{Limits, MAX_EAGER_BYTES};
 use tcpx_wire::session::Deadlines;
 
 use crate::error::Error;
@@ -67,6 +67,8 @@ pub struct Options {
     /// Largest message that travels with its announcement, over the control connection, while no other one is under
     /// way; half of it beside others. 128 KiB by default, which is the most.
     pub eager_limit: u32,
+    /// What this side takes of its peer at a time: the peer keeps the rest, and begins that as others end.
+    pub limits: Limits,
     /// The GPU whose memory this side moves; `None` for host memory only.
     pub gpu: Option<Gpu>,
     /// Whether a kernel stays on the GPU for a moment where one small message follows another, and copies them
@@ -102,6 +104,7 @@ impl Options {
             heartbeat: Duration::from_secs(1),
             dead_after: Duration::from_secs(10),
             eager_limit: MAX_EAGER_BYTES as u32,
+            limits: Limits::default(),
             gpu: None,
             persistent_kernel: true,
             progress: ProgressMode::Background,

@@ -4,7 +4,8 @@ use std::ops::Deref;
 
 use super::{
     CancelReason, Destination, Detail, Extent, Frame, FrameError, GoodbyeReason, Grant, Level,
-    Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name, most_payload,
+    Limits, Notified, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId,
+    kind_name, most_payload,
 };
 use crate::plan::Taper;
 use crate::window::{Place, WindowSecret};
@@ -180,6 +181,7 @@ macro_rules! numbered {
 numbered! {
     Level "0 to 2" [Sent, Placed, Verified];
     Role "0 or 1" [Sender, Receiver];
+    Notified "0 to 2" [No, First, Next];
     CancelReason "0 to 5" [
         Requested, DeadlineExpired, ChannelFailed, MemoryFailed, Shutdown, Protocol
     ];
@@ -299,8 +301,11 @@ structures! {
     Settings {
         network: String, channels: u16, chunk_bytes: u32, send_window: u16, receive_window: u16,
         eager_limit: u32, eager_credit: u32, heartbeat_ms: u32, dead_after_ms: u32,
-        memory: String, software: String
+        limits: Limits, memory: String, software: String
     } => validate
+    Limits {
+        puts: u32, notifications: u32, gets: u32, asks: u32, windows: u32, tags: u32, pieces: u32
+    }
     Place { window: u64, secret: WindowSecret, offset: u64 }
     PlacedChunks { first: u32, bits: u64 }
 }
@@ -334,7 +339,7 @@ macro_rules! choices {
 choices! {
     Destination "destination" "0 to 3" {
         0 Receive { tag: Tag, number: u64 }
-        1 Put { to: Extent, notified: bool }
+        1 Put { to: Extent, notified: Notified }
         2 Reply { request: u64 }
         3 Notification { first: TransferId, count: u32 }
     }

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::MAX_EAGER_BYTES;
+use crate::pieces::MAX_PIECES;
 
 /// A side's parameters; the first frame after the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub struct Settings {
     pub heartbeat_ms: u32,
     /// Milliseconds of silence after which this side gives the other up; above `heartbeat_ms`.
     pub dead_after_ms: u32,
+    /// What this side takes of the other one at a time.
+    pub limits: Limits,
     /// The memory this side moves, for the log; at most 64 bytes.
     pub memory: String,
     /// Name and version of this side's software, for the log; at most 64 bytes.
@@ -63,7 +66,63 @@ impl Settings {
         check("eager_limit", eager_limit, 0, MAX_EAGER_BYTES as u64)?;
         check("eager_credit", self.eager_credit, eager_limit, most)?;
         check("heartbeat_ms", heartbeat_ms, 1, most - 1)?;
-        check("dead_after_ms", self.dead_after_ms, heartbeat_ms + 1, most)
+        check("dead_after_ms", self.dead_after_ms, heartbeat_ms + 1, most)?;
+        self.limits.validate()
+    }
+}
+
+/// What a side takes of its peer at a time; each is at least 1. The peer is told, keeps back what is beyond, and begins
+/// that as others end: nobody fails because of a limit, but who exceeds it breaks the protocol. Both count alike: from
+/// the frame that asks to the last frame about it, whichever side sends that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Puts into windows of this side.
+    pub puts: u32,
+    /// Notifications, those included that its program has not collected.
+    pub notifications: u32,
+    /// Gets from its windows; what answers them needs no room at the peer.
+    pub gets: u32,
+    /// Sends that ask for a receive which is not there.
+    pub asks: u32,
+    /// Windows that the peer has posted and no send of this side has taken.
+    pub windows: u32,
+    /// Tags whose sends it counts. Those that receives of its own wait for, when the peer would forget them, are left out.
+    pub tags: u32,
+    /// Pieces of lists that it keeps; and as many of puts and gets under way.
+    pub pieces: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            puts: 4096,
+            notifications: 4096,
+            gets: 64,
+            asks: 1024,
+            windows: 1024,
+            tags: 1 << 16,
+            pieces: MAX_PIECES,
+        }
+    }
+}
+
+impl Limits {
+    /// Most of each.
+    pub const MOST: u32 = 1 << 20;
+
+    fn validate(&self) -> Result<(), InvalidSettings> {
+        for (field, value) in [
+            ("puts", self.puts),
+            ("notifications", self.notifications),
+            ("gets", self.gets),
+            ("asks", self.asks),
+            ("windows", self.windows),
+            ("tags", self.tags),
+            ("pieces", self.pieces),
+        ] {
+            check(field, value, 1, Self::MOST.into())?;
+        }
+        Ok(())
     }
 }
 

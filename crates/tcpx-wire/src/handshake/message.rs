@@ -100,7 +100,7 @@ impl Head {
         }
     }
 
-    /// The parts that version 2 leaves zero, in a message that is no lane's.
+    /// The parts that this version leaves zero, in a message that is no lane's.
     pub(super) fn padding(&self) -> u64 {
         u64::from(self.zero) << 16 | u64::from(self.extra)
     }

@@ -416,7 +416,7 @@ fn a_client_cannot_play_the_server() {
     };
     // Nor does any answer of its making pass.
     let mut answer = [0; 112];
-    answer[..16].copy_from_slice(b"TCPX\r\n\x1a\n\x02\0\0\0\0\x01\0\0");
+    answer[..16].copy_from_slice(b"TCPX\r\n\x1a\n\x03\0\0\0\0\x01\0\0");
     answer[16] = 9;
     assert!(matches!(
         client.receive(&mut &answer[..]),

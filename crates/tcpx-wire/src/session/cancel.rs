@@ -168,6 +168,8 @@ impl Session {
         }
         // Nobody else has heard of it, or hears of it any more.
         let is_silent = !send.asking && (send.leaving || matches!(send.stage, SendStage::Queued));
+        // What it has asked before it found its window, the peer may count until it ends.
+        let in_window = send.wire.window().is_some();
         if !is_silent {
             self.transmit
                 .extend(cancel_frame(send.wire, Role::Sender, &cause));
@@ -180,7 +182,11 @@ impl Session {
         let stopped_by = self.config.stopped_by(now, busy, answer_by);
         self.timers
             .arm(&mut send.course.clock, operation, stopped_by);
-        self.waits_no_more(transfer);
+        if in_window {
+            self.leaves_queue(transfer);
+        } else {
+            self.waits_no_more(transfer);
+        }
         if is_silent && !self.ended() {
             self.withdraw_number(transfer);
         }

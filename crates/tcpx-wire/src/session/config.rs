@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use super::error::SessionError;
-use crate::frame::{InvalidSettings, Settings};
+use crate::frame::{InvalidSettings, Limits, Settings};
 use crate::plan::{ChunkPlan, Taper};
 
 /// Smallest chunk both sides may agree on, and what every chunk size is a multiple of.
 pub const CHUNK_GRAIN_BYTES: u32 = 4096;
 /// Longest transfer: [`u32::MAX`] chunks of the smallest size.
 pub const MAX_TRANSFER_BYTES: u64 = CHUNK_GRAIN_BYTES as u64 * u32::MAX as u64;
-
-/// Sends of a side that have asked for a receive and were not answered, at a time; others wait there.
-pub(super) const MOST_ASKING: usize = 1024;
 
 /// Credit that an eager payload takes at least: the receiver remembers more of it than its bytes.
 const LEAST_CREDIT: u64 = 256;
@@ -62,8 +59,8 @@ pub struct Config {
     pub ack_batch: u32,
     /// Longest time a placed chunk waits for its acknowledgement; 50 us by default.
     pub ack_delay: Duration,
-    /// Most operations at a time per direction, those included that ended here but that the peer
-    /// still owes an answer for; also the most unmatched arrivals. 4096 by default.
+    /// Most operations of this side at a time per direction, those included that wait for the peer to take them, and
+    /// that ended here but that the peer still owes an answer for. 4096 by default.
     pub max_operations: usize,
     /// Whether the network can drop one transfer and keep its channels. Where it cannot, the end
     /// of a granted operation by cancel, deadline or failure ends the connection too.
@@ -115,12 +112,6 @@ impl Config {
 }
 
 impl Config {
-    /// Most transfers of the peer that may wait for a receive: those that ask, and as many as its credit
-    /// pays for.
-    pub(super) fn most_arrivals(&self) -> u64 {
-        MOST_ASKING as u64 + u64::from(self.ours.eager_credit) / LEAST_CREDIT + 1
-    }
-
     /// How a transfer to here is cut, which has so many pieces of lists. Channels take turns by the chunk: one with
     /// pieces is shorter, and makes no more work.
     pub(super) fn cut(&self, bytes: u64, pieces: u32, agreed: u32, alone: bool) -> ChunkPlan {
@@ -174,6 +165,8 @@ pub struct Agreed {
     pub heartbeat: Duration,
     /// Silence after which the peer is given up.
     pub dead_after: Duration,
+    /// What the peer takes of this side at a time.
+    pub limits: Limits,
 }
 
 impl Agreed {
@@ -219,6 +212,7 @@ impl Agreed {
             eager_credit: theirs.eager_credit,
             heartbeat: Duration::from_millis(heartbeat_ms.into()),
             dead_after: Duration::from_millis(ours.dead_after_ms.into()),
+            limits: theirs.limits,
         })
     }
 }

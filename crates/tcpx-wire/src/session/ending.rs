@@ -155,8 +155,7 @@ impl Session {
         self.matching.clear();
         self.posting.clear();
         self.send_windows.clear();
-        let pieces = self.one_sided.clear();
-        self.piece_lists.peers_ended(pieces);
+        self.one_sided.clear();
         self.forget_acks();
         let sends = self.sends.keys().copied().map(OperationId::send);
         let mut all: Vec<_> = sends.chain(self.receives.keys().copied()).collect();

@@ -52,12 +52,12 @@ pub enum RequestError {
         /// The get's number.
         request: u64,
     },
-    /// Too many pieces.
+    /// A list, with those that this program keeps, has more pieces than the peer keeps.
     #[error(
-        "lists that are kept, and those of operations under way, have {most} pieces at most; wait for one to end, or use fewer"
+        "the peer keeps lists of {most} pieces at most; use fewer, or drop prepared batches first"
     )]
     TooManyPieces {
-        /// The bound.
+        /// The peer's limit.
         most: u32,
     },
     /// There is no such list of pieces, or the operation has not as many bytes.

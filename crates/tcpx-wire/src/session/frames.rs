@@ -72,7 +72,8 @@ impl Session {
                 level,
             } => return self.asked_for(request, from, bytes, level),
             Frame::Pieces { list, last, part } => {
-                return self.piece_lists.take_part(list, last, &part);
+                let limits = &self.config.ours.limits;
+                return self.piece_lists.take_part(limits, list, last, &part);
             }
             Frame::DropPieces { list } => return self.piece_lists.take_drop(list),
             Frame::RefuseGet { request, reason } => return self.get_refused(request, reason),
@@ -170,6 +171,9 @@ impl Session {
         self.liveness.configure(now, agreed.heartbeat);
         self.agreed = Some(agreed);
         self.actions.push_back(Action::PeerSettings(theirs));
+        self.ask_queued();
+        self.begin_unroomed(now);
+        self.ask_unasked();
         Ok(())
     }
 

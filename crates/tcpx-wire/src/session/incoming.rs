@@ -155,7 +155,7 @@ impl Session {
         now: Time,
         request: ReceiveRequest,
     ) -> Result<OperationId, RequestError> {
-        self.check_room(self.receives.len() - self.one_sided.peers())?;
+        self.check_room(self.own_receives())?;
         let ReceiveRequest {
             tag,
             capacity,
@@ -322,7 +322,7 @@ impl Session {
                 && receive.asked == Level::Verified
                 && let (tag, Some(number)) = (receive.tag, receive.number)
             {
-                self.matching.receives_of(tag).is_sent(number);
+                self.matching.is_sent(tag, number);
                 return Ok(());
             }
         }

@@ -1,18 +1,17 @@
 //! Counted matching: send number n of a tag meets receive number n. Both sides count.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::action::OperationId;
 use super::config::eager_cost;
+use super::credit::within;
+use super::error::SessionError;
 use super::stream::Plan;
-use crate::frame::{Destination, Level, Payload, RefuseReason, Tag, TransferId};
+use crate::frame::{Destination, Level, Limits, Payload, RefuseReason, Tag, TransferId};
 use crate::range_set::RangeSet;
 
-/// Tags whose counts a sender keeps before it has idle ones forgotten.
-pub(super) const KEPT_TAGS: usize = 1 << 16;
-/// Tags whose counts a receiver keeps for its peer: as many, and those that begin while others are being
-/// forgotten.
-pub(super) const MOST_TAGS: usize = KEPT_TAGS + (1 << 14);
+/// What a sender has its receiver count.
+pub(super) const TAGS: &str = "tags, and has forgotten none";
 /// How far ahead of the receives of its tag a send's number may be: more than any side has under way.
 const FARTHEST_AHEAD: u64 = 1 << 20;
 
@@ -136,16 +135,17 @@ pub(super) struct SendTag {
     pub(super) waiting: ByNumber<TransferId>,
     /// Sends to posted windows.
     pub(super) begun: ByNumber<TransferId>,
-    /// Sends that get a number once the peer has answered whether the count may be forgotten.
-    pub(super) held: VecDeque<TransferId>,
+    /// Sends that get a number once the peer has answered whether the count may be forgotten, or has room for it.
+    pub(super) held: BTreeSet<TransferId>,
     pub(super) is_forgetting: bool,
+    /// The peer counts it, or will with the next frame.
+    pub(super) is_counted: bool,
 }
 
 impl SendTag {
-    /// Nothing of it is under way.
+    /// No send of it is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.posted.is_empty()
-            && self.waiting.is_empty()
+        self.waiting.is_empty()
             && self.begun.is_empty()
             && self.held.is_empty()
             && !self.is_forgetting
@@ -159,6 +159,8 @@ pub(super) struct ReceiveTag {
     pub(super) next: u64,
     /// One behind the highest number that a send is known to have.
     pub(super) sent: u64,
+    /// It counts among those that the peer uses.
+    is_counted: bool,
     /// Receives without a transfer.
     pub(super) receives: ByNumber<OperationId>,
     /// Transfers without a receive.
@@ -204,11 +206,6 @@ impl ReceiveTag {
             && !self.holes.contains(number);
         is_ahead || self.receives.get(number).is_some() || self.ended.get(number).is_some()
     }
-
-    /// The send of this number exists.
-    pub(super) fn is_sent(&mut self, number: u64) {
-        self.sent = self.sent.max(number.saturating_add(1));
-    }
 }
 
 /// Counts of all tags.
@@ -216,6 +213,10 @@ impl ReceiveTag {
 pub(super) struct Matching {
     pub(super) sends: BTreeMap<Tag, SendTag>,
     receives: BTreeMap<Tag, ReceiveTag>,
+    /// Tags that the peer uses.
+    counted: usize,
+    /// Arrivals without their payload.
+    asks: usize,
     arrivals: usize,
 }
 
@@ -225,8 +226,26 @@ impl Matching {
     }
 
     /// Tags that the receiver counts.
+    #[cfg(test)]
     pub(super) fn received_tags(&self) -> usize {
         self.receives.len()
+    }
+
+    /// The send of this number exists.
+    pub(super) fn is_sent(&mut self, tag: Tag, number: u64) {
+        let counts = self.receives.entry(tag).or_default();
+        counts.sent = counts.sent.max(number.saturating_add(1));
+        self.counted += usize::from(!std::mem::replace(&mut counts.is_counted, true));
+    }
+
+    /// Checks that the peer uses no more tags than it may.
+    pub(super) fn check_tags(&self, limits: &Limits) -> Result<(), SessionError> {
+        within(TAGS, self.counted, 0, limits.tags)
+    }
+
+    /// Whether the peer may ask for a receive that is not there.
+    pub(super) fn check_asks(&self, limits: &Limits) -> Result<(), SessionError> {
+        within(super::send_windows::ASKS, self.asks, 1, limits.asks)
     }
 
     /// Forgets the receiver's count of a tag that was never used by the peer.
@@ -236,8 +255,14 @@ impl Matching {
         }
     }
 
-    pub(super) fn forget_received(&mut self, tag: Tag) {
-        self.receives.remove(&tag);
+    /// The peer does not use this tag any more; its count is kept as long as something here needs it.
+    pub(super) fn forget_received(&mut self, tag: Tag, forgotten: bool) {
+        if let Some(counts) = self.receives.get_mut(&tag) {
+            self.counted -= usize::from(std::mem::take(&mut counts.is_counted));
+        }
+        if forgotten {
+            self.receives.remove(&tag);
+        }
     }
 
     pub(super) fn add_arrival(&mut self, mut arrival: Arrival) {
@@ -246,6 +271,7 @@ impl Matching {
             payload.shrink();
         }
         self.arrivals += 1;
+        self.asks += usize::from(arrival.eager.is_none());
         let tag = self.receives_of(arrival.tag);
         tag.arrivals.insert(arrival.number, arrival);
     }
@@ -253,9 +279,11 @@ impl Matching {
     pub(super) fn take_arrival(&mut self, tag: Tag, number: u64) -> Option<Arrival> {
         let arrival = self.receives_of(tag).arrivals.remove(number)?;
         self.arrivals -= 1;
+        self.asks -= usize::from(arrival.eager.is_none());
         Some(arrival)
     }
 
+    #[cfg(test)]
     pub(super) fn arrivals(&self) -> usize {
         self.arrivals
     }
@@ -276,7 +304,7 @@ impl Matching {
 
     /// Takes every transfer that waits for a receive.
     pub(super) fn take_arrivals(&mut self) -> Vec<Arrival> {
-        self.arrivals = 0;
+        (self.arrivals, self.asks) = (0, 0);
         let mut taken = Vec::new();
         for tag in self.receives.values_mut() {
             let arrivals = tag.arrivals.split_off(0);

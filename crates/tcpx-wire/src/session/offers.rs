@@ -5,7 +5,7 @@ use super::chunk_set::ChunkSet;
 use super::config::MAX_TRANSFER_BYTES;
 use super::error::{EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
-use super::matching::{Arrival, MOST_TAGS};
+use super::matching::Arrival;
 use super::stream::Plan;
 use super::{Session, unexpected};
 use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
@@ -21,7 +21,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         let transfer = arrival.transfer;
         arrival.pieces = self.piece_lists.pieces_kept(to);
-        self.check_name(frame, transfer, arrival.eager.is_some())?;
+        self.check_name(frame, transfer, arrival.eager.is_some(), to)?;
         let limit = match &arrival.eager {
             Some(_) => self.config.ours.eager_limit.into(),
             None => MAX_TRANSFER_BYTES,
@@ -43,7 +43,8 @@ impl Session {
             }
             self.eager_held = used;
         }
-        if self.closing() {
+        // What answers a get of this side is under way, and a close finishes that.
+        if self.closing() && !matches!(to, Destination::Reply { .. }) {
             self.refuse(arrival, RefuseReason::Shutdown);
             return Ok(());
         }
@@ -63,15 +64,18 @@ impl Session {
         frame: &'static str,
         transfer: TransferId,
         is_eager: bool,
+        to: Destination,
     ) -> Result<(), SessionError> {
         let expected = TransferId(self.next_arrival);
+        // Puts and notifications may have waited for room, and bring their payload then.
         let is_late = transfer < expected;
         let is_known = || {
             self.by_transfer.contains_key(&transfer)
                 || self.matching.has_arrival(transfer)
                 || self.one_sided.has_arrival(transfer)
         };
-        if is_late && (is_eager || is_known()) || transfer.window().is_some() {
+        if is_late && (is_eager && to.tag().is_some() || is_known()) || transfer.window().is_some()
+        {
             let found = format!("{transfer} arrived, not {expected}");
             return Err(unexpected(frame, "transfers that count up", found));
         }
@@ -89,7 +93,6 @@ impl Session {
         let (tag, number) = (arrival.tag, arrival.number);
         let counts = self.matching.receives_of(tag);
         let waits = counts.receives.get(number).copied();
-        let is_first = counts.sent == 0;
         let is_met = number < counts.next && arrival.eager.is_none();
         if is_met && self.config.addressed && !counts.may_arrive(number) {
             // It asked before it knew of the window, and its bytes were faster.
@@ -98,25 +101,20 @@ impl Session {
         if !counts.may_arrive(number) {
             return Err(repeated(frame, &arrival));
         }
-        counts.is_sent(number);
         if arrival.eager.is_none() {
             counts.vain = 0;
         }
-        if let Some(reason) = counts.ended.remove(number) {
+        let ended = counts.ended.remove(number);
+        let limits = &self.config.ours.limits;
+        self.matching.is_sent(tag, number);
+        self.matching.check_tags(limits)?;
+        if let Some(reason) = ended {
             self.refuse(arrival, reason);
             return Ok(());
         }
-        if is_first && self.matching.received_tags() > MOST_TAGS {
-            return Err(SessionError::TooMany {
-                what: "tags, and has forgotten none",
-                limit: MOST_TAGS as u64,
-            });
-        }
         let Some(operation) = waits else {
-            let limit = self.config.most_arrivals();
-            if self.matching.arrivals() as u64 >= limit {
-                let what = "transfers that wait for a receive";
-                return Err(SessionError::TooMany { what, limit });
+            if arrival.eager.is_none() {
+                self.matching.check_asks(limits)?;
             }
             self.matching.add_arrival(arrival);
             return Ok(());

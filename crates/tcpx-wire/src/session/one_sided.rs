@@ -3,28 +3,29 @@
 //! A put is a transfer whose first frame names a place in a window that it goes to. The
 //! owner of the window checks that, asks its caller for the memory, and takes the transfer as if a
 //! receive for it had been posted. A get asks the owner of a window for such a transfer. A
-//! notification is one to the program itself: the owner takes it once every put that it names is
-//! placed, and drops it where one failed.
+//! notification is one to the program itself: the owner takes it once every put that it follows is
+//! placed, and drops it where one failed. Each side asks for no more of these than the other one takes at a
+//! time: see [`credit`](super::credit).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Session;
 use super::action::{Action, Covered, GetRequest, OperationId};
-use super::config::MAX_NOTIFICATION_BYTES;
+use super::config::{MAX_NOTIFICATION_BYTES, eager_cost};
+use super::credit::Kind;
+#[cfg(test)]
+use super::credit::UnderWay;
 use super::error::{Delivered, EndCause, RequestError, SessionError};
 use super::matching::Arrival;
-use super::outgoing::Outgoing;
+use super::outgoing::{EagerSend, Outgoing, SendStage};
 use super::unexpected;
-use crate::frame::{Extent, Frame, Level, RefuseReason, TransferId};
+use crate::frame::{
+    Destination, Extent, Frame, Level, Limits, Notified, Payload, RefuseReason, TransferId,
+};
 use crate::numbered::take_out;
 use crate::pieces::{PieceList, PieceRun};
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
-
-/// Gets that this side asks for at a time; the others wait here.
-const GETS_UNDER_WAY: usize = 64;
-/// Gets that the peer may ask for at a time: what it is told of their ends may be on its way.
-const PEER_GETS: usize = 4 * GETS_UNDER_WAY;
 
 /// Why an incoming operation exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +38,11 @@ pub(super) enum Origin {
         pieces: u32,
         request: Option<u64>,
     },
-    /// The peer writes into a window.
-    Put { covered: Covered, notified: bool },
+    /// The peer writes into a window; the puts before the notification that follows.
+    Put {
+        covered: Covered,
+        group: Option<u64>,
+    },
     /// The peer notifies the program.
     Notification,
 }
@@ -61,14 +65,16 @@ struct Window {
     rights: Rights,
 }
 
-/// A notification that waits for puts before it.
+/// Puts of the peer that a notification follows.
 #[derive(Debug)]
-struct Held {
-    notification: TransferId,
-    end: u64,
-    /// Puts that have not ended.
+struct Group {
+    /// The first of them.
+    first: TransferId,
+    came: u32,
+    /// Those of them that have not ended.
     running: usize,
     failed: bool,
+    notification: Option<TransferId>,
 }
 
 /// An arrival of a peer that has got pieces whose memory this side's network still holds: the peer may
@@ -84,15 +90,30 @@ struct Releasing {
 /// Where an arrival goes.
 #[derive(Clone, Debug)]
 enum To {
-    Memory { covered: Covered, notified: bool },
-    Notification { first: TransferId },
+    Memory {
+        covered: Covered,
+        group: Option<u64>,
+    },
+    Notification {
+        group: Option<u64>,
+    },
 }
 
-/// A put that a notification follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Notified {
-    Running,
-    Failed,
+/// A put or a notification that the peer was not asked to take.
+#[derive(Debug)]
+pub(super) struct Queued {
+    /// Its bytes, where they travel with the frame that asks.
+    pub(super) payload: Option<Payload>,
+    /// The first of the puts before a notification, of a put that one follows.
+    group: Option<TransferId>,
+}
+
+/// A get that the owner was asked for, and has not answered.
+#[derive(Clone, Copy, Debug)]
+enum Unanswered {
+    Running(OperationId),
+    /// It has ended here; the owner counts it, and its pieces, until it has answered.
+    Ended(u32),
 }
 
 /// Windows of this side, and what is under way in those of both.
@@ -104,16 +125,23 @@ pub(super) struct OneSided {
     arrivals: BTreeMap<TransferId, (Arrival, To)>,
     /// Operations that the peer began.
     peers: usize,
-    notified: BTreeMap<TransferId, Notified>,
-    /// By the first put that each waits for.
-    held: BTreeMap<TransferId, Held>,
+    groups: BTreeMap<u64, Group>,
+    next_group: u64,
+    /// The one whose notification is to come.
+    open_group: Option<u64>,
+    /// Puts that the peer does not take yet; and, apart, those before a notification, and notifications: these wait
+    /// for its program too.
+    queued: [BTreeMap<TransferId, Queued>; 2],
+    /// The first put of those that the program starts now, and of those that were asked for last, before a notification.
+    starting: Option<TransferId>,
+    asked_group: Option<TransferId>,
+    /// When something that was queued could leave.
+    credit_came: Time,
     /// Arrivals that wait for this side's network to let go of what the peer has got.
     releasing: Vec<Releasing>,
     /// Gets that have not left, and the requests of those that have and are not answered.
-    queued_gets: VecDeque<OperationId>,
-    gets: BTreeMap<u64, OperationId>,
-    /// Gets that have left and not ended.
-    gets_under_way: usize,
+    queued_gets: BTreeSet<OperationId>,
+    gets: BTreeMap<u64, Unanswered>,
     next_get: u64,
     /// Requests of the peer that the caller has yet to answer, and what they ask for.
     peer_gets: BTreeMap<u64, Covered>,
@@ -123,21 +151,19 @@ pub(super) struct OneSided {
 }
 
 impl OneSided {
-    /// Forgets what has not begun; how many pieces of lists that has.
-    pub(super) fn clear(&mut self) -> u32 {
-        let arrivals = std::mem::take(&mut self.arrivals).into_values();
-        let puts = arrivals.filter_map(|(_, to)| match to {
-            To::Memory { covered, .. } => Some(covered),
-            To::Notification { .. } => None,
-        });
-        let gets = std::mem::take(&mut self.peer_gets).into_values();
-        let pieces = puts.chain(gets).map(|covered| covered.pieces()).sum();
-        self.notified.clear();
-        self.held.clear();
+    /// Forgets what has not begun.
+    pub(super) fn clear(&mut self) {
+        self.arrivals.clear();
+        self.peer_gets.clear();
+        self.groups.clear();
+        self.open_group = None;
         self.releasing.clear();
-        self.queued_gets.clear();
         self.gets.clear();
-        pieces
+    }
+
+    /// Answers to the peer that are under way.
+    pub(super) fn replies(&self) -> usize {
+        self.replies
     }
 
     /// Whether a transfer of this name waits.
@@ -254,13 +280,18 @@ impl Session {
     pub fn accept(&mut self, now: Time, transfer: TransferId) -> Option<OperationId> {
         let (arrival, to) = self.one_sided.arrivals.remove(&transfer)?;
         let origin = match to {
-            To::Memory { covered, notified } => Origin::Put { covered, notified },
+            To::Memory { covered, group } => Origin::Put { covered, group },
             To::Notification { .. } => Origin::Notification,
         };
         let operation = self.insert_receive(now, origin, arrival.bytes, Level::Placed, None);
         self.one_sided.peers += 1;
         self.match_up(now, operation, arrival);
         Some(operation)
+    }
+
+    /// Whether a put or a notification of the peer is yet to be accepted.
+    pub fn waits(&self, transfer: TransferId) -> bool {
+        self.one_sided.has_arrival(transfer)
     }
 
     /// Refuses a put or a notification of the peer that was not accepted.
@@ -273,7 +304,7 @@ impl Session {
     /// Refuses a get of the peer that was not answered.
     pub fn refuse_get(&mut self, request: u64, reason: RefuseReason) {
         if let Some(covered) = self.one_sided.peer_gets.remove(&request) {
-            self.piece_lists.peers_ended(covered.pieces());
+            self.taken.end(Kind::Get, covered.pieces());
             self.transmit
                 .push_back(Frame::RefuseGet { request, reason });
         }
@@ -295,33 +326,21 @@ impl Session {
     pub(super) fn take_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
         let (arrival, to) = self.one_sided.arrivals.remove(&transfer)?;
         match to {
-            To::Memory { covered, notified } => {
-                self.piece_lists.peers_ended(covered.pieces());
-                if notified {
-                    self.put_ended(transfer, false);
+            To::Memory { covered, group } => {
+                self.taken.end(Kind::Put, covered.pieces());
+                if let Some(group) = group {
+                    self.put_ended(group, false);
                 }
             }
-            To::Notification { first } => {
-                let held = &mut self.one_sided.held;
-                if held
-                    .get(&first)
-                    .is_some_and(|held| held.notification == transfer)
-                {
-                    held.remove(&first);
+            To::Notification { group } => {
+                self.taken.end(Kind::Notification, 0);
+                let group = group.and_then(|group| self.one_sided.groups.get_mut(&group));
+                if let Some(group) = group {
+                    group.notification = None;
                 }
             }
         }
         Some(arrival)
-    }
-
-    /// Bounds what the peer has begun.
-    fn check_peers(&self) -> Result<(), SessionError> {
-        let (limit, one_sided) = (self.config.max_operations, &self.one_sided);
-        if one_sided.arrivals.len() + one_sided.peers >= limit || one_sided.notified.len() > limit {
-            let (what, limit) = ("one-sided transfers under way", limit as u64);
-            return Err(SessionError::TooMany { what, limit });
-        }
-        Ok(())
     }
 
     /// The peer writes into windows.
@@ -329,17 +348,14 @@ impl Session {
         &mut self,
         arrival: Arrival,
         to: Extent,
-        notified: bool,
+        notified: Notified,
     ) -> Result<(), SessionError> {
-        self.check_peers()?;
         let (transfer, bytes) = (arrival.transfer, arrival.bytes);
-        let (covered, allowed) = self.cover(to, bytes, Rights::allow_put)?;
-        if notified {
-            self.one_sided.notified.insert(transfer, Notified::Running);
-        }
+        let (covered, allowed) = self.cover(Kind::Put, to, bytes, Rights::allow_put)?;
+        let group = self.one_sided.join_group(transfer, notified)?;
         let to = To::Memory {
             covered: covered.clone(),
-            notified,
+            group,
         };
         self.one_sided.arrivals.insert(transfer, (arrival, to));
         match allowed {
@@ -359,18 +375,22 @@ impl Session {
     /// What the peer means, and whether it may; it is under way from now on.
     fn cover(
         &mut self,
+        kind: Kind,
         extent: Extent,
         bytes: u64,
         allow: fn(Rights) -> bool,
     ) -> Result<(Covered, Result<(), RefuseReason>), SessionError> {
+        let limits = &self.config.ours.limits;
         Ok(match extent {
             Extent::Place(place) => {
+                self.taken.begin(limits, kind, 0)?;
                 let Place { window, offset, .. } = place;
                 let allowed = self.one_sided.check(&place, bytes, allow);
                 (Covered::Range { window, offset }, allowed)
             }
             Extent::Pieces(list) => {
-                let list = self.piece_lists.peers_begin(list)?;
+                let list = self.piece_lists.peers(list)?;
+                self.taken.begin(limits, kind, list.pieces())?;
                 let allowed = match list.bytes() == bytes {
                     true => self.one_sided.check_list(&list, allow),
                     false => Err(RefuseReason::OutOfRange),
@@ -388,7 +408,6 @@ impl Session {
         first: TransferId,
         count: u32,
     ) -> Result<(), SessionError> {
-        self.check_peers()?;
         let transfer = arrival.transfer;
         if arrival.bytes > MAX_NOTIFICATION_BYTES {
             return Err(unexpected(
@@ -398,44 +417,50 @@ impl Session {
             ));
         }
         let end = first.0.checked_add(count.into());
-        let Some(end) = end.filter(|end| *end <= transfer.0) else {
+        if end.is_none_or(|end| end > transfer.0) {
             return Err(unexpected(
                 frame,
                 "a notification behind transfers before it",
                 format!("transfer {transfer} names others"),
             ));
-        };
-        let notification = transfer;
-        let named = first..TransferId(end);
+        }
+        let limits = &self.config.ours.limits;
+        self.taken.begin(limits, Kind::Notification, 0)?;
         let one_sided = &mut self.one_sided;
-        let (mut running, mut failures) = (0, Vec::new());
-        for (put, state) in one_sided.notified.range(named) {
-            match state {
-                Notified::Running => running += 1,
-                Notified::Failed => failures.push(*put),
+        let group = match count {
+            0 => None,
+            _ => one_sided.open_group.take(),
+        };
+        let to = To::Notification { group };
+        one_sided.arrivals.insert(transfer, (arrival, to));
+        let Some(number) = group else {
+            // Where puts come before it, none of them came.
+            self.notification_is_due(transfer, count > 0);
+            return Ok(());
+        };
+        if let Some(group) = one_sided.groups.get_mut(&number) {
+            // Puts that did not come have ended at the peer before.
+            group.failed |= group.first != first || group.came != count;
+            group.notification = Some(transfer);
+            if group.running == 0 {
+                self.group_ended(number);
             }
-        }
-        for put in &failures {
-            one_sided.notified.remove(put);
-        }
-        let to = To::Notification { first };
-        one_sided.arrivals.insert(notification, (arrival, to));
-        let failed = !failures.is_empty();
-        if running > 0 {
-            let held = Held {
-                notification,
-                end,
-                running,
-                failed,
-            };
-            one_sided.held.insert(first, held);
-        } else {
-            self.notification_is_due(notification, failed);
         }
         Ok(())
     }
 
-    /// Every put that a notification names has ended.
+    /// Every put of a group has ended.
+    fn group_ended(&mut self, number: u64) {
+        let one_sided = &mut self.one_sided;
+        if one_sided.open_group != Some(number)
+            && let Some(group) = one_sided.groups.remove(&number)
+            && let Some(notification) = group.notification
+        {
+            self.notification_is_due(notification, group.failed);
+        }
+    }
+
+    /// Every put that a notification follows has ended.
     fn notification_is_due(&mut self, transfer: TransferId, failed: bool) {
         if failed {
             return self.refuse_arrival(transfer, RefuseReason::PutFailed);
@@ -494,24 +519,14 @@ impl Session {
     }
 
     /// A put of the peer that a notification follows has ended.
-    pub(super) fn put_ended(&mut self, transfer: TransferId, placed: bool) {
-        let one_sided = &mut self.one_sided;
-        if one_sided.notified.remove(&transfer).is_none() {
-            return;
-        }
-        let held = one_sided.held.range_mut(..=transfer).next_back();
-        let Some((first, held)) = held.filter(|(_, held)| transfer.0 < held.end) else {
-            if !placed {
-                one_sided.notified.insert(transfer, Notified::Failed);
-            }
+    pub(super) fn put_ended(&mut self, number: u64, placed: bool) {
+        let Some(group) = self.one_sided.groups.get_mut(&number) else {
             return;
         };
-        held.running = held.running.saturating_sub(1);
-        held.failed |= !placed;
-        if held.running == 0 {
-            let (first, notification, failed) = (*first, held.notification, held.failed);
-            one_sided.held.remove(&first);
-            self.notification_is_due(notification, failed);
+        group.running -= 1;
+        group.failed |= !placed;
+        if group.running == 0 {
+            self.group_ended(number);
         }
     }
 
@@ -532,12 +547,8 @@ impl Session {
                 format!("{request} arrived, not {}", one_sided.next_peer_get),
             ));
         }
-        if one_sided.peer_gets.len() + one_sided.replies >= PEER_GETS {
-            let (what, limit) = ("gets under way", PEER_GETS as u64);
-            return Err(SessionError::TooMany { what, limit });
-        }
         one_sided.next_peer_get += 1;
-        let (covered, mut allowed) = self.cover(from, bytes, Rights::allow_get)?;
+        let (covered, mut allowed) = self.cover(Kind::Get, from, bytes, Rights::allow_get)?;
         self.one_sided.peer_gets.insert(request, covered.clone());
         if closing {
             allowed = Err(RefuseReason::Shutdown);
@@ -565,40 +576,286 @@ impl Session {
     /// A send is over.
     pub(super) fn remove_send(&mut self, transfer: TransferId) {
         self.forget_send_window(transfer);
+        self.peer_is_done(transfer);
         let Some(removed) = take_out(&mut self.sends, &transfer) else {
             return;
         };
-        self.piece_lists.ended(removed.pieces);
-        if let Some(covered) = removed.covered {
-            self.piece_lists.peers_ended(covered.pieces());
+        if removed.covered.is_some() {
             self.one_sided.replies -= 1;
+        }
+        match (removed.counted, removed.to) {
+            (Some(kind), _) => {
+                self.asked.end(kind, removed.pieces);
+                self.ask_queued();
+            }
+            (None, Destination::Put { .. } | Destination::Notification { .. }) => {
+                self.dequeue(transfer, &removed);
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// The peer says nothing more of the answer to a get of its own, which it counts no longer.
+    pub(super) fn peer_is_done(&mut self, transfer: TransferId) {
+        if let Some(send) = self.sends.get_mut(&transfer)
+            && let Some(covered) = &send.covered
+            && send.counted.take().is_some()
+        {
+            self.taken.end(Kind::Get, covered.pieces());
         }
     }
 
     /// An operation that the peer began, or a get, is over.
-    pub(super) fn one_sided_over(&mut self, origin: Origin) {
+    pub(super) fn one_sided_over(&mut self, operation: OperationId, origin: &Origin) {
         match origin {
             Origin::Posted => {}
             Origin::Get {
                 from,
-                pieces,
-                request,
+                request: None,
+                ..
             } => {
-                self.piece_lists.ended(pieces);
-                if let Some(request) = request {
-                    self.one_sided.gets.remove(&request);
-                    self.one_sided.gets_under_way -= 1;
-                } else {
-                    self.list_asked_for(from);
-                }
+                self.one_sided.queued_gets.remove(&operation);
+                self.named(*from);
                 self.ask_queued();
             }
+            Origin::Get {
+                pieces,
+                request: Some(request),
+                ..
+            } => match self.one_sided.gets.get_mut(request) {
+                Some(unanswered) => *unanswered = Unanswered::Ended(*pieces),
+                None => {
+                    self.asked.end(Kind::Get, *pieces);
+                    self.ask_queued();
+                }
+            },
             Origin::Put { covered, .. } => {
-                self.piece_lists.peers_ended(covered.pieces());
+                self.taken.end(Kind::Put, covered.pieces());
                 self.one_sided.peers -= 1;
             }
-            Origin::Notification => self.one_sided.peers -= 1,
+            Origin::Notification => {
+                self.taken.end(Kind::Notification, 0);
+                self.one_sided.peers -= 1;
+            }
         }
+    }
+}
+
+impl OneSided {
+    /// The puts before a notification that one of the peer belongs to.
+    fn join_group(
+        &mut self,
+        transfer: TransferId,
+        notified: Notified,
+    ) -> Result<Option<u64>, SessionError> {
+        match notified {
+            Notified::No => return Ok(None),
+            Notified::First => {
+                // Where another one is open, its notification has ended at the peer.
+                let left = self.open_group.take();
+                let is_over = |group: &Group| group.running == 0;
+                if let Some(left) = left.filter(|left| self.groups.get(left).is_some_and(is_over)) {
+                    self.groups.remove(&left);
+                }
+                let (number, first) = (self.next_group, transfer);
+                self.next_group += 1;
+                let group = Group {
+                    first,
+                    came: 0,
+                    running: 0,
+                    failed: false,
+                    notification: None,
+                };
+                self.groups.insert(number, group);
+                self.open_group = Some(number);
+            }
+            Notified::Next => {}
+        }
+        let open = self.open_group;
+        let group = open.and_then(|number| self.groups.get_mut(&number));
+        let group = group.ok_or_else(|| {
+            unexpected(
+                "a put",
+                "one before it that the same notification follows",
+                format!("transfer {transfer} has none"),
+            )
+        })?;
+        group.came = group.came.saturating_add(1);
+        group.running += 1;
+        Ok(open)
+    }
+
+    /// Where a put or a notification of this side waits.
+    fn queue_of(&mut self, to: Destination) -> &mut BTreeMap<TransferId, Queued> {
+        let is_plain = matches!(
+            to,
+            Destination::Put {
+                notified: Notified::No,
+                ..
+            }
+        );
+        &mut self.queued[usize::from(!is_plain)]
+    }
+}
+
+/// Who asks for puts and notifications.
+impl Session {
+    /// A put or a notification of this side leaves, or waits until the peer takes it.
+    pub(super) fn start_one_sided(&mut self, transfer: TransferId, payload: Option<Payload>) {
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        let to = send.to;
+        let one_sided = &mut self.one_sided;
+        let group = match to {
+            Destination::Put {
+                notified: Notified::First | Notified::Next,
+                ..
+            } => Some(*one_sided.starting.get_or_insert(transfer)),
+            Destination::Notification { count: 1.., .. } => {
+                one_sided.starting = None;
+                None
+            }
+            _ => None,
+        };
+        let queued = Queued { payload, group };
+        if one_sided.queue_of(to).is_empty() && self.takes(transfer) {
+            self.ask_for_room(transfer, queued);
+        } else {
+            self.one_sided.queue_of(to).insert(transfer, queued);
+        }
+    }
+
+    /// Whether the peer takes this put or notification now; it counts from here on.
+    fn takes(&mut self, transfer: TransferId) -> bool {
+        let (Some(agreed), Some(send)) = (&self.agreed, self.sends.get_mut(&transfer)) else {
+            return false;
+        };
+        let kind = match send.to {
+            Destination::Put { to, .. } if self.piece_lists.may_name(&agreed.limits, to) => {
+                Kind::Put
+            }
+            Destination::Put { .. } => return false,
+            _ => Kind::Notification,
+        };
+        let fits = self.asked.begin(&agreed.limits, kind, send.pieces).is_ok();
+        send.counted = fits.then_some(kind);
+        fits
+    }
+
+    /// Asks the peer to take a put or a notification.
+    fn ask_for_room(&mut self, transfer: TransferId, queued: Queued) {
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        let (mut to, level, bytes) = (send.to, send.asked, send.bytes);
+        let mut named = None;
+        if let Destination::Put { to, notified } = &mut to {
+            named = Some(*to);
+            *to = self.name_on_wire(*to);
+            let asked = &mut self.one_sided.asked_group;
+            *notified = match queued.group {
+                None => Notified::No,
+                group if *asked == group => Notified::Next,
+                group => {
+                    *asked = group;
+                    Notified::First
+                }
+            };
+        }
+        let (stage, frame) = match queued.payload {
+            Some(payload) => {
+                let stage = SendStage::Eager(EagerSend {
+                    crc32c: payload.crc32c(),
+                    placed: false,
+                    verdict: None,
+                });
+                let frame = Frame::Eager {
+                    transfer,
+                    level,
+                    to,
+                    payload,
+                };
+                (stage, frame)
+            }
+            None => {
+                let frame = Frame::Waiting {
+                    transfer,
+                    level,
+                    bytes,
+                    to,
+                };
+                (SendStage::Waiting, frame)
+            }
+        };
+        if let Some(send) = self.sends.get_mut(&transfer) {
+            send.asking = matches!(stage, SendStage::Waiting);
+            send.stage = stage;
+        }
+        self.transmit.push_back(frame);
+        if let Some(extent) = named {
+            self.named(extent);
+        }
+    }
+
+    /// A put or a notification ends that the peer has not heard of.
+    fn dequeue(&mut self, transfer: TransferId, send: &Outgoing) {
+        let Some(queued) = self.one_sided.queue_of(send.to).remove(&transfer) else {
+            return;
+        };
+        if queued.payload.is_some() {
+            self.eager_used -= eager_cost(send.bytes, send.pieces);
+        }
+        if let Destination::Put { to, .. } = send.to {
+            self.named(to);
+        }
+        self.ask_queued();
+    }
+
+    /// Asks for what is queued, the oldest first, as far as the peer takes it.
+    pub(super) fn ask_queued(&mut self) {
+        if self.ended() {
+            return;
+        }
+        let Some(limits) = self.agreed.map(|agreed| agreed.limits) else {
+            return;
+        };
+        let mut any = false;
+        for queue in 0..self.one_sided.queued.len() {
+            while let Some((transfer, _)) = self.one_sided.queued[queue].first_key_value()
+                && let transfer = *transfer
+                && self.takes(transfer)
+            {
+                any = true;
+                if let Some(queued) = self.one_sided.queued[queue].remove(&transfer) {
+                    self.ask_for_room(transfer, queued);
+                }
+            }
+        }
+        while let Some(operation) = self.one_sided.queued_gets.first().copied()
+            && self.ask_for_get(&limits, operation)
+        {
+            any = true;
+            self.one_sided.queued_gets.remove(&operation);
+        }
+        if any {
+            self.one_sided.credit_came = self.heard();
+        }
+    }
+
+    /// When the peer last took something that was queued, if this operation is.
+    pub(super) fn room_came(&self, operation: OperationId) -> Option<Time> {
+        let waits = match operation.sent_transfer() {
+            Some(transfer) => {
+                let send = self.sends.get(&transfer)?;
+                if send.to.tag().is_some() {
+                    return self.ask_came(transfer);
+                }
+                matches!(send.stage, SendStage::Queued)
+            }
+            None => self.one_sided.queued_gets.contains(&operation),
+        };
+        waits.then_some(self.one_sided.credit_came)
     }
 }
 
@@ -609,7 +866,7 @@ impl Session {
     /// # Errors
     /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
     pub fn get(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
-        self.check_room(self.receives.len() - self.one_sided.peers)?;
+        self.check_room(self.own_receives())?;
         let GetRequest {
             from,
             bytes,
@@ -619,43 +876,51 @@ impl Session {
         if bytes > super::MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
         }
-        let pieces = self.piece_lists.begin_later(from, bytes)?;
+        let pieces = self.piece_lists.queue(from, bytes)?;
         let origin = Origin::Get {
             from,
             pieces,
             request: None,
         };
         let operation = self.insert_receive(now, origin, bytes, level, deadlines);
-        self.one_sided.queued_gets.push_back(operation);
+        self.one_sided.queued_gets.insert(operation);
         self.ask_queued();
         Ok(operation)
     }
 
-    /// Sends requests for queued gets, as many as may be under way.
-    fn ask_queued(&mut self) {
-        while self.one_sided.gets_under_way < GETS_UNDER_WAY
-            && let Some(operation) = self.one_sided.queued_gets.pop_front()
+    /// Asks the owner for a get, if it takes that now.
+    fn ask_for_get(&mut self, limits: &Limits, operation: OperationId) -> bool {
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return true;
+        };
+        let (bytes, level) = (receive.capacity, receive.asked);
+        let Origin::Get {
+            from,
+            pieces,
+            request,
+        } = &mut receive.origin
+        else {
+            return true;
+        };
+        if !self.piece_lists.may_name(limits, *from)
+            || self.asked.begin(limits, Kind::Get, *pieces).is_err()
         {
-            let Some(receive) = self.receives.get_mut(&operation) else {
-                continue;
-            };
-            let Origin::Get { from, request, .. } = &mut receive.origin else {
-                continue;
-            };
-            let number = self.one_sided.next_get;
-            self.one_sided.next_get += 1;
-            *request = Some(number);
-            self.one_sided.gets.insert(number, operation);
-            self.one_sided.gets_under_way += 1;
-            let (from, bytes, level) = (*from, receive.capacity, receive.asked);
-            self.transmit.push_back(Frame::Get {
-                request: number,
-                from,
-                bytes,
-                level,
-            });
-            self.list_asked_for(from);
+            return false;
         }
+        let (number, named) = (self.one_sided.next_get, *from);
+        self.one_sided.next_get += 1;
+        *request = Some(number);
+        let unanswered = Unanswered::Running(operation);
+        self.one_sided.gets.insert(number, unanswered);
+        let from = self.name_on_wire(named);
+        self.transmit.push_back(Frame::Get {
+            request: number,
+            from,
+            bytes,
+            level,
+        });
+        self.named(named);
+        true
     }
 
     /// The peer answers a get with a transfer.
@@ -666,11 +931,14 @@ impl Session {
         request: u64,
         arrival: Arrival,
     ) -> Result<(), SessionError> {
-        self.check_peers()?;
-        let Some(operation) = self.answered(frame, request)? else {
-            // It ended here meanwhile.
-            self.refuse(arrival, RefuseReason::Cancelled);
-            return Ok(());
+        let operation = match self.answered(frame, request)? {
+            Unanswered::Running(operation) => operation,
+            Unanswered::Ended(pieces) => {
+                self.refuse(arrival, RefuseReason::Cancelled);
+                self.asked.end(Kind::Get, pieces);
+                self.ask_queued();
+                return Ok(());
+            }
         };
         let expected = self.receives.get(&operation).map_or(0, |get| get.capacity);
         if arrival.bytes != expected {
@@ -692,27 +960,29 @@ impl Session {
         request: u64,
         reason: RefuseReason,
     ) -> Result<(), SessionError> {
-        if let Some(operation) = self.answered("refuse-get", request)? {
-            let cause = EndCause::Refused { reason };
-            self.end_receive(operation, Err((cause, Delivered::None)));
+        match self.answered("refuse-get", request)? {
+            Unanswered::Running(operation) => {
+                let cause = EndCause::Refused { reason };
+                self.end_receive(operation, Err((cause, Delivered::None)));
+            }
+            Unanswered::Ended(pieces) => {
+                self.asked.end(Kind::Get, pieces);
+                self.ask_queued();
+            }
         }
         Ok(())
     }
 
-    /// The get that is answered; `None` when it ended before.
-    fn answered(
-        &mut self,
-        frame: &'static str,
-        request: u64,
-    ) -> Result<Option<OperationId>, SessionError> {
-        if request >= self.one_sided.next_get {
-            return Err(unexpected(
+    /// The get that is answered.
+    fn answered(&mut self, frame: &'static str, request: u64) -> Result<Unanswered, SessionError> {
+        let answered = self.one_sided.gets.remove(&request);
+        answered.ok_or_else(|| {
+            unexpected(
                 frame,
-                "a get that was asked for",
+                "a get that was asked for, once",
                 format!("request {request} was not"),
-            ));
-        }
-        Ok(self.one_sided.gets.remove(&request))
+            )
+        })
     }
 }
 
@@ -723,24 +993,29 @@ impl Session {
         let OneSided {
             arrivals,
             peers,
-            notified,
-            held,
+            groups,
+            open_group,
+            queued,
+            queued_gets,
             releasing,
             gets,
-            gets_under_way,
             peer_gets,
             replies,
             ..
         } = &self.one_sided;
         assert!(arrivals.is_empty(), "{arrivals:?}");
+        // One may wait for a notification that has ended at the peer.
         assert!(
-            notified.is_empty() && held.is_empty(),
-            "{notified:?} {held:?}"
+            groups.keys().all(|one| *open_group == Some(*one)),
+            "{groups:?}"
         );
-        assert!(gets.is_empty() && *gets_under_way == 0, "{gets:?}");
+        assert!(queued.iter().all(BTreeMap::is_empty), "{queued:?}");
+        assert!(gets.is_empty() && queued_gets.is_empty(), "{gets:?}");
         assert!(peer_gets.is_empty(), "{peer_gets:?}");
         assert!(releasing.is_empty(), "{releasing:?}");
         assert_eq!((*peers, *replies), (0, 0));
-        self.piece_lists.assert_nothing_under_way();
+        let nothing = UnderWay::default();
+        assert_eq!((&self.asked, &self.taken), (&nothing, &nothing));
+        self.piece_lists.assert_nothing_queued();
     }
 }

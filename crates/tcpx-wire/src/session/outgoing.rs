@@ -5,6 +5,7 @@ use super::action::{Covered, OperationId, SendRequest};
 use super::chunk_set::ChunkSet;
 use super::clock::Course;
 use super::config::{MAX_TRANSFER_BYTES, eager_cost};
+use super::credit::Kind;
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
 use crate::frame::{Destination, Frame, Level, Payload, Tag, TransferId};
@@ -19,6 +20,8 @@ pub(super) struct Outgoing {
     pub(super) covered: Option<Covered>,
     /// Pieces of the peer's that it covers.
     pub(super) pieces: u32,
+    /// The peer counts it so, or where it is the answer to a get, this side does.
+    pub(super) counted: Option<Kind>,
     /// 0 unless it is a send.
     pub(super) tag: Tag,
     /// Its number among the sends of its tag; `None` for others, and before it has one.
@@ -122,6 +125,21 @@ impl Outgoing {
             && self.was_in_window
     }
 
+    /// The peer says nothing more of it, unless one of the sides ends it early.
+    pub(super) fn is_answered(&self) -> bool {
+        match &self.stage {
+            SendStage::Queued | SendStage::Waiting => false,
+            SendStage::Eager(eager) => match eager.verdict {
+                Some(got) => eager.placed || got != eager.crc32c,
+                None => eager.placed && self.asked < Level::Verified,
+            },
+            SendStage::Granted(granted) => {
+                granted.all_acked()
+                    && (granted.level < Level::Verified || granted.verdict.is_some())
+            }
+        }
+    }
+
     /// The peer has all of its chunks.
     pub(super) fn is_acked(&self) -> bool {
         match &self.stage {
@@ -216,7 +234,7 @@ impl Session {
                     return Err(RequestError::Closed);
                 }
             }
-            _ => self.check_room(self.sends.len())?,
+            _ => self.check_room(self.own_sends())?,
         }
         let SendRequest {
             to,
@@ -238,7 +256,7 @@ impl Session {
         }
         let transfer = TransferId(self.next_send);
         let pieces = match to {
-            Destination::Put { to, .. } => self.piece_lists.begin(to, bytes)?,
+            Destination::Put { to, .. } => self.piece_lists.queue(to, bytes)?,
             _ => 0,
         };
         let covered = match to {
@@ -253,10 +271,21 @@ impl Session {
             number = self.number_eager(tag);
             eager = eager.filter(|_| number.is_some());
         }
-        let stage = match eager {
+        let payload = eager.map(|payload| {
+            self.eager_used += eager_cost(bytes, pieces);
+            Payload::from(payload)
+        });
+        let is_queued = matches!(
+            to,
+            Destination::Put { .. } | Destination::Notification { .. }
+        );
+        let mut queued = None;
+        let stage = match payload {
+            payload if is_queued => {
+                queued = payload;
+                SendStage::Queued
+            }
             Some(payload) => {
-                self.eager_used += eager_cost(bytes, pieces);
-                let payload = Payload::from(payload);
                 let crc32c = payload.crc32c();
                 self.transmit.push_back(Frame::Eager {
                     transfer,
@@ -272,7 +301,7 @@ impl Session {
             }
             None => SendStage::Queued,
         };
-        let queued = matches!(stage, SendStage::Queued);
+        let is_silent = matches!(stage, SendStage::Queued);
         let operation = OperationId::send(transfer);
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
         let course = self.timers.begin(now, operation, deadlines);
@@ -280,6 +309,7 @@ impl Session {
             transfer,
             Outgoing {
                 to,
+                counted: covered.is_some().then_some(Kind::Get),
                 covered,
                 pieces,
                 tag: tag.unwrap_or(Tag(0)),
@@ -297,7 +327,8 @@ impl Session {
             },
         );
         match tag {
-            _ if !queued => {}
+            _ if is_queued => self.start_one_sided(transfer, queued),
+            _ if !is_silent => {}
             Some(_) => self.number_send(now, transfer),
             None => self.ask(transfer),
         }

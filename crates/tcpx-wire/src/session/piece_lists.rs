@@ -1,46 +1,55 @@
 //! Lists of pieces that operations name: those that the peer was told, and those that it told.
 //!
-//! Both sides count the same: pieces of lists that are kept, and pieces of operations under way. The one that names
-//! them holds back, and the one that keeps them takes no more for granted.
+//! Both sides count the pieces of lists that are kept alike: from the first frame of a list to the one that drops it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Session;
+use super::credit::within;
 use super::error::{RequestError, SessionError};
 use super::unexpected;
-use crate::frame::{Destination, Extent, Frame};
-use crate::pieces::{MAX_PIECES, PieceList};
+use crate::frame::{Destination, Extent, Frame, Limits};
+use crate::pieces::PieceList;
 
-/// Pieces of operations of the peer that may be under way: what it is told of their ends may be on its way.
-const PEER_PIECES: u32 = 4 * MAX_PIECES;
+const KEPT: &str = "pieces of lists";
 
-/// A list that the peer was told.
+/// A list of this side.
 #[derive(Debug)]
-struct Told {
+struct Added {
+    /// Until the peer has it.
+    list: Option<Arc<PieceList>>,
+    /// What the peer calls it.
+    told: Option<u64>,
     pieces: u32,
     bytes: u64,
-    /// Gets that will name it.
+    /// Operations that will name it.
     queued: usize,
     /// After those no operation will.
     dropped: bool,
 }
 
+impl Added {
+    fn cost(&self) -> u32 {
+        self.pieces.max(1)
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct PieceLists {
-    told: BTreeMap<u64, Told>,
+    added: BTreeMap<u64, Added>,
     next: u64,
+    /// Pieces of lists that the program may still name.
+    held: u32,
+    next_told: u64,
+    /// Pieces of lists that the peer keeps.
     told_pieces: u32,
-    /// Of this side's operations under way.
-    running: u32,
     kept: BTreeMap<u64, Arc<PieceList>>,
     /// The list whose parts come.
     coming: PieceList,
     next_kept: u64,
     kept_pieces: u32,
-    /// Of the peer's operations under way.
-    peers_running: u32,
 }
 
 /// What a list costs where it is kept.
@@ -48,14 +57,11 @@ fn cost(list: &PieceList) -> u32 {
     list.pieces().max(1)
 }
 
-fn within(pieces: u32, more: u32, most: u32) -> Option<u32> {
-    pieces.checked_add(more).filter(|sum| *sum <= most)
-}
-
 impl PieceLists {
     /// The next part of a list of the peer.
     pub(super) fn take_part(
         &mut self,
+        limits: &Limits,
         list: u64,
         last: bool,
         part: &[u8],
@@ -72,13 +78,10 @@ impl PieceLists {
         read.map_err(|error| {
             unexpected("pieces", "a list that can be", format!("{list}: {error}"))
         })?;
-        let pieces = within(self.kept_pieces, cost(&self.coming), MAX_PIECES);
-        let pieces = pieces.ok_or_else(|| SessionError::TooMany {
-            what: "pieces of lists",
-            limit: MAX_PIECES.into(),
-        })?;
+        let cost = cost(&self.coming);
+        within(KEPT, self.kept_pieces as usize, cost, limits.pieces)?;
         if last {
-            self.kept_pieces = pieces;
+            self.kept_pieces += cost;
             self.next_kept += 1;
             let whole = std::mem::take(&mut self.coming);
             self.kept.insert(list, Arc::new(whole));
@@ -104,56 +107,40 @@ impl PieceLists {
         }
     }
 
-    /// The peer starts an operation on this list.
-    pub(super) fn peers_begin(&mut self, list: u64) -> Result<Arc<PieceList>, SessionError> {
+    /// The list that an operation of the peer names.
+    pub(super) fn peers(&self, list: u64) -> Result<Arc<PieceList>, SessionError> {
         let kept = self.kept.get(&list);
         let kept = kept.ok_or_else(|| not_kept("an operation", list))?;
-        let running = within(self.peers_running, kept.pieces(), PEER_PIECES);
-        self.peers_running = running.ok_or_else(|| SessionError::TooMany {
-            what: "pieces of operations under way",
-            limit: PEER_PIECES.into(),
-        })?;
         Ok(Arc::clone(kept))
     }
 
-    /// One on so many pieces is over.
-    pub(super) fn peers_ended(&mut self, pieces: u32) {
-        self.peers_running -= pieces;
-    }
-
-    /// Starts an operation of this side; how many pieces of a list it has.
-    pub(super) fn begin(&mut self, extent: Extent, bytes: u64) -> Result<u32, RequestError> {
+    /// An operation of this side will name a list; how many pieces that has.
+    pub(super) fn queue(&mut self, extent: Extent, bytes: u64) -> Result<u32, RequestError> {
         let Extent::Pieces(list) = extent else {
             return Ok(0);
         };
-        let told = self.told.get(&list).filter(|told| !told.dropped);
-        let told = told.filter(|told| told.bytes == bytes);
-        let pieces = told.ok_or(RequestError::NotListed { list, bytes })?.pieces;
-        let running = within(self.running, pieces, MAX_PIECES);
-        self.running = running.ok_or(RequestError::TooManyPieces { most: MAX_PIECES })?;
-        Ok(pieces)
+        let added = self.added.get_mut(&list).filter(|added| !added.dropped);
+        let added = added.filter(|added| added.bytes == bytes);
+        let added = added.ok_or(RequestError::NotListed { list, bytes })?;
+        added.queued += 1;
+        Ok(added.pieces)
     }
 
-    /// As [`Self::begin`], where the list will be named later.
-    pub(super) fn begin_later(&mut self, extent: Extent, bytes: u64) -> Result<u32, RequestError> {
-        let pieces = self.begin(extent, bytes)?;
-        if let Extent::Pieces(list) = extent
-            && let Some(told) = self.told.get_mut(&list)
-        {
-            told.queued += 1;
-        }
-        Ok(pieces)
-    }
-
-    /// An operation of this side on so many pieces is over.
-    pub(super) fn ended(&mut self, pieces: u32) {
-        self.running -= pieces;
+    /// Whether the peer has the list, or can be told of it now.
+    pub(super) fn may_name(&self, limits: &Limits, extent: Extent) -> bool {
+        let Extent::Pieces(list) = extent else {
+            return true;
+        };
+        let fits = |added: &Added| {
+            let told = self.told_pieces as usize;
+            added.told.is_some() || within(KEPT, told, added.cost(), limits.pieces).is_ok()
+        };
+        self.added.get(&list).is_some_and(fits)
     }
 
     #[cfg(test)]
-    pub(super) fn assert_nothing_under_way(&self) {
-        assert_eq!((self.running, self.peers_running), (0, 0));
-        assert!(self.told.values().all(|told| told.queued == 0));
+    pub(super) fn assert_nothing_queued(&self) {
+        assert!(self.added.values().all(|added| added.queued == 0));
     }
 }
 
@@ -166,77 +153,109 @@ fn not_kept(frame: &'static str, list: u64) -> SessionError {
 }
 
 impl Session {
-    /// Whether lists of so many pieces in all may be added, and operations on so many started.
+    /// Whether a list of so many pieces may be added.
     ///
     /// # Errors
-    /// Too many are kept, or under way.
-    pub fn check_pieces(&self, added: u32, started: u32) -> Result<(), RequestError> {
-        let lists = &self.piece_lists;
-        for (counted, more) in [(lists.told_pieces, added), (lists.running, started)] {
-            within(counted, more, MAX_PIECES)
-                .ok_or(RequestError::TooManyPieces { most: MAX_PIECES })?;
-        }
-        Ok(())
+    /// The peer does not keep as many, beside those that the program has not dropped.
+    pub fn check_pieces(&self, pieces: u32) -> Result<(), RequestError> {
+        let most = self.agreed.map_or(0, |agreed| agreed.limits.pieces);
+        let held = self.piece_lists.held as usize;
+        within(KEPT, held, pieces.max(1), most).map_err(|_| RequestError::TooManyPieces { most })
     }
 
-    /// Tells the peer a list, for puts to and gets from [`Extent::Pieces`]; its number. The peer checks it with each of them.
+    /// Adds a list, for puts to and gets from [`Extent::Pieces`]; its number. The peer is told of it when an operation
+    /// names it, and checks it with each of them.
     ///
     /// # Errors
-    /// Too many pieces are kept, or the session closes.
-    pub fn add_pieces(&mut self, list: &PieceList) -> Result<u64, RequestError> {
+    /// The peer does not keep as many pieces, beside those of lists that were not dropped, or has not said how many it
+    /// keeps; or the session closes.
+    pub fn add_pieces(&mut self, list: Arc<PieceList>) -> Result<u64, RequestError> {
         if self.closing() {
             return Err(RequestError::Closed);
         }
+        self.check_pieces(list.pieces())?;
         let lists = &mut self.piece_lists;
-        let pieces = within(lists.told_pieces, cost(list), MAX_PIECES);
-        lists.told_pieces = pieces.ok_or(RequestError::TooManyPieces { most: MAX_PIECES })?;
         let number = lists.next;
         lists.next += 1;
-        let told = Told {
+        let added = Added {
+            told: None,
             pieces: list.pieces(),
             bytes: list.bytes(),
             queued: 0,
             dropped: false,
+            list: Some(list),
         };
-        lists.told.insert(number, told);
-        let mut parts = list.parts().into_iter().peekable();
-        while let Some(part) = parts.next() {
-            let last = parts.peek().is_none();
-            self.transmit.push_back(Frame::Pieces {
-                list: number,
-                last,
-                part,
-            });
-        }
+        lists.held += added.cost();
+        lists.added.insert(number, added);
         Ok(number)
+    }
+
+    /// Tells the peer of a list before any operation names it, if it has room for that.
+    pub fn tell_pieces(&mut self, list: u64) {
+        let extent = Extent::Pieces(list);
+        if let Some(agreed) = &self.agreed
+            && !self.closing()
+            && self.piece_lists.may_name(&agreed.limits, extent)
+        {
+            self.name_on_wire(extent);
+        }
     }
 
     /// No operation will name this list any more but those that were started.
     pub fn drop_pieces(&mut self, list: u64) {
-        if let Some(told) = self.piece_lists.told.get_mut(&list) {
-            told.dropped = true;
+        let lists = &mut self.piece_lists;
+        if let Some(added) = lists.added.get_mut(&list)
+            && !std::mem::replace(&mut added.dropped, true)
+        {
+            lists.held -= added.cost();
             self.forget_dropped(list);
+            self.ask_queued();
         }
     }
 
-    /// A get has left, or has ended before.
-    pub(super) fn list_asked_for(&mut self, from: Extent) {
-        if let Extent::Pieces(list) = from
-            && let Some(told) = self.piece_lists.told.get_mut(&list)
+    /// What the peer calls this; it is told of a list that it does not have.
+    pub(super) fn name_on_wire(&mut self, extent: Extent) -> Extent {
+        let lists = &mut self.piece_lists;
+        let Extent::Pieces(list) = extent else {
+            return extent;
+        };
+        let Some(added) = lists.added.get_mut(&list) else {
+            return extent;
+        };
+        let told = *added.told.get_or_insert(lists.next_told);
+        if let Some(list) = added.list.take() {
+            lists.next_told += 1;
+            lists.told_pieces += added.cost();
+            let mut parts = list.parts().into_iter().peekable();
+            while let Some(part) = parts.next() {
+                self.transmit.push_back(Frame::Pieces {
+                    list: told,
+                    last: parts.peek().is_none(),
+                    part,
+                });
+            }
+        }
+        Extent::Pieces(told)
+    }
+
+    /// An operation has named its list, or will not.
+    pub(super) fn named(&mut self, extent: Extent) {
+        if let Extent::Pieces(list) = extent
+            && let Some(added) = self.piece_lists.added.get_mut(&list)
         {
-            told.queued -= 1;
+            added.queued -= 1;
             self.forget_dropped(list);
         }
     }
 
     fn forget_dropped(&mut self, list: u64) {
         let lists = &mut self.piece_lists;
-        let is_over = lists
-            .told
-            .get(&list)
-            .is_some_and(|told| told.dropped && told.queued == 0);
-        if is_over && let Some(told) = lists.told.remove(&list) {
-            lists.told_pieces -= told.pieces.max(1);
+        let over = |added: &Added| added.dropped && added.queued == 0;
+        if lists.added.get(&list).is_some_and(over)
+            && let Some(added) = lists.added.remove(&list)
+            && let Some(list) = added.told
+        {
+            lists.told_pieces -= added.cost();
             if !self.ended() {
                 self.transmit.push_back(Frame::DropPieces { list });
             }

@@ -5,11 +5,12 @@
 //! no send of its number is known, gives its number to the receive behind it; the windows of both are closed,
 //! and the peer is told, which sends anew what it had sent there.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 
 use super::Session;
 use super::action::{Action, OperationId};
 use super::cancel::{by_peer, cancel_frame};
+use super::credit::within;
 use super::error::{EndCause, SessionError};
 use super::matching::{Arrival, PostedWindow};
 use super::one_sided::Origin;
@@ -18,8 +19,8 @@ use crate::frame::{CancelReason, Frame, RefuseReason, Role, Tag, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
 
-/// Windows that no send has come to at a time; receives behind them are granted when their sends ask.
-pub(super) const MOST_POSTED: usize = 1024;
+/// What a receiver has its sender keep: windows that no send has taken. Receives beyond are granted when their sends ask.
+pub(super) const POSTED: &str = "posted windows";
 
 /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and
 /// closing so many takes about as long as the round trip that a long send then asks in.
@@ -44,7 +45,7 @@ pub(super) struct Posted {
 /// Receives that may be posted.
 #[derive(Debug, Default)]
 pub(super) struct Posting {
-    candidates: VecDeque<OperationId>,
+    candidates: BTreeSet<OperationId>,
     /// Windows that are open, and no send has come to.
     pub(super) open: usize,
     next_window: u64,
@@ -73,7 +74,7 @@ impl Session {
         let receive = self.receives.get(&operation);
         let is_long = receive.is_some_and(|receive| receive.capacity > eager_limit.into());
         if self.config.addressed && (is_long || self.agreed.is_none()) {
-            self.posting.candidates.push_back(operation);
+            self.posting.candidates.insert(operation);
             self.post_candidates();
         }
     }
@@ -82,8 +83,9 @@ impl Session {
     pub(super) fn post_candidates(&mut self) {
         while self.may_post()
             && !self.closing()
-            && self.posting.open < MOST_POSTED
-            && let Some(operation) = self.posting.candidates.pop_front()
+            && let Some(agreed) = &self.agreed
+            && within(POSTED, self.posting.open, 1, agreed.limits.windows).is_ok()
+            && let Some(operation) = self.posting.candidates.pop_first()
         {
             self.post_window(operation);
         }
@@ -165,11 +167,11 @@ impl Session {
         let (tag, level) = (receive.tag, receive.asked);
         receive.course.clock.progressed(now);
         let counts = self.matching.receives_of(tag);
+        counts.vain = 0;
         if let Some(number) = receive.number {
             counts.receives.remove(number);
-            counts.is_sent(number);
+            self.matching.is_sent(tag, number);
         }
-        counts.vain = 0;
         if let Some(asked_by) = posted.asked_by {
             self.by_transfer.remove(&asked_by);
         }
@@ -233,6 +235,7 @@ impl Session {
 
     /// The window of a receive is no more.
     pub(super) fn forget_window(&mut self, operation: OperationId) {
+        self.posting.candidates.remove(&operation);
         if let Some(receive) = self.receives.get_mut(&operation)
             && let Some(posted) = receive.posted.take()
         {
@@ -268,7 +271,7 @@ impl Session {
         }
         if is_theirs {
             // Its send has ended.
-            counts.is_sent(number);
+            self.matching.is_sent(tag, number);
             return false;
         }
         if number < counts.sent {
@@ -331,17 +334,20 @@ impl Session {
                 format!("{number} arrived of tag {}", tag.0),
             ));
         }
-        counts.is_sent(number);
-        if counts.ended.remove(number).is_some() {
-            return Ok(());
+        let ended = counts.ended.remove(number);
+        let receive = counts.receives.remove(number);
+        if ended.is_none() && receive.is_none() {
+            counts.add_hole(number);
         }
-        match counts.receives.remove(number) {
+        self.matching.is_sent(tag, number);
+        self.matching.check_tags(&self.config.ours.limits)?;
+        match receive {
             Some(operation) => {
                 let detail = "the send of its number was withdrawn";
                 let cause = by_peer(Role::Sender, CancelReason::Requested, detail);
                 self.cancel_operation(now, operation, cause);
             }
-            None => counts.add_hole(number),
+            None => {}
         }
         Ok(())
     }

@@ -186,6 +186,10 @@ impl Session {
             self.cancel_operation(now, OperationId::send(transfer), cause);
             return Ok(());
         }
+        self.peer_is_done(transfer);
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return Ok(());
+        };
         if let Some(cancel) = &mut send.course.cancel {
             // The cancel crossed the refusal; its answer is still to come.
             cancel.refused = true;

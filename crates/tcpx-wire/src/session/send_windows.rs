@@ -1,14 +1,15 @@
 //! Sends find their windows: those that the peer has posted, by tag and number. A send without one asks.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{Action, OperationId};
 use super::cancel::{Cancelling, cancel_frame};
-use super::config::{MAX_TRANSFER_BYTES, MOST_ASKING};
+use super::config::MAX_TRANSFER_BYTES;
+use super::credit::within;
 use super::error::{EndCause, SessionError};
-use super::matching::{KEPT_TAGS, MOST_TAGS, PostedWindow, SendTag};
+use super::matching::{PostedWindow, TAGS};
 use super::outgoing::{SendStage, numbered};
-use super::posted::MOST_POSTED;
+use super::posted::POSTED;
 use super::stream::Plan;
 use super::{Session, unexpected};
 use crate::frame::{Frame, Grant, Role, Tag, TransferId};
@@ -30,10 +31,32 @@ pub(super) struct SendWindows {
     /// Sends that have asked and were not answered.
     asking: BTreeSet<TransferId>,
     /// Sends that are yet to ask, as too many do.
-    unasked: VecDeque<TransferId>,
+    unasked: BTreeSet<TransferId>,
+    /// When one of those could.
+    asked: Time,
+    /// Tags that the peer counts.
+    counted_tags: usize,
+    /// Sends whose tags it will when it has forgotten others, and those behind them.
+    unroomed: BTreeSet<TransferId>,
     /// Tags that the peer was asked to forget.
     forgetting: usize,
 }
+
+/// What of a limit of tags is in use when idle ones are forgotten, in eighths.
+const FORGET_EIGHTHS: usize = 7;
+/// When the peer counts a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// With the next frame, or it does already.
+    Now,
+    /// When it has answered whether it forgets that one.
+    AfterAnswer,
+    /// When it has forgotten others.
+    AfterOthers,
+}
+
+/// What sends of the peer are that wait for a receive, which is not there.
+pub(super) const ASKS: &str = "transfers that wait for a receive";
 
 impl SendWindows {
     pub(super) fn clear(&mut self) {
@@ -67,44 +90,76 @@ impl Session {
         found.copied().unwrap_or(transfer)
     }
 
-    /// The count of a tag, unless the peer has yet to answer whether it may be forgotten.
-    fn counting(&mut self, tag: Tag) -> Option<&mut SendTag> {
-        if self.matching.sends.len() >= KEPT_TAGS && !self.matching.sends.contains_key(&tag) {
+    /// Has a tag counted, if the peer has room for it.
+    fn count_tag(&mut self, tag: Tag) -> Counted {
+        let limit = self.agreed.map_or(0, |agreed| agreed.limits.tags);
+        let known = self.matching.sends.get(&tag);
+        if known.is_some_and(|counts| counts.is_forgetting) {
+            return Counted::AfterAnswer;
+        }
+        if known.is_some_and(|counts| counts.is_counted) {
+            return Counted::Now;
+        }
+        if self.send_windows.counted_tags + 1 > limit as usize * FORGET_EIGHTHS / 8 {
             self.forget_idle_tags();
         }
-        let is_full = self.matching.sends.len() >= MOST_TAGS;
+        if within(TAGS, self.send_windows.counted_tags, 1, limit).is_err() {
+            return Counted::AfterOthers;
+        }
         let counts = self.matching.sends.entry(tag).or_default();
-        // A tag that there is no room for begins when one of the others was forgotten.
-        counts.is_forgetting |= is_full && counts.next == 0;
-        (!counts.is_forgetting).then_some(counts)
+        if counts.is_forgetting {
+            return Counted::AfterAnswer;
+        }
+        counts.is_counted = true;
+        self.send_windows.counted_tags += 1;
+        Counted::Now
     }
 
     /// Gives a send its number: it takes its window, or asks. An eager one has left before.
     pub(super) fn number_send(&mut self, now: Time, transfer: TransferId) {
+        if self.send_windows.unroomed.is_empty() {
+            self.number_first(now, transfer);
+        } else {
+            // Behind those before it, whatever their tags: the peer's program may receive in their order.
+            self.send_windows.unroomed.insert(transfer);
+        }
+    }
+
+    /// As [`Self::number_send`], of a send that none waits before; `false` if it has to wait for room.
+    fn number_first(&mut self, now: Time, transfer: TransferId) -> bool {
         let Some(send) = self.sends.get(&transfer) else {
-            return;
+            return true;
         };
         let tag = send.tag;
-        let Some(counts) = self.counting(tag) else {
-            self.matching
-                .sends
-                .entry(tag)
-                .or_default()
-                .held
-                .push_back(transfer);
-            return;
-        };
+        match self.count_tag(tag) {
+            Counted::Now => {}
+            Counted::AfterAnswer => {
+                let counts = self.matching.sends.entry(tag).or_default();
+                counts.held.insert(transfer);
+                return true;
+            }
+            Counted::AfterOthers => {
+                self.send_windows.unroomed.insert(transfer);
+                return false;
+            }
+        }
+        let counts = self.matching.sends.entry(tag).or_default();
         let number = counts.next;
         counts.next += 1;
         if let Some(send) = self.sends.get_mut(&transfer) {
             send.number = Some(number);
         }
         self.place_send(now, transfer);
+        true
     }
 
     /// The number of an eager send, whose window, if there is one, is not used; `None` while its tag cannot count.
     pub(super) fn number_eager(&mut self, tag: Tag) -> Option<u64> {
-        let counts = self.counting(tag)?;
+        let is_first = self.send_windows.unroomed.is_empty();
+        if !is_first || self.count_tag(tag) != Counted::Now {
+            return None;
+        }
+        let counts = self.matching.sends.entry(tag).or_default();
         let number = counts.next;
         counts.next += 1;
         if !counts.posted.is_empty() && counts.posted.remove(number).is_some() {
@@ -133,16 +188,16 @@ impl Session {
         self.ask(transfer);
     }
 
-    /// Asks for a receive, or waits for its turn to. A put, a reply or a notification asks at once: what
-    /// follows it counts on that.
+    /// Asks for a receive, or waits for its turn to. A reply asks at once: what asked for it accounts for that.
     pub(super) fn ask(&mut self, transfer: TransferId) {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if send.to.tag().is_some() {
+        if send.to.tag().is_some() && !send.asking {
             let windows = &mut self.send_windows;
-            if windows.asking.len() >= MOST_ASKING {
-                windows.unasked.push_back(transfer);
+            let limit = self.agreed.map_or(0, |agreed| agreed.limits.asks);
+            if within(ASKS, windows.asking.len(), 1, limit).is_err() {
+                windows.unasked.insert(transfer);
                 return;
             }
             windows.asking.insert(transfer);
@@ -160,33 +215,51 @@ impl Session {
         });
     }
 
-    /// A send has been answered, or waits no more.
+    /// A send has been granted its place, or ends: it waits for no receive any more.
     pub(super) fn waits_no_more(&mut self, transfer: TransferId) {
-        let Some(send) = self.sends.get(&transfer) else {
-            return;
-        };
-        if let Some(number) = send.number
-            && let Some(counts) = self.matching.sends.get_mut(&send.tag)
-        {
-            counts.waiting.remove(number);
-        }
+        self.leaves_queue(transfer);
         if self.send_windows.asking.remove(&transfer) {
-            while self.send_windows.asking.len() < MOST_ASKING
-                && let Some(next) = self.send_windows.unasked.pop_front()
-            {
-                let is_queued = |stage: &SendStage| matches!(stage, SendStage::Queued);
-                let next_send = self.sends.get(&next);
-                if next_send
-                    .is_some_and(|send| is_queued(&send.stage) && send.course.cancel.is_none())
-                {
-                    self.ask(next);
-                }
-            }
+            self.ask_unasked();
         }
     }
 
+    /// A send has what it waits for. What it has asked before, the peer may yet count: until it ends, where it has
+    /// found a window.
+    pub(super) fn leaves_queue(&mut self, transfer: TransferId) {
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        if let Some(counts) = self.matching.sends.get_mut(&send.tag)
+            && send.to.tag().is_some()
+        {
+            match send.number {
+                Some(number) => drop(counts.waiting.remove(number)),
+                None => drop(counts.held.remove(&transfer)),
+            }
+        }
+        self.send_windows.unroomed.remove(&transfer);
+        self.send_windows.unasked.remove(&transfer);
+    }
+
+    /// Asks for receives, as far as the peer takes that.
+    pub(super) fn ask_unasked(&mut self) {
+        let limit = self.agreed.map_or(0, |agreed| agreed.limits.asks);
+        while within(ASKS, self.send_windows.asking.len(), 1, limit).is_ok()
+            && let Some(next) = self.send_windows.unasked.pop_first()
+        {
+            self.send_windows.asked = self.heard();
+            self.ask(next);
+        }
+    }
+
+    /// When a send could ask for a receive last, if this one has to wait for that.
+    pub(super) fn ask_came(&self, transfer: TransferId) -> Option<Time> {
+        let waits = self.send_windows.unasked.contains(&transfer);
+        waits.then_some(self.send_windows.asked)
+    }
+
     fn begin_in_window(&mut self, now: Time, transfer: TransferId, posted: PostedWindow) {
-        self.waits_no_more(transfer);
+        self.leaves_queue(transfer);
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
@@ -256,13 +329,15 @@ impl Session {
             }
             // It takes it, or asks, once the data plane has let go of its former window.
         }
-        if counts.posted.get(number).is_some() || self.send_windows.known >= MOST_POSTED {
+        if counts.posted.get(number).is_some() {
             return Err(unexpected(
                 FRAME,
-                "each number once, and no more windows than agreed",
+                "each number once",
                 format!("number {number} of tag {} arrived", tag.0),
             ));
         }
+        let limit = self.config.ours.limits.windows;
+        within(POSTED, self.send_windows.known, 1, limit)?;
         counts.posted.insert(number, posted);
         self.send_windows.known += 1;
         Ok(())
@@ -310,6 +385,7 @@ impl Session {
                 (cancel.peer_quiet, cancel.confirmed) = (false, false);
                 self.transmit
                     .extend(cancel_frame(transfer, Role::Sender, &cause));
+                self.send_windows.asking.remove(&transfer);
             } else {
                 // The peer has never begun it, and does not answer.
                 (cancel.peer_quiet, cancel.confirmed) = (true, true);
@@ -384,8 +460,12 @@ impl Session {
         if let Some(window) = send.wire.window() {
             self.send_windows.by_window.remove(&window);
         }
-        if let Some(number) = send.number {
-            self.clear_number(send.tag, number);
+        let (tag, number) = (send.to.tag(), send.number);
+        if let Some(tag) = tag {
+            if let Some(number) = number {
+                self.clear_number(tag, number);
+            }
+            self.tag_rests(tag);
         }
     }
 
@@ -425,7 +505,9 @@ impl Session {
     /// Forgets the count of a tag that was never used.
     fn tidy_sent(&mut self, tag: Tag) {
         let counts = self.matching.sends.get(&tag);
-        if counts.is_some_and(|counts| counts.next == 0 && counts.is_idle()) {
+        if counts.is_some_and(|counts| {
+            counts.next == 0 && counts.is_idle() && counts.posted.is_empty() && !counts.is_counted
+        }) {
             self.matching.sends.remove(&tag);
         }
     }
@@ -447,13 +529,27 @@ impl Session {
         }
     }
 
+    /// A send of this tag is over: the peer may forget it where others have no room.
+    fn tag_rests(&mut self, tag: Tag) {
+        if self.send_windows.unroomed.is_empty() || self.ended() {
+            return;
+        }
+        if let Some(counts) = self.matching.sends.get_mut(&tag)
+            && counts.is_counted
+            && counts.is_idle()
+        {
+            counts.is_forgetting = true;
+            self.send_windows.forgetting += 1;
+            let number = counts.next;
+            self.transmit.push_back(Frame::Forget { tag, number });
+        }
+    }
+
     /// The peer asks whether a count may be forgotten.
     pub(super) fn forget_asked(&mut self, tag: Tag, number: u64) {
         let counts = self.matching.receives_of(tag);
         let forgotten = counts.next <= number && counts.is_idle();
-        if forgotten {
-            self.matching.forget_received(tag);
-        }
+        self.matching.forget_received(tag, forgotten);
         self.transmit.push_back(Frame::Forgotten { tag, forgotten });
     }
 
@@ -465,7 +561,7 @@ impl Session {
         forgotten: bool,
     ) -> Result<(), SessionError> {
         let counts = self.matching.sends.get_mut(&tag);
-        let Some(counts) = counts.filter(|counts| counts.is_forgetting && counts.next > 0) else {
+        let Some(counts) = counts.filter(|counts| counts.is_forgetting) else {
             return Err(unexpected(
                 "forgotten",
                 "a tag that was to be forgotten",
@@ -473,37 +569,24 @@ impl Session {
             ));
         };
         counts.is_forgetting = false;
-        self.send_windows.forgetting = self.send_windows.forgetting.saturating_sub(1);
-        let held = std::mem::take(&mut counts.held);
+        let windows = &mut self.send_windows;
+        windows.forgetting = windows.forgetting.saturating_sub(1);
+        // What the peer keeps for receives of its own it does not count, until a send comes again.
+        windows.counted_tags -= usize::from(std::mem::take(&mut counts.is_counted));
         if forgotten {
             counts.next = 0;
-            self.tidy_sent(tag);
         }
-        for transfer in held {
-            self.number_send(now, transfer);
-        }
-        if forgotten {
-            self.begin_unroomed(now);
-        }
+        windows.unroomed.append(&mut counts.held);
+        self.tidy_sent(tag);
+        self.begin_unroomed(now);
         Ok(())
     }
 
-    /// Tags begin that there was no room for.
-    fn begin_unroomed(&mut self, now: Time) {
-        if self.matching.sends.len() >= MOST_TAGS {
-            return;
-        }
-        let waits = |counts: &SendTag| counts.is_forgetting && counts.next == 0;
-        let mut tags = self.matching.sends.iter_mut();
-        let held = tags.find_map(|(_, counts)| {
-            waits(counts).then(|| {
-                counts.is_forgetting = false;
-                std::mem::take(&mut counts.held)
-            })
-        });
-        for transfer in held.into_iter().flatten() {
-            self.number_send(now, transfer);
-        }
+    /// Sends begin whose tags there was no room for.
+    pub(super) fn begin_unroomed(&mut self, now: Time) {
+        while let Some(first) = self.send_windows.unroomed.pop_first()
+            && self.number_first(now, first)
+        {}
     }
 
     /// The chunks of a transfer to a window, behind those of others.
@@ -535,8 +618,12 @@ impl Session {
         assert!(self.send_windows.by_window.is_empty());
         assert_eq!(peer.posting.open, 0, "{:#?}", peer.receives);
         for (tag, counts) in &self.matching.sends {
-            assert!(counts.is_idle(), "{tag:?} {counts:?}");
+            assert!(
+                counts.is_idle() && counts.posted.is_empty(),
+                "{tag:?} {counts:?}"
+            );
         }
+        assert!(self.send_windows.unasked.is_empty() && self.send_windows.unroomed.is_empty());
         let ended: Vec<_> = peer.matching.leftovers().collect();
         assert!(ended.is_empty(), "{ended:?}");
     }

@@ -16,9 +16,21 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
+        let is_answered = send.covered.is_some() && send.is_answered();
         if send.course.cancel.is_some() {
-            return self.settle_cancelled_send(now, transfer);
+            self.settle_cancelled_send(now, transfer);
+        } else {
+            self.settle_live_send(transfer);
         }
+        if is_answered {
+            self.peer_is_done(transfer);
+        }
+    }
+
+    fn settle_live_send(&mut self, transfer: TransferId) {
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
         match send.progress(false) {
             SendProgress::Going => {}
             SendProgress::Done { level, last } => {
@@ -191,10 +203,13 @@ impl Session {
 
     /// A wake-up of an operation is due.
     pub(super) fn expire(&mut self, now: Time, operation: OperationId) {
+        let credit = self.room_came(operation).unwrap_or(Time(0));
         let course = Self::course(&mut self.sends, &mut self.receives, operation);
         let Some(Course { clock, cancel, .. }) = course else {
             return;
         };
+        // What waits for the peer to take it stands still once the peer takes nothing else either.
+        clock.progressed(credit);
         let Some(cancel) = cancel else {
             let Some(expired) = clock.expired(now) else {
                 let due = clock.due();
@@ -283,10 +298,11 @@ impl Session {
                 self.reply_ended(transfer);
             }
         } else if let Some(receive) = self.receives.get(&operation)
-            && let Origin::Put { notified: true, .. } = receive.origin
-            && let Some(put) = &receive.matched
+            && let Origin::Put {
+                group: Some(group), ..
+            } = receive.origin
         {
-            self.put_ended(put.transfer, placed);
+            self.put_ended(group, placed);
         }
     }
 
@@ -295,7 +311,7 @@ impl Session {
         let Some(receive) = take_out(&mut self.receives, &operation) else {
             return;
         };
-        self.one_sided_over(receive.origin);
+        self.one_sided_over(operation, &receive.origin);
         if let Some(matched) = receive.matched
             && self.by_transfer.get(&matched.transfer) == Some(&operation)
         {

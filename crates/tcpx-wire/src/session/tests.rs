@@ -20,7 +20,9 @@ mod waiting;
 use std::time::Duration;
 
 use super::*;
-use crate::frame::{Destination, Grant, Level, Settings, Tag};
+use proptest::prelude::*;
+
+use crate::frame::{Destination, Grant, Level, Limits, Settings, Tag};
 
 /// Chunks of 512 KiB over 4 channels.
 pub(in crate::session) fn settings() -> Settings {
@@ -34,6 +36,7 @@ pub(in crate::session) fn settings() -> Settings {
         eager_credit: 256 * 1024,
         heartbeat_ms: 1000,
         dead_after_ms: 10_000,
+        limits: Limits::default(),
         memory: "host".into(),
         software: "test".into(),
     }
@@ -44,6 +47,32 @@ const CLOSE: Duration = Duration::from_secs(2);
 
 pub(super) fn config() -> Config {
     Config::new(settings())
+}
+
+/// What a side takes at a time: from 1 up, and of pieces as many as the lists of a test have.
+fn any_limits(least_pieces: u32) -> impl Strategy<Value = Limits> {
+    let few = || prop_oneof![3 => 1u32..4, 1 => 4u32..40, 1 => Just(4096u32)];
+    let pieces = (least_pieces..3 * least_pieces).prop_map(|pieces| pieces.max(1));
+    let drawn = (few(), few(), few(), few(), few(), few(), pieces);
+    let drawn = drawn.prop_map(
+        |(puts, notifications, gets, asks, windows, tags, pieces)| Limits {
+            puts,
+            notifications,
+            gets,
+            asks,
+            windows,
+            tags,
+            pieces,
+        },
+    );
+    prop_oneof![1 => Just(Limits::default()), 3 => drawn]
+}
+
+/// The same side, which takes so much at a time.
+fn limited(config: &Config, limits: Limits) -> Config {
+    let mut config = config.clone();
+    config.ours.limits = limits;
+    config
 }
 
 fn small_chunks(channels: u16) -> Config {

@@ -304,10 +304,18 @@ impl Batch<'_> {
         self.check()?;
         let (mut plan, notification) = self.plan()?;
         connection.handle.0.with(|core| {
-            for listed in &mut plan.listed {
-                let told = core.session.add_pieces(&listed.list);
-                listed.told = Some(told.map_err(|error| core.request_error(error))?);
+            for at in 0..plan.listed.len() {
+                let list = Arc::clone(&plan.listed[at].list);
+                match core.session.add_pieces(list) {
+                    Ok(list) => plan.listed[at].told = Some(list),
+                    Err(error) => {
+                        plan.drop_lists(core);
+                        return Err(core.request_error(error));
+                    }
+                }
             }
+            let told = plan.listed.iter().filter_map(|one| one.told);
+            told.for_each(|list| core.session.tell_pieces(list));
             Ok::<_, Error>(())
         })??;
         Ok(PreparedBatch {
@@ -430,12 +438,10 @@ impl PreparedBatch {
 
 impl Drop for PreparedBatch {
     fn drop(&mut self) {
-        let told: Vec<_> = self.plan.listed.iter().filter_map(|one| one.told).collect();
-        if !told.is_empty() {
+        if self.plan.listed.iter().any(|one| one.told.is_some()) {
             // Where the connection is gone, so are its lists.
-            let _ = self.connection.handle.0.with(|core| {
-                told.iter().for_each(|list| core.session.drop_pieces(*list));
-            });
+            let plan = &self.plan;
+            let _ = self.connection.handle.0.with(|core| plan.drop_lists(core));
         }
     }
 }
@@ -497,6 +503,12 @@ impl Listed {
 }
 
 impl Plan {
+    /// No operation names its lists any more.
+    fn drop_lists(&self, core: &mut Core) {
+        let told = self.listed.iter().filter_map(|one| one.told);
+        told.for_each(|list| core.session.drop_pieces(list));
+    }
+
     fn start(
         &self,
         connection: &Connection,
@@ -532,7 +544,7 @@ impl Plan {
                 region().map_err(|_| error)
             })?;
             let to = match listed.told {
-                Some(list) => To::Told(list, listed.list.pieces()),
+                Some(list) => To::Told(list),
                 None => To::List(Arc::clone(&listed.list)),
             };
             ready.push(request(region.all(), listed.kind).ready(to)?);
@@ -657,12 +669,11 @@ fn start_parts(
     let is_get = |part: &&Ready| part.kind == OperationKind::Get;
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
-    let is_new = |part: &&Ready| matches!(part.to, To::List(_));
-    let added = ready.iter().filter(is_new).map(Ready::pieces).sum();
-    let started = ready.iter().map(Ready::pieces).sum();
+    // The peer is told of each list with its operation, and keeps it no longer.
+    let longest = ready.iter().filter_map(Ready::pieces).max();
     core.session
         .check_rooms(puts + usize::from(notice.is_some()), gets)
-        .and_then(|()| core.session.check_pieces(added, started))
+        .and_then(|()| longest.map_or(Ok(()), |pieces| core.session.check_pieces(pieces)))
         .map_err(|error| core.request_error(error))?;
     let notice = notice.map(|bytes| Notice {
         bytes,

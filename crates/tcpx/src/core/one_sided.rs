@@ -124,6 +124,7 @@ impl Core {
                     bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
                     eager,
                 });
+                self.forget_postponed();
                 self.accept_notifications();
             }
             Action::GetArrives {
@@ -238,6 +239,16 @@ impl Core {
         let id = self.session.accept(now, transfer)?;
         let operation = Operation::new(kind, lease, TransferState::new(0), self.ticked());
         Some(self.operations.entry(id).insert_entry(operation).into_mut())
+    }
+
+    /// Forgets those that have ended at the peer meanwhile, once they are as many as it may have under way.
+    fn forget_postponed(&mut self) {
+        let session = &self.session;
+        let most = session.limits().notifications as usize;
+        if self.one_sided.postponed.len() > 2 * most {
+            let waits = |arriving: &Arriving| session.waits(arriving.transfer);
+            self.one_sided.postponed.retain(waits);
+        }
     }
 
     /// Takes notifications that wait, as far as there is room for them.

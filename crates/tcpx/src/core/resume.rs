@@ -139,6 +139,13 @@ impl Resume {
         Some(self.all_lost? + GRACE + self.round_trip * ROUND_TRIPS)
     }
 
+    /// The session has failed: a peer that has not heard of it, and would go on, is told why.
+    pub(super) fn end(&self, error: &Error) {
+        if let Source::Take(inbox) = &self.side {
+            inbox.end(&error.failure().to_string());
+        }
+    }
+
     fn arrived(&self) -> Option<Box<ControlStream>> {
         match &self.side {
             Source::Take(inbox) => inbox.take_control(),

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
 use tcpx_wire::frame::{
-    Destination, Extent, Frame, Grant, RefuseReason, Settings, TransferId, encode,
+    Destination, Extent, Frame, Grant, Limits, RefuseReason, Settings, TransferId, encode,
 };
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
@@ -46,6 +46,7 @@ fn settings() -> Settings {
         eager_credit: 1 << 20,
         heartbeat_ms: 1000,
         dead_after_ms: 10_000,
+        limits: Limits::default(),
         memory: "host".into(),
         software: "test".into(),
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{
     Auth, Connection, Endpoint, Error, Event, Key, Network, Observer, Options, Region, TcpNetwork,
+    Transfer,
 };
 use tcpx_net::{DialOptions, dial};
 use tcpx_wire::frame::{CancelReason, Destination, Frame};
@@ -160,6 +161,26 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
         .expect_err("the backlog was too much");
     assert!(matches!(error, Error::ConnectionLost { .. }), "{error}");
     assert!(started.elapsed() < LONG / 2, "{error}");
+}
+
+/// A peer that has not heard how its session failed asks to go on with it: it is told, once and for all.
+#[test]
+fn who_would_go_on_with_a_failed_session_is_told_why() {
+    let options = tcp(Auth::Key(key()));
+    let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
+    let address = endpoint.local_addr();
+    let (mut peer, session) = Peer::connect(address, &options.auth);
+    let _lane = peer.set_up(address, &session);
+    let connection = endpoint.accept(LONG).expect("a peer with the key");
+    peer.send(&Frame::GoodbyeAck);
+    let memory = Region::host(8).expect("memory");
+    let receive = connection.receive(memory.all(), 1).start();
+    receive.and_then(Transfer::wait).expect_err("a breach");
+    for _ in 0..2 {
+        let told = peer::resume(address, &session);
+        assert!(told.contains("goodbye ack"), "{told}");
+    }
+    drop(connection);
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use tcpx::Auth;
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{DialOptions, dial};
+use tcpx_net::{Congestion, DialOptions, Way, dial, dial_control_again};
 use tcpx_wire::Settings;
 use tcpx_wire::frame::{Frame, encode};
 use tcpx_wire::handshake::{Established, Session};
-use tcpx_wire::record::{LENGTH_BYTES, Records, sealed_bytes};
+use tcpx_wire::record::{LENGTH_BYTES, Records, SESSION_OVER, sealed_bytes};
 
 use crate::LONG;
 
@@ -49,6 +49,7 @@ impl Peer {
             eager_credit: 256 * 1024,
             heartbeat_ms: 10_000,
             dead_after_ms: 60_000,
+            limits: tcpx::Limits::default(),
             memory: "host".into(),
             software: "by hand".into(),
         });
@@ -100,4 +101,25 @@ impl Peer {
         self.send(&Frame::Ready);
         lane
     }
+}
+
+/// Asks to go on with a session that has failed; what the other side says before it closes the connection.
+pub(crate) fn resume(address: SocketAddr, session: &Session) -> String {
+    let way = Way {
+        local: None,
+        interface: None,
+        peer: address,
+    };
+    let mut again = dial_control_again(&[way], session, &Congestion::Automatic).expect("an answer");
+    again.stream.set_nonblocking(false).expect("a socket");
+    let limit = Some(LONG);
+    again.stream.set_read_timeout(limit).expect("a socket");
+    let mut sealed = Vec::new();
+    again.stream.read_to_end(&mut sealed).expect("an end");
+    let mut opened = vec![0; sealed.len()];
+    let record = &sealed[LENGTH_BYTES..];
+    let count = again.records.open(record, &mut opened).expect("a record");
+    let (position, reason) = opened[..count].split_at(8);
+    assert_eq!(position, SESSION_OVER.to_le_bytes());
+    String::from_utf8(reason.to_vec()).expect("text")
 }

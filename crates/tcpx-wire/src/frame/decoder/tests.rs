@@ -1,7 +1,7 @@
 use super::*;
 use crate::frame::{
-    Destination, Level, MAX_EAGER_BYTES, MAX_SETUP_BYTES, PlacedChunks, Settings, Tag, TransferId,
-    encode,
+    Destination, Level, Limits, MAX_EAGER_BYTES, MAX_SETUP_BYTES, PlacedChunks, Settings, Tag,
+    TransferId, encode,
 };
 use crate::plan::Taper;
 
@@ -41,6 +41,7 @@ fn settings() -> Settings {
         eager_credit: 256 * 1024,
         heartbeat_ms: 500,
         dead_after_ms: 5000,
+        limits: Limits::default(),
         memory: "host".into(),
         software: "tcpx 0.1.0".into(),
     }

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
 use super::*;
-use crate::frame::{CancelReason, Extent, Frame, PlacedChunks, RefuseReason, Role, TransferId};
+use crate::frame::{
+    CancelReason, Extent, Frame, Notified, PlacedChunks, RefuseReason, Role, TransferId,
+};
 use crate::pieces::PieceList;
 use crate::plan::Taper;
 use crate::window::{Place, Rights, WindowSecret};
@@ -129,12 +131,20 @@ fn any_extent() -> impl Strategy<Value = Extent> {
     ]
 }
 
+fn any_notified() -> impl Strategy<Value = Notified> {
+    prop_oneof![
+        Just(Notified::No),
+        Just(Notified::First),
+        Just(Notified::Next)
+    ]
+}
+
 fn any_destination() -> impl Strategy<Value = Destination> {
     let number = prop_oneof![0u64..4, Just(100_000), any::<u64>()];
     prop_oneof![
         12 => (0u64..3, number)
             .prop_map(|(tag, number)| Destination::Receive { tag: Tag(tag), number }),
-        6 => (any_extent(), any::<bool>())
+        6 => (any_extent(), any_notified())
             .prop_map(|(to, notified)| Destination::Put { to, notified }),
         2 => (0u64..3).prop_map(|request| Destination::Reply { request }),
         2 => (0u64..6, 0u32..4).prop_map(|(first, count)| {
@@ -194,11 +204,13 @@ proptest! {
     #[test]
     fn any_input_ends_every_operation_exactly_once(
         addressed: bool,
+        limits in any_limits(4),
         inputs in prop::collection::vec(any_input(), 1..120),
     ) {
         let mut config = small_chunks(3);
         config.deadlines.stall = Duration::from_secs(4);
         config.addressed = addressed;
+        config.ours.limits = limits;
         let mut session = session(config);
         session.expose(WindowSecret::from_bytes([1; 16]), 10_000, Rights::GetAndPut);
         let mut now = Time(0);

@@ -2,7 +2,7 @@
 
 use super::pair::Pair;
 use super::*;
-use crate::frame::{CancelReason, Role};
+use crate::frame::{CancelReason, Frame, Role};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -359,6 +359,8 @@ fn set_up_that_does_not_finish() {
 #[test]
 fn a_control_connection_that_takes_nothing() {
     let mut session = Session::new(config(), Time(0)).unwrap();
+    session.frame(Time(0), Frame::Settings(settings())).unwrap();
+    while session.poll_action().is_some() {}
     let request = SendRequest {
         deadlines: stall(1),
         ..send(1, 10, Level::Placed)

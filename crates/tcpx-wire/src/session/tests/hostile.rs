@@ -227,7 +227,7 @@ fn empty_eager_payloads_are_bounded_too() {
 /// Rule 7: whoever asks for more than was agreed is refused; an honest side holds back.
 #[test]
 fn rule_7_unanswered_sends_are_bounded() {
-    let limit = config().most_arrivals();
+    let limit = u64::from(settings().limits.asks);
     let frames = (0..=limit).map(|at| waiting(at, 100_000));
     let found = error(&mut session(config()), frames);
     assert!(
@@ -486,4 +486,20 @@ fn after_a_protocol_error_the_peer_is_told_and_everything_ends() {
         "what follows is ignored"
     );
     assert_eq!(drain(&mut session), (vec![], vec![]));
+}
+
+/// Frames that take numbers of tags create state: each tag counts, whatever names it first.
+#[test]
+fn withdrawn_sends_of_many_tags_are_bounded() {
+    let mut config = config();
+    config.ours.limits.tags = 3;
+    let frames = (0..4).map(|tag| Frame::Withdraw {
+        tag: Tag(tag),
+        number: 1,
+    });
+    let found = error(&mut session(config), frames);
+    assert!(
+        matches!(found, SessionError::TooMany { limit: 3, .. }),
+        "{found}"
+    );
 }

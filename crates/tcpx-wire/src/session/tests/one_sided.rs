@@ -6,7 +6,7 @@ use super::hostile::{drain_at, session};
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Extent, Frame, PlacedChunks, RefuseReason, TransferId};
+use crate::frame::{Extent, Frame, Limits, Notified, PlacedChunks, RefuseReason, TransferId};
 use crate::window::{Place, Rights, WindowSecret};
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub(super) fn put(bytes: u64, level: Level, to: impl Into<Extent>) -> SendReques
     SendRequest {
         to: Destination::Put {
             to: to.into(),
-            notified: false,
+            notified: Notified::No,
         },
         ..send(0, bytes, level)
     }
@@ -49,7 +49,7 @@ pub(super) fn put(bytes: u64, level: Level, to: impl Into<Extent>) -> SendReques
 
 pub(super) fn notified(mut request: SendRequest) -> SendRequest {
     if let Destination::Put { notified, .. } = &mut request.to {
-        *notified = true;
+        *notified = Notified::Next;
     }
     request
 }
@@ -423,6 +423,83 @@ fn many_gets_wait_for_each_other() {
     pair.assert_clean();
 }
 
+/// What a get asked for needs no room: its puts may be as many as the peer takes.
+#[test]
+fn an_answer_comes_beside_as_many_puts_as_may_be() {
+    let mut config = config();
+    config.ours.limits.puts = 2;
+    let mut pair = Pair::new(config, 8);
+    let window = expose(&mut pair, 1, Rights::Put);
+    let readable = expose(&mut pair, 0, Rights::Get);
+    let puts: Vec<_> = (0..9)
+        .map(|at| pair.send(0, put(50_000, Level::Placed, place(window, at * 50_000))))
+        .collect();
+    let told = pair.send(0, notification(3, TransferId(0), 0));
+    let read = pair.get(1, get(50_000, Level::Placed, place(readable, 0)));
+    pair.settle(SECOND * 10);
+    pair.success(1, read);
+    for operation in puts.into_iter().chain([told]) {
+        pair.success(0, operation);
+    }
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+/// The owner counts a get until it has answered, although its time has passed where it was asked.
+#[test]
+fn gets_that_end_unanswered_keep_their_room() {
+    const LIMIT: u32 = 4;
+    let mut owner = session(limited(
+        &config(),
+        Limits {
+            gets: LIMIT,
+            ..Limits::default()
+        },
+    ));
+    let mut theirs = settings();
+    theirs.limits.gets = LIMIT;
+    let mut asking = Session::new(config(), Time(0)).unwrap();
+    asking.ready();
+    asking.frame(Time(0), Frame::Settings(theirs)).unwrap();
+    asking.frame(Time(0), Frame::Ready).unwrap();
+    drain_at(&mut asking, Time(0));
+    let window = owner.expose(secret(7), ROOM, Rights::Get);
+    let mut frames = Vec::new();
+    for round in 1..=5 {
+        for _ in 0..3 {
+            let request = GetRequest {
+                deadlines: stall(1),
+                ..get(100_000, Level::Placed, place(window, 0))
+            };
+            asking.get(Time(1_000_000 * (round - 1)), request).unwrap();
+        }
+        let now = Time(1_000_000 * round);
+        frames.extend(drain_at(&mut asking, now).0);
+        asking.handle_timeout(now);
+        let ended = drain_at(&mut asking, now);
+        frames.extend(ended.0);
+        assert_eq!(ended.1.len(), 3, "each ends: {:?}", ended.1);
+    }
+    let is_get = |frame: &&Frame| matches!(frame, Frame::Get { .. });
+    assert_eq!(frames.iter().filter(is_get).count(), LIMIT as usize);
+    let now = Time(5_000_000);
+    for frame in frames.into_iter().filter(|frame| is_get(&frame)) {
+        owner.frame(now, frame).unwrap();
+    }
+    // Each answer makes room for another one.
+    let next = asking
+        .get(now, get(1, Level::Placed, place(window, 0)))
+        .unwrap();
+    assert!(asking.room_came(next).is_some(), "it waits");
+    let refusal = Frame::RefuseGet {
+        request: 0,
+        reason: RefuseReason::Cancelled,
+    };
+    asking.frame(now, refusal.clone()).unwrap();
+    assert_eq!(asking.room_came(next), None);
+    assert!(asking.frame(now, refusal).is_err(), "one answer each");
+}
+
 /// A get has no number of a tag: that it ends early moves no receive.
 #[test]
 fn a_get_that_ends_early_leaves_receives_their_numbers() {
@@ -454,7 +531,10 @@ fn a_get_that_ends_early_leaves_receives_their_numbers() {
 fn closing_refuses_what_was_not_accepted() {
     let mut session = session(config());
     let window = session.expose(secret(7), 100, Rights::GetAndPut);
-    let to = notified(put(100, Level::Placed, place(window, 0))).to;
+    let to = Destination::Put {
+        to: place(window, 0).into(),
+        notified: Notified::First,
+    };
     let zero = TransferId(0);
     let frames = [
         waiting(0, 100, to),
@@ -537,6 +617,7 @@ struct Schedule {
     cancels: u64,
     revokes: u64,
     ahead: bool,
+    limits: [Limits; 2],
 }
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
@@ -545,9 +626,10 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
         prop_oneof![Just(0u64), 1u64..50],
         prop_oneof![Just(0u64), 1u64..15],
         any::<bool>(),
+        [any_limits(1), any_limits(1)],
     )
         .prop_map(
-            |((seed, channels, jitter, operations), cancels, revokes, ahead)| Schedule {
+            |((seed, channels, jitter, operations), cancels, revokes, ahead, limits)| Schedule {
                 seed,
                 channels,
                 jitter,
@@ -555,6 +637,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 cancels,
                 revokes,
                 ahead,
+                limits,
             },
         )
 }
@@ -563,7 +646,8 @@ fn play(schedule: &Schedule) {
     let mut config = small_chunks(schedule.channels);
     config.ours.eager_credit = 64 * 1024;
     config.addressed = schedule.ahead;
-    let mut pair = Pair::new(config, schedule.seed);
+    let [ours, theirs] = schedule.limits.map(|limits| limited(&config, limits));
+    let mut pair = Pair::of(ours, theirs, schedule.seed);
     pair.weather.jitter = schedule.jitter;
     let mut random = Random(!schedule.seed);
     let mut windows = [0, 1].map(|side| expose(&mut pair, side, Rights::GetAndPut));
@@ -583,7 +667,7 @@ fn play(schedule: &Schedule) {
             1 => live.push((side, pair.get(side, get(bytes, level, to)))),
             2 => live.push((side, pair.send(side, put(bytes, level, to)))),
             _ => {
-                let count = random.below(4) as u32;
+                let count = random.below(6) as u32;
                 let mut puts = Vec::new();
                 for _ in 0..count {
                     let operation = pair.send(side, notified(put(bytes, level, to)));

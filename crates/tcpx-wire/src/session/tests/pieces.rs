@@ -1,5 +1,7 @@
 //! Operations on lists of pieces.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
@@ -28,6 +30,7 @@ fn strided(window: u64, count: u64, length: u64) -> PieceList {
 }
 
 fn add(pair: &mut Pair, list: &PieceList) -> u64 {
+    let list = Arc::new(list.clone());
     pair.with(0, |session, _| session.add_pieces(list)).unwrap()
 }
 
@@ -132,8 +135,8 @@ fn rule_13_whoever_names_pieces_holds_back_at_the_bound() {
     let second = add(&mut pair, &half[1]);
     let more = list([(place(window, 0), 1)]);
     let full = RequestError::TooManyPieces { most: MAX_PIECES };
-    let refused = pair.with(0, |session, _| session.add_pieces(&more));
-    assert_eq!(refused, Err(full.clone()));
+    let refused = pair.with(0, |session, _| session.add_pieces(Arc::new(more.clone())));
+    assert_eq!(refused, Err(full));
     pair.with(0, |session, _| session.drop_pieces(first));
     let third = add(&mut pair, &more);
     pair.settle(SECOND);
@@ -141,11 +144,11 @@ fn rule_13_whoever_names_pieces_holds_back_at_the_bound() {
     let running: Vec<_> = (0..2)
         .map(|_| pair.send(0, put(bytes, Level::Placed, second)))
         .collect();
-    let refused = pair.with(0, |session, now| {
-        session.send(now, put(1, Level::Placed, third))
-    });
-    assert_eq!(refused, Err(full));
+    let waits = pair.send(0, put(1, Level::Placed, third));
+    let session = &pair.sides[0].session;
+    assert!(session.room_came(waits).is_some(), "it waits for others");
     pair.settle(SECOND * 10);
+    pair.success(0, waits);
     running
         .iter()
         .for_each(|one| assert_eq!(pair.success(0, *one).bytes, bytes));
@@ -325,10 +328,12 @@ proptest! {
         seed: u64,
         steps in prop::collection::vec(any_step(), 1..60),
         cut in prop::option::weighted(0.3, 0u64..3000),
+        limits in [any_limits(40), any_limits(40)],
     ) {
         let mut config = small_chunks(2);
         (config.hold_until_placed, config.addressed) = (addressed, addressed);
-        let mut pair = Pair::new(config, seed);
+        let [ours, theirs] = limits.map(|limits| limited(&config, limits));
+        let mut pair = Pair::of(ours, theirs, seed);
         let mut windows = vec![(expose(&mut pair, Rights::GetAndPut), true)];
         // Number, bytes, window, whether it fits there.
         let mut lists: Vec<(u64, u64, usize, bool)> = Vec::new();
@@ -339,7 +344,14 @@ proptest! {
                     let window = windows.len() - 1;
                     let far = if count % 7 == 0 { ROOM } else { 0 };
                     let pieces = list((0..count).map(|at| (place(windows[window].0, far + at * 2 * length), length)));
-                    lists.push((add(&mut pair, &pieces), pieces.bytes(), window, far == 0));
+                    let list = Arc::new(pieces.clone());
+                    match pair.with(0, |session, _| session.add_pieces(list)) {
+                        Ok(list) => lists.push((list, pieces.bytes(), window, far == 0)),
+                        Err(error) => {
+                            let most = limits[1].pieces;
+                            prop_assert_eq!(error, RequestError::TooManyPieces { most });
+                        }
+                    }
                 }
                 Step::Drop(at) if at < lists.len() => {
                     let (list, ..) = lists.remove(at);

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
+use crate::frame::Limits;
 use crate::plan::Taper;
 
 #[derive(Clone, Debug)]
@@ -26,6 +27,7 @@ struct Schedule {
     addressed: bool,
     /// Shorter chunks at the end of what each side receives.
     tapers: [Option<Taper>; 2],
+    limits: [Limits; 2],
 }
 
 fn any_taper() -> impl Strategy<Value = Option<Taper>> {
@@ -37,6 +39,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
         (any::<u64>(), 1u16..9, 1u16..6, 1u16..6),
         (1u64..3000, 1u64..80),
         prop_oneof![Just(0u64), 1u64..60],
+        [any_limits(1), any_limits(1)],
         (
             any::<bool>(),
             prop::bool::weighted(0.8),
@@ -51,6 +54,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 (seed, channels, send_window, receive_window),
                 (jitter, operations),
                 cancels,
+                limits,
                 flags,
             )| {
                 let (hold_until_placed, cancellable, close, holds, addressed, tapers) = flags;
@@ -68,6 +72,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     holds,
                     addressed,
                     tapers,
+                    limits,
                 }
             },
         )
@@ -88,9 +93,9 @@ fn play(schedule: &Schedule) {
     if schedule.tapers.iter().any(Option::is_some) {
         config.ours.chunk_bytes = 4 * CHUNK_GRAIN_BYTES;
     }
-    let [ours, theirs] = schedule.tapers.map(|taper| Config {
-        taper,
-        ..config.clone()
+    let [ours, theirs] = [0, 1].map(|side| Config {
+        taper: schedule.tapers[side],
+        ..limited(&config, schedule.limits[side])
     });
     let mut pair = Pair::of(ours, theirs, schedule.seed);
     pair.weather.jitter = schedule.jitter;
@@ -156,7 +161,8 @@ fn play(schedule: &Schedule) {
             pair.with(side, |session, now| session.cancel(now, operation));
         }
     }
-    pair.settle(Duration::from_secs(100));
+    // What waits for room does so for as long as others wait for receives that have ended.
+    pair.settle(Duration::from_secs(10_000));
     pair.run(Duration::from_secs(1));
     // Eager payloads whose senders ended at level sent, and whose receives were cancelled.
     for side in 0..2 {
@@ -168,7 +174,7 @@ fn play(schedule: &Schedule) {
             }
         }
     }
-    pair.settle(Duration::from_secs(1));
+    pair.settle(Duration::from_secs(10_000));
     pair.run(Duration::from_secs(1));
     if schedule.cancellable {
         pair.assert_clean();

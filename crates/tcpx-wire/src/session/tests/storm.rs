@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
+use crate::frame::Limits;
 
 #[derive(Clone, Debug)]
 struct Storm {
@@ -32,6 +33,7 @@ struct Storm {
     stuck: Option<u64>,
     /// Most operations of a side.
     capacity: usize,
+    limits: [Limits; 2],
     mixed_levels: bool,
 }
 
@@ -60,7 +62,8 @@ fn any_storm() -> impl Strategy<Value = Storm> {
         (
             prop::option::weighted(0.4, (1u64..90, 0usize..2)),
             prop::option::weighted(0.1, 1u64..60),
-            prop_oneof![2 => Just(4096usize), 1 => 3usize..40],
+            prop_oneof![2 => Just(4096usize), 1 => 2usize..40],
+            [any_limits(1), any_limits(1)],
         ),
     )
         .prop_map(
@@ -69,7 +72,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 (frames, data, quiet),
                 (operations, cancels, deadlines, unusual),
                 (both_ways, hold, fences, holds, mixed_levels),
-                (close, stuck, capacity),
+                (close, stuck, capacity, limits),
             )| Storm {
                 seed,
                 channels,
@@ -89,6 +92,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 close,
                 stuck,
                 capacity,
+                limits,
                 mixed_levels,
             },
         )
@@ -103,7 +107,8 @@ fn weather(storm: &Storm) -> Pair {
     config.hold_until_placed = storm.hold;
     config.addressed = true;
     config.max_operations = storm.capacity;
-    let mut pair = Pair::of(config.clone(), config, storm.seed);
+    let [ours, theirs] = storm.limits.map(|limits| limited(&config, limits));
+    let mut pair = Pair::of(ours, theirs, storm.seed);
     pair.weather.jitter = storm.jitter;
     pair.weather.frames = storm.frames;
     pair.weather.data = storm.data;
@@ -184,11 +189,7 @@ fn blow(storm: &Storm) {
             true => session.sends.len() >= storm.capacity,
             false => session.receives.len() >= storm.capacity,
         };
-        // Arrivals that nothing matches are the peer's to bound.
-        let peer_full = pair.sides[1 - side].session.matching.arrivals() + 2 >= storm.capacity
-            || pair.sides[side].session.sends.len() + 2 >= storm.capacity;
-        let leaves_room = !(sends && peer_full);
-        if leaves_room && !full {
+        if !full {
             let operation = if sends {
                 let bytes = match usual {
                     true => 20_000,
@@ -233,7 +234,8 @@ fn blow(storm: &Storm) {
             pair.with(side, |session, now| session.cancel(now, operation));
         }
     }
-    pair.settle(Duration::from_secs(400));
+    // What waits for room does so for as long as others wait for receives that have ended.
+    pair.settle(Duration::from_secs(10_000));
     pair.run(Duration::from_secs(5));
     let alive = pair.sides.iter().all(|side| side.closed.is_none());
     if alive && storm.stuck.is_none() {

@@ -4,7 +4,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{CancelReason, Detail, Extent, GoodbyeReason, Grant, RefuseReason, Role};
+use crate::frame::{
+    CancelReason, Detail, Extent, GoodbyeReason, Grant, Limits, Notified, RefuseReason, Role,
+};
 use crate::window::{Place, WindowSecret};
 
 fn any_taper() -> impl Strategy<Value = Option<Taper>> {
@@ -24,7 +26,29 @@ fn any_settings() -> impl Strategy<Value = Settings> {
         1..u32::MAX / 2,
     );
     let texts = ("[a-zé:]{1,32}", "\\PC{0,16}", "\\PC{0,16}");
-    (numbers, texts).prop_map(|(numbers, (network, memory, software))| {
+    let limit = || 1..=Limits::MOST;
+    let limits = (
+        limit(),
+        limit(),
+        limit(),
+        limit(),
+        limit(),
+        limit(),
+        limit(),
+    );
+    let limits =
+        limits.prop_map(
+            |(puts, notifications, gets, asks, windows, tags, pieces)| Limits {
+                puts,
+                notifications,
+                gets,
+                asks,
+                windows,
+                tags,
+                pieces,
+            },
+        );
+    (numbers, texts, limits).prop_map(|(numbers, (network, memory, software), limits)| {
         let (channels, chunk_bytes, send_window, receive_window, eager_limit, more, beat, gap) =
             numbers;
         Settings {
@@ -37,6 +61,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
             eager_credit: eager_limit + u32::from(more),
             heartbeat_ms: beat,
             dead_after_ms: beat + gap,
+            limits,
             memory,
             software,
         }
@@ -93,10 +118,17 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             any::<u64>().prop_map(Extent::Pieces)
         ]
     };
+    let notified = || {
+        prop_oneof![
+            Just(Notified::No),
+            Just(Notified::First),
+            Just(Notified::Next)
+        ]
+    };
     let destination = || {
         prop_oneof![
             (tag(), any::<u64>()).prop_map(|(tag, number)| Destination::Receive { tag, number }),
-            (extent(), any::<bool>()).prop_map(|(to, notified)| Destination::Put { to, notified }),
+            (extent(), notified()).prop_map(|(to, notified)| Destination::Put { to, notified }),
             any::<u64>().prop_map(|request| Destination::Reply { request }),
             (id(), any::<u32>())
                 .prop_map(|(first, count)| Destination::Notification { first, count }),
