@@ -189,7 +189,7 @@ fn what_a_lane_brought_before_its_orderly_end_is_placed() {
 fn a_lane_that_waits_for_a_slot_notices_that_it_is_dead() {
     // Four slots.
     let options = TcpOptions {
-        window: 3,
+        window: 4,
         ..options(true)
     };
     let mut raw = raw_peer(6, options);
