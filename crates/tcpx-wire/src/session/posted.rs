@@ -341,13 +341,10 @@ impl Session {
         }
         self.matching.is_sent(tag, number);
         self.matching.check_tags(&self.config.ours.limits)?;
-        match receive {
-            Some(operation) => {
-                let detail = "the send of its number was withdrawn";
-                let cause = by_peer(Role::Sender, CancelReason::Requested, detail);
-                self.cancel_operation(now, operation, cause);
-            }
-            None => {}
+        if let Some(operation) = receive {
+            let detail = "the send of its number was withdrawn";
+            let cause = by_peer(Role::Sender, CancelReason::Requested, detail);
+            self.cancel_operation(now, operation, cause);
         }
         Ok(())
     }
