@@ -86,7 +86,7 @@ fn agree(
 ) -> Result<Agreed, Error> {
     let peer_settings = |set_up: &mut SetUp| {
         set_up.wait_for("the peer's settings", &mut (), |action| match action {
-            Action::PeerSettings(settings) => Ok(settings),
+            Action::PeerSettings(settings) => Ok(*settings),
             other => Err(other),
         })
     };

@@ -153,7 +153,7 @@ pub enum Memory {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// The peer's settings; [`Session::agreed`](super::Session::agreed) answers from now on.
-    PeerSettings(Settings),
+    PeerSettings(Box<Settings>),
     /// A set-up advertisement of the peer's network, opaque.
     Setup(Vec<u8>),
     /// The peer's data channels are up.
