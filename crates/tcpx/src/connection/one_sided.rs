@@ -693,7 +693,7 @@ fn start_parts(
                     cancelled: false,
                 }),
                 level: options.0,
-                deadlines: options.1.unwrap_or(core.session.deadlines()),
+                deadlines: options.1.unwrap_or_else(|| core.session.deadlines()),
                 began: core.ticked(),
                 state: Arc::clone(state),
             };
