@@ -15,6 +15,7 @@ pub mod habits;
 pub mod instructions;
 pub mod namespaces;
 pub mod nccl_link;
+pub mod nccl_messages;
 pub mod nccl_part;
 pub mod pair;
 pub mod panicking;

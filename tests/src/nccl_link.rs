@@ -96,6 +96,18 @@ pub fn until(what: &str, mut attempt: impl FnMut() -> bool) {
     }
 }
 
+/// As [`until`], for one of many threads that wait: they leave the cores to those that have something to do.
+#[track_caller]
+pub fn until_calmly(what: &str, mut attempt: impl FnMut() -> bool) {
+    until(what, || {
+        let over = attempt();
+        if !over {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        over
+    });
+}
+
 /// One direction between two ranks, both of this process.
 #[expect(
     missing_debug_implementations,

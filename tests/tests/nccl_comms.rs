@@ -32,7 +32,7 @@ fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
                         link.transfer(size, size.max(1));
                     }
                     // A dial that a busy machine does not answer within a second is made again.
-                    assert!(relays.door.opened(ANY) > 0, "v{version}, {after}");
+                    assert!(relays.door.opened(ANY) > 1, "v{version}, {after}");
                     link.close();
                 }
                 assert_eq!(table.finalize(context), 0);
@@ -113,7 +113,7 @@ fn under_resets(messages: usize, size_of: impl Fn(usize) -> usize) {
     nccl_link::under_resets(&[&relays.first, &relays.door], 700_000, || {
         assert_eq!(stream(&link, messages, size_of), 0);
     });
-    assert!(relays.door.opened(ANY) > 3);
+    assert!(relays.door.opened(ANY) > 7);
     link.close();
 }
 
@@ -299,7 +299,7 @@ fn a_connection_that_brings_nothing_any_more_is_replaced() {
                 for size in SIZES.into_iter().cycle().take(48) {
                     link.transfer(size, size.max(1));
                 }
-                assert!(relays.door.opened(ANY) > 0);
+                assert!(relays.door.opened(ANY) > 1);
                 // What it had comes late.
                 relays.first.wake(ANY);
                 for size in SIZES {
@@ -481,7 +481,7 @@ fn a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent() {
                     let received = Request(&*table, received);
                     let receiver = scope.spawn(move || received.end());
                     // The host calls nothing in between, so it may not know that the connection is away.
-                    until("the monitor", || relays.door.opened(ANY) > 0);
+                    until("the monitor", || relays.door.opened(ANY) > 1);
                     assert_eq!(table.close_send(link.send), 0);
                     assert!(receiver.join().unwrap());
                 });

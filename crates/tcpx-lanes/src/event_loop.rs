@@ -29,6 +29,10 @@ pub trait Source: Send + Debug {
     fn socket(&self) -> BorrowedFd<'_>;
     /// What to watch it for.
     fn interest(&self) -> epoll::EventFlags;
+    /// Another socket, which is watched for what comes on it.
+    fn answers(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Moves bytes until the socket would block, there is nothing to do, or the turn's share is
     /// used up.
     fn turn(&mut self) -> Turn;
@@ -312,12 +316,17 @@ impl Runner {
         if index == self.entries.len() {
             self.entries.push(None);
         }
-        let added = epoll::add(
-            &self.poller,
-            entry.source.socket(),
-            epoll::EventData::new_u64(index as u64),
-            entry.source.interest() | epoll::EventFlags::ET,
-        );
+        let watch = |socket, interest| {
+            let data = epoll::EventData::new_u64(index as u64);
+            epoll::add(&self.poller, socket, data, interest | epoll::EventFlags::ET)
+        };
+        let incoming = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        let added = watch(entry.source.socket(), entry.source.interest()).and_then(|()| {
+            entry
+                .source
+                .answers()
+                .map_or(Ok(()), |one| watch(one, incoming))
+        });
         self.entries[index] = Some(entry);
         if let Err(error) = added {
             tracing::error!(%error, "a lane could not be watched and is dropped");
@@ -365,8 +374,10 @@ impl Runner {
         let Some(mut entry) = self.entries.get_mut(index).and_then(Option::take) else {
             return;
         };
-        // Fails only for a source that was never added.
-        let _ = epoll::delete(&self.poller, entry.source.socket());
+        for socket in [Some(entry.source.socket()), entry.source.answers()] {
+            // Fails only for a source that was never added.
+            let _ = socket.map(|socket| epoll::delete(&self.poller, socket));
+        }
         self.inbox.sources.fetch_sub(1, Ordering::Relaxed);
         entry.source.finish();
     }

@@ -7,7 +7,6 @@ pub mod arrival;
 pub mod claims;
 pub mod congestion;
 pub mod control_messages;
-pub mod draining;
 pub mod error;
 pub mod event_loop;
 pub mod health;

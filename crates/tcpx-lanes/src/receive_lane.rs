@@ -31,14 +31,17 @@ pub trait Target: Send + Debug {
     /// The right to write the payload of one chunk.
     type Claim: Send + Debug;
 
-    /// The lane tells the sender how far it has read, on the same socket: its chunks are kept until then.
-    const ACKNOWLEDGES: bool = false;
-
     /// In the middle of a payload the lane is not woken for fewer bytes than this.
     const LOW_WATER: usize;
 
     /// The lane's stream.
     fn socket(&self) -> BorrowedFd<'_>;
+
+    /// Where the lane tells the sender how far it has read, if it does: chunks are kept until then. Nothing else goes
+    /// over this socket.
+    fn answers(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// The sender is on this host: a chunk that has begun goes on as fast as memory is copied, and whoever wakes the
     /// lane for some of it copies nothing meanwhile.
@@ -373,17 +376,13 @@ impl<T: Target> ReceiveLane<T> {
     /// A chunk's payload was all read, after `bytes` more were, and is at its place if somebody wants it.
     fn complete(&mut self, header: ChunkHeader, claim: Option<T::Claim>, bytes: usize) -> Step {
         let length = header.length as usize;
-        if let Err(error) = self.acknowledge(&header) {
-            claim
-                .into_iter()
-                .for_each(|claim| self.target.put_back(claim));
-            return broken(Some((header, length)), error);
-        }
         let coalescer = &mut self.coalescer;
         let later = || coalescer.holds(length, Instant::now);
         if claim.is_some_and(|claim| self.target.complete(claim, later)) {
             self.coalescer.told();
         }
+        // Behind that: who hears of it may end, and the receiver must not take its end for a loss.
+        self.acknowledge(&header);
         Step::Moved(bytes)
     }
 
@@ -443,19 +442,21 @@ impl<T: Target> ReceiveLane<T> {
 
     /// A chunk was read to its end, of which the sender hears now if it was told of little lately, else before the
     /// lane rests.
-    fn acknowledge(&mut self, header: &ChunkHeader) -> io::Result<()> {
+    fn acknowledge(&mut self, header: &ChunkHeader) {
         self.read += self.seal.wire_bytes(header.length as usize) as u64;
-        match self.read - self.acknowledged >= ACKNOWLEDGED_TOGETHER {
-            true => self.tell_sender(),
-            false => Ok(()),
+        if self.read - self.acknowledged >= ACKNOWLEDGED_TOGETHER {
+            self.tell_sender();
         }
     }
 
-    fn tell_sender(&mut self) -> io::Result<()> {
-        if !T::ACKNOWLEDGES || self.acknowledged == self.read {
-            return Ok(());
+    fn tell_sender(&mut self) {
+        if self.acknowledged == self.read {
+            return;
         }
         self.acknowledged = self.read;
+        let Some(answers) = self.target.answers() else {
+            return;
+        };
         let mut record = [0; SEALED_ACKNOWLEDGEMENT_BYTES];
         let (text, tag) = record.split_at_mut(ACKNOWLEDGEMENT_BYTES);
         text.copy_from_slice(&self.read.to_le_bytes());
@@ -466,11 +467,9 @@ impl<T: Target> ReceiveLane<T> {
                 SEALED_ACKNOWLEDGEMENT_BYTES
             }
         };
-        match calls::send_bytes(self.target.socket(), &record[..bytes])? {
-            Moved::Bytes(sent) if sent == bytes => Ok(()),
-            // Those of the chunks that a sender leaves unacknowledged fit any buffer.
-            _ => Err(io::Error::other("the sender reads no acknowledgements")),
-        }
+        // Those of the chunks that a sender leaves unacknowledged fit any buffer. One that is gone, or that has lost
+        // this way back, ends the lane's stream itself, behind all that it has sent.
+        let _ = calls::send_bytes(answers, &record[..bytes]);
     }
 
     /// Before the lane rests after a turn that moved so many bytes: has the kernel wake it for a useful number of
@@ -568,15 +567,10 @@ impl<T: Target> Source for ReceiveLane<T> {
             };
             match step {
                 Step::Moved(bytes) => share = share.saturating_sub(bytes),
-                Step::Rest => match self.tell_sender() {
-                    Ok(()) => return self.rest(TURN_BYTES - share),
-                    Err(cause) => {
-                        return self.end(End::Broken {
-                            within: None,
-                            cause,
-                        });
-                    }
-                },
+                Step::Rest => {
+                    self.tell_sender();
+                    return self.rest(TURN_BYTES - share);
+                }
                 Step::End(end) => return self.end(end),
             }
         }
@@ -593,7 +587,7 @@ impl<T: Target> Source for ReceiveLane<T> {
 
     fn finish(&mut self) {
         // Whose comm has everything may close right after, and its process end.
-        let _ = self.tell_sender();
+        self.tell_sender();
         let state = std::mem::replace(&mut self.state, State::Header);
         if let State::Payload {
             claim: Some(claim), ..

@@ -183,6 +183,21 @@ impl Resend {
         }
     }
 
+    /// Callers have the memory of all messages back.
+    pub fn lose_messages(&mut self) {
+        for Part { what, .. } in &mut self.parts {
+            if let What::Message(sequence) = *what {
+                *what = What::Lost(sequence);
+            }
+        }
+    }
+
+    /// Whether the peer may lack bytes that are retained nowhere.
+    pub fn has_lost(&self) -> bool {
+        let mut parts = self.parts.iter();
+        parts.any(|part| matches!(part.what, What::Lost(_)))
+    }
+
     /// A copy of these bytes follows all that was begun.
     pub fn push(&mut self, bytes: &[u8]) {
         self.append(self.end(), bytes);
@@ -468,5 +483,21 @@ mod tests {
         assert_eq!(resend.next(), Next::Message(5, 10));
         resend.wrote(1);
         assert_eq!(resend.rewind(120), Err(Impossible::Lost { sequence: 5 }));
+    }
+
+    #[test]
+    fn what_lies_nowhere_is_known_until_it_is_read() {
+        let mut resend = Resend::default();
+        resend.push(&[1; 10]);
+        resend.begin(4, 100, false);
+        resend.wrote(110);
+        assert!(!resend.has_lost());
+        // Its caller takes the memory back.
+        resend.lose_messages();
+        assert!(resend.has_lost());
+        resend.acknowledged(109).unwrap();
+        assert!(resend.has_lost());
+        resend.acknowledged(110).unwrap();
+        assert!(!resend.has_lost());
     }
 }

@@ -1,6 +1,8 @@
 //! The sending half of a lane: takes the next chunk from its [`Owner`] whenever its socket has room.
 //!
-//! Where the peer acknowledges on the lane, the owner hears how far it has read.
+//! Where the peer acknowledges, the owner hears how far it has read. Acknowledgements come over a socket of their own:
+//! the system resets a connection whose process ends before it has read all that came on it, and drops what it was still
+//! to send.
 
 use std::fmt::Debug;
 use std::io;
@@ -21,11 +23,13 @@ pub trait Owner: Send + Debug {
     /// A chunk; as long as it exists, its memory stays as it is.
     type Chunk: Send + Debug;
 
-    /// The peer says on the lane how far it has read.
-    const ACKNOWLEDGED: bool;
-
     /// The lane's stream.
     fn socket(&self) -> BorrowedFd<'_>;
+
+    /// Where the peer says how far it has read, if it does.
+    fn answers(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// A turn begins; whether the lane goes on.
     ///
@@ -132,7 +136,7 @@ impl<O: Owner> SendLane<O> {
                 self.current = Some((chunk, 0));
                 None
             }
-            Next::End if !O::ACKNOWLEDGED || unacked == 0 => Some(Turn::End),
+            Next::End if unacked == 0 || self.owner.answers().is_none() => Some(Turn::End),
             Next::Rest | Next::End => Some(Turn::Rest),
         }
     }
@@ -160,16 +164,13 @@ impl<O: Owner> SendLane<O> {
 
     /// Tells the owner how far the peer has read. Its end is the lane's.
     fn read_acknowledgements(&mut self) -> io::Result<()> {
-        if !O::ACKNOWLEDGED {
-            return Ok(());
-        }
         let whole = match self.opener {
             None => ACKNOWLEDGEMENT_BYTES,
             Some(_) => SEALED_ACKNOWLEDGEMENT_BYTES,
         };
-        loop {
+        while let Some(answers) = self.owner.answers() {
             let rest = &mut self.record[self.record_bytes..whole];
-            match calls::receive_bytes(self.owner.socket(), rest)? {
+            match calls::receive_bytes(answers, rest)? {
                 Moved::WouldBlock => return Ok(()),
                 Moved::End => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Moved::Bytes(bytes) => self.record_bytes += bytes,
@@ -193,6 +194,7 @@ impl<O: Owner> SendLane<O> {
             self.read = read;
             self.owner.read_to(read);
         }
+        Ok(())
     }
 
     fn steps(&mut self) -> io::Result<Turn> {
@@ -228,10 +230,11 @@ impl<O: Owner> Source for SendLane<O> {
     }
 
     fn interest(&self) -> EventFlags {
-        match O::ACKNOWLEDGED {
-            true => EventFlags::OUT | EventFlags::IN | EventFlags::RDHUP,
-            false => EventFlags::OUT,
-        }
+        EventFlags::OUT
+    }
+
+    fn answers(&self) -> Option<BorrowedFd<'_>> {
+        self.owner.answers()
     }
 
     fn turn(&mut self) -> Turn {

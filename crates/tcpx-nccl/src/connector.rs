@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 use nccl_net::ResultCode;
 use nccl_net::export::{NetConnect, NetError};
 use tcpx_lanes::sealing::Protection;
+use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::ClientKey;
 
 use crate::dialer::{Dialer, Dialled};
 use crate::handle::{Door, Handle};
+use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
+use crate::lanes::hello::{Hello, Part, Resumption};
 use crate::lanes::lane_set::{Peer, Standing};
+use crate::link::Link;
 use crate::plugin::Shared;
 use crate::resume::Redial;
 use crate::send::{Comeback, SendComm};
@@ -21,6 +25,8 @@ use crate::stall::Stall;
 
 /// The peer must have accepted by then.
 const CONNECT_TIME: Duration = Duration::from_secs(120);
+/// The door of its process answers by itself.
+const DOOR_TIME: Duration = Duration::from_secs(15);
 
 /// A connect under way; the host polls it.
 #[derive(Debug)]
@@ -41,8 +47,58 @@ enum Phase {
     Own(Box<Dialer>),
     /// The lanes, with the comm's connection at hand.
     Lanes(Dialled, Route),
+    /// The connection for its answers, with the others at hand; there is none without a door that can be reached.
+    Answers(Dialled, Option<Carriage>, Option<Box<Dialer>>),
+    /// The receiver's word that it has that.
+    Word(Dialled, Option<Carriage>, Box<Answers>),
     /// Over.
     Ended,
+}
+
+/// The connection for answers, and the first of them as far as it came.
+#[derive(Debug)]
+struct Answers {
+    link: Link,
+    word: [u8; HEADER_BYTES],
+    have: usize,
+}
+
+impl Answers {
+    /// A connection to the door of the receiver's process, for the answers to a comm's first one.
+    fn new(Dialled { link, .. }: Dialled, own: &Dialled) -> Result<Self, String> {
+        let resumption = Resumption {
+            session: own.session,
+            epoch: 0,
+        };
+        // A few bytes on a fresh connection always fit its buffer.
+        match link.send_whole(&resumption.encode(Part::Answers)) {
+            Ok(Moved::Bytes(Hello::BYTES)) => Ok(Self {
+                link,
+                word: [0; HEADER_BYTES],
+                have: 0,
+            }),
+            moved => Err(format!("a fresh connection takes no bytes: {moved:?}")),
+        }
+    }
+
+    /// Whether the receiver has answered.
+    fn poll(&mut self) -> Result<bool, String> {
+        match self.link.receive_bytes(&mut self.word[self.have..]) {
+            Ok(Moved::WouldBlock) => return Ok(false),
+            Ok(Moved::Bytes(bytes)) => self.have += bytes,
+            Ok(Moved::End) => return Err("the peer closed the connection".to_owned()),
+            Err(error) => return Err(error.to_string()),
+        }
+        if self.have < HEADER_BYTES {
+            return Ok(false);
+        }
+        match Header::decode(&FROM_RECEIVER, &self.word) {
+            Ok((Record::Read, Header { sequence: 0, .. })) => Ok(true),
+            found => Err(format!(
+                "expected a receiver that has read nothing, got {found:?}"
+            )),
+        }
+    }
 }
 
 impl Connector {
@@ -82,10 +138,10 @@ impl Connector {
                                 self.peer.ip()
                             ));
                         }
-                        match self.lanes() {
-                            None => return self.comm(own, None).map(Some),
-                            Some(route) => self.phase = Phase::Lanes(own, route),
-                        }
+                        self.phase = match self.lanes() {
+                            None => self.answers(own, None, now),
+                            Some(route) => Phase::Lanes(own, route),
+                        };
                     }
                 },
                 Phase::Lanes(own, route) => match route.set.connect(now) {
@@ -102,13 +158,13 @@ impl Connector {
                             ));
                         }
                         // The last comm may have closed the set since we got it: then another one.
-                        match Carriage::new(route, self.shared.config.chunk_bytes) {
-                            Some(carriage) => return self.comm(own, Some(carriage)).map(Some),
+                        self.phase = match Carriage::new(route, self.shared.config.chunk_bytes) {
+                            Some(carriage) => self.answers(own, Some(carriage), now),
                             None => match self.lanes() {
-                                None => return self.comm(own, None).map(Some),
-                                Some(route) => self.phase = Phase::Lanes(own, route),
+                                None => self.answers(own, None, now),
+                                Some(route) => Phase::Lanes(own, route),
                             },
-                        }
+                        };
                     }
                     Standing::Failed(why) => {
                         self.shared.log.warn(&format!(
@@ -117,9 +173,49 @@ impl Connector {
                              connections to that host's ports (TCPX_PORT_RANGE chooses them)",
                             self.peer
                         ));
-                        return self.comm(own, None).map(Some);
+                        self.phase = self.answers(own, None, now);
                     }
                 },
+                Phase::Answers(own, _, None) => return self.comm(own, None, None).map(Some),
+                Phase::Answers(own, carriage, Some(mut dialer)) => match dialer.poll(now) {
+                    Ok(None) => {
+                        self.phase = Phase::Answers(own, carriage, Some(dialer));
+                        return Ok(None);
+                    }
+                    Ok(Some(dialled)) => {
+                        self.phase = match Answers::new(dialled, &own) {
+                            Ok(answers) => Phase::Word(own, carriage, Box::new(answers)),
+                            Err(_) => self.answers(own, carriage, now),
+                        };
+                    }
+                    Err(why) => {
+                        self.shared.log.warn(&format!(
+                            "the process of {} cannot be reached at its door: {why}; connections that break do not come \
+                             back; see whether a firewall drops connections to that host's ports (TCPX_PORT_RANGE \
+                             chooses them)",
+                            self.peer
+                        ));
+                        self.shared
+                            .unreachable(self.door.map(|door| self.process(&door)), now);
+                        self.phase = Phase::Answers(own, None, None);
+                    }
+                },
+                Phase::Word(own, carriage, mut answers) => {
+                    // A receiver that is gone says so on its first connection.
+                    let moved = socket::receive_bytes(&own.link, &mut [0]);
+                    if matches!(moved, Ok(Moved::End) | Err(_)) {
+                        return Err("the peer closed the connection".to_owned());
+                    }
+                    match answers.poll() {
+                        Ok(true) => return self.comm(own, carriage, Some(answers.link)).map(Some),
+                        Ok(false) => {
+                            self.phase = Phase::Word(own, carriage, answers);
+                            return Ok(None);
+                        }
+                        // It broke, and the first one did not.
+                        Err(_) => self.phase = self.answers(own, carriage, now),
+                    }
+                }
                 Phase::Ended => return Err("it has failed before".to_owned()),
             }
         }
@@ -137,10 +233,23 @@ impl Connector {
         }
     }
 
-    fn comm(&self, own: Dialled, carriage: Option<Carriage>) -> Result<SendComm, String> {
+    /// Goes on to the connection for answers.
+    fn answers(&self, own: Dialled, carriage: Option<Carriage>, now: Instant) -> Phase {
+        let peer = self.door.map(|door| self.process(&door));
+        let peer = peer.filter(|peer| !self.shared.is_unreachable(peer, now));
+        let dialer = peer.map(|peer| Box::new(peer.dialer(now + DOOR_TIME)));
+        Phase::Answers(own, carriage, dialer)
+    }
+
+    fn comm(
+        &self,
+        own: Dialled,
+        carriage: Option<Carriage>,
+        answers: Option<Link>,
+    ) -> Result<SendComm, String> {
         let number = self.shared.number();
         let name = format!("send comm {number} to {}", self.peer);
-        let comeback = self.comeback(&own);
+        let comeback = answers.and_then(|answers| self.comeback(&own, answers));
         let shared = self.shared.clone();
         SendComm::new(shared, own.link, number, name, carriage, comeback)
             .map_err(|error| error.to_string())
@@ -157,8 +266,8 @@ impl Connector {
         }
     }
 
-    /// What brings the comm's connection back, unless one side has no door.
-    fn comeback(&self, own: &Dialled) -> Option<Comeback> {
+    /// What brings the comm's connections back.
+    fn comeback(&self, own: &Dialled, answers: Link) -> Option<Comeback> {
         let door = self.door?;
         let runtime = self.shared.runtime();
         let runtime = runtime
@@ -170,6 +279,7 @@ impl Connector {
         let own_door = is_there.then(|| runtime.door(&self.shared, local));
         Some(Comeback {
             redial: Redial::new(self.process(&door), own.session),
+            answers,
             door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
             runtime,
         })

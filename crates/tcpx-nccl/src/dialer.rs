@@ -234,6 +234,38 @@ impl Dialer {
     }
 }
 
+/// Two connections under way, which are of use together.
+#[derive(Debug)]
+pub(crate) struct PairDialer {
+    dialers: [Dialer; 2],
+    links: [Option<Link>; 2],
+}
+
+impl PairDialer {
+    pub(crate) const fn new(dialers: [Dialer; 2]) -> Self {
+        Self {
+            dialers,
+            links: [None, None],
+        }
+    }
+
+    /// As [`Dialer::poll`].
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<[Link; 2]>, String> {
+        for (dialer, link) in self.dialers.iter_mut().zip(&mut self.links) {
+            if link.is_none() {
+                *link = dialer.poll(now)?.map(|dialled| dialled.link);
+            }
+        }
+        match std::mem::take(&mut self.links) {
+            [Some(one), Some(other)] => Ok(Some([one, other])),
+            links => {
+                self.links = links;
+                Ok(None)
+            }
+        }
+    }
+}
+
 pub(crate) fn dial(local: Option<SocketAddr>, peer: SocketAddr) -> io::Result<Stream> {
     let socket = tcp_socket(peer)?;
     // The device is the caller's choice of interface, wherever its address can reach the peer.

@@ -1,4 +1,4 @@
-//! What travels on a connection beside payload.
+//! What travels on a comm's own connections beside payload: the sender's on payload's, the receiver's on the other one.
 //!
 //! Little endian, 24 bytes each: magic u32, flags u32 (0), two words u64.
 //!
@@ -10,7 +10,7 @@
 //! | end | sender, last of all, when nothing is lost | messages sent in all, 0 |
 //! | refusal | receiver | sequence of the message that it cannot take, bytes it had posted |
 //! | grant | receiver | receives posted in all, stream number for lanes (0: no grants any more) |
-//! | read | receiver, and first of all on a connection that takes another's place | bytes of the sender's that it has read in all, 0 |
+//! | read | receiver, and first of all on a connection | bytes of the sender's that it has read in all, 1 if a receive has waited for more (else 0) |
 //!
 //! A sequence that a message's header leaves out belongs to a message that came over lanes.
 

@@ -10,8 +10,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use nccl_net::export::{Buffer, Log, NetError};
+use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket_calls::{MAX_SPANS, Moved, Span};
 
 use crate::error;
@@ -84,8 +86,7 @@ impl Request {
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        // Told here, and not by the last close: a fork may hold a copy of the socket.
-        let _ = self.link.shutdown(std::net::Shutdown::Both);
+        self.hang_up();
     }
 }
 
@@ -93,7 +94,9 @@ impl Drop for Inbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) name: String,
+    /// On which nothing goes back, and where answers go.
     link: Arc<Link>,
+    answers: Option<Arc<Link>>,
     pub(crate) ring: Ring<Request>,
     pub(crate) scatter: Option<Scatter>,
     /// Sequence of the message that is arriving.
@@ -126,6 +129,8 @@ pub(crate) struct Inbound {
     door: Option<u16>,
     /// The connection broke.
     waiting: Option<Waiting>,
+    /// When a receive has waited for so long, the sender hears of it.
+    asks_after: Duration,
 }
 
 impl Inbound {
@@ -139,6 +144,7 @@ impl Inbound {
         Self {
             name,
             link,
+            answers: None,
             ring: Ring::new(),
             scatter,
             next: 0,
@@ -160,6 +166,7 @@ impl Inbound {
             comeback,
             door: None,
             waiting: None,
+            asks_after: STALL_BEHIND,
         }
     }
 
@@ -200,9 +207,7 @@ impl Inbound {
         };
         let failure = error::deregistered(&self.name, sequence);
         let failure = self.failure.get_or_insert(failure).clone();
-        // The sender must not wait for a receiver that gave up.
-        self.comeback = None;
-        let _ = self.link.shutdown(std::net::Shutdown::Both);
+        self.hang_up();
         match &self.lanes {
             Some(lanes) if !lanes.close() => Err(held),
             _ => Ok(Some(failure)),
@@ -219,11 +224,14 @@ impl Inbound {
             .and_then(|moved| Ok(self.look_at_lanes()? || moved));
         self.acknowledge();
         match result {
-            Ok(true) => self.stall.moved(),
+            Ok(true) => self.moved_on(),
             Ok(false) if self.settled == self.ring.posted() || self.ring.is_empty() => {
-                self.stall.moved();
+                self.moved_on();
             }
-            Ok(false) => self.report_stall(log),
+            Ok(false) => {
+                self.report_stall(log);
+                self.ask();
+            }
             Err(error) => {
                 // Receives that ended before stay good; the rest gets this answer for ever.
                 self.comeback = None;
@@ -487,9 +495,8 @@ impl Inbound {
             sequence,
             size: capacity,
         };
-        // 24 bytes on a direction that carried nothing since the handshake: they fit, or the
-        // connection is gone and the sender knows.
-        let _ = self.link.send_whole(&notice.encode(Record::Refusal));
+        // 24 bytes that a sender reads whenever it calls: they fit, or the connection is gone and the sender knows.
+        let _ = self.answers().send_whole(&notice.encode(Record::Refusal));
         NetError::internal(format!(
             "{}: message {sequence} has {message} bytes, the posted receive holds {capacity}; \
              nothing was written; post at least {message} bytes",
@@ -514,7 +521,6 @@ impl Inbound {
                 return Ok(Some(bytes));
             }
             Ok(Moved::WouldBlock) => return Ok(None),
-            Ok(Moved::End) if self.is_broken() && self.leave("it was reset") => return Ok(None),
             Ok(Moved::End) => "end of stream".to_owned(),
             Err(error) => {
                 if is_forged(&error) {

@@ -1,14 +1,16 @@
 //! The plugin as a host program sees it: devices, listening, connecting.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::fork::PerProcess;
 use nccl_net::export::{HostLogger, Log, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
-use tcpx_lanes::draining::DrainingSockets;
 use tcpx_lanes::lock;
 
 use crate::config::{Config, Mode};
@@ -18,8 +20,7 @@ use crate::handle::{Door, Handle};
 use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
 use crate::lanes::lane_set::Peer;
-use crate::lanes::runtime::{self, Runtime};
-use crate::link::Link;
+use crate::lanes::runtime::{self, Runtime, UNREACHABLE_TIME};
 use crate::listener::ListenComm;
 use crate::memory::Memory;
 use crate::receive::RecvComm;
@@ -61,9 +62,10 @@ pub(crate) struct Shared {
     /// The comm that sent last.
     pub(crate) last_sender: AtomicU64,
     numbers: AtomicU64,
-    pub(crate) draining: PerProcess<DrainingSockets<Link>>,
     /// Lives as long as a comm uses it.
     runtime: PerProcess<Mutex<Weak<Runtime>>>,
+    /// Doors that could not be reached, from where, and when.
+    unreachable: PerProcess<Mutex<HashMap<(SocketAddr, SocketAddr), Instant>>>,
 }
 
 impl Shared {
@@ -95,6 +97,21 @@ impl Shared {
             set,
             _runtime: runtime,
         }))
+    }
+
+    /// The door of a process could not be reached.
+    pub(crate) fn unreachable(&self, peer: Option<Peer>, now: Instant) {
+        let route = peer.map(|peer| (peer.local, peer.address));
+        let mut known = lock(self.unreachable.get());
+        known.retain(|_, since| now.saturating_duration_since(*since) < UNREACHABLE_TIME);
+        known.extend(route.map(|route| (route, now)));
+    }
+
+    /// Whether it could not be reached lately.
+    pub(crate) fn is_unreachable(&self, peer: &Peer, now: Instant) -> bool {
+        let known = lock(self.unreachable.get());
+        let since = known.get(&(peer.local, peer.address));
+        since.is_some_and(|since| now.saturating_duration_since(*since) < UNREACHABLE_TIME)
     }
 
     /// A number that names a comm or listener in this process's log lines.
@@ -187,8 +204,8 @@ impl TcpxPlugin {
                 sends: AtomicUsize::new(0),
                 last_sender: AtomicU64::new(u64::MAX),
                 numbers: AtomicU64::new(0),
-                draining: PerProcess::new(),
                 runtime: PerProcess::new(),
+                unreachable: PerProcess::new(),
             }),
         })
     }

@@ -66,7 +66,7 @@ impl RecvComm {
             .takes_lanes()
             .then(|| Landing::new(Arc::clone(&runtime), number, inline_bytes));
         let link = Arc::new(admitted.link);
-        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip(), &link)
+        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip())
             .inspect_err(|error| {
                 shared
                     .log

@@ -1,10 +1,14 @@
-//! A comm's own connection that breaks while both processes live: the sender's process dials another one, over whatever
-//! way works, and the stream goes on where the receiver has read to.
+//! A comm's own pair of connections, for what it sends and for what its receiver answers, that breaks while both processes
+//! live: the sender's process dials another pair, over whatever way works, and the stream goes on where the receiver has
+//! read to.
 //!
-//! An end in order is the peer's word and final; anything else is a connection that broke. The sender dials the door of
-//! the receiver's process, proves itself as a lane does and names the session of the comm's first connection. The
-//! receiver closes the connection before, says how far it has read, and repeats what it grants. A comm that is gone
-//! answers with the end, a process that is gone with a refusal. The receiver cannot dial: while it waits, it looks
+//! An end in order is the peer's word and final; a connection broke if it was reset, or the peer's system leaves packets
+//! unanswered. Silence says nothing: a receiver may read nothing for as long as it likes. One that has waited for bytes,
+//! and says so, while they are long under way, has a broken connection too.
+//!
+//! The sender dials the door of the receiver's process, proves itself as a lane does and names the session of the comm's
+//! first connection. The receiver closes the pair before, says how far it has read, and repeats what it grants. A comm that
+//! is gone answers with the end, a process that is gone with a refusal. The receiver cannot dial: while it waits, it looks
 //! whether the door of the sender's process is still there.
 
 use std::io;
@@ -20,12 +24,12 @@ use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_lanes::tcp_info::is_unanswered;
 use tcpx_wire::handshake::SessionId;
 
-use crate::dialer::{self, Dialer};
+use crate::dialer::{self, PairDialer};
 use crate::header::{Header, Record};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
-use crate::lanes::hello::{Hello, Resumption};
-use crate::lanes::lane_set::{DEAD_AFTER, LONGEST_STALL, Peer};
+use crate::lanes::hello::{Hello, Part, Resumption};
+use crate::lanes::lane_set::{DEAD_AFTER, Peer};
 use crate::lanes::runtime::Runtime;
 use crate::link::Link;
 
@@ -55,23 +59,21 @@ pub(crate) const STEP: Duration = Duration::from_millis(2);
 /// Between two looks whether the sender's process is still there.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How a send comm's connection comes back.
+/// How a send comm's connections come back.
 #[derive(Debug)]
 pub(crate) struct Redial {
     peer: Peer,
     session: SessionId,
     epoch: u32,
-    dialer: Option<Box<Dialer>>,
-    /// How the connection broke, until another one takes its place.
+    dialer: Option<Box<PairDialer>>,
+    /// How they broke, until others take their place.
     lost: Option<String>,
-    /// It has taken its place, and the receiver has not said yet how far it has read.
+    /// They have taken their place, and the receiver has not said yet how far it has read.
     is_positioning: bool,
-    /// Why there will be no other.
+    /// Why there will be no others.
     gone: Option<String>,
-    /// When the receiver's answer to what it may lack was waited for first.
+    /// Since when the receiver has read no further than this, with more under way.
     waits: Option<(Instant, u64)>,
-    /// How long it may be waited for.
-    patience: Duration,
 }
 
 impl Redial {
@@ -85,7 +87,6 @@ impl Redial {
             is_positioning: false,
             gone: None,
             waits: None,
-            patience: STALL_BEHIND,
         }
     }
 
@@ -119,11 +120,19 @@ impl Redial {
         self.lost.is_some() || self.dialer.is_some()
     }
 
-    /// Dials; gives the connection that takes the place of the one before.
+    /// Dials; gives the connections, payload's first, that take the place of those before. Those that are not lost stay
+    /// where they `must_stay`.
     ///
     /// # Errors
     /// There will be none: why.
-    pub(crate) fn step(&mut self, now: Instant) -> Result<Option<Link>, String> {
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        must_stay: bool,
+    ) -> Result<Option<[Link; 2]>, String> {
+        if must_stay && self.lost.is_none() {
+            self.dialer = None;
+        }
         if let Some(why) = &self.gone {
             return Err(why.clone());
         }
@@ -135,7 +144,7 @@ impl Redial {
         };
         let dialled = match dialer.poll(now) {
             Ok(None) => return Ok(None),
-            Ok(Some(dialled)) => dialled.link,
+            Ok(Some(dialled)) => dialled,
             Err(why) => {
                 self.dialer = None;
                 // While there is a connection, it can be no worse than none.
@@ -153,7 +162,12 @@ impl Redial {
             epoch: self.epoch,
         };
         // A few bytes on a fresh connection always fit its buffer; where it broke already, it is dialled again.
-        if let Ok(Moved::Bytes(Hello::BYTES)) = dialled.send_whole(&resumption.encode()) {
+        let greets = |(link, part): (&Link, Part)| {
+            let moved = link.send_whole(&resumption.encode(part));
+            matches!(moved, Ok(Moved::Bytes(Hello::BYTES)))
+        };
+        let parts = [Part::Payload, Part::Answers];
+        if dialled.iter().zip(parts).all(greets) {
             self.lost = None;
             self.is_positioning = true;
             self.waits = None;
@@ -163,67 +177,96 @@ impl Redial {
     }
 
     /// Looks at a connection on which the receiver may lack something, and has read up to `read`. Where the peer's
-    /// system answers nothing, or the receiver says nothing for too long, another connection is dialled; if that comes
-    /// about, it takes the place.
+    /// system answers nothing, another pair is dialled; if that comes about, it takes the place.
     pub(crate) fn look(&mut self, now: Instant, link: &Link, read: Option<u64>) {
-        let Some(read) = read else {
-            (self.waits, self.patience) = (None, STALL_BEHIND);
-            return;
+        self.waits = match (read, self.waits) {
+            (Some(read), Some(waits)) if waits.1 == read => Some(waits),
+            (read, _) => read.map(|read| (now, read)),
         };
-        let since = match self.waits {
-            Some((since, before)) if before == read => since,
-            before => {
-                if before.is_some() {
-                    self.patience = STALL_BEHIND;
-                }
-                self.waits = Some((now, read));
-                now
-            }
-        };
-        let is_late = now.saturating_duration_since(since) >= self.patience;
-        if self.dialer.is_none() && (is_late || is_unanswered(link)) {
-            // The receiver may just post nothing: then it is no use, and no harm, to try often.
-            self.patience = (self.patience * 2).min(LONGEST_STALL);
-            self.waits = Some((now, read));
-            self.dialer = Some(Box::new(self.peer.redialer(now)));
+        if self.waits.is_some() && self.dialer.is_none() && is_unanswered(link) {
+            self.dial_anew(now);
         }
+    }
+
+    /// The receiver, which has read up to `read`, has waited for more. Where that has been under way for too long, it
+    /// does not come.
+    pub(crate) fn wanted(&mut self, now: Instant, read: u64) {
+        let waits = self.waits.filter(|(_, before)| *before == read);
+        let is_late =
+            waits.is_some_and(|(since, _)| now.saturating_duration_since(since) >= STALL_BEHIND);
+        if is_late && self.dialer.is_none() {
+            self.waits = Some((now, read));
+            self.dial_anew(now);
+        }
+    }
+
+    fn dial_anew(&mut self, now: Instant) {
+        self.dialer = Some(Box::new(self.peer.redialer(now)));
     }
 }
 
-/// Connections that take the place of a receive comm's own one, as the door hands them over.
+/// Connections of a receive comm's, as the door hands them over.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     has_news: AtomicBool,
-    next: Mutex<(u32, Option<Link>)>,
+    next: Mutex<Next>,
+}
+
+#[derive(Debug, Default)]
+struct Next {
+    /// Of the pair that came last.
+    epoch: u32,
+    came: Option<Came>,
+}
+
+/// What came for a receive comm.
+#[derive(Debug)]
+pub(crate) enum Came {
+    /// The connection for the answers to what its first one brings.
+    Answers(Link),
+    /// A pair, payload's first, that takes the place of the one before.
+    Pair([Link; 2]),
 }
 
 impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, (u32, Option<Link>)> {
+    fn lock(&self) -> MutexGuard<'_, Next> {
         lock(&self.next)
     }
 
-    /// A connection came; one of an older epoch is dropped.
-    pub(crate) fn put(&self, epoch: u32, link: Link) {
+    /// The connection for the first answers came. The sender waits until it hears so.
+    pub(crate) fn answers(&self, link: Link) {
         let mut next = self.lock();
-        if epoch > next.0 {
-            *next = (epoch, Some(link));
+        // A sender that is not told has lost it already.
+        if next.epoch == 0 && matches!(tell(&link, 0, false), Ok(Moved::Bytes(_))) {
+            next.came = Some(Came::Answers(link));
             self.has_news.store(true, Ordering::Release);
         }
     }
 
-    /// The connection that came last, once.
-    pub(crate) fn take(&self) -> Option<Link> {
+    /// A pair came; one of an older epoch is dropped.
+    pub(crate) fn put(&self, epoch: u32, pair: [Link; 2]) {
+        let mut next = self.lock();
+        if epoch > next.epoch {
+            let came = Some(Came::Pair(pair));
+            *next = Next { epoch, came };
+            self.has_news.store(true, Ordering::Release);
+        }
+    }
+
+    /// What came last, once.
+    pub(crate) fn take(&self) -> Option<Came> {
         if !self.has_news.load(Ordering::Relaxed) {
             return None;
         }
         let mut next = self.lock();
         self.has_news.store(false, Ordering::Relaxed);
-        next.1.take()
+        next.came.take()
     }
 
     /// The comm takes none any more.
     pub(crate) fn close(&self) {
-        *self.lock() = (u32::MAX, None);
+        let (epoch, came) = (u32::MAX, None);
+        *self.lock() = Next { epoch, came };
     }
 }
 
@@ -240,13 +283,8 @@ pub(crate) struct Comeback {
 
 impl Comeback {
     /// For a comm whose first connection came about in this session.
-    pub(crate) fn new(
-        runtime: &Runtime,
-        session: SessionId,
-        peer: IpAddr,
-        link: &Arc<Link>,
-    ) -> io::Result<Self> {
-        let tail = Arc::new(Tail::new(link, runtime.monitor.attention()));
+    pub(crate) fn new(runtime: &Runtime, session: SessionId, peer: IpAddr) -> io::Result<Self> {
+        let tail = Arc::new(Tail::new(runtime.monitor.attention()));
         runtime
             .monitor
             .watch(Box::new(WatchedTail(Arc::downgrade(&tail), 0)))?;
@@ -347,20 +385,17 @@ impl Waiting {
 pub(crate) struct Tail {
     read: AtomicU64,
     told: AtomicU64,
-    /// None while the connection is away.
+    /// For answers; none while the connections are away.
     link: Mutex<Option<Arc<Link>>>,
-    /// A call that sent has heard of a reset, which hides it from those that read: they find an end.
-    is_broken: AtomicBool,
     attention: Attention,
 }
 
 impl Tail {
-    pub(crate) fn new(link: &Arc<Link>, attention: Attention) -> Self {
+    pub(crate) fn new(attention: Attention) -> Self {
         Self {
             read: AtomicU64::new(0),
             told: AtomicU64::new(0),
-            link: Mutex::new(Some(Arc::clone(link))),
-            is_broken: AtomicBool::new(false),
+            link: Mutex::new(None),
             attention,
         }
     }
@@ -379,20 +414,6 @@ impl Tail {
     /// Another connection took the place, or there is none now.
     pub(crate) fn replace(&self, link: Option<&Arc<Link>>) {
         *lock(&self.link) = link.cloned();
-        self.is_broken.store(false, Ordering::SeqCst);
-    }
-
-    /// Whether a call that sent has found the connection broken.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.is_broken.load(Ordering::SeqCst)
-    }
-
-    /// What a call that sent has answered; whether it took the record.
-    pub(crate) fn sent(&self, moved: &io::Result<Moved>) -> bool {
-        if moved.as_ref().is_err_and(is_reset) {
-            self.is_broken.store(true, Ordering::SeqCst);
-        }
-        matches!(moved, Ok(Moved::Bytes(_)))
     }
 
     /// Tells the sender; whether it was told.
@@ -402,7 +423,7 @@ impl Tail {
         let Some(link) = &*link else {
             return false;
         };
-        let is_told = self.sent(&tell(link, read));
+        let is_told = matches!(tell(link, read, false), Ok(Moved::Bytes(_)));
         if is_told {
             self.told(read);
         }
@@ -410,16 +431,11 @@ impl Tail {
     }
 }
 
-/// Whether a call that sent says that the connection broke. Behind an end in order the system says `EPIPE`.
-pub(crate) fn is_reset(error: &io::Error) -> bool {
-    error.kind() != io::ErrorKind::BrokenPipe
-}
-
-/// Says how far the receiver has read. A sender that takes nothing now is told later.
-pub(crate) fn tell(link: &Link, read: u64) -> io::Result<Moved> {
+/// Says how far the receiver has read, and whether it `waits` for more. A sender that takes nothing now is told later.
+pub(crate) fn tell(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
     let record = Header {
         sequence: read,
-        size: 0,
+        size: waits.into(),
     };
     link.send_whole(&record.encode(Record::Read))
 }
@@ -450,5 +466,107 @@ impl Watched for WatchedTail {
             return Look::Asleep;
         }
         Look::In(TICK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    use tcpx_lanes::sealing::Protection;
+
+    use super::*;
+    use crate::header::{FROM_RECEIVER, HEADER_BYTES};
+
+    fn connection() -> (Link, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        tcpx_lanes::socket::prepare_comm(&near).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        (Link::new(Stream::new(near), None, Protection::None), far)
+    }
+
+    fn redial() -> Redial {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
+        let key = tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key();
+        let peer = Peer {
+            local: nobody,
+            address: nobody,
+            key,
+            protection: Protection::None,
+        };
+        Redial::new(peer, SessionId([1; 16]))
+    }
+
+    #[test]
+    fn a_silent_receiver_is_waited_for_and_one_that_waits_in_vain_is_dialled() {
+        let (link, _far) = connection();
+        let (mut redial, start) = (redial(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        redial.look(start, &link, Some(5));
+        redial.look(after(3600), &link, Some(5));
+        assert!(!redial.is_active(), "it reads nothing");
+        redial.look(after(3600), &link, Some(9));
+        redial.wanted(after(3602), 9);
+        redial.wanted(after(3610), 5);
+        assert!(!redial.is_active(), "it may be on its way");
+        redial.wanted(after(3603), 9);
+        assert!(redial.is_active());
+    }
+
+    #[test]
+    fn connections_stay_whose_bytes_only_the_kernel_has() {
+        let (link, _far) = connection();
+        let (mut redial, start) = (redial(), Instant::now());
+        redial.look(start, &link, Some(5));
+        redial.wanted(start + STALL_BEHIND, 5);
+        assert!(redial.is_active());
+        assert!(matches!(redial.step(start, true), Ok(None)));
+        assert!(!redial.is_active());
+        // There is nothing to lose any more.
+        redial.lose("it was reset".to_owned());
+        assert!(matches!(redial.step(start, true), Ok(None)));
+        assert!(redial.is_active() && redial.is_lost());
+    }
+
+    #[test]
+    fn a_comm_takes_what_came_last_and_says_that_its_first_answers_can_go() {
+        let inbox = Inbox::default();
+        let (link, mut far) = connection();
+        inbox.answers(link);
+        let mut word = [0; HEADER_BYTES];
+        far.read_exact(&mut word).unwrap();
+        let read = Header {
+            sequence: 0,
+            size: 0,
+        };
+        assert_eq!(
+            Header::decode(&FROM_RECEIVER, &word),
+            Ok((Record::Read, read))
+        );
+        assert!(matches!(inbox.take(), Some(Came::Answers(_))));
+        let pair = || [connection().0, connection().0];
+        inbox.put(2, pair());
+        inbox.put(1, pair());
+        inbox.answers(connection().0);
+        assert!(matches!(inbox.take(), Some(Came::Pair(_))));
+        inbox.put(2, pair());
+        assert!(inbox.take().is_none(), "it was there");
+        inbox.close();
+        inbox.put(3, pair());
+        assert!(inbox.take().is_none());
+    }
+
+    #[test]
+    fn answers_whose_comm_is_not_there_yet_wait_for_it() {
+        let registry = Registry::default();
+        let (link, mut far) = connection();
+        registry.answers(SessionId([3; 16]), link);
+        let inbox = Arc::new(Inbox::default());
+        registry.expect(SessionId([4; 16]), &Arc::default());
+        registry.expect(SessionId([3; 16]), &inbox);
+        far.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+        assert!(matches!(inbox.take(), Some(Came::Answers(_))));
     }
 }

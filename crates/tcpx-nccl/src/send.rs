@@ -85,13 +85,15 @@ pub struct SendComm {
     shared: Arc<Shared>,
     state: Told<State>,
     /// Keeps the monitor running; let go of last.
-    _runtime: Option<Arc<Runtime>>,
+    runtime: Option<Arc<Runtime>>,
 }
 
-/// What brings a comm's connection back.
+/// What brings a comm's connections back.
 #[derive(Debug)]
 pub(crate) struct Comeback {
     pub(crate) redial: Redial,
+    /// The connection for answers.
+    pub(crate) answers: Link,
     /// Port at which this process can be reached where the connection comes from; 0: none.
     pub(crate) door: u16,
     pub(crate) runtime: Arc<Runtime>,
@@ -102,7 +104,9 @@ struct State {
     /// Names the comm in this process.
     number: u64,
     name: String,
+    /// On which nothing comes back, and what comes back: without a comeback the same, where at most a refusal does.
     link: Arc<Link>,
+    answers: Arc<Link>,
     ring: Ring<Request>,
     /// Sequence of the request whose turn it is.
     next: u64,
@@ -127,14 +131,14 @@ struct State {
     redial: Option<Redial>,
     /// Connections and lanes that brought what the receiver did not seal.
     forged: AtomicU64,
-    /// A call that sent has heard of a reset, which hides it from those that read: they find an end.
-    is_broken: bool,
-    /// The connection before, until the receiver has let go of it.
-    before: Option<Arc<Link>>,
+    /// The connections before, until the receiver has let go of them.
+    before: Option<[Arc<Link>; 2]>,
     /// Draws the monitor's.
     attention: Option<Attention>,
     /// The comm is closed.
     has_ended: bool,
+    /// What it sent before that ends here.
+    messages_end: u64,
 }
 
 impl SendComm {
@@ -149,7 +153,10 @@ impl SendComm {
     ) -> Result<Self, NetError> {
         let mut resend = Resend::with_room(COPIES);
         let (mut redial, mut attention, mut runtime) = (None, None, None);
+        let link = Arc::new(link);
+        let mut answers = Arc::clone(&link);
         if let Some(comeback) = comeback {
+            answers = Arc::new(comeback.answers);
             let door = Header {
                 sequence: comeback.door.into(),
                 size: 0,
@@ -163,13 +170,13 @@ impl SendComm {
             let group = Header::of_group(&carriage.set().group());
             resend.push(&group.encode(Record::Join));
         }
-        shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
         let peer = link.peer_addr();
         let mut state = State {
             number,
             name,
-            link: Arc::new(link),
+            link,
+            answers,
             ring: Ring::new(),
             next: 0,
             staging: None,
@@ -188,10 +195,10 @@ impl SendComm {
             resend,
             redial,
             forged: AtomicU64::new(0),
-            is_broken: false,
             before: None,
             attention,
             has_ended: false,
+            messages_end: 0,
         };
         // A few bytes on a fresh connection always fit its buffer.
         state.write()?;
@@ -209,7 +216,7 @@ impl SendComm {
         Ok(Self {
             shared,
             state,
-            _runtime: runtime,
+            runtime,
         })
     }
 
@@ -323,19 +330,25 @@ impl NetSend for SendComm {
 impl Drop for SendComm {
     fn drop(&mut self) {
         let mut state = self.lock();
-        state.end(&self.shared);
+        let ends_well = state.end();
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
-        self.shared.draining.get().close(Arc::clone(&state.link));
+        let unread = self.runtime.as_ref().filter(|_| ends_well);
+        if let Some(rest) = unread.and_then(|runtime| state.rest(&self.shared, runtime)) {
+            // Without a thread, what the kernel has is all that arrives.
+            let _ = rest.start();
+            return;
+        }
+        // The kernel brings what it has, and nothing comes back here that would have it drop some of it. A fork's copy of
+        // the socket would hold back the end.
+        let _ = state.link.shutdown(std::net::Shutdown::Write);
     }
 }
 
 impl State {
-    /// Takes everything back from the lanes, and tells the receiver whether all was sent.
-    fn end(&mut self, shared: &Shared) {
-        self.finish_coming_back(shared);
-        self.has_ended = true;
+    /// Takes everything back from the lanes, and tells the receiver if all was sent; whether it was.
+    fn end(&mut self) -> bool {
         self.staging = None;
         // Lanes first: after this they hold nothing of the host's memory.
         let is_clean = self.failure.is_none() && self.next == self.ring.posted();
@@ -346,15 +359,21 @@ impl State {
                 });
             sent && is_clean && carriage.drain(|| self.peer_has_closed())
         });
-        if whole && is_clean && self.resend.next() == Next::New && !self.is_away() {
+        // The host has its memory back.
+        self.resend.lose_messages();
+        if whole && is_clean {
             let end = Header {
                 sequence: self.next,
                 size: 0,
             };
+            self.messages_end = self.resend.end();
+            self.resend.push(&end.encode(Record::End));
             // When it does not fit, the receiver takes the close for a failure unless it has
             // everything: never the other way around.
-            let _ = self.link.send_whole(&end.encode(Record::End));
+            let _ = self.write();
         }
+        self.has_ended = true;
+        whole && is_clean
     }
 
     /// Writes what the socket takes.

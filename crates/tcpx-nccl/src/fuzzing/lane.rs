@@ -16,7 +16,7 @@ use tcpx_wire::crc::crc32c;
 use super::{CAPACITIES, Memory, number};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
-use crate::lanes::hello::Hello;
+use crate::lanes::hello::{Hello, Part};
 use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
 use crate::lanes::receive_lane::receive_lane;
 use crate::link::Link;
@@ -41,7 +41,7 @@ pub fn lane(data: &[u8]) {
     let Some((hello, chunks)) = stream.split_first_chunk() else {
         return;
     };
-    let Ok(hello) = Hello::decode(hello) else {
+    let Ok((hello, Part::Payload)) = Hello::decode(hello) else {
         return;
     };
     let mut memory = Memory::new();
@@ -54,9 +54,9 @@ pub fn lane(data: &[u8]) {
     for sequence in 0..CAPACITIES.len() {
         inlet.post(sequence as u64, memory.buffer(sequence), None);
     }
-    let (near, mut far) = connection();
+    let ((near, mut far), (back, mut answers)) = (connection(), connection());
     let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
-    let lane = receive_lane(near, &hello, registry, LOOPS.receive(), log);
+    let lane = receive_lane([near, back], &hello, registry, LOOPS.receive(), log);
     let mut lane = lane.expect("the first one of its group");
     let mut has_ended = false;
     let mut read = || {
@@ -95,12 +95,13 @@ pub fn lane(data: &[u8]) {
     let mut acknowledged = 0;
     while acknowledged < plain.read.last().copied().unwrap_or_default() {
         let mut bytes = [0; ACKNOWLEDGEMENT_BYTES];
-        far.read_exact(&mut bytes).expect("an acknowledgement");
+        answers.read_exact(&mut bytes).expect("an acknowledgement");
         assert!(number(&bytes) > acknowledged && plain.read.contains(&number(&bytes)));
         acknowledged = number(&bytes);
     }
-    far.set_nonblocking(true).expect("a socket");
-    let more = far.read(&mut [0]).expect_err("an acknowledgement too many");
+    answers.set_nonblocking(true).expect("a socket");
+    let more = answers.read(&mut [0]);
+    let more = more.expect_err("an acknowledgement too many");
     assert_eq!(more.kind(), ErrorKind::WouldBlock);
     // A reset, so that no port stays taken for a minute.
     let far = socket2::Socket::from(far);

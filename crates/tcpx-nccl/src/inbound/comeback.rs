@@ -1,17 +1,21 @@
 //! The part of a receive comm's connection that has to do with another one taking its place.
 
-use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nccl_net::export::NetError;
+use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket_calls::Moved;
 
-use super::Inbound;
-use crate::header::Record;
-use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Waiting, tell};
+use super::{Inbound, Phase};
+use crate::header::{HEADER_BYTES, Record};
+use crate::link::Link;
+use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Came, Waiting, tell};
+
+/// Longest time between two words of a receive that waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 impl Inbound {
     /// The connection broke; `false` where that is the end.
@@ -21,8 +25,10 @@ impl Inbound {
             return false;
         };
         comeback.tail.replace(None);
-        // Where what came was not what the sender sealed, it has to hear of it.
-        tcpx_lanes::socket::abort(self.link.as_fd());
+        // Where what came was not what the sender sealed, it has to hear of it; and it hears answers first.
+        for link in self.answers.take().iter().chain([&self.link]) {
+            tcpx_lanes::socket::abort(link.as_fd());
+        }
         let door = (door != 0).then(|| SocketAddr::new(comeback.peer, door));
         self.waiting = Some(Waiting::new(why.to_owned(), door));
         true
@@ -33,10 +39,17 @@ impl Inbound {
         let Some(comeback) = &self.comeback else {
             return Ok(());
         };
-        let Some(link) = comeback.inbox.take() else {
-            let waiting = self.waiting.as_mut();
-            let why = waiting.and_then(|waiting| waiting.in_vain(Instant::now()));
-            return why.map_or(Ok(()), |why| Err(self.closed(why)));
+        let [link, answers] = match comeback.inbox.take() {
+            Some(Came::Pair(pair)) => pair,
+            Some(Came::Answers(link)) => {
+                self.begin_answers(link);
+                return Ok(());
+            }
+            None => {
+                let waiting = self.waiting.as_mut();
+                let why = waiting.and_then(|waiting| waiting.in_vain(Instant::now()));
+                return why.map_or(Ok(()), |why| Err(self.closed(why)));
+            }
         };
         // What has arrived need not be sent again.
         match self.read() {
@@ -48,61 +61,97 @@ impl Inbound {
         self.link = Arc::new(link);
         self.waiting = None;
         (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
-        if !matches!(tell(&self.link, self.bytes_read), Ok(Moved::Bytes(_))) {
+        if !matches!(tell(&answers, self.bytes_read, false), Ok(Moved::Bytes(_))) {
+            self.answers = None;
             self.leave("it took no bytes");
             return Ok(());
         }
+        if let Some(lanes) = self.lanes.as_ref().filter(|lanes| lanes.is_joined()) {
+            // What is told twice is no news.
+            let _ = answers.send_whole(&lanes.told().encode(Record::Grant));
+        }
+        self.begin_answers(answers);
+        Ok(())
+    }
+
+    /// Answers go over this connection, on which the sender knows what was read.
+    fn begin_answers(&mut self, link: Link) {
+        let link = Arc::new(link);
         if let Some(comeback) = &self.comeback {
             // Only now may the monitor say anything.
             comeback.tail.read(self.bytes_read);
-            comeback.tail.told(self.bytes_read);
-            comeback.tail.replace(Some(&self.link));
+            comeback.tail.told(self.bytes_told);
+            comeback.tail.replace(Some(&link));
         }
-        if let Some(lanes) = self.lanes.as_ref().filter(|lanes| lanes.is_joined()) {
-            // What is told twice is no news.
-            let moved = self.link.send_whole(&lanes.told().encode(Record::Grant));
-            self.sent(&moved);
+        self.answers = Some(link);
+    }
+
+    /// Where what the sender must hear goes, as soon as it has sent anything: it waits for the connection for answers,
+    /// where there is to be one.
+    pub(super) fn answers(&mut self) -> &Link {
+        let came = self.comeback.as_ref().filter(|_| self.answers.is_none());
+        if let Some(Came::Answers(link)) = came.and_then(|comeback| comeback.inbox.take()) {
+            self.begin_answers(link);
         }
-        Ok(())
+        self.answers.as_ref().unwrap_or(&self.link)
+    }
+
+    /// The sender must not wait for a receiver that gave up, nor a fork's copy of a socket keep it waiting. What it was
+    /// told comes first.
+    pub(super) fn hang_up(&mut self) {
+        self.comeback = None;
+        for link in self.answers.iter().chain([&self.link]) {
+            let _ = link.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// A receive has waited for long: if the sender has sent more, that does not come.
+    pub(super) fn ask(&mut self) {
+        let waited = self.stall.waited();
+        let Some(answers) = self.answers.as_ref().filter(|_| waited >= self.asks_after) else {
+            return;
+        };
+        let is_behind = self.waiting.is_some() || self.header_bytes == HEADER_BYTES;
+        let phase = self
+            .ring
+            .by_sequence(self.next)
+            .map(|request| request.phase);
+        let lacks_pages = phase == Some(Phase::Announced);
+        if self.next < self.ring.posted() && !is_behind && !lacks_pages {
+            let _ = tell(answers, self.bytes_read, true);
+        }
+        self.asks_after = waited + waited.min(LONGEST_WAIT);
+    }
+
+    /// Bytes moved, or nothing is waited for.
+    pub(super) fn moved_on(&mut self) {
+        self.stall.moved();
+        self.asks_after = STALL_BEHIND;
     }
 
     /// Says now and then how far the stream was read; who reads nothing more leaves that to the monitor.
     pub(super) fn acknowledge(&mut self) {
         let untold = self.bytes_read - self.bytes_told;
-        if untold == 0 || self.door.is_none() || self.waiting.is_some() {
+        if untold == 0 || self.door.is_none() {
             return;
         }
+        let Some(answers) = &self.answers else {
+            return;
+        };
         let tail = self.comeback.as_ref().map(|comeback| &comeback.tail);
         if let Some(tail) = tail {
             tail.read(self.bytes_read);
         }
-        let owes = std::mem::take(&mut self.owes_answer);
         let is_due = self.short_untold >= ACKNOWLEDGED_TOGETHER || untold >= ACKNOWLEDGED_AT_LAST;
-        if !owes && !is_due {
+        if !std::mem::take(&mut self.owes_answer) && !is_due {
             return;
         }
-        let moved = tell(&self.link, self.bytes_read);
-        if matches!(moved, Ok(Moved::Bytes(_))) {
+        // A sender that does not hear it has lost the connection, and asks again over the next one.
+        if matches!(tell(answers, self.bytes_read, false), Ok(Moved::Bytes(_))) {
             (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
             if let Some(tail) = tail {
                 tail.told(self.bytes_read);
             }
         }
-        self.sent(&moved);
-    }
-
-    /// A call that sent a record has answered: where it says that the connection broke, reading will say that it
-    /// ended.
-    pub(super) fn sent(&self, moved: &io::Result<Moved>) {
-        if let Some(comeback) = &self.comeback {
-            comeback.tail.sent(moved);
-        }
-    }
-
-    /// The connection has ended for who reads; whether it broke.
-    pub(super) fn is_broken(&self) -> bool {
-        self.comeback
-            .as_ref()
-            .is_some_and(|comeback| comeback.tail.is_broken())
     }
 }

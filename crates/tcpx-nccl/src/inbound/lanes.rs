@@ -28,16 +28,14 @@ impl Inbound {
                 }
             });
         }
-        if self.waiting.is_none()
+        if let Some(answers) = &self.answers
             && let Some(grant) = lanes.grant(self.ring.posted(), self.ring.len())
         {
             // 24 bytes, and the sender reads whenever it has a message: they fit.
-            let bytes = grant.encode(Record::Grant);
-            let moved = self.link.send_whole(&bytes);
-            self.sent(&moved);
-            match moved {
+            match answers.send_whole(&grant.encode(Record::Grant)) {
                 Ok(Moved::Bytes(HEADER_BYTES)) => {}
-                // The sender has closed. What it sent before may wait to be read, and reading tells.
+                // The sender has closed, or asks again over other connections. What it sent before may wait to be read,
+                // and reading tells.
                 Err(_) => {}
                 moved => {
                     return Err(
@@ -62,21 +60,19 @@ impl Inbound {
         let Some(failure) = &self.failure else {
             return Ok(());
         };
+        let Some(lanes) = self.lanes.as_ref().filter(|_| self.peer_closed) else {
+            return Err(failure.clone());
+        };
         let sent = self.sent_in_all.is_some_and(|all| sequence < all);
-        match &self.lanes {
-            Some(lanes) if sent && self.peer_closed => {
-                // In this order: the last bytes may land between two looks.
-                let comes = !lanes.is_gone();
-                if comes || lanes.inlet.is_copying(sequence) || lanes.is_whole(sequence) {
-                    return Ok(());
-                }
-                Err(error::lanes_ended(
-                    &self.name,
-                    "the peer closed all its lanes",
-                ))
-            }
-            _ => Err(failure.clone()),
+        // In this order: the last bytes may land between two looks.
+        let comes = sent && !lanes.is_gone();
+        if comes || lanes.inlet.is_copying(sequence) || lanes.is_whole(sequence) {
+            return Ok(());
         }
+        Err(match sent {
+            true => error::lanes_ended(&self.name, "the peer closed all its lanes"),
+            false => failure.clone(),
+        })
     }
 
     /// The sender names its lanes.

@@ -166,7 +166,7 @@ impl Carriage {
 
     /// Waits until the peer has read what its host was told is sent; `false` when it never will: it `has_closed`, the
     /// lanes have ended, or it rests for too long.
-    pub(crate) fn drain(&self, has_closed: impl Fn() -> bool) -> bool {
+    pub(crate) fn drain(&self, mut has_closed: impl FnMut() -> bool) -> bool {
         let set = &self.route.set;
         let is_read = self.outlet.wait_read(|| {
             set.failure().is_some() || has_closed() || set.silence(Instant::now()) >= DRAIN_SILENCE

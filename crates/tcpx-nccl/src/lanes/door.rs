@@ -1,6 +1,7 @@
 //! Where lanes come in, and connections that take the place of a comm's own one: a listening socket of the process for
 //! each of its addresses.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -18,7 +19,7 @@ use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
 
 use super::group::Registry;
-use super::hello::{Hello, Resumption};
+use super::hello::{Greeting, Hello, Part};
 use super::receive_lane::{receive_lane, refuse};
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
@@ -29,7 +30,7 @@ use crate::link::Link;
 const MAX_PENDING: usize = 256;
 /// Lanes that a process has open; a peer that knows the secret must not fill its memory.
 const MAX_LANES: usize = 16_384;
-/// Time to say what a connection is for; its peer says so at once.
+/// Time to say what a connection is for, and for the other one of its pair to come; its peer dials both at once.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 /// Between looks at the deadlines of handshakes, and at a backlog that could not be taken.
 const TICK: Timespec = Timespec {
@@ -72,6 +73,7 @@ impl LaneDoor {
             registry,
             log,
             newcomers: Vec::new(),
+            halves: VecDeque::new(),
         };
         let thread = std::thread::Builder::new()
             .name("tcpx-nccl-door".to_owned())
@@ -127,6 +129,15 @@ struct Acceptor {
     log: Arc<Log>,
     /// Authenticated, and silent about what they are for.
     newcomers: Vec<Newcomer>,
+    /// Connections that wait for the other one of their pair.
+    halves: VecDeque<Half>,
+}
+
+struct Half {
+    greeting: Greeting,
+    part: Part,
+    link: Link,
+    until: Instant,
 }
 
 struct Newcomer {
@@ -153,7 +164,8 @@ impl Acceptor {
                     .map(|stream| PollFd::from_borrowed_fd(stream, watch)),
             );
             let choked = self.admission.is_choked();
-            let tick = (sockets.len() > 1 || choked).then_some(&TICK);
+            let waits = sockets.len() > 1 || !self.halves.is_empty();
+            let tick = (waits || choked).then_some(&TICK);
             if !choked {
                 let listener = self.admission.listener().as_fd();
                 sockets.push(PollFd::from_borrowed_fd(listener, watch));
@@ -181,6 +193,7 @@ impl Acceptor {
             }
         }
         let now = Instant::now();
+        self.halves.retain(|half| now < half.until);
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             let rest = &mut newcomer.hello[newcomer.have..];
             match newcomer.link.receive_no_more(rest) {
@@ -198,18 +211,59 @@ impl Acceptor {
 
     /// A connection has said what it is for.
     fn enter(
-        &self,
+        &mut self,
         Newcomer {
-            link, peer, hello, ..
+            link,
+            peer,
+            until,
+            hello,
+            ..
         }: Newcomer,
     ) {
-        if let Some(resumption) = Resumption::decode(&hello) {
-            // The end of a connection tells its sender that the comm is gone.
-            if let Some(inbox) = self.registry.comm(resumption.session) {
-                inbox.put(resumption.epoch, link);
+        let (greeting, part) = match Greeting::decode(&hello) {
+            Ok(greeted) => greeted,
+            Err(violation) => return refuse(&self.log, &peer.to_string(), &violation),
+        };
+        let comm = match greeting {
+            // The comm's first connection came another way.
+            Greeting::Comm(resumption) if resumption.epoch == 0 => {
+                return self.registry.answers(resumption.session, link);
             }
+            Greeting::Comm(resumption) => match self.registry.comm(resumption.session) {
+                Some(inbox) => Some((inbox, resumption.epoch)),
+                // The end of a connection tells its sender that the comm is gone.
+                None => return,
+            },
+            Greeting::Lane(_) => None,
+        };
+        let is_other = |half: &Half| half.greeting == greeting && half.part != part;
+        let Some(at) = self.halves.iter().position(is_other) else {
+            if self.halves.len() >= MAX_PENDING {
+                self.halves.pop_front();
+            }
+            return self.halves.push_back(Half {
+                greeting,
+                part,
+                link,
+                until,
+            });
+        };
+        let Some(Half { link: other, .. }) = self.halves.remove(at) else {
             return;
+        };
+        let pair = match part {
+            Part::Payload => [link, other],
+            Part::Answers => [other, link],
+        };
+        match (greeting, comm) {
+            (Greeting::Lane(hello), _) => self.open(&hello, pair, peer),
+            (Greeting::Comm(_), Some((inbox, epoch))) => inbox.put(epoch, pair),
+            (Greeting::Comm(_), None) => {}
         }
+    }
+
+    /// Both connections of a lane are there.
+    fn open(&self, hello: &Hello, pair: [Link; 2], peer: SocketAddr) {
         let open = self.loops.sources();
         if open >= MAX_LANES {
             self.log
@@ -220,9 +274,7 @@ impl Acceptor {
             return;
         };
         let (registry, log) = (self.registry.clone(), self.log.clone());
-        let lane = Hello::decode(&hello)
-            .and_then(|hello| receive_lane(link, &hello, registry, place.clone(), log));
-        match lane {
+        match receive_lane(pair, hello, registry, place.clone(), log) {
             Ok(lane) => place.start(Box::new(lane)),
             Err(violation) => refuse(&self.log, &peer.to_string(), &violation),
         }

@@ -1,9 +1,13 @@
 //! The first bytes behind a handshake at a process's door: whose lane it is, and which; or which comm's own connection
 //! it takes the place of.
 //!
+//! Both are pairs of connections, of which each carries bytes one way only, behind these first ones: payload, and what
+//! its receiver answers. A connection whose process ends before it has read all that came on it is reset by the system,
+//! which drops what it was still to send; on payload's nothing comes.
+//!
 //! Little endian, 32 bytes: magic u32, lanes of the group u16, number of the lane u16, group 16 bytes, epoch
-//! u32 (how often a lane of this number was dialled before), CRC32C of the 28 bytes before. Chunks follow,
-//! each behind a [`ChunkHeader`](tcpx_wire::ChunkHeader). The other way travels nothing but the bytes of
+//! u32 (how often a lane of this number was dialled before), CRC32C of the 28 bytes before. Chunks follow on payload's,
+//! each behind a [`ChunkHeader`](tcpx_wire::ChunkHeader). On the other one travels nothing but the bytes of
 //! chunks, headers included, that the receiver has read, u64, to the end of a chunk.
 
 use tcpx_lanes::idle::MAX_LANES;
@@ -14,36 +18,61 @@ use tcpx_wire::handshake::SessionId;
 /// Names a sending process to a receiving one.
 pub(crate) type GroupId = [u8; 16];
 
-const MAGIC: u32 = u32::from_le_bytes(*b"TxLn");
-const COMM_MAGIC: u32 = u32::from_le_bytes(*b"TxCo");
+/// Of payload's connection, and of the one for answers.
+const MAGICS: [u32; 2] = [u32::from_le_bytes(*b"TxLn"), u32::from_le_bytes(*b"TxLa")];
+const COMM_MAGICS: [u32; 2] = [u32::from_le_bytes(*b"TxCo"), u32::from_le_bytes(*b"TxCa")];
 const CRC_AT: usize = 28;
 
-/// What a connection says first that takes the place of a comm's own one.
+/// Which of a pair a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It carries what the sender sends.
+    Payload,
+    /// It carries what the receiver answers.
+    Answers,
+}
+
+/// What a connection at the door is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Greeting {
+    /// A comm's own.
+    Comm(Resumption),
+    /// A lane.
+    Lane(Hello),
+}
+
+impl Greeting {
+    /// Reads it from its bytes.
+    pub(crate) fn decode(bytes: &[u8; Hello::BYTES]) -> Result<(Self, Part), Violation> {
+        match Resumption::decode(bytes) {
+            Some((resumption, part)) => Ok((Self::Comm(resumption), part)),
+            None => Hello::decode(bytes).map(|(hello, part)| (Self::Lane(hello), part)),
+        }
+    }
+}
+
+/// What a connection says first that takes the place of a comm's own one, or that joins its first one for answers.
 ///
 /// Little endian, 32 bytes: magic u32, 0 u32, the session in which the comm's first connection came about, 16 bytes,
-/// epoch u32 (how often the comm's connection was dialled before), CRC32C of the 28 bytes before. What the receiver
-/// has read follows the other way, then the comm's stream goes on behind that.
+/// epoch u32 (how often the comm's connections were dialled before; 0: answers for the first one), CRC32C of the 28 bytes
+/// before. What the receiver has read comes first of the answers, then the comm's stream goes on behind that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resumption {
     pub(crate) session: SessionId,
-    /// From 1; one of a higher epoch takes the place of one of a lower.
+    /// From 1; those of a higher epoch take the place of those of a lower.
     pub(crate) epoch: u32,
 }
 
 impl Resumption {
-    pub(crate) fn encode(&self) -> [u8; Hello::BYTES] {
-        record(COMM_MAGIC, 0, &self.session.0, self.epoch)
+    pub(crate) fn encode(&self, part: Part) -> [u8; Hello::BYTES] {
+        record(COMM_MAGICS[part as usize], 0, &self.session.0, self.epoch)
     }
 
     /// Reads it from its bytes; `None` where they are something else, such as a lane's hello.
-    pub(crate) fn decode(bytes: &[u8; Hello::BYTES]) -> Option<Self> {
-        match read(COMM_MAGIC, bytes) {
-            Ok((0, session, epoch)) => Some(Self {
-                session: SessionId(session),
-                epoch,
-            }),
-            _ => None,
-        }
+    pub(crate) fn decode(bytes: &[u8; Hello::BYTES]) -> Option<(Self, Part)> {
+        let (part, word, session, epoch) = read(COMM_MAGICS, bytes).ok()?;
+        let session = SessionId(session);
+        (word == 0).then_some((Self { session, epoch }, part))
     }
 }
 
@@ -59,22 +88,30 @@ fn record(magic: u32, word: u32, name: &[u8; 16], epoch: u32) -> [u8; Hello::BYT
     bytes
 }
 
-/// Reads the word, the name and the epoch of a record; or what is wrong with it.
-fn read(magic: u32, bytes: &[u8; Hello::BYTES]) -> Result<(u32, [u8; 16], u32), String> {
+/// Reads which of these a record is, the word, the name and the epoch; or what is wrong with it.
+fn read(
+    magics: [u32; 2],
+    bytes: &[u8; Hello::BYTES],
+) -> Result<(Part, u32, [u8; 16], u32), String> {
     let u32_at = |at: usize| {
         let word = bytes[at..].first_chunk().copied();
         u32::from_le_bytes(word.unwrap_or_default())
     };
     let (found, crc) = (u32_at(0), crc32c(&bytes[..CRC_AT]));
-    if found != magic || u32_at(CRC_AT) != crc {
+    let parts = [Part::Payload, Part::Answers].into_iter().zip(magics);
+    let part = parts
+        .filter(|(_, magic)| *magic == found)
+        .map(|(part, _)| part)
+        .next();
+    let Some(part) = part.filter(|_| u32_at(CRC_AT) == crc) else {
         return Err(format!(
-            "magic {found:#010x} (not {magic:#010x}), checksum {:#010x} (computed {crc:#010x})",
+            "magic {found:#010x} (not one of {magics:#010x?}), checksum {:#010x} (computed {crc:#010x})",
             u32_at(CRC_AT)
         ));
-    }
+    };
     let mut name = [0; 16];
     name.copy_from_slice(&bytes[8..24]);
-    Ok((u32_at(4), name, u32_at(24)))
+    Ok((part, u32_at(4), name, u32_at(24)))
 }
 
 /// What a lane says first.
@@ -93,29 +130,30 @@ impl Hello {
     /// Bytes on the wire.
     pub(crate) const BYTES: usize = 32;
 
-    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+    pub(crate) fn encode(&self, part: Part) -> [u8; Self::BYTES] {
         let word = u32::from(self.lanes) | u32::from(self.lane) << 16;
-        record(MAGIC, word, &self.group, self.epoch)
+        record(MAGICS[part as usize], word, &self.group, self.epoch)
     }
 
     /// Reads it from its bytes.
-    pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, Violation> {
+    pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Result<(Self, Part), Violation> {
         let wrong = |arrived: String| Violation {
             expected: format!("the hello of a lane, one of at most {MAX_LANES}"),
             arrived,
             chunk: None,
         };
-        let (word, group, epoch) = read(MAGIC, bytes).map_err(wrong)?;
+        let (part, word, group, epoch) = read(MAGICS, bytes).map_err(wrong)?;
         let (lanes, lane) = (word as u16, (word >> 16) as u16);
         if usize::from(lanes) > MAX_LANES || lane >= lanes {
             return Err(wrong(format!("lane {lane} of {lanes}")));
         }
-        Ok(Self {
+        let hello = Self {
             group,
             lanes,
             lane,
             epoch,
-        })
+        };
+        Ok((hello, part))
     }
 }
 
@@ -129,13 +167,19 @@ mod tests {
             session: SessionId(*b"0123456789abcdef"),
             epoch: 0x0102_0304,
         };
-        let bytes = resumption.encode();
-        assert_eq!(Resumption::decode(&bytes), Some(resumption));
-        assert!(Hello::decode(&bytes).is_err());
-        for at in 0..Hello::BYTES {
-            let mut damaged = bytes;
-            damaged[at] ^= 0x10;
-            assert_eq!(Resumption::decode(&damaged), None, "byte {at}");
+        for part in [Part::Payload, Part::Answers] {
+            let bytes = resumption.encode(part);
+            assert_eq!(Resumption::decode(&bytes), Some((resumption, part)));
+            assert_eq!(
+                Greeting::decode(&bytes),
+                Ok((Greeting::Comm(resumption), part))
+            );
+            assert!(Hello::decode(&bytes).is_err());
+            for at in 0..Hello::BYTES {
+                let mut damaged = bytes;
+                damaged[at] ^= 0x10;
+                assert_eq!(Resumption::decode(&damaged), None, "byte {at}");
+            }
         }
         let lane = Hello {
             group: resumption.session.0,
@@ -143,7 +187,7 @@ mod tests {
             lane: 1,
             epoch: 0,
         };
-        assert_eq!(Resumption::decode(&lane.encode()), None);
+        assert_eq!(Resumption::decode(&lane.encode(Part::Payload)), None);
     }
 
     #[test]
@@ -154,12 +198,14 @@ mod tests {
             lane: 63,
             epoch: 0x0102_0304,
         };
-        let bytes = hello.encode();
-        assert_eq!(Hello::decode(&bytes), Ok(hello));
-        for at in 0..Hello::BYTES {
-            let mut damaged = bytes;
-            damaged[at] ^= 0x10;
-            assert!(Hello::decode(&damaged).is_err(), "byte {at}");
+        for part in [Part::Payload, Part::Answers] {
+            let bytes = hello.encode(part);
+            assert_eq!(Hello::decode(&bytes), Ok((hello, part)));
+            for at in 0..Hello::BYTES {
+                let mut damaged = bytes;
+                damaged[at] ^= 0x10;
+                assert!(Hello::decode(&damaged).is_err(), "byte {at}");
+            }
         }
         for (lane, lanes) in [(0, 0), (64, 64), (0, 65)] {
             assert!(
@@ -169,7 +215,7 @@ mod tests {
                         lanes,
                         ..hello
                     }
-                    .encode()
+                    .encode(Part::Payload)
                 )
                 .is_err()
             );

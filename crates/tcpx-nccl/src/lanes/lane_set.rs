@@ -21,13 +21,13 @@ use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_wire::ClientKey;
 
-use super::hello::{GroupId, Hello};
+use super::hello::{GroupId, Hello, Part};
 use super::outlet::Chunk;
 use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
 use super::users::Users;
 use crate::config::PAGE_BYTES;
-use crate::dialer::Dialer;
+use crate::dialer::{Dialer, PairDialer};
 use crate::error;
 use crate::held::Stream;
 use crate::link::Link;
@@ -118,9 +118,9 @@ enum Place {
 #[derive(Debug)]
 struct Dialling {
     /// Lanes that are being dialled.
-    dials: Vec<(u16, Dialer)>,
+    dials: Vec<(u16, PairDialer)>,
     /// Authenticated, kept until all are.
-    links: Vec<(u16, Link)>,
+    links: Vec<(u16, [Link; 2])>,
     lanes: Vec<LaneState>,
     /// When the lanes were looked at.
     looked: Instant,
@@ -161,7 +161,7 @@ impl LaneSet {
         log: Arc<Log>,
     ) -> Arc<Self> {
         let now = Instant::now();
-        let dial = |(lane, _)| (lane, peer.dialer(now));
+        let dial = |(lane, _)| (lane, PairDialer::new([peer.dialer(now), peer.dialer(now)]));
         let dials = (0..).zip(&lanes).map(dial).collect();
         Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
@@ -295,7 +295,7 @@ impl LaneSet {
                     at += 1;
                     continue;
                 }
-                Ok(Some(dialled)) => dialling.links.push((*lane, dialled.link)),
+                Ok(Some(links)) => dialling.links.push((*lane, links)),
                 Err(why) => failures.push((*lane, why)),
             }
             dialling.dials.swap_remove(at);
@@ -304,7 +304,7 @@ impl LaneSet {
     }
 
     /// Gives a lane that is connected to its loop.
-    fn start(&self, dialling: &mut Dialling, lane: u16, link: Link) -> Result<(), String> {
+    fn start(&self, dialling: &mut Dialling, lane: u16, links: [Link; 2]) -> Result<(), String> {
         let index = usize::from(lane);
         let (Some(set), Some(place), Some(state)) = (
             self.own.upgrade(),
@@ -321,16 +321,20 @@ impl LaneSet {
             epoch: state.epoch,
         };
         // A few bytes on a fresh connection always fit its buffer.
-        match link.send_whole(&hello.encode()) {
-            Ok(Moved::Bytes(Hello::BYTES)) => {}
-            moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+        for (link, part) in links.iter().zip([Part::Payload, Part::Answers]) {
+            match link.send_whole(&hello.encode(part)) {
+                Ok(Moved::Bytes(Hello::BYTES)) => {}
+                moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+            }
         }
         state.epoch += 1;
         state.standing = Place::Works;
-        let (stream, seals) = link.into_lane();
+        let [link, answers] = links;
+        let ((stream, seals), (answers, _)) = (link.into_lane(), answers.into_lane());
         let stream = Arc::new(stream);
         state.stream = Arc::downgrade(&stream);
-        place.start(Box::new(transmit_lane(set, lane, stream, seals)));
+        let lane = transmit_lane(set, lane, (stream, answers), seals);
+        place.start(Box::new(lane));
         Ok(())
     }
 
@@ -422,6 +426,7 @@ impl LaneSet {
 
     /// Ends lanes that are dead while others live. Others that stand still are dialled anew: only a connection that
     /// comes about tells that the peer is not at rest, and that the fault is the lane's; then it takes the lane's place.
+    /// Nothing is lost with a lane, whose chunks all have a receive and are kept until they are read.
     fn look(&self, dialling: &mut Dialling, now: Instant) {
         let before = dialling.looked;
         if now < before + TICK {
@@ -676,14 +681,15 @@ impl Dialling {
 }
 
 impl Peer {
-    fn dialer(&self, until: Instant) -> Dialer {
+    pub(crate) fn dialer(&self, until: Instant) -> Dialer {
         let key = (self.key.clone(), self.protection);
         Dialer::new(self.local, self.address, key, until)
     }
 
-    /// For a lane that was there before.
-    pub(crate) fn redialer(&self, now: Instant) -> Dialer {
-        self.dialer(now + DEAD_AFTER).hung_up_for(HUNG_UP)
+    /// For a pair of connections that was there before.
+    pub(crate) fn redialer(&self, now: Instant) -> PairDialer {
+        let dialer = || self.dialer(now + DEAD_AFTER).hung_up_for(HUNG_UP);
+        PairDialer::new([dialer(), dialer()])
     }
 }
 

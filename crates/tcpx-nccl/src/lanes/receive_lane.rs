@@ -20,9 +20,9 @@ use super::to_gpu::ToGpu;
 use crate::held::Stream;
 use crate::link::{Link, is_forged};
 
-/// A lane behind its hello, which `place` reaches.
+/// A lane behind its hello, which `place` reaches; it acknowledges over the second connection.
 pub(crate) fn receive_lane(
-    link: Link,
+    [link, answers]: [Link; 2],
     hello: &Hello,
     registry: Arc<Registry>,
     place: Remote,
@@ -33,12 +33,14 @@ pub(crate) fn receive_lane(
     let group = registry.group(hello.group);
     group.entered(hello, id, &place)?;
     let (stream, seals) = link.into_lane();
+    let (answers, _) = answers.into_lane();
     let (seal, sealer) = match seals {
         None => (ReceiveSeal::Plain, None),
         Some((protection, sealer, opener)) => (protection.open(opener), Some(sealer)),
     };
     let comms = Comms {
         stream,
+        answers,
         registry,
         place,
         log,
@@ -61,6 +63,7 @@ pub(super) fn refuse(log: &Log, peer: &str, violation: &Violation) {
 #[derive(Debug)]
 pub(crate) struct Comms {
     stream: Stream,
+    answers: Stream,
     registry: Arc<Registry>,
     place: Remote,
     log: Arc<Log>,
@@ -102,12 +105,15 @@ impl Comms {
 
 impl Target for Comms {
     type Claim = Arriving;
-    const ACKNOWLEDGES: bool = true;
     // What was measured here was measured without a mark; the engine's figure is of its own chunks.
     const LOW_WATER: usize = 1;
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+
+    fn answers(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.answers.as_fd())
     }
 
     fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Arriving>, Violation> {
@@ -285,14 +291,18 @@ mod tests {
             }
         }
 
-        /// A lane that the test drives, and its peer's end.
-        fn lane(&self, lane: u16, epoch: u32) -> (ReceiveLane<Comms>, TcpStream) {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            peer.set_read_timeout(Some(Duration::from_secs(60)))
-                .unwrap();
-            let (stream, _) = listener.accept().unwrap();
-            tcpx_lanes::socket::prepare_comm(&stream).unwrap();
+        /// A lane that the test drives, and its peer's ends, payload's first.
+        fn lane(&self, lane: u16, epoch: u32) -> (ReceiveLane<Comms>, [TcpStream; 2]) {
+            let connection = || {
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                peer.set_read_timeout(Some(Duration::from_secs(60)))
+                    .unwrap();
+                let (stream, _) = listener.accept().unwrap();
+                tcpx_lanes::socket::prepare_comm(&stream).unwrap();
+                (Link::new(Stream::new(stream), None, Protection::None), peer)
+            };
+            let [(link, peer), (back, answers)] = [connection(), connection()];
             let hello = Hello {
                 group: [7; 16],
                 lanes: 2,
@@ -301,10 +311,9 @@ mod tests {
             };
             let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
             let place = self.loops.receive();
-            let link = Link::new(Stream::new(stream), None, Protection::None);
             let registry = Arc::clone(&self.registry);
-            let lane = receive_lane(link, &hello, registry, place, log);
-            (lane.unwrap(), peer)
+            let lane = receive_lane([link, back], &hello, registry, place, log);
+            (lane.unwrap(), [peer, answers])
         }
 
         fn is_whole(&self, sequence: u64) -> bool {
@@ -340,13 +349,13 @@ mod tests {
     fn a_chunk_is_acknowledged_once_read_and_one_of_a_reset_lane_does_not_count() {
         let mut memory = vec![0; 2 * BYTES];
         let fixture = Fixture::new(&mut memory);
-        let (mut lane, mut peer) = fixture.lane(0, 0);
+        let (mut lane, [mut peer, answers]) = fixture.lane(0, 0);
         peer.write_all(&header(0, 0)).unwrap();
         peer.write_all(&[5; BYTES]).unwrap();
         while !fixture.is_whole(0) {
             assert_ne!(lane.turn(), Turn::End);
         }
-        assert_eq!(acknowledged(&peer), (ChunkHeader::BYTES + BYTES) as u64);
+        assert_eq!(acknowledged(&answers), (ChunkHeader::BYTES + BYTES) as u64);
         // All of the next chunk has arrived when its sender takes the memory back.
         peer.write_all(&header(1, 0)).unwrap();
         peer.write_all(&[5; BYTES]).unwrap();
@@ -361,13 +370,13 @@ mod tests {
     fn a_lane_that_holds_a_chunk_ends_before_the_next_attempt_is_read() {
         let mut memory = vec![0; BYTES];
         let fixture = Fixture::new(&mut memory);
-        let (mut first, mut stale) = fixture.lane(0, 0);
+        let (mut first, [mut stale, _]) = fixture.lane(0, 0);
         stale.write_all(&header(0, 0)).unwrap();
         stale.write_all(&[4; BYTES / 2]).unwrap();
         while fixture.inlet.moves() == 0 {
             assert_ne!(first.turn(), Turn::End);
         }
-        let (mut second, mut peer) = fixture.lane(1, 0);
+        let (mut second, [mut peer, answers]) = fixture.lane(1, 0);
         peer.write_all(&header(0, 1)).unwrap();
         peer.write_all(&[5; BYTES]).unwrap();
         for _ in 0..100 {
@@ -378,7 +387,7 @@ mod tests {
         while !fixture.is_whole(0) {
             assert_ne!(second.turn(), Turn::End);
         }
-        assert_eq!(acknowledged(&peer), (ChunkHeader::BYTES + BYTES) as u64);
+        assert_eq!(acknowledged(&answers), (ChunkHeader::BYTES + BYTES) as u64);
         assert!(memory.iter().all(|byte| *byte == 5));
     }
 }

@@ -28,7 +28,7 @@ use crate::listener;
 use crate::plugin::{Shared, random};
 
 /// How long a peer whose door could not be reached is left alone.
-const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
+pub(crate) const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 
 /// Up to so many cores the loops only take them from NCCL's threads, which move the bytes faster.
 const FEW_CORES: usize = 4;

@@ -36,7 +36,7 @@ const COPIED_BYTES: usize = retention::SLOT_BYTES;
 pub(super) fn transmit_lane(
     set: Arc<LaneSet>,
     number: u16,
-    stream: Arc<Stream>,
+    (stream, answers): (Arc<Stream>, Stream),
     seals: Option<(Protection, Sealer, Opener)>,
 ) -> SendLane<Queue> {
     let (seal, opener) = match seals {
@@ -49,6 +49,7 @@ pub(super) fn transmit_lane(
         set,
         number,
         stream,
+        answers,
         lender: Lender::Untried(PIPE_BYTES),
         most_unacked,
         seal,
@@ -64,6 +65,8 @@ pub(super) struct Queue {
     retention: Arc<Retention>,
     number: u16,
     stream: Arc<Stream>,
+    /// Where the peer acknowledges.
+    answers: Stream,
     lender: Lender,
     most_unacked: usize,
     seal: SendSeal,
@@ -92,10 +95,13 @@ fn most_unacked(lanes: usize, in_host: bool) -> usize {
 
 impl Owner for Queue {
     type Chunk = Leaving;
-    const ACKNOWLEDGED: bool = true;
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+
+    fn answers(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.answers.as_fd())
     }
 
     fn begin(&mut self) -> io::Result<bool> {
@@ -217,18 +223,44 @@ mod tests {
     /// Bytes of a chunk's header.
     const HEADER: usize = ChunkHeader::BYTES;
 
-    fn connected(set: &Arc<LaneSet>) -> (SendLane<Queue>, TcpStream) {
+    /// The other end: it reads payload, and writes answers.
+    struct Peer {
+        payload: TcpStream,
+        answers: TcpStream,
+    }
+
+    impl Read for Peer {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.payload.read(into)
+        }
+    }
+
+    impl Write for Peer {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.answers.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn connection() -> (Stream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         tcpx_lanes::socket::prepare_comm(&stream).unwrap();
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();
-        let stream = Arc::new(Stream::new(stream));
-        let lane = transmit_lane(Arc::clone(set), 0, stream, None);
-        (lane, peer)
+        (Stream::new(stream), peer)
     }
 
-    fn lane(splice: bool) -> (Arc<LaneSet>, SendLane<Queue>, TcpStream) {
+    fn connected(set: &Arc<LaneSet>) -> (SendLane<Queue>, Peer) {
+        let ((stream, payload), (back, answers)) = (connection(), connection());
+        let lane = transmit_lane(Arc::clone(set), 0, (Arc::new(stream), back), None);
+        (lane, Peer { payload, answers })
+    }
+
+    fn lane(splice: bool) -> (Arc<LaneSet>, SendLane<Queue>, Peer) {
         let set = LaneSet::without_lanes(splice);
         let (lane, peer) = connected(&set);
         (set, lane, peer)
@@ -247,7 +279,7 @@ mod tests {
     fn send(
         set: &LaneSet,
         lane: &mut SendLane<Queue>,
-        peer: &mut TcpStream,
+        peer: &mut Peer,
         payload: &[u8],
     ) -> (Arc<Outlet>, Vec<u8>) {
         let outlet = queue(set, payload);
@@ -256,7 +288,7 @@ mod tests {
     }
 
     /// Lets the lane send until the peer has so many bytes; there must be no more.
-    fn receive(lane: &mut SendLane<Queue>, peer: &mut TcpStream, bytes: usize) -> Vec<u8> {
+    fn receive(lane: &mut SendLane<Queue>, peer: &mut Peer, bytes: usize) -> Vec<u8> {
         let mut got = Vec::new();
         let mut some = vec![0; 65_536];
         while got.len() < bytes {

@@ -1,27 +1,27 @@
 //! The part of a send comm's connection that has to do with another one taking its place.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use nccl_net::ResultCode;
 use nccl_net::export::NetError;
 use tcpx_lanes::monitor::{Look, TICK, Watched};
 use tcpx_lanes::resend::{Impossible, Next};
-use tcpx_lanes::socket_calls::Moved;
+use tcpx_lanes::socket_calls::{self as socket, Moved};
 
 use super::{Source, State};
 use crate::error;
 use crate::header::HEADER_BYTES;
+use crate::lanes::runtime::Runtime;
 use crate::plugin::Shared;
-use crate::resume::{Redial, STEP, copied_bytes, is_reset};
+use crate::resume::{Redial, STEP, copied_bytes};
+use crate::ring::Ring;
+use crate::stall::Stall;
 use crate::status::Glance;
-
-/// How long a comm that closes waits for a connection that is away: what was sent is its word.
-const CLOSE_TIME: Duration = Duration::from_secs(1);
-/// Between two looks at it.
-const LOOK: Duration = Duration::from_millis(1);
 
 impl State {
     /// Whether nothing can be written now.
@@ -40,8 +40,11 @@ impl State {
             return false;
         };
         redial.lose(why);
-        (self.is_broken, self.before) = (false, None);
-        tcpx_lanes::socket::abort(self.link.as_fd());
+        // An end in order would be the comm's.
+        let before = self.before.take();
+        for link in before.iter().flatten().chain([&self.link, &self.answers]) {
+            tcpx_lanes::socket::abort(link.as_fd());
+        }
         self.record_bytes = 0;
         if let Some(attention) = &self.attention {
             attention.hurry();
@@ -54,13 +57,16 @@ impl State {
         let Some(redial) = self.redial.as_mut().filter(|redial| redial.is_active()) else {
             return Ok(());
         };
-        match redial.step(Instant::now()) {
+        // Only the kernel has those bytes, which it may still bring.
+        let must_stay = self.resend.has_lost();
+        match redial.step(Instant::now(), must_stay) {
             Ok(None) => Ok(()),
-            Ok(Some(link)) => {
-                // It may be alive and only silent: then its end must not reach the receiver before this one does.
-                let before = std::mem::replace(&mut self.link, Arc::new(link));
-                self.before = Some(before);
-                self.is_broken = false;
+            Ok(Some([link, answers])) => {
+                // They may be alive and only silent: then their end must not reach the receiver before these do.
+                self.before = Some([
+                    std::mem::replace(&mut self.link, Arc::new(link)),
+                    std::mem::replace(&mut self.answers, Arc::new(answers)),
+                ]);
                 self.record_bytes = 0;
                 Ok(())
             }
@@ -71,7 +77,7 @@ impl State {
     }
 
     /// The receiver has read up to here.
-    pub(super) fn heard(&mut self, read: u64) -> Result<(), NetError> {
+    pub(super) fn heard(&mut self, read: u64, waits: bool) -> Result<(), NetError> {
         let redial = self
             .redial
             .as_mut()
@@ -79,13 +85,16 @@ impl State {
         let result = match redial {
             Some(redial) => {
                 redial.positioned();
-                if let Some(before) = self.before.take() {
+                for before in self.before.take().iter().flatten() {
                     tcpx_lanes::socket::abort(before.as_fd());
                 }
                 self.resend.rewind(read)
             }
             None => self.resend.acknowledged(read),
         };
+        if let Some(redial) = self.redial.as_mut().filter(|_| waits) {
+            redial.wanted(Instant::now(), read);
+        }
         result.map_err(|impossible| match impossible {
             Impossible::Position {
                 first,
@@ -99,7 +108,7 @@ impl State {
                 let (comm, limit) = (&self.name, copied_bytes(self.carriage.is_some()));
                 let why = format!(
                     "{comm}: the connection broke while message {sequence} was on its way, which cannot be sent again: \
-                     without lanes host messages up to {limit} bytes can be; set TCPX_NET_LANES=2 on this host"
+                     without lanes host messages up to {limit} bytes can be; set TCPX_NET_LANES=2 on all hosts"
                 );
                 NetError::new(ResultCode::SystemError, why)
             }
@@ -121,7 +130,6 @@ impl State {
             }
             Ok(Moved::WouldBlock | Moved::End) => Ok(0),
             Err(error) => {
-                self.is_broken |= is_reset(&error);
                 // The receiver may have said why before it hung up.
                 self.read_back()?;
                 if self.is_away() || self.lose(error.to_string()) {
@@ -159,19 +167,46 @@ impl State {
         }
     }
 
-    /// Before the comm closes: a connection that is away is waited for, for a while.
-    pub(super) fn finish_coming_back(&mut self, shared: &Shared) {
-        let until = Instant::now() + CLOSE_TIME;
-        let is_over = |state: &Self| state.next == state.ring.posted();
-        while self.failure.is_none()
-            && is_over(self)
-            && (self.is_away() || self.resend.next() != Next::New)
-            && Instant::now() < until
-        {
-            // What fails is the end of the loop.
-            let _ = self.progress(shared);
-            std::thread::sleep(LOOK);
+    /// What is left of a comm that closed well: what it has sent and its receiver may not have read, which arrives
+    /// although connections break. `None` if that is nothing.
+    pub(super) fn rest(&mut self, shared: &Arc<Shared>, runtime: &Arc<Runtime>) -> Option<Rest> {
+        if self.redial.is_none() || self.is_over() {
+            return None;
         }
+        let state = Self {
+            name: self.name.clone(),
+            link: Arc::clone(&self.link),
+            answers: Arc::clone(&self.answers),
+            ring: Ring::new(),
+            next: 0,
+            staging: None,
+            failure: None,
+            stall: Stall::new(),
+            carriage: None,
+            resend: std::mem::take(&mut self.resend),
+            redial: self.redial.take(),
+            forged: AtomicU64::new(0),
+            before: self.before.take(),
+            attention: Some(runtime.monitor.attention()),
+            has_ended: false,
+            ..*self
+        };
+        Some(Rest {
+            state,
+            shared: Arc::clone(shared),
+            runtime: Arc::clone(runtime),
+        })
+    }
+
+    /// Whether the receiver has read every message of a comm that closed, and the kernel has the rest.
+    fn is_over(&self) -> bool {
+        self.resend.read() >= self.messages_end && self.resend.next() == Next::New
+    }
+
+    /// Whether payload's connection is there no more: nothing comes on it but its end.
+    fn has_hung_up(&self) -> bool {
+        let moved = socket::receive_bytes(&*self.link, &mut [0]);
+        !matches!(moved, Ok(Moved::WouldBlock))
     }
 
     /// The monitor's turn, for a host that calls nothing.
@@ -185,10 +220,18 @@ impl State {
         // The host is told by its next call.
         let _ = self.progress(shared);
         let unread = self.resend.is_unread().then(|| self.resend.read());
+        if unread.is_some() && !self.is_lost() && self.has_hung_up() {
+            // The receiver may have said why.
+            let _ = self.read_back();
+            if self.failure.is_none() && !self.is_away() {
+                self.lose("it ended".to_owned());
+            }
+        }
+        let must_stay = self.resend.has_lost();
         let Some(redial) = self.redial.as_mut().filter(|_| self.failure.is_none()) else {
             return Look::Asleep;
         };
-        if !redial.is_lost() {
+        if !redial.is_lost() && !must_stay {
             redial.look(Instant::now(), &self.link, unread);
         }
         if unread.is_none() && !redial.is_away() && !redial.is_active() {
@@ -209,5 +252,39 @@ impl Watched for Tended {
     fn look(&mut self) -> Look {
         let Self(comm, shared) = self;
         comm.look(|state| state.tend(shared), Look::In(TICK), Look::Gone)
+    }
+}
+
+/// What a comm that closed has sent and its receiver may not have read.
+#[derive(Debug)]
+pub(super) struct Rest {
+    state: State,
+    shared: Arc<Shared>,
+    /// Without it the monitor would end.
+    runtime: Arc<Runtime>,
+}
+
+impl Rest {
+    /// Has the monitor look after it until the receiver has read it, or is gone.
+    pub(super) fn start(self) -> io::Result<()> {
+        let runtime = Arc::clone(&self.runtime);
+        runtime.monitor.watch(Box::new(self))
+    }
+}
+
+impl Watched for Rest {
+    fn look(&mut self) -> Look {
+        let Self { state, shared, .. } = self;
+        let look = state.tend(shared);
+        // Of a message whose memory its host took back amid a resend there is no more.
+        let is_cut = matches!(state.resend.next(), Next::Message(..));
+        if state.failure.is_some() || is_cut || state.is_over() {
+            let _ = state.link.shutdown(Shutdown::Write);
+            return Look::Gone;
+        }
+        match look {
+            Look::Asleep => Look::In(TICK),
+            look => look,
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use nccl_net::ResultCode;
 use nccl_net::export::NetError;
-use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::socket_calls::Moved;
 
 use super::State;
 use crate::error;
@@ -25,7 +25,7 @@ impl State {
                 return Ok(());
             }
             let moved = self
-                .link
+                .answers
                 .receive_bytes(&mut self.record[self.record_bytes..]);
             match moved {
                 Ok(Moved::WouldBlock) => return Ok(()),
@@ -45,9 +45,6 @@ impl State {
                         .fetch_add(u64::from(is_forged(&error)), Ordering::Relaxed);
                     return Ok(());
                 }
-                Ok(Moved::End) if self.is_broken && self.lose("it was reset".to_owned()) => {
-                    return Ok(());
-                }
                 // A receiver that has everything may close before its lanes' answers are heard.
                 Ok(Moved::End) | Err(_) if self.is_with_lanes() => return Ok(()),
                 Ok(Moved::End) => break self.closed("end of stream".to_owned()),
@@ -58,15 +55,9 @@ impl State {
         Err(failure)
     }
 
-    /// Whether the receiver has closed, for a comm that closes too: what it grants or refuses is no news any more.
-    pub(super) fn peer_has_closed(&self) -> bool {
-        loop {
-            match socket::receive_bytes(&*self.link, &mut [0; 8 * HEADER_BYTES]) {
-                Ok(Moved::Bytes(_)) => {}
-                Ok(Moved::WouldBlock) => return false,
-                Ok(Moved::End) | Err(_) => return true,
-            }
-        }
+    /// Whether the receiver has closed, for a comm that closes too.
+    pub(super) fn peer_has_closed(&mut self) -> bool {
+        self.read_back().is_err()
     }
 
     /// A whole record came back; gives the failure that it means, if one.
@@ -74,7 +65,7 @@ impl State {
         let decoded = Header::decode(&FROM_RECEIVER, &self.record);
         let is_positioning = self.redial.as_ref().is_some_and(Redial::is_positioning);
         match decoded {
-            Ok((Record::Read, read)) => self.heard(read.sequence).err(),
+            Ok((Record::Read, read)) => self.heard(read.sequence, read.size != 0).err(),
             Ok((record, _)) if is_positioning => {
                 let expected = "how far the receiver has read";
                 Some(error::protocol(

@@ -203,7 +203,6 @@ impl Queue {
 
 impl Owner for Queue {
     type Chunk = Writing;
-    const ACKNOWLEDGED: bool = false;
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
