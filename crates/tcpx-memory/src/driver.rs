@@ -9,7 +9,7 @@ mod api;
     not(test),
     expect(dead_code, reason = "tests of this crate use more of it")
 )]
-#[cfg_attr(not(test), expect(clippy::unwrap_used, reason = "as in tests"))]
+#[expect(clippy::unwrap_used, reason = "as in tests")]
 pub(crate) mod fake;
 
 use std::ffi::{CStr, c_char};

@@ -50,9 +50,8 @@ fn closes_beside_scrapes(rounds: usize) {
             answers
         })
     });
-    let tests = random(rounds, 11);
     let mut closed_amid = 0;
-    for round in 0..rounds {
+    for (round, tests) in random(rounds, 11).into_iter().enumerate() {
         let pair = pair(&plugin);
         let mut from = Registered::new(&pair.send, vec![3; 4 * LARGE], false);
         let mut to = Registered::new(&pair.receive, vec![0; 4 * LARGE], false);
@@ -67,7 +66,7 @@ fn closes_beside_scrapes(rounds: usize) {
             let buffer = from.buffer(part * LARGE, LARGE);
             sends.push(posted(send.isend(buffer, 0, &from.memory)));
         }
-        for _ in 0..tests[round] {
+        for _ in 0..tests {
             receives.retain(|request| receive.test(*request).unwrap().is_none());
             sends.retain(|request| send.test(*request).unwrap().is_none());
         }

@@ -414,8 +414,10 @@ mod tests {
             }
             drop(given);
             assert_eq!(sent(), start + 5);
-            let mut counters = Counters::default();
-            counters.bytes_sent = 4;
+            let counters = Counters {
+                bytes_sent: 4,
+                ..Counters::default()
+            };
             if is_told {
                 registration.ended(|| Ended {
                     counters,

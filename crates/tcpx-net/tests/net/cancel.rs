@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 
-use tcpx_memory::Region;
 use tcpx_net::{Cancel, Channel, ChannelError, Completion, Posted, TcpOptions};
 use tcpx_wire::chunk_header::ChunkHeader;
 

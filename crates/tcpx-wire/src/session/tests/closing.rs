@@ -47,7 +47,9 @@ fn what_belongs_to_an_operation_that_runs_starts_while_closing() {
     pair.run(Duration::from_millis(100));
     pair.success(0, sent);
     pair.success(0, behind);
-    got.map(|got| pair.success(1, got));
+    for got in got {
+        pair.success(1, got);
+    }
     assert_eq!(pair.sides[0].closed, Some(None));
     pair.sides[0].session.set_continues(true);
     let late = pair.with(0, more);

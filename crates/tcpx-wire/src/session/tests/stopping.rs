@@ -1,6 +1,5 @@
 //! What follows a deadline or a cancel: both sides stop, or somebody does not.
 
-use super::deadlines::stalled;
 use super::pair::Pair;
 use super::*;
 use crate::frame::{CancelReason, Frame, Role};
