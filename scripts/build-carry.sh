@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
 # needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh, gpu-tcp-speed.sh, gpu-pieces.sh
-# or gpu-unpack.sh there.
+# or gpu-unpack.sh there, and `xtask gate FOLDER --own FOLDER --gpus 0,1` with the folders of two commits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.carry
@@ -25,14 +25,18 @@ mkdir -p "$out"
 cargo xtask dist --out "$out"
 cargo build --release --locked --package xtask
 cp "$target/release/xtask" "$out/xtask"
-for check in gpu_check unpack_bench engine_gpu_check devmem_gpu_check small_copies; do
+for check in gpu_check unpack engine_gpu_check devmem_gpu_check small_copies; do
   # What measures is built as what is shipped.
-  case $check in unpack_bench | small_copies) profile=shipped ;; *) profile=release ;; esac
+  case $check in unpack | small_copies) profile=shipped ;; *) profile=release ;; esac
   read -r kind name file < <(find_target "$profile" "$check") || exit 1
   cargo build --profile "$profile" --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
+# The driver of the gate, and the plugin file under the name that Cargo gives it.
+cargo build --profile shipped --locked --package tcpx-bench
+cp "$target/shipped/tcpx-bench" "$out/"
+ln -f "$out/libnccl-net-tcpx.so" "$out/libnccl_net_tcpx.so"
 cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu_run.sh \
   scripts/nccl_check.py scripts/nccl_environment.sh "$out/"
-strip "$out/xtask" "$out/gpu_check" "$out/unpack_bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
+strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

@@ -5,8 +5,8 @@
 # connections are reset; then what ends badly: a communicator aborted and made again, a peer killed amid a collective. Then times: ours,
 # ours with CUDA pointers, ours encrypted, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every
 # byte passes the network. TCPX_BIN (default .carry) is the folder with libnccl-net-tcpx.so and tcpx; PYTHON (default python3) has PyTorch. Ends within 8 minutes
-# and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
-# table.txt and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
+# and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md)
+# and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
 # TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps alone.
 set -uo pipefail
 
@@ -152,24 +152,37 @@ fi
 # Rounds outermost, so that a slow minute of the machine does not fall on one row alone. Which cores NCCL's
 # threads get when a communicator is made changes a short message's time by half or more, whoever carries
 # it, so those are taken over several communicators of each start.
+rm -rf "$out/runs"
+mkdir "$out/runs"
+# timed NAME ROUND WORDS LABEL ENVIRONMENT...
+timed() {
+  local name=$1.$2 words=$3 label=$4
+  shift 4
+  # The label has spaces: it goes by the environment.
+  pair "$name" 60 "$words --report $out/runs/$name.json" NCCL_CHECK_LABEL="$label" "$@"
+}
 for ((round = 1; round <= rounds; round++)); do
-  pair "ours.short$round" 60 "--time $short --rounds $communicators" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
-  pair "default.short$round" 60 "--time $short --rounds $communicators" "${sockets[@]}"
-  pair "tuned.short$round" 60 "--time $short --rounds $communicators" "${tuned[@]}"
-  pair "cuda.short$round" 60 "--time $short --rounds $communicators" "${cuda[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
-  pair "sealed.short$round" 60 "--time $short --rounds $communicators" "${ours[@]}" "${sealed[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
+  timed ours "short$round" "--time $short --rounds $communicators" "tcpx, untuned" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
+  timed default "short$round" "--time $short --rounds $communicators" "NCCL's sockets, default" "${sockets[@]}"
+  timed tuned "short$round" "--time $short --rounds $communicators" "NCCL's sockets, 16 channels" "${tuned[@]}"
+  timed cuda "short$round" "--time $short --rounds $communicators" "tcpx, CUDA pointers" "${cuda[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
+  timed sealed "short$round" "--time $short --rounds $communicators" "tcpx, encrypted" "${ours[@]}" "${sealed[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
 done
 for ((round = 1; round <= rounds; round++)); do
-  pair "ours.$round" 60 "--time $times" "${ours[@]}"
-  pair "cuda.$round" 60 "--time $times" "${cuda[@]}"
-  pair "sealed.$round" 60 "--time $times" "${ours[@]}" "${sealed[@]}"
-  pair "default.$round" 60 "--time $times" "${sockets[@]}"
-  pair "tuned.$round" 60 "--time $times" "${tuned[@]}"
+  timed ours "$round" "--time $times" "tcpx, untuned" "${ours[@]}"
+  timed cuda "$round" "--time $times" "tcpx, CUDA pointers" "${cuda[@]}"
+  timed sealed "$round" "--time $times" "tcpx, encrypted" "${ours[@]}" "${sealed[@]}"
+  timed default "$round" "--time $times" "NCCL's sockets, default" "${sockets[@]}"
+  timed tuned "$round" "--time $times" "NCCL's sockets, 16 channels" "${tuned[@]}"
 done
 
 if is_wanted ours || is_wanted cuda || is_wanted sealed || is_wanted default || is_wanted tuned; then
-  "$python" "$here/nccl_table.py" "$out" | tee "$out/table.txt"
-  [ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
+  "$bin/tcpx" bench show "$out"/runs/*.json --json --subject 'NCCL over this network and over its own sockets' \
+    --machine "$gpus x $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), $(nproc) cores, Linux $(uname -r), loopback TCP" \
+    --command 'scripts/gpu-nccl.sh OUT_DIR' \
+    --note 'P2P and shared memory are off, so that every byte passes the network. All-reduce: bus bandwidth of two ranks. A run is one start of both ranks.' \
+    --note 'Both processes run on one host and share its cores; the network is the loopback interface.' \
+    >"$out/40-nccl.json" && "$bin/tcpx" bench show "$out/40-nccl.json" || failed=$((failed + 1))
 fi
 echo "$failed steps failed"
 [ "$failed" -eq 0 ]

@@ -4,9 +4,8 @@
 #
 # Needs python3 with torch, numpy and a NIXL wheel, and libplugin_TCPX.so in TCPX_BIN (default .carry), which is put
 # where the wheel looks for plugins. With several GPUs data moves from the first to the last, with one from it to itself.
-# What arrives is compared. OUT_DIR gets nixl.json, every round's seconds and bytes, and nixl.md, the table. ROUNDS
-# (default 3); LIMIT, seconds after which a case is left out and the table says so (default 60); ONLY, one group of
-# cases, such as sizes or lists.
+# What arrives is compared. OUT_DIR gets nixl.json (format: benchmarks/README.md). ROUNDS (default 3); LIMIT, seconds
+# after which a backend is left out, and the report says so (default 60). TCPX_BIN has the program tcpx, too.
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 OUT_DIR" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -26,5 +25,6 @@ else:
 PYTHON
 )
 cp "$plugin" "$folder/"
-python3 "$root/crates/tcpx-python/python/tcpx/bench/_nixl.py" --memory VRAM --peers tcpx,ucx-tcp \
-  --rounds "${ROUNDS:-3}" --limit "${LIMIT:-60}" ${ONLY:+--only "$ONLY"} --json "$out/nixl.json" | tee "$out/nixl.md"
+python3 "$root/crates/tcpx-python/python/tcpx/bench.py" --gpu --who nixl-tcpx,nixl-tcpx-read,nixl-ucx,nixl-ucx-read \
+  --sizes 1MiB,16MiB,256MiB --in-flight 1 --lists 32768x32KiB,81920x4KiB,4096x72KiB \
+  --rounds "${ROUNDS:-3}" --limit "${LIMIT:-60}" --program "$(dirname "$plugin")/tcpx" --json "$out/nixl.json"

@@ -11,7 +11,7 @@ set -uo pipefail
 here=$(dirname "$(realpath "$0")")
 # shellcheck source-path=SCRIPTDIR source=gpu_run.sh
 . "$here/gpu_run.sh"
-begin 470 'unpack_bench gpu_check' "$@"
+begin 470 'unpack gpu_check' "$@"
 [ "$rehearse" = no ] || { echo 'kernels need a GPU: there is nothing to rehearse' >&2; exit 2; }
 
 step 'every check' 40 "$bin/gpu_check"
@@ -29,5 +29,5 @@ if command -v compute-sanitizer >/dev/null; then
 else
   echo 'compute-sanitizer is not installed: its checks are left out' | tee -a "$steps"
 fi
-into=$out/unpack.json step 'figures' 120 "$bin/unpack_bench"
+into=$out/unpack.json step 'figures' 120 "$bin/unpack"
 finish

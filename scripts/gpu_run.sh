@@ -68,6 +68,17 @@ step() {
   return "$rc"
 }
 
+# collect FILE SUBJECT FOLDER NOTE: one benchmark file out of the reports in a folder.
+collect() {
+  local kept=()
+  for file in "$3"/*.json; do [ -s "$file" ] && kept+=("$file"); done
+  [ "${#kept[@]}" -gt 0 ] || { echo 'no run gave figures' >&2; failed=$((failed + 1)); return 1; }
+  into=$out/$1 step "write $1" 20 "$bin/tcpx" bench show "${kept[@]}" --json --subject "$2" --machine "$machine" \
+    --command "$command" --note "$4" \
+    --note 'All programs run on one host and share its cores and memory; the network is the loopback interface.'
+  "$bin/tcpx" bench show "$out/$1"
+}
+
 # finish: the last line, and whether everything passed.
 finish() {
   printf '\n%d steps failed; everything that was printed is in %s\n' "$failed" "$log"

@@ -15,6 +15,7 @@ import pathlib
 import random
 import signal
 import socket
+import statistics
 import struct
 import sys
 import threading
@@ -129,27 +130,38 @@ def repeats_for(size):
     return 3
 
 
-def figures(rank, sizes, kinds):
+def text(size):
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size >> power} {unit}"
+    return f"{size} B"
+
+
+def figures(rank, sizes, kinds, label):
+    """Rows of a report (benchmarks/README.md), one run each."""
     rows = []
+
+    def add(operation, size, unit, value):
+        name = f"{operation}, {text(size)}, {label}"
+        rows.append({"name": name, "unit": unit, "median": value, "min": value, "max": value, "runs": 1})
+
     for size in sizes:
         buffer = torch.ones(size // 4, device="cuda")
         repeats = repeats_for(size)
         if size <= 64 << 10:
             seconds = ping_pong(rank, buffer, repeats)
-            rows.append({"operation": "send/recv latency", "bytes": size, "us": seconds * 1e6})
+            add("send/recv latency", size, "us", seconds * 1e6)
         one_way = lambda: dist.send(buffer, 1) if rank == 0 else dist.recv(buffer, 0)
         if size > 64 << 10:
             seconds = timed(one_way, repeats)
-            rows.append({"operation": "send/recv", "bytes": size, "gb_per_second": size / seconds / 1e9})
+            add("send/recv", size, "GB/s", size / seconds / 1e9)
         if kinds == "send-recv":
             continue
         buffer.zero_()
         seconds = timed(lambda: dist.all_reduce(buffer), repeats)
-        row = {"operation": "all-reduce", "bytes": size, "us": seconds * 1e6}
-        if size > 64 << 10:
-            # Bus bandwidth of two ranks: 2 (n - 1) / n = 1.
-            row["gb_per_second"] = size / seconds / 1e9
-        rows.append(row)
+        # Bus bandwidth of two ranks: 2 (n - 1) / n = 1.
+        small = size <= 64 << 10
+        add("all-reduce", size, "us" if small else "GB/s", seconds * 1e6 if small else size / seconds / 1e9)
     return rows
 
 
@@ -260,6 +272,8 @@ def main():
     parser.add_argument("--time", default="", help="sizes in bytes to time, between commas")
     parser.add_argument("--operations", choices=["all", "send-recv"], default="all",
                         help="what is timed")
+    parser.add_argument("--label", default=os.environ.get("NCCL_CHECK_LABEL", ""), help="who carries the bytes, in the names of the report's rows")
+    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="rank 0 writes the times there")
     parser.add_argument("--rounds", type=int, default=1, help="communicators made one after the other; each is checked and timed")
     parser.add_argument("--repeats", type=int, default=1, help="checks in each communicator")
     parser.add_argument("--cut-lanes", type=float, metavar="SECONDS",
@@ -285,7 +299,7 @@ def main():
         report |= abort(rank)
         number += 1
     checked = sizes(arguments.check)
-    report["rows"] = []
+    rows = []
     cutter = Cutter(arguments.cut_lanes) if arguments.cut_lanes and rank == 0 else None
     if cutter:
         cutter.start()
@@ -294,7 +308,7 @@ def main():
         start(rank, world, number + round_number)
         for salt, size in enumerate(checked * arguments.repeats):
             operations(rank, world, size, salt + 100 * round_number)
-        report["rows"] += figures(rank, sizes(arguments.time), arguments.operations)
+        rows += figures(rank, sizes(arguments.time), arguments.operations, arguments.label)
         torch.cuda.synchronize()
         dist.destroy_process_group()
     if cutter:
@@ -303,6 +317,22 @@ def main():
             raise SystemExit(f"only {report['lanes_cut']} connections were cut: too few to say anything")
     report["checked_bytes"] = checked
     if rank == 0:
+        if arguments.report:
+            # Times of several communicators of this start are one run: their median.
+            by_name = {}
+            for row in rows:
+                by_name.setdefault((row["name"], row["unit"]), []).append(row["median"])
+            rows = [
+                {"name": name, "unit": unit, "median": (middle := statistics.median(values)), "min": middle,
+                 "max": middle, "runs": 1}
+                for (name, unit), values in by_name.items()
+            ]
+            subject = {
+                "schema": 1, "subject": "NCCL", "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "machine": torch.cuda.get_device_name(), "command": "scripts/nccl_check.py", "rows": rows,
+                "notes": [f"NCCL {report['nccl']}, PyTorch {report['torch']}."],
+            }
+            arguments.report.write_text(json.dumps(subject) + "\n")
         print(json.dumps(report), flush=True)
     return 0
 

@@ -3,12 +3,13 @@
 
 import collections
 import json
+import os
 import pathlib
+import platform
 import re
 import statistics
+import subprocess
 import sys
-
-from nccl_table import machine, text
 
 NETWORKS = {
     "ours": "tcpx",
@@ -25,6 +26,21 @@ CHOSEN = re.compile(r"(AllReduce): (\d+) Bytes -> Algo (\w+) proto (\w+) channel
 # From 2.31 on with the cost of the way.
 INPUT = re.compile(r"Input: \{.*\.func = (\w+),.*\.nBytes = (\d+)")
 BEST = re.compile(r"Best tuning \{.*timeUs = ([-\d.]+),.*\.algo = (\w+), \.proto = (\w+),.*nChannels = (\d+)")
+
+
+def text(size):
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size >> power} {unit}"
+    return f"{size} B"
+
+
+def machine():
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    name, driver = lines[0].split(", ")
+    cores = len(os.sched_getaffinity(0))
+    return f"{len(lines)} x {name}, driver {driver}, {cores} cores, Linux {platform.release()}, loopback TCP"
 
 
 def chosen(lines):

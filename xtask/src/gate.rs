@@ -1,40 +1,42 @@
 //! `cargo xtask gate BASE`: whether this tree is as fast as the commit BASE.
 //!
-//! Both are built, and their drivers (`gate/`) run the same cases in turns. See `docs/gate.md`.
+//! The driver of this tree (`crates/tcpx-bench`) is built against both, and runs the same cases in turns
+//! (CONTRIBUTING.md says how to read the table).
 
 mod build;
 mod cases;
 mod nics;
 mod rounds;
-mod statistics;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use tcpx_bench::report::{Row, Subject, figure, machine};
+use tcpx_bench::statistics::{Interval, Verdict, bootstrap, median};
 
 use crate::workspace::root;
 pub(crate) use build::git;
 use cases::{Case, Metric};
 use nics::Nics;
 use rounds::{Driver, Round};
-use statistics::{Interval, Verdict};
 
 /// Rounds before anything is judged, and at most.
 const LEAST_ROUNDS: usize = 5;
 const MOST_ROUNDS: usize = 25;
 
 const USAGE: &str = "\
-usage: cargo xtask gate BASE [--own FOLDER] [--case GLOB]... [--rounds N] [--out FILE]
+usage: cargo xtask gate BASE [--own FOLDER] [--case GLOB]... [--rounds N] [--gpus A,B] [--out FILE]
        cargo xtask gate --list
-BASE is a commit, or a folder with its files tcpx-gate and libnccl_net_tcpx.so; --own names
-this tree's folder, where it cannot be built.";
+BASE is a commit, or a folder with its files tcpx-bench and libnccl_net_tcpx.so; --own names this tree's folder,
+where it cannot be built. --gpus has messages move from a GPU's memory to another one's.";
 
 #[derive(Debug, Default)]
 struct Arguments {
     base: Option<String>,
     cases: Vec<String>,
     least_rounds: usize,
+    gpus: Option<[u32; 2]>,
     out: Option<PathBuf>,
     /// A folder with files that were built before.
     own: Option<PathBuf>,
@@ -49,18 +51,20 @@ fn parse(arguments: &[String]) -> Result<Arguments> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || {
-            rest.next()
-                .with_context(|| format!("{argument} takes a value\n{USAGE}"))
+            let missing = || format!("{argument} takes a value\n{USAGE}");
+            rest.next().with_context(missing)
         };
         match argument.as_str() {
             "--list" => parsed.lists = true,
             "--case" => parsed.cases.push(value()?.clone()),
             "--own" => parsed.own = Some(value()?.into()),
             "--out" => parsed.out = Some(value()?.into()),
+            "--gpus" => {
+                let pair = value()?.split_once(',').context(USAGE)?;
+                parsed.gpus = Some([pair.0.parse()?, pair.1.parse()?]);
+            }
             "--rounds" => {
-                let rounds = value()?
-                    .parse()
-                    .with_context(|| format!("--rounds takes a number\n{USAGE}"))?;
+                let rounds = value()?.parse().context(USAGE)?;
                 ensure!(
                     (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds),
                     "--rounds takes {LEAST_ROUNDS} to {MOST_ROUNDS}"
@@ -76,73 +80,73 @@ fn parse(arguments: &[String]) -> Result<Arguments> {
     Ok(parsed)
 }
 
-/// One metric of one case: all its samples, and what they say.
-struct Row {
-    case: Case,
+/// One metric of one case: what its turns gave, round by round.
+struct Figure<'a> {
+    case: &'a Case,
     metric: Metric,
-    /// By round.
-    samples: Vec<Turns>,
+    base: Vec<f64>,
+    own: Vec<f64>,
 }
 
-/// A figure in its unit, of both turns of BASE and of this tree in one round.
-#[derive(Clone, Copy)]
-struct Turns {
-    base: [f64; 2],
-    own: [f64; 2],
-}
-
-impl Turns {
-    /// An error where an answer lacks the figure.
-    fn of(round: &Round, metric: Metric) -> Result<Self> {
-        let figure = |[first, second]: &[rounds::Figures; 2]| {
-            let one = |figures: &rounds::Figures| figures.get(metric.name()).copied();
-            Some([one(first)?, one(second)?].map(|value| metric.in_unit(value)))
+impl Figure<'_> {
+    /// Takes the means of both turns of each.
+    fn add(&mut self, round: &Round) -> Result<()> {
+        let mean = |[first, second]: &[rounds::Figures; 2]| {
+            let one =
+                |figures: &rounds::Figures| figures.get(self.metric.name()).copied().flatten();
+            Some(f64::midpoint(one(first)?, one(second)?))
         };
-        let missing = || format!("the driver gave no {}", metric.name());
-        Ok(Self {
-            base: figure(&round.base).with_context(missing)?,
-            own: figure(&round.own).with_context(missing)?,
-        })
+        let missing = || format!("the driver gave no {}", self.metric.name());
+        let (base, own) = (mean(&round.base), mean(&round.own));
+        self.base.push(base.with_context(missing)?);
+        self.own.push(own.with_context(missing)?);
+        Ok(())
     }
 
-    /// The means of BASE's turns and of this tree's.
-    const fn means(self) -> (f64, f64) {
-        let ([one, two], [three, four]) = (self.base, self.own);
-        (f64::midpoint(one, two), f64::midpoint(three, four))
-    }
-}
-
-impl Row {
-    /// How many times as good as BASE this tree is, in each round.
-    fn ratios(&self) -> Vec<f64> {
-        let more_is_better = self.metric.more_is_better();
-        let ratio = |turns: &Turns| {
-            let (base, own) = turns.means();
-            if more_is_better {
-                own / base
-            } else {
-                base / own
-            }
-        };
-        self.samples.iter().map(ratio).collect()
-    }
-
+    /// How many times as good as BASE this tree is, over the rounds.
     fn interval(&self) -> Interval {
-        statistics::bootstrap(&self.ratios())
+        let ratio = |(base, own): (&f64, &f64)| match self.metric.more_is_better() {
+            true => own / base,
+            false => base / own,
+        };
+        let ratios: Vec<f64> = self.base.iter().zip(&self.own).map(ratio).collect();
+        bootstrap(&ratios)
     }
 
     fn verdict(&self) -> Verdict {
         Verdict::of(self.interval(), self.metric.bound())
+    }
+
+    fn name(&self) -> String {
+        format!("{}, {}", self.case.name, self.metric.name())
+    }
+
+    fn row(&self) -> Row {
+        let interval = self.interval();
+        let (base, own) = (figure(median(&self.base)), figure(median(&self.own)));
+        let (unit, bound) = (self.metric.unit(), self.metric.bound());
+        Row {
+            name: self.name(),
+            unit: "ratio".to_owned(),
+            median: interval.median,
+            min: interval.low.max(0.0),
+            max: interval.high.min(f64::MAX),
+            runs: u32::try_from(self.base.len()).unwrap_or(u32::MAX),
+            notes: format!(
+                "{base} -> {own} {unit}; bound {bound}: {}",
+                self.verdict().word()
+            ),
+            ..Row::default()
+        }
     }
 }
 
 /// Runs the gate; an error where a case fails, cannot be decided or cannot be run.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let arguments = parse(arguments)?;
-    let chosen: Vec<Case> = cases::all()
-        .into_iter()
-        .filter(|case| case.is_chosen(&arguments.cases))
-        .collect();
+    let chosen = cases::all(arguments.gpus)?;
+    let is_chosen = |case: &Case| case.is_chosen(&arguments.cases);
+    let chosen: Vec<Case> = chosen.into_iter().filter(is_chosen).collect();
     if arguments.lists {
         chosen.iter().for_each(|case| println!("{}", case.name));
         return Ok(());
@@ -157,66 +161,61 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let builds = build::both(&root, base, arguments.own.as_deref())?;
     println!("built in {} s", started.elapsed().as_secs());
     let nics = Nics::make();
-    let mut rows: Vec<Row> = Vec::new();
+    let mut figures: Vec<Figure<'_>> = Vec::new();
     for case in &chosen {
         if let (true, Err(why)) = (case.needs_nics(), &nics) {
             println!("skipped: {}: {why}", case.name);
             continue;
         }
-        let row = |metric: &Metric| Row {
-            case: case.clone(),
+        figures.extend(case.metrics().iter().map(|metric| Figure {
+            case,
             metric: *metric,
-            samples: Vec::new(),
-        };
-        rows.extend(case.metrics().iter().map(row));
+            base: Vec::new(),
+            own: Vec::new(),
+        }));
     }
     let mut errors = Vec::new();
     for round in 0..MOST_ROUNDS {
-        let mut open: Vec<String> = Vec::new();
-        for row in &rows {
-            let is_open = round < arguments.least_rounds || row.verdict() == Verdict::Undecided;
-            if is_open && !open.contains(&row.case.name) {
-                open.push(row.case.name.clone());
-            }
-        }
-        if open.is_empty() {
+        let is_open = |figure: &&Figure<'_>| {
+            round < arguments.least_rounds || figure.verdict() == Verdict::Undecided
+        };
+        let mut open: Vec<&Case> = figures.iter().filter(is_open).map(|one| one.case).collect();
+        open.dedup_by(|a, b| a.name == b.name);
+        if open.is_empty() || !errors.is_empty() {
             break;
         }
-        let running: Vec<&Case> = chosen
-            .iter()
-            .filter(|case| open.contains(&case.name))
-            .collect();
         let began = Instant::now();
-        for (case, outcome) in run_round(&builds, &running, round, nics.as_ref().ok())? {
-            match outcome {
-                Ok(round) => {
-                    for row in rows.iter_mut().filter(|row| row.case.name == case) {
-                        match Turns::of(&round, row.metric) {
-                            Ok(turns) => row.samples.push(turns),
-                            Err(error) => errors.push(format!("{case}: {error:#}")),
-                        }
-                    }
-                }
-                Err(error) => errors.push(format!("{case}: {error:#}")),
-            }
+        for (case, outcome) in run_round(&builds, &open, round, nics.as_ref().ok())? {
+            let mine = figures.iter_mut().filter(|figure| figure.case.name == case);
+            let added = outcome.and_then(|outcome| {
+                let mut mine = mine;
+                mine.try_for_each(|figure| figure.add(&outcome))
+            });
+            errors.extend(added.err().map(|error| format!("{case}: {error:#}")));
         }
-        println!(
-            "round {}: {} cases in {:.0} s",
-            round + 1,
-            running.len(),
-            began.elapsed().as_secs_f64()
-        );
-        if !errors.is_empty() {
-            break;
-        }
+        let (round, took) = (round + 1, began.elapsed().as_secs());
+        println!("round {round}: {} cases in {took} s", open.len());
     }
-    print_table(&rows);
+    let rows = figures.iter().map(Figure::row).collect();
+    let notes = vec![
+        format!("BASE {}, this tree {}.", builds.base.commit, builds.own.commit),
+        "A ratio above 1: this tree is better, for rates and times alike. Least and most are the 95 % interval of its median.".to_owned(),
+    ];
+    let subject = Subject::new(
+        "This tree beside BASE",
+        machine("both ends on one host"),
+        rows,
+        notes,
+    );
+    println!("\n{}", subject.table());
     let out = arguments
         .out
         .unwrap_or_else(|| root.join("target/gate/gate.json"));
-    store(&out, &builds, &rows)?;
+    std::fs::create_dir_all(out.parent().unwrap_or(&root))?;
+    std::fs::write(&out, subject.json())
+        .with_context(|| format!("cannot write {}", out.display()))?;
     println!(
-        "\nall samples: {}; {} s in all",
+        "{}; {} s in all",
         out.display(),
         started.elapsed().as_secs()
     );
@@ -225,23 +224,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "cases that could not be run:\n{}",
         errors.join("\n")
     );
-    let not_passed: Vec<String> = rows
+    let not_passed = figures
         .iter()
-        .filter(|row| row.verdict() != Verdict::Passed)
-        .map(|row| {
-            format!(
-                "{} {}: {}",
-                row.case.name,
-                row.metric.name(),
-                row.verdict().word()
-            )
-        })
+        .filter(|figure| figure.verdict() != Verdict::Passed);
+    let not_passed: Vec<String> = not_passed
+        .map(|figure| format!("{}: {}", figure.name(), figure.verdict().word()))
         .collect();
     ensure!(
         not_passed.is_empty(),
         "{} of {} figures have not passed:\n{}",
         not_passed.len(),
-        rows.len(),
+        figures.len(),
         not_passed.join("\n")
     );
     Ok(())
@@ -258,11 +251,11 @@ fn run_round(
 ) -> Result<Outcomes> {
     let mut outcomes = Outcomes::new();
     for in_namespaces in [false, true] {
-        let mine: Vec<&&Case> = cases
+        let mut mine = cases
             .iter()
             .filter(|case| case.needs_nics() == in_namespaces)
-            .collect();
-        if mine.is_empty() {
+            .peekable();
+        if mine.peek().is_none() {
             continue;
         }
         let place = nics.filter(|_| in_namespaces);
@@ -282,62 +275,4 @@ fn run_round(
     // Between rounds the machine may do what it has put off.
     std::thread::sleep(Duration::from_millis(200));
     Ok(outcomes)
-}
-
-fn print_table(rows: &[Row]) {
-    println!(
-        "\n{:34} {:12} {:>11} {:>11} {:>6}  {:15} {:>5} {:>3}  verdict",
-        "case", "figure", "BASE", "this tree", "ratio", "95 % interval", "bound", "n"
-    );
-    for row in rows {
-        let means = row.samples.iter().map(|turns| turns.means());
-        let (base, own): (Vec<f64>, Vec<f64>) = means.unzip();
-        let interval = row.interval();
-        println!(
-            "{:34} {:12} {:>11} {:>11} {:>6.3}  {:.3} to {:.3}  {:>5.2} {:>3}  {}",
-            row.case.name,
-            row.metric.label(),
-            row.metric.print(statistics::median(&base)),
-            row.metric.print(statistics::median(&own)),
-            interval.median,
-            interval.low,
-            interval.high,
-            row.metric.bound(),
-            row.samples.len(),
-            row.verdict().word(),
-        );
-    }
-}
-
-fn store(path: &std::path::Path, builds: &build::Builds, rows: &[Row]) -> Result<()> {
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|row| {
-            let interval = row.interval();
-            serde_json::json!({
-                "case": row.case.name,
-                "figure": row.metric.name(),
-                "unit": row.metric.unit(),
-                "more_is_better": row.metric.more_is_better(),
-                "bound": row.metric.bound(),
-                "ratio": interval.median,
-                "interval": [interval.low, interval.high],
-                "verdict": row.verdict().word(),
-                "base": row.samples.iter().map(|turns| turns.base).collect::<Vec<_>>(),
-                "own": row.samples.iter().map(|turns| turns.own).collect::<Vec<_>>(),
-            })
-        })
-        .collect();
-    let whole = serde_json::json!({
-        "schema": "tcpx-gate/2",
-        "host": build::host(),
-        "base": builds.base.commit,
-        "own": builds.own.commit,
-        "rows": rows,
-    });
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    std::fs::write(path, serde_json::to_string_pretty(&whole)?)
-        .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -22,7 +22,7 @@ struct Kernel {
     ptx: &'static str,
 }
 
-const KERNELS: [Kernel; 5] = [
+const KERNELS: [Kernel; 4] = [
     Kernel {
         source: "unpack.cu",
         headers: &["signal_completion.h", "unpack_lane.h"],
@@ -37,11 +37,6 @@ const KERNELS: [Kernel; 5] = [
         source: "persistent_copy.cu",
         headers: &["unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/persistent_copy.ptx",
-    },
-    Kernel {
-        source: "yardstick.cu",
-        headers: &[],
-        ptx: "crates/tcpx-memory/examples/unpack_bench/yardstick.ptx",
     },
     Kernel {
         source: "gpu_check.cu",

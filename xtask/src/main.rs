@@ -1,8 +1,6 @@
 //! Tasks of the tcpx repository, run as `cargo xtask COMMAND`.
 
-mod bench_collect;
 mod bench_docs;
-mod benchmark;
 mod command_line;
 mod dependencies;
 mod devmem_vm;
@@ -24,7 +22,6 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  bench-collect ...      one benchmarks/*.json out of the JSON of repeated `tcpx perf` runs
   bench-docs [--check]   write docs/benchmarks.{md,svg} and benchmarks/tables.md, or say that one is stale
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
@@ -35,7 +32,7 @@ usage: cargo xtask COMMAND
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   faults [--kills N] [--flips N] [--clients N] [--connects N] [--built FOLDER] [TEST...]
                          the tests of faults between real processes, those at random moments that often
-  gate BASE [...]        whether this tree is as fast as the commit BASE (docs/gate.md)
+  gate BASE [...]        whether this tree is as fast as the commit BASE (CONTRIBUTING.md)
   header [--check]       write crates/tcpx-capi/include/*.h from their sources, or say that one is stale
   lines [COMMIT]         lines of product Rust, and the change since the commit
   links                  check that every link in the documents leads to a file
@@ -51,7 +48,6 @@ fn main() -> ExitCode {
         None => ("", [].as_slice()),
     };
     let outcome = match command {
-        "bench-collect" => bench_collect::run(rest),
         "bench-docs" => bench_docs::run(rest),
         "command-line" => command_line::run(rest),
         "dependencies" => dependencies::run(rest),

@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     #[command(
-        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE\n  srun -N 4 tcpx perf --key-file server.key"
+        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE"
     )]
     Perf(Box<perf::PerfArgs>),
     /// Measure the network beside its peers.
@@ -201,10 +201,10 @@ impl Cli {
                 Some(PerfSide::Server(args)) => &args.link,
                 Some(PerfSide::Client(args)) => &args.link,
             }),
-            Command::Bench(args) => {
-                let BenchCommand::Net(args) = &args.what;
-                Some(&args.link)
-            }
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => Some(&args.link),
+                BenchCommand::Show(_) => None,
+            },
             _ => None,
         }
     }
@@ -220,10 +220,10 @@ impl Cli {
                 Some(PerfSide::Server(args)) => args.place,
                 Some(PerfSide::Client(args)) => args.place,
             },
-            Command::Bench(args) => {
-                let BenchCommand::Net(args) = &args.what;
-                args.serve.or(args.from)
-            }
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => args.from,
+                BenchCommand::Show(_) => return None,
+            },
             _ => return None,
         };
         Some(perf::Place::memory_of(place))

@@ -1,14 +1,178 @@
-//! `tcpx bench`: what a host's network can do, beside what others do there.
+//! `tcpx bench`: the network over sizes, directions and depths, with its peers in the same rotation; and reports.
 
-pub(crate) mod file;
-pub(crate) mod net;
+use std::fs;
 
-use crate::args::bench::{BenchArgs, BenchCommand};
+use tcpx_bench::report::Subject;
+use tcpx_bench::rotation::Plan;
+use tcpx_bench::{Mode, Op, Run, iperf3, plot};
+
+use crate::args::bench::{BenchArgs, BenchCommand, NetArgs, PeerName, ShowArgs};
+use crate::args::perf::Place;
 use crate::error::Error;
-use crate::output::json::Told;
+use crate::host::{HostFacts, RealHost};
+use crate::link::{self, Link};
+use crate::measuring;
+use crate::memory_choice::{Devices, MemoryChoice, short};
+use crate::output::json::{self, Told};
+use crate::output::say::{self, aside, say};
+use crate::second_process::{Second, place_for_second};
+use crate::sizes::Size;
 
-/// Runs the benchmark.
+/// Measures, or shows what was measured.
 pub(crate) fn run(args: &BenchArgs) -> Result<Told, Error> {
-    let BenchCommand::Net(args) = &args.what;
-    net::run(args).map(|()| Told::Nothing)
+    match &args.what {
+        BenchCommand::Net(args) => net(args),
+        BenchCommand::Show(args) => merge(args),
+    }
+    .map(|()| Told::Nothing)
+}
+
+/// Refuses what has no rate.
+pub(crate) fn some_bytes(size: Size) -> Result<(), Error> {
+    match size.0 {
+        0 => Err(Error::usage(
+            "a message of 0 bytes has no rate",
+            "give a size of 1 byte or more",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The line about the host, which begins with its devices.
+pub(crate) fn machine(memory: &MemoryChoice, devices: &Devices) -> String {
+    let facts = HostFacts::of(&RealHost::default()).line();
+    match &memory.gpu {
+        Some(gpu) => format!("{} x {}, {facts}", devices.count(), gpu.info().name),
+        None => format!("host memory, {facts}"),
+    }
+}
+
+/// Prints a report: the table, or the file.
+pub(crate) fn show(subject: &Subject) -> Result<(), Error> {
+    if say::is_json() {
+        return json::print_text(subject.json().trim_end());
+    }
+    say!("{}", subject.table().trim_end());
+    subject.notes.iter().for_each(|note| say!("{note}"));
+    Ok(())
+}
+
+/// What the arguments ask for, small messages first.
+fn cases(args: &NetArgs) -> Result<Vec<Run>, Error> {
+    let of = |mode, size: Size, depth| Run::new(mode, Op::Send, size.0, 1, depth);
+    let mut cases: Vec<Run> = args
+        .cases
+        .iter()
+        .map(|case| of(case.mode, case.size, case.in_flight))
+        .collect();
+    if cases.is_empty() {
+        for size in &args.sizes {
+            for mode in &args.modes {
+                let depths = match mode {
+                    Mode::Latency => &[1][..],
+                    _ => &args.in_flight[..],
+                };
+                cases.extend(depths.iter().map(|depth| of(*mode, *size, *depth)));
+            }
+        }
+    }
+    cases
+        .iter()
+        .try_for_each(|case| some_bytes(Size(case.bytes)))?;
+    Ok(cases)
+}
+
+fn net(args: &NetArgs) -> Result<(), Error> {
+    let plan = Plan {
+        cases: cases(args)?,
+        ops: args.ops.clone(),
+        piece: args.piece_bytes.map_or(0, |size| size.0),
+        plain: args.peers.contains(&PeerName::Raw),
+        iperf3: args.peers.contains(&PeerName::Iperf3),
+        rounds: args.rounds,
+        span: args.span.0,
+    };
+    if let Some(path) = &args.plot {
+        // Not after minutes of measuring; what the file holds stays until there are figures.
+        let opened = fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(Error::io("write", path))?;
+    }
+    if plan.iperf3 {
+        aside!("beside it: {}", iperf3::version()?);
+    }
+    let devices = Devices::probe();
+    let memory = devices.choose(&Place::memory_of(args.from), 0)?;
+    let (mut link_args, mut second) = (args.link.clone(), None);
+    let server = match &args.server {
+        Some(server) => server.clone(),
+        None => {
+            let to = args.to;
+            let to = to.unwrap_or_else(|| place_for_second(&memory, devices.count()));
+            let started = Second::start(&["perf", "server", &to.to_string()], &args.link)?;
+            link_args = started.link(&args.link);
+            let address = started.address().to_string();
+            second = Some(started);
+            address
+        }
+    };
+    let link = Link::new(&link_args, &memory, false)?;
+    let connection = link.connect(&link_args, &server)?;
+    say!("{}", link.describe(&connection, &memory));
+    let (path, peer) = (connection.path(), connection.peer().memory.clone());
+    let measured = measuring::measure(&connection, &memory, args.link.timeout.0, |meter| {
+        Ok(plan.measure(meter, |bytes| {
+            if !say::is_json() {
+                aside!("measuring messages of {}, contents verified", Size(bytes));
+            }
+        })?)
+    });
+    let (rows, beside) = link::part_after(connection, measured)?;
+    drop(second);
+    let mut notes = vec![
+        "Each run is one measurement in its round; the contenders of a case take turns within a round. Contents of every size were compared before anything was timed.".to_owned(),
+    ];
+    if !beside.is_empty() {
+        notes.push(format!(
+            "Beside it: {}. `raw` are plain send and receive loops over host memory with as many streams, a thread for each end of each; a message is divided among them.",
+            beside.join("; ")
+        ));
+    }
+    let ends = format!("Network, {} -> {}", short(memory.name()), short(&peer));
+    let mut subject = Subject::new(&ends, machine(&memory, &devices), rows, notes);
+    subject.path = Some(path);
+    show(&subject)?;
+    draw(args.plot.as_deref(), &subject)
+}
+
+fn draw(path: Option<&std::path::Path>, subject: &Subject) -> Result<(), Error> {
+    path.map_or(Ok(()), |path| {
+        let svg = plot::svg(&plot::groups(subject));
+        fs::write(path, svg).map_err(Error::io("write", path))
+    })
+}
+
+/// One report out of the files of repeated runs.
+fn merge(args: &ShowArgs) -> Result<(), Error> {
+    let read = |path: &std::path::PathBuf| {
+        let text = fs::read_to_string(path).map_err(Error::io("read", path))?;
+        Subject::parse(&text).map_err(|why| {
+            let hint = "give files that `tcpx bench net --json` or `tcpx perf client --json` made";
+            Error::failed(format!("{}: {why}", path.display()), hint)
+        })
+    };
+    let subjects = args.files.iter().map(read).collect::<Result<_, _>>()?;
+    let Some(mut merged) = Subject::merge(subjects) else {
+        return Err(Error::usage("no file is given", "name one or more"));
+    };
+    let replace = |field: &mut String, given: &Option<String>| {
+        if let Some(given) = given {
+            field.clone_from(given);
+        }
+    };
+    replace(&mut merged.subject, &args.subject);
+    replace(&mut merged.machine, &args.machine);
+    replace(&mut merged.command, &args.command);
+    merged.notes.extend(args.notes.iter().cloned());
+    show(&merged)?;
+    draw(args.plot.as_deref(), &merged)
 }

@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 use tcpx::UnpackMethod;
+use tcpx_bench::{Mode, Op, Run};
 
 use crate::args::demo::DemoArgs;
 use crate::args::link::LinkArgs;
 use crate::args::perf::Place;
-use crate::bench::net::meter::Meter;
-use crate::bench::net::orders::{Mode, Op, Run};
 use crate::error::Error;
 use crate::key;
 use crate::link::{self, Link};
+use crate::measuring;
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json::Told;
 use crate::output::progress::Busy;
@@ -27,16 +27,27 @@ struct Network {
     args: LinkArgs,
     /// Made once: a plugin starts once in a process.
     link: Option<Link>,
-    ops: &'static [Op],
+    /// In so many pieces.
+    moves: &'static [Move],
     unpack: &'static [Option<UnpackMethod>],
 }
 
 /// A transfer whose every byte was right, or what went wrong.
 struct Row {
     network: &'static str,
-    op: Op,
+    moves: Move,
     unpack: Option<UnpackMethod>,
     result: Result<Moved, Error>,
+}
+
+/// Who moves the bytes, in how many pieces.
+type Move = (Op, u64);
+
+fn name((op, pieces): Move) -> String {
+    match pieces {
+        1 => op.to_string(),
+        _ => format!("batch of {op}s"),
+    }
 }
 
 struct Moved {
@@ -174,7 +185,7 @@ fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
         name: "tcp",
         args: plain.clone(),
         link: None,
-        ops: &[Op::Send, Op::Put, Op::Get, Op::Batch],
+        moves: &[(Op::Send, 1), (Op::Put, 1), (Op::Get, 1), (Op::Put, 64)],
         unpack: &[None],
     }];
     networks.extend(plugin.map(|plugin| {
@@ -185,7 +196,7 @@ fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
             name: "plugin",
             args,
             link: None,
-            ops: &[Op::Send],
+            moves: &[(Op::Send, 1)],
             unpack: &[
                 Some(UnpackMethod::Host),
                 Some(UnpackMethod::D2d),
@@ -206,23 +217,23 @@ impl Network {
         bytes: u64,
         rows: &mut Vec<Row>,
     ) {
-        let (network, ops) = (self.name, self.ops);
-        let mut left = ops.iter();
-        let row = |op, result| Row {
+        let (network, moves) = (self.name, self.moves);
+        let mut left = moves.iter();
+        let row = |moves, result| Row {
             network,
-            op,
+            moves,
             unpack,
             result,
         };
-        let done = self.measure(unpack, memory, there, bytes, |op, moved| {
+        let done = self.measure(unpack, memory, there, bytes, |one, moved| {
             left.next();
-            rows.push(row(op, Ok(moved)));
+            rows.push(row(one, Ok(moved)));
         });
         if let Err(error) = done {
-            let op = left.next().copied().unwrap_or(ops[ops.len() - 1]);
-            say!("  {network}, {}: failed", op.name());
+            let one = left.next().copied().unwrap_or(moves[moves.len() - 1]);
+            say!("  {network}, {}: failed", name(one));
             say::failure(&error);
-            rows.push(row(op, Err(error)));
+            rows.push(row(one, Err(error)));
         }
     }
 
@@ -232,7 +243,7 @@ impl Network {
         memory: &MemoryChoice,
         there: Place,
         bytes: u64,
-        mut done: impl FnMut(Op, Moved),
+        mut done: impl FnMut(Move, Moved),
     ) -> Result<(), Error> {
         let mut args = self.args.clone();
         args.network.unpack = unpack;
@@ -245,20 +256,28 @@ impl Network {
         };
         link.unpack_with(unpack);
         let connection = link.connect_to(second.address())?;
-        let moved = Meter::begin(&connection, memory, limit).and_then(|mut meter| {
-            for &op in self.ops {
-                let busy = Busy::new(&format!("{}, {}", self.name, op.name()));
-                meter.verify(op, bytes, 1)?;
-                let run = Run::new(Mode::One, op, bytes, 1, 1);
-                let (part, theirs) = meter.run(&run, limit)?;
+        let moved = measuring::measure(&connection, memory, limit, |meter| {
+            for &(op, pieces) in self.moves {
+                let busy = Busy::new(&format!("{}, {}", self.name, name((op, pieces))));
+                let piece = if pieces > 1 {
+                    bytes.div_ceil(pieces)
+                } else {
+                    0
+                };
+                let run = Run {
+                    piece,
+                    ..Run::new(Mode::One, op, bytes, 1, 1)
+                };
+                meter.verify(&run)?;
+                let sample = meter.run(&run, limit)?;
                 drop(busy);
                 let moved = Moved {
-                    gb_per_second: rate(bytes, part.elapsed),
-                    fragments: theirs.spent.fragments,
+                    gb_per_second: rate(bytes, sample.part.elapsed),
+                    fragments: sample.theirs.spent.fragments,
                 };
-                done(op, moved);
+                done((op, pieces), moved);
             }
-            meter.end()
+            Ok(())
         });
         link::part_after(connection, moved)?;
         second.finish().map(drop)
@@ -270,7 +289,7 @@ fn fields(rows: &[Row]) -> Vec<Value> {
     let row = |row: &Row| {
         let moved = row.result.as_ref().ok();
         json!({
-            "network": row.network, "moved_by": row.op.name(),
+            "network": row.network, "moved_by": name(row.moves),
             "unpack": row.unpack.map(|method| method.to_string()),
             "gb_per_second": moved.and_then(|one| one.gb_per_second),
             "fragments": moved.map(|one| one.fragments),
@@ -310,7 +329,7 @@ fn summary(rows: &[Row], memory: &str) -> String {
         };
         list.add_row([
             row.network.to_owned(),
-            row.op.name().to_owned(),
+            name(row.moves),
             row.unpack.map_or_else(dash, |method| method.to_string()),
             memory.to_owned(),
             speed,

@@ -99,6 +99,38 @@ impl From<Reason> for Error {
     }
 }
 
+impl From<tcpx_bench::Error> for Error {
+    fn from(error: tcpx_bench::Error) -> Self {
+        use tcpx_bench::Error as Bench;
+        match error {
+            Bench::Engine(error) => Self::Engine(error),
+            Bench::Memory { doing, source } => Self::Memory { doing, source },
+            Bench::Contents(difference) => Self::Contents(difference),
+            Bench::System { doing, source } => Self::Process { doing, source },
+            Bench::Peer(reason) => Self::Peer(Reason {
+                why: reason.why,
+                hint: reason.hint,
+            }),
+            Bench::Unexpected { expected, arrived } => Self::Unexpected { expected, arrived },
+            Bench::Failed { what, hint } => Self::Failed { what, hint },
+            // Errors of this program come back as they were.
+            Bench::Other(error) => match error.downcast::<Self>() {
+                Ok(own) => *own,
+                Err(other) => Self::failed(other.to_string(), "run it again with --debug"),
+            },
+        }
+    }
+}
+
+impl From<Error> for tcpx_bench::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Engine(error) => Self::Engine(error),
+            error => Self::Other(Box::new(error)),
+        }
+    }
+}
+
 impl From<tcpx::Error> for Error {
     fn from(error: tcpx::Error) -> Self {
         Self::Engine(Box::new(error))

@@ -20,10 +20,10 @@ mod interrupt;
 mod key;
 mod link;
 mod log;
+mod measuring;
 mod memory_choice;
 mod messages;
 mod output;
-mod pattern;
 mod perf;
 mod plugin_check;
 mod plugin_file;
@@ -36,6 +36,7 @@ mod vendor_environment;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use tcpx_bench::pattern;
 use tcpx_net::plugin;
 
 use crate::args::{Cli, Command};

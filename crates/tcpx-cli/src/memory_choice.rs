@@ -11,9 +11,6 @@ use crate::sizes::Size;
 /// Granularity of the historic buffers, in bytes.
 const PAGE: u64 = 4096;
 
-/// How much is filled, read or compared at a time, in bytes.
-const PIECE: usize = 4 << 20;
-
 /// The memory that the bytes leave or reach.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryChoice {
@@ -194,26 +191,17 @@ fn available(text: &str) -> Option<u64> {
 
 /// Writes the pattern into the first `bytes` of `region`.
 pub(crate) fn fill(region: &Region, bytes: u64, pattern: Pattern) -> Result<(), Error> {
-    each_piece(0, bytes, |offset, piece| {
-        pattern.fill(offset as u64, piece);
-        region
-            .write_from(offset, piece)
-            .map_err(Error::memory("fill the source"))
-    })
+    Ok(tcpx_bench::fill(region, bytes, pattern)?)
 }
 
 /// Writes a value that is no payload over the whole region, so that a byte that never arrives is seen.
 pub(crate) fn poison(region: &Region) -> Result<(), Error> {
-    each_piece(0, region.len() as u64, |offset, piece| {
-        piece.fill(0xa5);
-        region
-            .write_from(offset, piece)
-            .map_err(Error::memory("poison the destination"))
-    })
+    Ok(tcpx_bench::poison(region)?)
 }
 
 /// Compares every one of the first `bytes` of `region` with the pattern.
-pub(crate) fn compare(region: &Region, bytes: u64, pattern: Pattern) -> Result<(), Error> {
+#[cfg(test)]
+fn compare(region: &Region, bytes: u64, pattern: Pattern) -> Result<(), Error> {
     compare_from(region, 0, bytes, pattern)
 }
 
@@ -224,14 +212,7 @@ pub(crate) fn compare_from(
     bytes: u64,
     pattern: Pattern,
 ) -> Result<(), Error> {
-    each_piece(from, bytes, |offset, piece| {
-        region
-            .read_to(offset, piece)
-            .map_err(Error::memory("read the destination back"))?;
-        pattern
-            .compare(offset as u64, piece)
-            .map_err(Error::Contents)
-    })
+    Ok(tcpx_bench::compare(region, from, bytes, pattern)?)
 }
 
 /// Reads the first `bytes` of `region`, at most `most` of them.
@@ -249,25 +230,11 @@ pub(crate) fn head(region: &Region, bytes: u64, most: usize) -> Result<Vec<u8>, 
     Ok(out)
 }
 
-fn each_piece(
-    from: u64,
-    bytes: u64,
-    mut work: impl FnMut(usize, &mut [u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let mut piece = vec![0; PIECE.min(bytes)];
-    let mut offset = usize::try_from(from).unwrap_or(usize::MAX);
-    while offset < bytes {
-        let count = PIECE.min(bytes - offset);
-        work(offset, &mut piece[..count])?;
-        offset += count;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PIECE: usize = 4 << 20;
 
     #[test]
     fn available_memory_is_read_from_the_kernels_text() {

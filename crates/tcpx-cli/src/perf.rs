@@ -1,20 +1,66 @@
-//! `tcpx perf`: bandwidth and latency between two hosts, with contents compared before any rate is printed.
+//! `tcpx perf`: bandwidth and latency between hosts, with contents compared before any rate is printed.
 
 mod client;
 mod matrix;
-mod server;
-pub(crate) mod summary;
-mod world;
 
-use crate::args::perf::{PerfArgs, PerfSide};
+use serde_json::{Value, json};
+use tcpx::Connection;
+
+use crate::args::perf::{PerfArgs, PerfServerArgs, PerfSide, Place};
 use crate::error::Error;
+use crate::link::{self, Link};
+use crate::memory_choice::{Devices, MemoryChoice};
 use crate::output::json::Told;
+use crate::output::say::say;
+use crate::sizes::Size;
+use crate::{interrupt, measuring};
+
+/// What the JSON of a server that stays is called, a line for each client.
+const SCHEMA: &str = "tcpx.perf";
 
 /// Runs one side.
 pub(crate) fn run(args: &PerfArgs) -> Result<Told, Error> {
     match &args.side {
         None => matrix::run(&args.matrix),
-        Some(PerfSide::Server(args)) => server::run(args),
-        Some(PerfSide::Client(args)) => client::run(args).map(Told::Fields),
+        Some(PerfSide::Server(args)) => serve(args),
+        Some(PerfSide::Client(args)) => client::run(args),
     }
+}
+
+/// Serves one client, or with `--keep` one after the other.
+fn serve(args: &PerfServerArgs) -> Result<Told, Error> {
+    let memory = Devices::probe().choose(&Place::memory_of(args.place), 0)?;
+    let mut link = Link::new(&args.link, &memory, true)?;
+    if args.keep {
+        interrupt::listen()?;
+        link = link.for_many();
+    }
+    let place = args.place.map(|place| format!(" {place}"));
+    let command = format!("perf client SERVER_IP{}", place.unwrap_or_default());
+    link.invite(&args.link, &command)?;
+    let session = |connection| session(args, &link, &memory, connection);
+    match args.keep {
+        true => link.serve_each(SCHEMA, session),
+        false => session(link.accept(Some(args.link.wait.0))?).map(Told::Fields),
+    }
+}
+
+/// One client; returns what the JSON holds.
+fn session(
+    args: &PerfServerArgs,
+    link: &Link,
+    memory: &MemoryChoice,
+    connection: Connection,
+) -> Result<Value, Error> {
+    say!("{}", link.describe(&connection, memory));
+    let served = measuring::serve(&connection, memory, args.link.timeout.0);
+    let served = link::part_after(connection, served)?;
+    let contents = if served.verified {
+        "contents verified"
+    } else {
+        "contents not compared"
+    };
+    let bytes = Size(served.bytes);
+    say!("measured with {bytes}, {contents}; the client has the figures");
+    Ok(json!({ "bytes": served.bytes, "verified": served.verified }))
 }

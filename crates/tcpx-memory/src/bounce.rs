@@ -102,7 +102,7 @@ impl UnpackMethod {
         }
     }
 
-    /// The fastest method for a list between a pair of memories, as measured by the example `unpack_bench`.
+    /// The fastest method for a list between a pair of memories, as the example `unpack` of `tcpx-bench` measures.
     pub const fn automatic_for(
         pool: MemoryKind,
         destination: MemoryKind,

@@ -1,4 +1,4 @@
-"""`python -m tcpx.bench nixl`: it measures every workload, and compares what arrives."""
+"""`python -m tcpx.bench` over the backend: one piece and lists, written and read, and what arrives is compared."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCH = Path(__file__).parents[2] / "tcpx-python/python/tcpx/bench/_nixl.py"
-CALLERS = ("4 KiB", "256 MiB", "Llama-8B", "70B", "MLA", "vLLM pull", "vLLM push", "SGLang", "LMCache")
+BENCH = Path(__file__).parents[2] / "tcpx-python/python/tcpx/bench.py"
 
 
-def test_every_workload_is_measured(tmp_path: Path) -> None:
+def test_the_backend_is_measured_with_pieces_and_lists(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCH), "--quick", "--rounds", "1", "--peers", "tcpx"]
-    done = subprocess.run(
-        [*command, "--json", str(result)], capture_output=True, text=True, check=False, timeout=300
-    )
+    command = [sys.executable, str(BENCH), "--who", "nixl-tcpx,nixl-tcpx-read", "--sizes", "1MiB", "--lists", "1024x4KiB"]
+    command += ["--rounds", "1", "--span", "0.01", "--program", "/bin/true", "--json", str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    (figures,) = json.loads(result.read_text())["tcpx"]
-    for caller in CALLERS:
-        assert any(case.startswith(caller) for case in figures), f"{caller} is missing in {list(figures)}"
-    assert all(seconds > 0 for seconds, _ in figures.values())
-    assert "| case | tcpx |" in done.stdout
+    names = {row["name"] for row in json.loads(result.read_text())["rows"]}
+    for who in ("nixl-tcpx", "nixl-tcpx-read"):
+        for title in ("1 MiB, 1 in flight", "1 MiB, 8 in flight", "1024 pieces of 4 KiB"):
+            assert f"{title}: {who}" in names, done.stderr
+    assert "4 KiB, half a round trip: nixl-tcpx, p50" in names

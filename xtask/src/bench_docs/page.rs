@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 
-use super::figure;
-use crate::benchmark::{Row, Subject};
+use serde::Deserialize;
+use tcpx_bench::plot;
+use tcpx_bench::report::{Row, Subject, figure};
 
 const HEAD: &str = "\
 # Benchmarks
@@ -34,137 +35,24 @@ and `scripts/gpu-nccl.sh OUT_DIR` on a host with two GPUs. All tables:
 [benchmarks/tables.md](../benchmarks/tables.md). What was tried and dropped: [design/](design/README.md).
 ";
 
+/// The rows of the page.
+const CHOICES: &str = include_str!("page.json");
+
 /// One row of the page, by the names that its figures have in a file.
-struct Choice {
-    what: &'static str,
-    file: &'static str,
+#[derive(Deserialize)]
+pub(super) struct Choice {
+    what: String,
+    file: String,
     /// A word of the command that makes these figures; empty takes all commands of the file.
-    command: &'static str,
-    ours: &'static str,
+    command: String,
+    ours: String,
     /// How the page calls each peer, and its row.
-    peers: &'static [(&'static str, &'static str)],
+    peers: Vec<(String, String)>,
 }
 
-const SPEED: &str = "16-gpu-tcp-speed-two.json";
-const NCCL: &str = "40-nccl.json";
-const NCCL_ENCRYPTED: &str = "41-nccl-encrypted.json";
-const HOST: &str = "35-host-two-cores.json";
-const ENCRYPTED: &str = "36-host-encrypted.json";
-const GPU_ENCRYPTED: &str = "37-gpu-encrypted.json";
-const TUNED: &str = "NCCL's sockets, best tuning";
-const DEFAULT: &str = "NCCL's sockets, defaults";
-
-const CHOICES: [Choice; 9] = [
-    Choice {
-        what: "GPU to GPU, 256 MiB, 2 in flight",
-        file: SPEED,
-        command: "",
-        ours: "256 MiB, 2 in flight",
-        peers: &[
-            (
-                TUNED,
-                "NCCL over its own sockets, as tuned best for large messages: 256 MiB, streaming",
-            ),
-            (
-                DEFAULT,
-                "NCCL over its own sockets, as it comes: 256 MiB, streaming",
-            ),
-            (
-                "plain sockets, host memory",
-                "plain sockets, 12 lanes, over 256 MiB of host memory",
-            ),
-        ],
-    },
-    Choice {
-        what: "GPU to GPU, 4 MiB, 8 in flight",
-        file: SPEED,
-        command: "",
-        ours: "4 MiB, 8 in flight",
-        peers: &[(
-            "plain sockets, host memory, cached",
-            "plain sockets, 12 lanes, each over 1 MiB of host memory",
-        )],
-    },
-    Choice {
-        what: "GPU to GPU, 256 MiB, 2 in flight, encrypted",
-        file: GPU_ENCRYPTED,
-        command: "",
-        ours: "256 MiB, 2 in flight, encrypted",
-        peers: &[("tcpx in the clear", "256 MiB, 2 in flight, in the clear")],
-    },
-    Choice {
-        what: "GPU to GPU, 4 KiB, half a round trip",
-        file: SPEED,
-        command: "",
-        ours: "4 KiB, half round trip, p50",
-        peers: &[
-            (
-                DEFAULT,
-                "NCCL over its own sockets, as it comes: 4 KiB, half round trip, p50",
-            ),
-            (
-                "plain sockets that spin, host memory",
-                "4 KiB, half round trip, p50: plain sockets that spin, host memory",
-            ),
-        ],
-    },
-    Choice {
-        what: "NCCL send/receive over tcpx, 256 MiB",
-        file: NCCL,
-        command: "",
-        ours: "send/recv, 256 MiB, tcpx, untuned",
-        peers: &[
-            (TUNED, "send/recv, 256 MiB, NCCL's sockets, 16 channels"),
-            (DEFAULT, "send/recv, 256 MiB, NCCL's sockets, default"),
-        ],
-    },
-    Choice {
-        what: "NCCL send/receive over tcpx, 256 MiB, encrypted",
-        file: NCCL_ENCRYPTED,
-        command: "",
-        ours: "send/recv, 256 MiB, tcpx, encrypted",
-        peers: &[
-            ("tcpx in the clear", "send/recv, 256 MiB, tcpx, untuned"),
-            (DEFAULT, "send/recv, 256 MiB, NCCL's sockets, default"),
-        ],
-    },
-    Choice {
-        what: "NCCL all-reduce over tcpx, 256 MiB",
-        file: NCCL,
-        command: "",
-        ours: "all-reduce, 256 MiB, tcpx, untuned",
-        peers: &[
-            (TUNED, "all-reduce, 256 MiB, NCCL's sockets, 16 channels"),
-            (DEFAULT, "all-reduce, 256 MiB, NCCL's sockets, default"),
-        ],
-    },
-    Choice {
-        what: "Host memory on two cores, 1 MiB, 8 in flight, bbr",
-        file: HOST,
-        command: "bbr",
-        ours: "1 MiB, 8 in flight: host -> host, congestion control bbr at all ends",
-        peers: &[
-            (
-                "plain sockets",
-                "1 MiB, 8 in flight: raw, congestion control bbr at all ends",
-            ),
-            (
-                "iperf3",
-                "1 MiB, 8 in flight: iperf3, congestion control bbr at all ends",
-            ),
-        ],
-    },
-    Choice {
-        what: "Host memory on two cores, 16 MiB, 8 in flight, encrypted",
-        file: ENCRYPTED,
-        command: "",
-        ours: "16 MiB, 8 in flight: host -> host, encrypted",
-        peers: &[(
-            "tcpx in the clear",
-            "16 MiB, 8 in flight: host -> host, in the clear",
-        )],
-    },
-];
+pub(super) fn choices() -> Result<Vec<Choice>> {
+    serde_json::from_str(CHOICES).context("page.json")
+}
 
 /// A row of the page with its figures; tcpx comes first.
 pub(super) struct Group<'a> {
@@ -175,19 +63,32 @@ pub(super) struct Group<'a> {
     pub(super) bars: Vec<(&'a str, &'a Row)>,
 }
 
+impl Group<'_> {
+    pub(super) fn plot(&self) -> plot::Group<'_> {
+        plot::Group {
+            what: self.what,
+            subject: self.subject,
+            bars: self.bars.clone(),
+        }
+    }
+}
+
 /// Finds the figures of the page.
 ///
 /// # Errors
 /// When a file or a row is missing, or a peer has another unit.
-pub(super) fn groups(subjects: &[(String, Subject)]) -> Result<Vec<Group<'_>>> {
-    CHOICES
+pub(super) fn groups<'a>(
+    choices: &'a [Choice],
+    subjects: &'a [(String, Subject)],
+) -> Result<Vec<Group<'a>>> {
+    choices
         .iter()
         .map(|choice| group(choice, subjects))
         .collect()
 }
 
-fn group<'a>(choice: &Choice, subjects: &'a [(String, Subject)]) -> Result<Group<'a>> {
-    let file = choice.file;
+fn group<'a>(choice: &'a Choice, subjects: &'a [(String, Subject)]) -> Result<Group<'a>> {
+    let file = &choice.file;
     let (_, subject) = subjects
         .iter()
         .find(|(name, _)| name == file)
@@ -196,9 +97,9 @@ fn group<'a>(choice: &Choice, subjects: &'a [(String, Subject)]) -> Result<Group
         let found = subject.rows.iter().find(|row| row.name == name);
         found.with_context(|| format!("the page needs the row {name:?}, which {file} lacks"))
     };
-    let ours = row(choice.ours)?;
+    let ours = row(&choice.ours)?;
     let mut bars = vec![("tcpx", ours)];
-    for (label, name) in choice.peers {
+    for (label, name) in &choice.peers {
         let peer = row(name)?;
         ensure!(
             peer.unit == ours.unit,
@@ -206,12 +107,12 @@ fn group<'a>(choice: &Choice, subjects: &'a [(String, Subject)]) -> Result<Group
             peer.unit,
             ours.unit
         );
-        bars.push((label, peer));
+        bars.push((label.as_str(), peer));
     }
     let commands: Vec<&str> = subject
         .command
         .split("; ")
-        .filter(|command| command.contains(choice.command))
+        .filter(|command| command.contains(&choice.command))
         .collect();
     ensure!(
         !commands.is_empty(),
@@ -219,7 +120,7 @@ fn group<'a>(choice: &Choice, subjects: &'a [(String, Subject)]) -> Result<Group
         choice.command
     );
     Ok(Group {
-        what: choice.what,
+        what: &choice.what,
         subject,
         commands,
         bars,
@@ -315,18 +216,18 @@ mod tests {
         )
     }
 
-    const CHOICE: Choice = Choice {
-        what: "bytes",
-        file: "x.json",
-        command: "",
-        ours: "a",
-        peers: &[("peer", "b")],
-    };
+    fn choice(ours: &str) -> Choice {
+        let text = serde_json::json!({
+            "what": "bytes", "file": "x.json", "command": "", "ours": ours, "peers": [["peer", "b"]],
+        });
+        serde_json::from_value(text).unwrap()
+    }
 
     #[test]
     fn a_row_shows_peers_host_and_every_command() {
         let subjects = [subject("GB/s")];
-        let page = text(&[group(&CHOICE, &subjects).unwrap()]);
+        let choice = choice("a");
+        let page = text(&[group(&choice, &subjects).unwrap()]);
         assert!(
             page.contains(
                 "| bytes | GB/s | **2.00** (1.00 to 3.00) | peer: 2.00 (1.00 to 3.00) | 1 |"
@@ -342,7 +243,8 @@ mod tests {
     #[test]
     fn the_readme_must_show_the_first_figure_and_its_peer() {
         let subjects = [subject("GB/s")];
-        let groups = [group(&CHOICE, &subjects).unwrap()];
+        let choice = choice("a");
+        let groups = [group(&choice, &subjects).unwrap()];
         check_readme(&groups, "tcpx 2.00 GB/s, the peer 2.00 GB/s").unwrap();
         let error = check_readme(&groups, "tcpx 3.00 GB/s").unwrap_err();
         assert!(error.to_string().contains("2.00 GB/s of tcpx"), "{error}");
@@ -353,12 +255,8 @@ mod tests {
         let fault = |choice: &Choice, subjects: &[(String, Subject)]| {
             format!("{:#}", group(choice, subjects).err().unwrap())
         };
-        assert!(fault(&CHOICE, &[]).contains("x.json, which is missing"));
-        assert!(fault(&CHOICE, &[subject("us")]).contains("is in us, not in GB/s"));
-        let other = Choice {
-            ours: "c",
-            ..CHOICE
-        };
-        assert!(fault(&other, &[subject("GB/s")]).contains("\"c\", which x.json lacks"));
+        assert!(fault(&choice("a"), &[]).contains("x.json, which is missing"));
+        assert!(fault(&choice("a"), &[subject("us")]).contains("is in us, not in GB/s"));
+        assert!(fault(&choice("c"), &[subject("GB/s")]).contains("\"c\", which x.json lacks"));
     }
 }

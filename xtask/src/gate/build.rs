@@ -11,7 +11,7 @@ use crate::workspace::{cargo, run};
 const PROFILE: &str = "release";
 
 /// The file name of the program that runs cases.
-const DRIVER: &str = "tcpx-gate";
+const DRIVER: &str = "tcpx-bench";
 
 /// One contender.
 #[derive(Debug)]
@@ -79,11 +79,13 @@ fn of_commit(root: &Path, base: &str) -> Result<Build> {
         git(root, &["worktree", "prune"])?;
         git(root, &["worktree", "add", "--detach", path, &commit])?;
     }
-    let driver = tree.join("gate/Cargo.toml");
-    if !driver.exists() {
-        // It has no driver of its own: `crates/*` are members of its workspace.
-        copy(&root.join("gate"), &tree.join("crates/tcpx-gate"))?;
+    // Both contenders are driven alike: the driver of this tree, which is a member of any workspace that has
+    // `crates/*`, and uses public interfaces alone.
+    let driver = tree.join("crates/tcpx-bench");
+    if driver.exists() {
+        std::fs::remove_dir_all(&driver)?;
     }
+    copy(&root.join("crates/tcpx-bench"), &driver)?;
     build(&tree, commit)
 }
 
@@ -96,7 +98,7 @@ fn of_this_tree(root: &Path) -> Result<Build> {
 }
 
 fn build(tree: &Path, commit: String) -> Result<Build> {
-    let packages = ["--package", "tcpx-gate", "--package", "tcpx-nccl"];
+    let packages = ["--package", "tcpx-bench", "--package", "tcpx-nccl"];
     let target = tree.join("target");
     run(cargo()
         .current_dir(tree)
@@ -137,11 +139,4 @@ pub(crate) fn git(root: &Path, arguments: &[&str]) -> Result<String> {
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
-}
-
-/// Cores and kernel of this host.
-pub(super) fn host() -> String {
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{cores} cores, Linux {}", kernel.trim())
 }

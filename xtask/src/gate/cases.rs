@@ -1,7 +1,8 @@
 //! The cases, their figures and bounds.
 
-use anyhow::Result;
-use serde_json::{Value, json};
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
 use super::nics::Nics;
 
@@ -12,16 +13,15 @@ pub(super) enum Metric {
     P50,
     /// 99th percentile in microseconds. Few samples decide it, so its bound is lower.
     P99,
-    /// Bytes a second.
     Rate,
     /// Processor seconds of both ends for 10^9 bytes.
     Cpu,
-    /// Bytes of memory.
     Memory,
     Descriptors,
 }
 
 impl Metric {
+    /// What the driver calls it.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::P50 => "p50",
@@ -39,12 +39,8 @@ impl Metric {
             Self::Rate => "GB/s",
             Self::Cpu => "s/GB",
             Self::Memory => "KiB",
-            Self::Descriptors => "",
+            Self::Descriptors => "descriptors",
         }
-    }
-
-    pub(super) fn label(self) -> String {
-        format!("{} {}", self.name(), self.unit())
     }
 
     pub(super) const fn more_is_better(self) -> bool {
@@ -58,44 +54,46 @@ impl Metric {
             _ => 0.95,
         }
     }
-
-    /// What a driver answers (bytes, bytes a second, ...), in the unit.
-    pub(super) fn in_unit(self, value: f64) -> f64 {
-        match self {
-            Self::Rate => value / 1e9,
-            Self::Memory => value / 1024.0,
-            _ => value,
-        }
-    }
-
-    /// A value in the unit.
-    pub(super) fn print(self, value: f64) -> String {
-        match self {
-            Self::P50 | Self::P99 => format!("{value:.2}"),
-            Self::Rate | Self::Cpu => format!("{value:.3}"),
-            Self::Memory | Self::Descriptors => format!("{value:.1}"),
-        }
-    }
 }
+
+/// The cases (`cases.json`).
+const CASES: &str = include_str!("cases.json");
 
 /// One case: what the drivers are asked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Case {
     pub(super) name: String,
-    request: Value,
-    place: Place,
+    figures: Figures,
+    /// Milliseconds to measure for, about.
+    ms: u64,
+    /// As the driver knows it (`crates/tcpx-bench/src/driver.rs`).
+    what: Map<String, Value>,
+    #[serde(default)]
+    link: Map<String, Value>,
+    /// It may as well move memory of GPUs.
+    #[serde(default)]
+    gpus: bool,
+    /// Runs between two namespaces with four cables, in this state.
+    #[serde(default)]
+    nics: Option<NicState>,
 }
 
-/// Where a case runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Loopback,
-    /// Two namespaces with four cables, in this state.
-    Nics(NicState),
+/// What is judged. Cables that are shaped below what a core moves say nothing about cores, nor does a thread that
+/// polls.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Figures {
+    Times,
+    Time,
+    Rates,
+    Rate,
+    Idle,
 }
 
 /// What is done to the cables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum NicState {
     Equal,
     /// One has a tenth of the others' rate.
@@ -111,32 +109,34 @@ impl Case {
     }
 
     pub(super) const fn needs_nics(&self) -> bool {
-        matches!(self.place, Place::Nics(_))
+        self.nics.is_some()
     }
 
     /// Brings the cables into this case's state.
     pub(super) fn prepare(&self, nics: Option<&Nics>) -> Result<()> {
-        match (self.place, nics) {
-            (Place::Nics(state), Some(nics)) => nics.set(state),
+        match (self.nics, nics) {
+            (Some(state), Some(nics)) => nics.set(state),
             _ => Ok(()),
         }
     }
 
     /// The line for a driver.
-    pub(super) fn request(&self) -> &Value {
-        &self.request
+    pub(super) fn request(&self) -> Value {
+        let mut request = self.what.clone();
+        request.extend([
+            ("ms".into(), self.ms.into()),
+            ("link".into(), self.link.clone().into()),
+        ]);
+        request.into()
     }
 
-    pub(super) fn metrics(&self) -> &'static [Metric] {
-        match self.request["kind"].as_str() {
-            Some("round_trip") => &[Metric::P50, Metric::P99],
-            Some("set_up") => &[Metric::P50],
-            Some("idle") => &[Metric::Memory, Metric::Descriptors],
-            Some("plugin") if self.request["window"] == 0 => &[Metric::P50, Metric::P99],
-            Some("plugin") => &[Metric::Rate],
-            // Cables that are shaped below what a core moves say nothing about cores.
-            Some("stream") if self.needs_nics() => &[Metric::Rate],
-            _ => &[Metric::Rate, Metric::Cpu],
+    pub(super) const fn metrics(&self) -> &'static [Metric] {
+        match self.figures {
+            Figures::Times => &[Metric::P50, Metric::P99],
+            Figures::Time => &[Metric::P50],
+            Figures::Rates => &[Metric::Rate, Metric::Cpu],
+            Figures::Rate => &[Metric::Rate],
+            Figures::Idle => &[Metric::Memory, Metric::Descriptors],
         }
     }
 }
@@ -150,144 +150,16 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
-
-fn size_name(size: u64) -> String {
-    match size {
-        _ if size >= MIB => format!("{}MiB", size / MIB),
-        _ if size >= KIB => format!("{}KiB", size / KIB),
-        _ => format!("{size}B"),
-    }
-}
-
-/// Milliseconds of a case; more where one message takes long.
-const fn ms(size: u64) -> u64 {
-    if size >= 64 * MIB { 400 } else { 150 }
-}
-
-/// Every case.
-pub(super) fn all() -> Vec<Case> {
-    let mut cases = Vec::new();
-    let mut add = |name: String, request: Value| {
-        cases.push(Case {
-            name,
-            request,
-            place: Place::Loopback,
-        });
-    };
-    for size in [8, 4 * KIB, 64 * KIB] {
-        let request = json!({ "kind": "round_trip", "size": size, "ms": 300 });
-        add(format!("round-trip-{}", size_name(size)), request);
-    }
-    // Each has one core less than it needs: turns of the scheduler decide, so it runs longer.
-    add(
-        "round-trip-4KiB-busy".into(),
-        json!({ "kind": "round_trip", "size": 4 * KIB, "busy": 1, "ms": 500 }),
-    );
-    for (size, depth) in [
-        (16 * KIB, 8),
-        (64 * KIB, 1),
-        (64 * KIB, 8),
-        (128 * KIB, 1),
-        (128 * KIB, 8),
-        (256 * KIB, 1),
-        (256 * KIB, 8),
-        (MIB, 1),
-        (MIB, 8),
-        (16 * MIB, 8),
-        (256 * MIB, 1),
-    ] {
-        let request = json!({ "kind": "stream", "size": size, "depth": depth, "ms": ms(size) });
-        add(format!("stream-{}-x{depth}", size_name(size)), request);
-    }
-    for size in [4 * MIB, 256 * MIB] {
-        let link = json!({ "staged": true });
-        let request =
-            json!({ "kind": "stream", "size": size, "depth": 1, "ms": ms(size), "link": link });
-        add(format!("staged-{}", size_name(size)), request);
-    }
-    let stream = |more: Value| {
-        let mut request = json!({ "kind": "stream", "size": 4 * KIB, "depth": 8, "ms": 150 });
-        if let (Some(request), Some(more)) = (request.as_object_mut(), more.as_object()) {
-            request.extend(more.clone());
+/// Every case; where two GPUs are named, those that can move their memory.
+pub(super) fn all(gpus: Option<[u32; 2]>) -> Result<Vec<Case>> {
+    let mut cases: Vec<Case> = serde_json::from_str(CASES).context("cases.json")?;
+    if let Some(gpus) = gpus {
+        cases.retain(|case| case.gpus);
+        for case in &mut cases {
+            case.link.insert("gpus".into(), json!(gpus));
         }
-        request
-    };
-    add("small-into-large".into(), stream(json!({ "room": MIB })));
-    add(
-        "both-directions-1MiB".into(),
-        stream(json!({ "size": MIB, "both": true })),
-    );
-    add("tags-64".into(), stream(json!({ "tags": 64, "depth": 64 })));
-    add("threads-2".into(), stream(json!({ "threads": 2 })));
-    add("set-up".into(), json!({ "kind": "set_up", "ms": 200 }));
-    add(
-        "idle-100".into(),
-        json!({ "kind": "idle", "connections": 100, "ms": 0 }),
-    );
-    for (comms, size) in [
-        (1, 8),
-        (1, 4 * KIB),
-        (1, 64 * KIB),
-        (1, MIB),
-        (8, 8),
-        (8, 4 * KIB),
-    ] {
-        let request =
-            json!({ "kind": "plugin", "size": size, "comms": comms, "window": 0, "ms": 150 });
-        add(
-            format!("plugin-round-trip-{}-c{comms}", size_name(size)),
-            request,
-        );
     }
-    let plugin = |comms: u64, size: u64, window: u64| json!({ "kind": "plugin", "size": size, "comms": comms, "window": window, "ms": ms(size) });
-    for size in [64 * KIB, 128 * KIB, 512 * KIB, 4 * MIB] {
-        let name = format!("plugin-{}-c1-w1", size_name(size));
-        add(name, plugin(1, size, 1));
-    }
-    for (comms, size) in [
-        (1, 64 * KIB),
-        (1, 128 * KIB),
-        (1, 512 * KIB),
-        (1, MIB),
-        (1, 4 * MIB),
-        (1, 16 * MIB),
-        (8, 64 * KIB),
-        (8, MIB),
-        (8, 16 * MIB),
-    ] {
-        let name = format!("plugin-{}-c{comms}", size_name(size));
-        add(name, plugin(comms, size, 8));
-    }
-    let delayed = json!({ "relay_us": 1000, "lanes": 4 });
-    add(
-        "delay-round-trip-64KiB".into(),
-        json!({ "kind": "round_trip", "size": 64 * KIB, "ms": 200, "link": delayed }),
-    );
-    add(
-        "delay-stream-1MiB-x8".into(),
-        stream(json!({ "size": MIB, "ms": 300, "link": delayed })),
-    );
-    add(
-        "delay-resets-1MiB-x8".into(),
-        stream(json!({ "size": MIB, "ms": 500, "link": delayed, "reset_ms": 200 })),
-    );
-    for (name, state) in [
-        ("equal", NicState::Equal),
-        ("one-slow", NicState::OneSlow),
-        ("one-cut", NicState::OneCut),
-    ] {
-        let link = json!({ "host": Nics::SERVER, "lanes": 4 });
-        let request =
-            json!({ "kind": "stream", "size": 4 * MIB, "depth": 8, "ms": 1500, "link": link });
-        cases.push(Case {
-            name: format!("nics-4-{name}"),
-            request,
-            place: Place::Nics(state),
-        });
-    }
-    cases
+    Ok(cases)
 }
 
 #[cfg(test)]
@@ -295,22 +167,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plugin_sizes_run_with_one_and_eight_comms() {
-        let has = |size: u64, comms: u64| {
-            all().iter().any(|case| {
-                case.request["kind"] == "plugin"
-                    && case.request["size"] == size
-                    && case.request["comms"] == comms
-            })
-        };
-        for size in [8, 4 * KIB, 64 * KIB, MIB, 16 * MIB] {
-            assert!(has(size, 1) && has(size, 8), "{size} bytes");
-        }
-    }
-
-    #[test]
     fn names_are_unlike_and_patterns_find_them() {
-        let names: Vec<String> = all().into_iter().map(|case| case.name).collect();
+        let names: Vec<String> = all(None)
+            .unwrap()
+            .into_iter()
+            .map(|case| case.name)
+            .collect();
         let mut unique = names.clone();
         unique.sort();
         unique.dedup();

@@ -17,7 +17,7 @@ use super::nics::Nics;
 const LONGEST: Duration = Duration::from_secs(180);
 
 /// Figures of a case by their names.
-pub(super) type Figures = BTreeMap<String, f64>;
+pub(super) type Figures = BTreeMap<String, Option<f64>>;
 
 /// Both contenders' figures in one round, of each turn.
 #[derive(Debug)]
@@ -36,21 +36,15 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn start(build: &Build, nics: Option<&Nics>) -> Result<Self> {
         let mut command = match nics {
-            Some(nics) => nics.command(&build.driver),
+            Some(nics) => nics.command(build),
             None => {
                 let mut command = Command::new(&build.driver);
-                command.arg("run");
+                command.arg("run").arg(&build.plugin);
+                command.env("NCCL_SOCKET_IFNAME", "=lo");
                 command
             }
         };
-        command
-            .env("TCPX_GATE_PLUGIN", &build.plugin)
-            .env("NCCL_SOCKET_IFNAME", "=lo")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        if nics.is_some() {
-            command.env_remove("NCCL_SOCKET_IFNAME");
-        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command
             .spawn()
             .with_context(|| format!("cannot start {}", build.driver.display()))?;
@@ -138,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_does_not_answer_is_an_error() {
-        let case = &cases::all()[0];
+        let case = &cases::all(None).unwrap()[0];
         let (_folder, mut silent) = driver("exec sleep 1000");
         let error = silent.measure(case, Duration::from_millis(10)).unwrap_err();
         assert!(error.to_string().contains("no answer"), "{error:#}");
@@ -154,13 +148,19 @@ mod tests {
                 "at={first}; while read line; do echo \"{{\\\"figures\\\":{{\\\"p50\\\":$at}}}}\"; at=$((at+1)); done"
             )
         };
-        let case = &cases::all()[0];
+        let case = &cases::all(None).unwrap()[0];
         for own_first in [false, true] {
             let (_one, mut base) = driver(&script(1));
             let (_other, mut own) = driver(&script(10));
             let round = turns(case, &mut base, &mut own, own_first).unwrap();
-            assert_eq!(round.base.map(|figures| figures["p50"]), [1.0, 2.0]);
-            assert_eq!(round.own.map(|figures| figures["p50"]), [10.0, 11.0]);
+            assert_eq!(
+                round.base.map(|figures| figures["p50"]),
+                [1.0, 2.0].map(Some)
+            );
+            assert_eq!(
+                round.own.map(|figures| figures["p50"]),
+                [10.0, 11.0].map(Some)
+            );
         }
     }
 }

@@ -2,49 +2,45 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
 use tcpx::Connection;
+use tcpx_bench::cost::{Latency, Spent};
+use tcpx_bench::report::{Row, Subject};
+use tcpx_bench::{Meter, Mode, Op, Run, depth, orders::MOST_MESSAGES, rotation};
 
-use super::summary::{Interval, Latency, Shares, Spent, Summary, cpu_per_gb, text};
 use crate::args::perf::{PerfClientArgs, Place};
-use crate::bench::net::meter::Meter;
-use crate::bench::net::orders::{MOST_MESSAGES, Mode, Op, Run};
+use crate::bench;
 use crate::error::Error;
 use crate::link::{self, Link};
-use crate::memory_choice::{Devices, MemoryChoice};
+use crate::measuring;
+use crate::memory_choice::{Devices, MemoryChoice, short};
+use crate::output::json::Told;
 use crate::output::progress::Progress;
 use crate::output::say::say;
 use crate::sizes::rate;
 
-/// Times that are kept for the percentiles.
+/// Times that are kept for the percentiles, and intervals for the report.
 const MOST_TIMES: usize = 4_000_000;
-
-/// Intervals that are kept for the JSON.
 const MOST_INTERVALS: usize = 100_000;
 
 /// How much is measured at a stretch where nobody asks for intervals.
 const STRETCH: Duration = Duration::from_secs(1);
 
-/// Measures; returns what `--json` prints.
-pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
-    if args.size.0 == 0 {
-        return Err(Error::usage(
-            "a size of 0 has no rate",
-            "give --size 1 or more",
-        ));
-    }
-    let memory = Devices::probe().choose(&Place::memory_of(args.place), 0)?;
+/// Measures and reports.
+pub(super) fn run(args: &PerfClientArgs) -> Result<Told, Error> {
+    bench::some_bytes(args.size)?;
+    let devices = Devices::probe();
+    let memory = devices.choose(&Place::memory_of(args.place), 0)?;
     let link = Link::new(&args.link, &memory, false)?;
     let connection = link.connect(&args.link, &args.server)?;
     say!("{}", link.describe(&connection, &memory));
+    let mode = match (args.reverse, args.bidir) {
+        (true, _) => Mode::Back,
+        (_, true) => Mode::Both,
+        _ => Mode::One,
+    };
+    let depth = depth(args.size.0, args.in_flight);
     let work = Work {
-        bytes: args.size.0,
-        mode: match (args.reverse, args.bidir) {
-            (true, _) => Mode::Back,
-            (_, true) => Mode::Both,
-            _ => Mode::One,
-        },
-        in_flight: args.in_flight,
+        run: Run::new(mode, Op::Send, args.size.0, 1, depth),
         amount: match args.time {
             Some(time) => Amount::Time(time.0),
             None => Amount::Transfers(args.iterations),
@@ -53,19 +49,22 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
         warm_up: args.warm_up.0,
         limit: args.link.timeout.0,
     };
-    let summary = one(connection, &memory, &work, || Ok(()))?;
-    say!("{}", text(&summary).trim_end());
-    Ok(json!(summary))
+    let (path, peer) = (connection.path(), connection.peer().memory.clone());
+    let ends = format!("{} -> {}", short(memory.name()), short(&peer));
+    let measured = one(connection, &memory, &work)?;
+    let mut rows = measured.rows(&work, &ends)?;
+    rows.extend(measured.intervals);
+    let notes = vec!["Contents were verified before.".to_owned()];
+    let mut subject = Subject::new("Two hosts", bench::machine(&memory, &devices), rows, notes);
+    subject.path = Some(path);
+    bench::show(&subject)?;
+    Ok(Told::Nothing)
 }
 
 /// What is to be measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
-    /// Bytes of one transfer.
-    pub(super) bytes: u64,
-    pub(super) mode: Mode,
-    /// Transfers of one direction under way at a time.
-    pub(super) in_flight: u16,
+    pub(super) run: Run,
     pub(super) amount: Amount,
     /// Report each of these.
     pub(super) interval: Option<Duration>,
@@ -84,35 +83,27 @@ pub(super) enum Amount {
     Time(Duration),
 }
 
-impl Work {
-    fn run(&self, count: u32) -> Run {
-        Run::new(self.mode, Op::Send, self.bytes, count, self.in_flight)
-    }
-}
-
-/// Measures over a fresh connection to a server, and closes it. `go` returns when the timed transfers may
-/// begin; the contents are proven then.
+/// Measures over a fresh connection to a server, and closes it. The contents are proven first.
 pub(super) fn one(
     connection: Connection,
     memory: &MemoryChoice,
     work: &Work,
-    go: impl FnOnce() -> Result<(), Error>,
-) -> Result<Summary, Error> {
-    let measured = measure(&connection, memory, work, go);
-    let peer = connection.peer().clone();
-    let path = connection.path();
-    let measured = link::part_after(connection, measured)?;
-    measured.summary(work, path, [memory.describe(), peer.memory])
+) -> Result<Measured, Error> {
+    let measured = measuring::measure(&connection, memory, work.limit, |meter| {
+        meter.verify(&work.run)?;
+        timed(meter, work)
+    });
+    link::part_after(connection, measured)
 }
 
 /// What the timed transfers gave.
 #[derive(Default)]
-struct Measured {
+pub(super) struct Measured {
     transfers: u64,
     bytes: u64,
     elapsed: Duration,
     times: Vec<Duration>,
-    intervals: Vec<Interval>,
+    intervals: Vec<Row>,
     ours: Spent,
     theirs: Spent,
     cpu_us: u64,
@@ -124,9 +115,8 @@ impl Measured {
         let span = work.interval.unwrap_or(STRETCH);
         let in_time = |span: Duration| {
             let count = span.as_nanos() / each.as_nanos().max(1);
-            u32::try_from(count)
-                .unwrap_or(u32::MAX)
-                .clamp(1, MOST_MESSAGES)
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            count.clamp(1, MOST_MESSAGES)
         };
         match work.amount {
             Amount::Transfers(all) => {
@@ -142,61 +132,56 @@ impl Measured {
         }
     }
 
-    fn summary(&self, work: &Work, path: String, memory: [String; 2]) -> Result<Summary, Error> {
-        let gb_per_second = rate(self.bytes, self.elapsed).ok_or_else(|| {
+    /// 10^9 bytes a second, and processor seconds of both ends for 10^9 bytes.
+    #[expect(clippy::cast_precision_loss, reason = "a figure with a few digits")]
+    pub(super) fn rate_and_cpu(&self) -> Result<(f64, f64), Error> {
+        let rate = rate(self.bytes, self.elapsed).ok_or_else(|| {
             Error::failed(
                 "the transfers took no time that this clock can show",
                 "give a larger --size or more --iterations",
             )
         })?;
-        let (sender, receiver) = match work.mode {
-            Mode::Back => (&self.theirs, &self.ours),
-            Mode::One | Mode::Both | Mode::Latency => (&self.ours, &self.theirs),
+        // Microseconds a byte are 1,000 seconds for 10^9 bytes.
+        Ok((rate, self.cpu_us as f64 * 1e3 / self.bytes as f64))
+    }
+
+    /// The report.
+    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+    fn rows(&self, work: &Work, ends: &str) -> Result<Vec<Row>, Error> {
+        let (rate, cpu) = self.rate_and_cpu()?;
+        let (direction, sender, receiver) = match work.run.mode {
+            Mode::Back => ("from the server", &self.theirs, &self.ours),
+            Mode::Both => ("both ways, sum", &self.ours, &self.theirs),
+            Mode::One | Mode::Latency => ("to the server", &self.ours, &self.theirs),
         };
+        let case = rotation::title(&work.run);
+        let name = format!("{case}: {ends}, {direction}");
+        let mut row = Row::of(name, "GB/s", &[rate]).cpu(&[cpu]);
+        row.notes = format!("{} transfers", self.transfers);
+        let mut rows = vec![row];
+        // As their sender sees them; none where that is the server.
+        if let Some(latency) = Latency::of(&self.times) {
+            rows.extend(latency.rows(&format!("{case}: time of a transfer")));
+        }
+        rows.extend(sender.rows(&format!("{case}: sender")));
+        rows.extend(receiver.rows(&format!("{case}: receiver")));
         let fragments = self.ours.fragments + self.theirs.fragments;
-        let received = (self.bytes / work.bytes.max(1)).max(1);
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "shown without digits after the point"
-        )]
-        let fragments_per_transfer = fragments as f64 / received as f64;
-        Ok(Summary {
-            bytes: work.bytes,
-            iterations: self.transfers,
-            direction: match work.mode {
-                Mode::One | Mode::Latency => "to the server",
-                Mode::Back => "from the server",
-                Mode::Both => "both ways, sum",
-            }
-            .to_owned(),
-            in_flight: work.in_flight,
-            seconds: self.elapsed.as_secs_f64(),
-            gb_per_second,
-            latency_us: Latency::of(&self.times),
-            intervals: self.intervals.clone(),
-            sender_percent: Shares::of(sender),
-            receiver_percent: Shares::of(receiver),
-            fragments_per_transfer,
-            cpu_seconds_per_gb: cpu_per_gb(self.bytes, self.cpu_us),
-            path,
-            memory,
-            verified: true,
-        })
+        let received = (self.bytes / work.run.bytes.max(1)).max(1);
+        let each = fragments as f64 / received as f64;
+        rows.push(Row::of(
+            format!("{case}: fragments of a transfer"),
+            "fragments",
+            &[each],
+        ));
+        Ok(rows)
     }
 }
 
-fn measure(
-    connection: &Connection,
-    memory: &MemoryChoice,
-    work: &Work,
-    go: impl FnOnce() -> Result<(), Error>,
-) -> Result<Measured, Error> {
-    let mut meter = Meter::begin(connection, memory, work.limit)?;
-    meter.verify(Op::Send, work.bytes, work.in_flight)?;
-    go()?;
-    let mut each = warm_up(&mut meter, work)?;
+fn timed(meter: &mut Meter<'_>, work: &Work) -> Result<Measured, Error> {
+    let run = |count: u32| Run { count, ..work.run };
+    let mut each = warm_up(meter, work)?;
     let total = match work.amount {
-        Amount::Transfers(count) => Some(work.run(count).moved()),
+        Amount::Transfers(count) => Some(run(count).moved()),
         Amount::Time(_) => None,
     };
     let mut progress = Progress::from("measuring", total, 0);
@@ -206,45 +191,39 @@ fn measure(
         if count == 0 {
             break;
         }
-        let run = work.run(count);
-        let (part, theirs) = meter.run(&run, each.saturating_mul(count))?;
+        let sample = meter.run(&run(count), each.saturating_mul(count))?;
+        let part = &sample.part;
         each = part.elapsed / count;
-        let start = measured.elapsed;
+        let start = measured.elapsed.as_secs_f64();
         measured.transfers += u64::from(count);
-        measured.bytes = measured.bytes.saturating_add(run.moved());
+        measured.bytes = measured.bytes.saturating_add(sample.moved);
         measured.elapsed += part.elapsed;
         measured.ours.join(&part.cost.spent);
-        measured.theirs.join(&theirs.spent);
-        measured.cpu_us += part.cost.cpu_us + theirs.cpu_us;
+        measured.theirs.join(&sample.theirs.spent);
+        measured.cpu_us += part.cost.cpu_us + sample.theirs.cpu_us;
         let room = MOST_TIMES - measured.times.len();
-        measured.times.extend(part.times.into_iter().take(room));
+        measured.times.extend(part.times.iter().take(room));
         progress.at(measured.bytes);
-        let rate = rate(run.moved(), part.elapsed).unwrap_or_default();
         if work.interval.is_some() {
-            let end = measured.elapsed;
-            let (from, to) = (start.as_secs_f64(), end.as_secs_f64());
-            say!("  {from:8.2} to {to:8.2} s  {rate:8.3} GB/s");
+            let (end, rate) = (measured.elapsed.as_secs_f64(), sample.rate());
+            say!("  {start:8.2} to {end:8.2} s  {rate:8.3} GB/s");
             if measured.intervals.len() < MOST_INTERVALS {
-                measured.intervals.push(Interval {
-                    start: start.as_secs_f64(),
-                    end: end.as_secs_f64(),
-                    gb_per_second: rate,
-                });
+                let name = format!("{start:.2} to {end:.2} s");
+                measured.intervals.push(Row::of(name, "GB/s", &[rate]));
             }
         }
     }
-    meter.end()?;
     Ok(measured)
 }
 
 /// Moves what does not count; returns how long one transfer takes.
 fn warm_up(meter: &mut Meter<'_>, work: &Work) -> Result<Duration, Error> {
     let started = Instant::now();
-    let least = u32::from(work.in_flight);
+    let least = u32::from(work.run.depth);
     let mut count = least;
     loop {
-        let (part, _) = meter.run(&work.run(count), work.warm_up)?;
-        let each = part.elapsed / count;
+        let sample = meter.run(&Run { count, ..work.run }, work.warm_up)?;
+        let each = sample.part.elapsed / count;
         let left = work.warm_up.saturating_sub(started.elapsed());
         if left.is_zero() {
             return Ok(each);
@@ -262,9 +241,7 @@ mod tests {
 
     fn work(amount: Amount, interval: Option<Duration>) -> Work {
         Work {
-            bytes: 1,
-            mode: Mode::One,
-            in_flight: 1,
+            run: Run::new(Mode::One, Op::Send, 1, 1, 1),
             amount,
             interval,
             warm_up: Duration::ZERO,

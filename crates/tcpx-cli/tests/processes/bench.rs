@@ -1,4 +1,6 @@
-use crate::support::{Running, Server, tcpx};
+use serde_json::Value;
+
+use crate::support::{Ended, Running, Server, tcpx};
 
 /// Enough for every part to run; figures are nobody's business here.
 const SHORT: [&str; 8] = [
@@ -12,185 +14,125 @@ const SHORT: [&str; 8] = [
     "1,3",
 ];
 
-#[test]
-fn two_processes_measure_every_mode_beside_plain_loops() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (csv, plot) = (
-        directory.path().join("net.csv"),
-        directory.path().join("net.svg"),
-    );
-    let mut command = tcpx(&[
-        "bench", "net", "--from", "host", "--to", "host", "--peer", "raw", "--json",
-    ]);
-    command
-        .args(SHORT)
-        .arg("--csv")
-        .arg(&csv)
-        .arg("--plot")
-        .arg(&plot);
-    let ended = Running::start(command).end();
-    let file: serde_json::Value =
+const HERE: [&str; 6] = ["bench", "net", "--from", "host", "--to", "host"];
+
+fn run(arguments: &[&[&str]]) -> Ended {
+    Running::start(tcpx(&arguments.concat())).end()
+}
+
+/// The names of a report's rows but those of 99th percentiles, which need many times.
+fn names(ended: &Ended) -> Vec<String> {
+    let report: Value =
         serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
-    assert_eq!(file["subject"], "Network");
-    let rows = file["rows"].as_array().expect("rows");
-    let is_p99 = |row: &&serde_json::Value| {
-        row["name"]
-            .as_str()
-            .is_some_and(|name| name.ends_with("p99"))
-    };
-    let (p99, others): (Vec<_>, Vec<_>) = rows.iter().partition(is_p99);
-    // For each of two sizes: three contenders' round trips, then two modes of two depths with two contenders.
-    assert_eq!(others.len(), 2 * (3 + 2 * 2 * 2), "{file:#}");
-    // A round trip has a 99th percentile where it was timed often enough.
-    assert!(p99.len() <= 2 * 3, "{file:#}");
+    let rows = report["rows"].as_array().expect("rows");
     for row in rows {
-        assert!(
-            row["median"].as_f64().is_some_and(|value| value > 0.0),
-            "{row}"
-        );
+        assert!(row["median"].as_f64() > Some(0.0), "{row}");
         assert_eq!(row["runs"], 2);
     }
-    let named = |name: &str| rows.iter().find(|row| row["name"] == name).expect(name);
-    let ours = named("292.97 KiB, 3 in flight: host -> host");
-    let notes = ours["notes"].as_str().expect("notes");
-    assert!(
-        notes.contains("of the rate of raw") && notes.contains("TCP bytes a payload byte"),
-        "{notes}"
-    );
-    // Headers are 48 bytes of a chunk, and nothing is sent twice on loopback.
-    let tcp: f64 = notes
-        .split("; ")
-        .find_map(|part| part.strip_suffix(" TCP bytes a payload byte."))
-        .and_then(|ratio| ratio.parse().ok())
-        .expect("a ratio");
-    assert!((1.0..1.01).contains(&tcp), "{tcp}");
-    let lines = std::fs::read_to_string(&csv)
-        .expect("written")
-        .lines()
-        .count();
-    assert_eq!(lines, 1 + 2 * 2 * (3 + 2 * 2 * 2));
-    assert!(
-        std::fs::read_to_string(&plot)
-            .expect("written")
-            .starts_with("<svg")
-    );
+    let names = rows
+        .iter()
+        .map(|row| row["name"].as_str().expect("a name").to_owned());
+    names.filter(|name| !name.ends_with("p99")).collect()
 }
 
 #[test]
-fn puts_and_gets_stand_beside_sends() {
-    let mut command = tcpx(&[
-        "bench", "net", "--from", "host", "--to", "host", "--op", "put,get", "--json",
-    ]);
-    command.args(SHORT);
-    let ended = Running::start(command).end();
-    let file: serde_json::Value =
-        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
-    let rows = file["rows"].as_array().expect("rows");
-    let is_p99 = |row: &&serde_json::Value| {
-        let name = row["name"].as_str();
-        name.is_some_and(|name| name.ends_with("p99"))
-    };
-    // For each of two sizes: round trips, then two modes of two depths, each with three contenders.
-    let others = rows.iter().filter(|row| !is_p99(row)).count();
-    assert_eq!(others, 2 * (1 + 2 * 2) * 3, "{file:#}");
-    for row in rows {
-        let median = row["median"].as_f64();
-        assert!(median.is_some_and(|value| value > 0.0), "{row}");
+fn two_processes_measure_every_mode_beside_plain_loops() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (plot, file) = (
+        folder.path().join("net.svg"),
+        folder.path().join("net.json"),
+    );
+    let [plot, file] = [&plot, &file].map(|path| path.to_str().expect("a path"));
+    let ended = run(&[&HERE, &SHORT, &["--peer", "raw", "--json", "--plot", plot]]);
+    let names = names(&ended);
+    // For each of two sizes: round trips, then two modes of two depths, each with two contenders.
+    assert_eq!(names.len(), 2 * (1 + 2 * 2) * 2, "{names:#?}");
+    for name in [
+        "300000 B, 3 in flight: tcpx",
+        "1 KiB, half a round trip: raw, p50",
+    ] {
+        assert!(names.iter().any(|own| own == name), "{names:#?}");
     }
-    let put = "292.97 KiB, 3 in flight: host -> host, put";
-    let put = rows.iter().find(|row| row["name"] == put).expect(put);
-    let notes = put["notes"].as_str().expect("notes");
-    assert!(notes.contains("of the rate of send"), "{notes}");
-}
-
-#[test]
-fn batches_of_pieces_in_every_layout_stand_beside_one_put() {
-    for layout in ["dense", "strided", "shuffled"] {
-        let mut command = tcpx(&[
-            "bench", "net", "--from", "host", "--to", "host", "--json", "--modes", "one",
-        ]);
-        command.args(["--op", "put,batch,batch-get", "--pieces", "301"]);
-        command.args(["--piece-bytes", "1KiB", "--layout", layout]);
-        command.args(["--in-flight", "1", "--rounds", "1", "--span", "1ms"]);
-        let ended = Running::start(command).end();
-        let file: serde_json::Value =
-            serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
-        let rows = file["rows"].as_array().expect("rows");
-        for who in ["put", "batch", "batch of gets"] {
-            let name = format!("301 KiB, 1 in flight: host -> host, {who}");
-            assert!(rows.iter().any(|row| row["name"] == name), "{file:#}");
-        }
-    }
-}
-
-#[test]
-fn a_server_elsewhere_serves_one_benchmark() {
-    let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
-    let client = server.client(
-        &["bench", "net", "--server"],
-        &[&SHORT[..], &["--from", "host", "--modes", "latency"]].concat(),
+    assert!(ended.stdout.contains(" of raw"), "{}", ended.stdout);
+    let drawn = |path| std::fs::read_to_string(path).expect("written");
+    assert!(drawn(plot).starts_with("<svg"));
+    // Repeated runs become one report.
+    std::fs::write(file, &ended.stdout).expect("written");
+    let shown = run(&[&["bench", "show", file, file, "--subject", "Twice", "--json"]]);
+    let report: Value =
+        serde_json::from_str(&shown.assert_code(0).stdout).expect("one JSON document");
+    assert_eq!(
+        (&report["subject"], &report["rows"][0]["runs"]),
+        (&"Twice".into(), &2.into())
     );
+    run(&[&["bench", "show", file]])
+        .assert_code(0)
+        .assert_says("300000 B, 3 in flight: tcpx");
+    run(&[&["bench", "show", plot]])
+        .assert_code(1)
+        .assert_complains("not a benchmark file");
+}
+
+#[test]
+fn puts_and_gets_stand_beside_sends_whole_and_in_pieces() {
+    let ops = [
+        "--op",
+        "put,get",
+        "--piece-bytes",
+        "1KiB",
+        "--modes",
+        "latency,one",
+        "--json",
+    ];
+    let names = names(&run(&[&HERE, &SHORT, &ops]));
+    // Round trips have three contenders; what streams has pieces too, but for a message of one piece.
+    assert_eq!(names.len(), 2 * 3 + 2 * 3 + 2 * 5, "{names:#?}");
+    let pieces = "300000 B, 3 in flight: tcpx, gets of 1 KiB";
+    assert!(names.iter().any(|own| own == pieces), "{names:#?}");
+}
+
+#[test]
+fn a_server_of_perf_elsewhere_serves_a_benchmark() {
+    let server = Server::start(tcpx(&["perf", "server", "host"]));
+    let flags = [
+        "--from",
+        "host",
+        "--rounds",
+        "1",
+        "--span",
+        "5ms",
+        "--case",
+        "latency:8",
+    ];
+    let client = server.client(&["bench", "net", "--server"], &flags);
     let (server, client) = server.finish(client);
     server.assert_code(0);
     client
         .assert_code(0)
-        .assert_says("1 KiB, half a round trip")
+        .assert_says("8 B, half a round trip: tcpx, p50")
         .assert_complains("contents verified");
 }
 
 #[test]
-fn a_benchmark_that_cannot_be_is_refused() {
-    let ended = Running::start(tcpx(&["bench", "net", "--sizes", "0", "--from", "host"])).end();
-    ended.assert_code(2).assert_complains("0 bytes");
-    let mut without = tcpx(&["bench", "net", "--peer", "iperf3", "--from", "host"]);
+fn a_benchmark_that_cannot_be_is_refused_before_anything_is_measured() {
+    run(&[&HERE, &["--sizes", "0"]])
+        .assert_code(2)
+        .assert_complains("0 bytes");
+    let ended = run(&[&HERE, &SHORT, &["--plot", "/nonexistent/net.svg"]]);
+    ended
+        .assert_code(1)
+        .assert_complains("/nonexistent/net.svg");
+    assert_eq!(ended.stdout, "");
+    let mut without = tcpx(&[&HERE[..], &["--peer", "iperf3"]].concat());
     without.env("PATH", "/nonexistent");
     Running::start(without)
         .end()
         .assert_code(1)
         .assert_complains("iperf3 cannot be started")
         .assert_complains("leave --peer iperf3 out");
-}
-
-#[test]
-fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
-    let mut command = tcpx(&["bench", "net", "--from", "host", "--to", "host"]);
-    command.args(SHORT).args(["--csv", "/nonexistent/net.csv"]);
-    let ended = Running::start(command).end();
-    ended
-        .assert_code(1)
-        .assert_complains("/nonexistent/net.csv");
-    assert_eq!(ended.stdout, "");
-}
-
-#[test]
-fn the_other_end_does_only_what_a_benchmark_asks() {
-    let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
-    let client = server.client(&["transfer"], &["--host"]);
-    let (server, client) = server.finish(client);
-    server
-        .assert_code(1)
-        .assert_complains("a request to measure");
-    client.assert_code(1);
-}
-
-#[test]
-fn both_ends_and_the_plain_loops_use_the_congestion_control_that_was_chosen() {
-    let mut command = tcpx(&[
-        "bench", "net", "--from", "host", "--to", "host", "--peer", "raw", "--modes", "one",
-    ]);
-    command.args(SHORT).args(["--congestion", "reno"]);
-    let ended = Running::start(command).end();
-    ended.assert_code(0).assert_says("streams, reno");
-    // The other end would be named if it used another one.
-    assert!(!ended.stdout.contains(" there,"), "{}", ended.stdout);
-    assert!(!ended.stdout.contains("reno here"), "{}", ended.stdout);
-}
-
-#[test]
-fn a_congestion_control_that_the_system_lacks_is_refused_with_those_it_has() {
-    let mut command = tcpx(&["bench", "net", "--from", "host"]);
-    command.env("TCPX_CONGESTION", "no_such");
-    Running::start(command)
+    let mut control = tcpx(&HERE);
+    control.env("TCPX_CONGESTION", "no_such");
+    Running::start(control)
         .end()
         .assert_code(1)
         .assert_complains("congestion control `no_such` cannot be used")
@@ -198,57 +140,10 @@ fn a_congestion_control_that_the_system_lacks_is_refused_with_those_it_has() {
 }
 
 #[test]
-fn cases_of_their_own_leave_a_file_for_each_measurement() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let runs = folder.path().join("runs");
-    let measure = || {
-        let mut command = tcpx(&[
-            "bench",
-            "net",
-            "--from",
-            "host",
-            "--to",
-            "host",
-            "--span",
-            "5ms",
-            "--rounds",
-            "2",
-            "--peer",
-            "raw",
-            "--case",
-            "ping=latency:8",
-            "--case",
-            "both:64KiB:3",
-            "--at-once",
-            "--runs",
-        ]);
-        command.arg(&runs);
-        Running::start(command).end()
-    };
-    measure()
-        .assert_code(0)
-        .assert_says("8 bytes, half a round trip")
-        .assert_says("64 KiB, 3 in flight each way, sum");
-    // A second start counts on.
-    measure().assert_code(0);
-    let read = |name: &str| {
-        let text = std::fs::read_to_string(runs.join(name)).expect(name);
-        serde_json::from_str::<serde_json::Value>(&text).expect("one JSON value")
-    };
-    for who in ["tcpx", "raw", "raw-spinning"] {
-        for number in 1..=4 {
-            let run = read(&format!("ping.{who}.{number}.json"));
-            assert_eq!((&run["who"], &run["verified"]), (&who.into(), &true.into()));
-            assert!(run["latency_us"]["p50"].as_f64().expect("a time") > 0.0);
-        }
-    }
-    let both = read("both-65536-3.tcpx.4.json");
-    for figure in [
-        "gb_per_second",
-        "cpu_seconds_per_gb",
-        "tcp_bytes_per_payload_byte",
-    ] {
-        assert!(both[figure].as_f64().expect(figure) > 0.0, "{both}");
-    }
-    assert!(!runs.join("ping.tcpx.5.json").exists());
+fn both_ends_and_the_plain_loops_use_the_congestion_control_that_was_chosen() {
+    let chosen = ["--peer", "raw", "--modes", "one", "--congestion", "reno"];
+    let ended = run(&[&HERE, &SHORT, &chosen]);
+    ended.assert_code(0).assert_says("streams, reno");
+    // The other end would be named if it used another one.
+    assert!(!ended.stdout.contains("reno here"), "{}", ended.stdout);
 }

@@ -17,7 +17,7 @@ fn the_demo_compares_every_byte_of_every_path() {
         ["tcp", "send, receive", "-"],
         ["tcp", "put", "-"],
         ["tcp", "get", "-"],
-        ["tcp", "batch, notified", "-"],
+        ["tcp", "batch of puts", "-"],
         ["plugin", "send, receive", "host"],
         ["plugin", "send, receive", "d2d"],
         ["plugin", "send, receive", "kernel"],

@@ -1,8 +1,7 @@
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::support::{Running, tcpx};
 
@@ -26,15 +25,14 @@ fn free_port() -> String {
     free.expect("a free port").to_string()
 }
 
-/// A rank of several processes, as a launcher starts it.
-fn rank(rank: &str, size: &str, port: &str, key: &str) -> Command {
-    let mut command = tcpx(&["perf", "--host", "--port", port]);
+/// A host of a list, by its place in it.
+fn host(list: &tempfile::NamedTempFile, place: usize, key: &str) -> Command {
+    let mut command = tcpx(&["perf", "--host", "--hosts"]);
     command
+        .arg(list.path())
         .args(SHORT)
         .env("TCPX_KEY", key)
-        .env("RANK", rank)
-        .env("WORLD_SIZE", size)
-        .env("MASTER_ADDR", "127.0.0.1");
+        .env("RANK", place.to_string());
     command
 }
 
@@ -45,116 +43,68 @@ fn list(lines: &str) -> tempfile::NamedTempFile {
     list
 }
 
-#[test]
-fn one_host_without_gpus_measures_its_memory_against_itself() {
-    let mut command = tcpx(&["perf", "--host", "--json"]);
-    command.args(SHORT);
-    let ended = Running::start(command).end();
-    let file: serde_json::Value =
-        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
-    let rows = file["rows"].as_array().expect("rows");
-    let names: Vec<_> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
-    assert_eq!(
-        names,
-        [
-            "host -> host, alone",
-            "host -> host, all at once",
-            "sum of all at once"
-        ]
-    );
-    for row in rows {
-        assert!(
-            row["median"].as_f64().is_some_and(|rate| rate > 0.0),
-            "{row}"
-        );
-    }
+/// As many hosts, all on this one, each with a port, and another one behind it for its memory.
+fn hosts(count: usize) -> tempfile::NamedTempFile {
+    let line = |_| {
+        let (port, _memory) = (free_port(), free_port());
+        format!("127.0.0.1:{port} # one\n")
+    };
+    list(&(0..count).map(line).collect::<String>())
 }
 
 #[test]
-fn what_a_launcher_started_is_measured_pair_by_pair() {
-    let (port, key) = (free_port(), key());
-    let others = ["1", "2"].map(|other| Running::start(rank(other, "3", &port, &key)));
-    let ended = Running::start(rank("0", "3", &port, &key)).end();
-    ended
-        .assert_code(0)
-        .assert_says("contents verified")
-        .assert_says("alone")
-        .assert_says("all at once")
-        .assert_says("perf: PASSED");
-    for title in [
-        "0: 127.0.0.1 host",
-        "1: 127.0.0.1 host",
-        "2: 127.0.0.1 host",
-    ] {
-        ended.assert_says(title);
+fn the_hosts_of_a_list_are_measured_pair_by_pair() {
+    let (list, key) = (hosts(3), key());
+    let others = [1, 2].map(|place| Running::start(host(&list, place, &key)));
+    let mut first = host(&list, 0, &key);
+    first.arg("--json");
+    let ended = Running::start(first).end();
+    let report: serde_json::Value =
+        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 3 * 2, "{report:#}");
+    for row in rows {
+        assert!(row["median"].as_f64() > Some(0.0), "{row}");
     }
-    for pair in ["0: 127.0.0.1 host -> 2", "2: 127.0.0.1 host -> 1"] {
-        ended.assert_complains(pair);
-    }
+    let name = "2: 127.0.0.1 host -> 1: 127.0.0.1 host";
+    assert!(rows.iter().any(|row| row["name"] == name), "{report:#}");
     for other in others {
         other.end().assert_code(0).assert_says("perf: PASSED");
     }
 }
 
 #[test]
-fn a_list_of_hosts_says_where_rank_0_is() {
-    let (port, key) = (free_port(), key());
-    let hosts = list(&format!("127.0.0.1:{port} # one\nlocalhost\n"));
-    let of_list = |rank: &str| {
-        let mut command = tcpx(&["perf", "--host", "--hosts"]);
-        command.arg(hosts.path()).args(SHORT);
-        command.env("TCPX_KEY", &key).env("RANK", rank);
-        command
-    };
-    let other = Running::start(of_list("1"));
-    Running::start(of_list("0"))
-        .end()
-        .assert_code(0)
-        .assert_says("1: 127.0.0.1 host");
-    other.end().assert_code(0);
-}
-
-#[test]
-fn a_rank_that_does_not_come_is_named_and_the_others_are_measured() {
-    let (port, key) = (free_port(), key());
-    let other = Running::start(rank("2", "3", &port, &key));
-    let mut first = rank("0", "3", &port, &key);
+fn a_host_that_does_not_answer_is_named_and_the_others_are_measured() {
+    let (list, key) = (hosts(3), key());
+    let other = Running::start(host(&list, 1, &key));
+    let mut first = host(&list, 0, &key);
     // Enough for the other one on two busy cores.
     first.args(["--wait", "20s"]);
     Running::start(first)
         .end()
         .assert_code(1)
-        .assert_says("2: 127.0.0.1 host")
-        .assert_complains("rank 1 did not come");
+        .assert_says("0: 127.0.0.1 host -> 1: 127.0.0.1 host")
+        .assert_complains("2: 127.0.0.1:");
     other.end().assert_code(0);
 }
 
 #[test]
-fn a_rank_obeys_nobody_without_its_key() {
-    let port = free_port();
-    let mut other = rank("1", "2", &port, &key());
-    other.args(["--wait", "2s"]);
-    let mut first = rank("0", "2", &port, &key());
-    first.args(["--wait", "12s"]);
-    let first = Running::start(first);
-    // It listens, so that the other one is not refused because nobody does.
-    let until = Instant::now() + Duration::from_secs(60);
-    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
-        assert!(Instant::now() < until, "nobody listens");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Running::start(other)
+fn a_host_obeys_nobody_without_its_key() {
+    let list = hosts(2);
+    let mut other = host(&list, 1, &key());
+    other.args(["--wait", "12s"]);
+    let other = Running::start(other);
+    let mut first = host(&list, 0, &key());
+    first.args(["--wait", "2s"]);
+    Running::start(first)
         .end()
         .assert_code(1)
-        .assert_complains("key");
-    first
-        .end()
-        .assert_code(1)
-        .assert_complains("no other rank of 2 came");
+        .assert_complains("no other host answered within 2.00 s");
+    other.end().assert_code(1);
 }
 
 #[test]
-fn ranks_that_cannot_be_measured_are_refused() {
+fn hosts_that_cannot_be_measured_are_refused() {
     let refused = |lines: &str, why: &str| {
         let hosts = list(lines);
         let mut command = tcpx(&["perf", "--insecure", "--hosts"]);
@@ -168,10 +118,15 @@ fn ranks_that_cannot_be_measured_are_refused() {
     refused("127.0.0.1:1\n127.0.0.1:2\n", "2 of its lines are addresses");
     let missing = Running::start(tcpx(&["perf", "--insecure", "--hosts", "/nonexistent"])).end();
     missing.assert_code(1).assert_complains("/nonexistent");
-    let mut without = rank("0", "2", &free_port(), "");
+    let list = hosts(2);
+    let mut without = host(&list, 0, "");
     without.env_remove("TCPX_KEY");
     Running::start(without)
         .end()
         .assert_code(2)
         .assert_complains("need one key");
+    Running::start(tcpx(&["perf"]))
+        .end()
+        .assert_code(2)
+        .assert_complains("give --hosts FILE");
 }
