@@ -12,7 +12,8 @@ use tcpx_net::{DialOptions, dial};
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::crc::crc32c;
 use tcpx_wire::frame::{
-    Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, Notified, PlacedChunks, encode,
+    Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, Notified, PlacedChunks,
+    encode,
 };
 use tcpx_wire::handshake::{Established, Session};
 use tcpx_wire::lane_seal::{self, Opener, Sealer};

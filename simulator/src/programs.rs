@@ -8,8 +8,8 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx::{
-    Auth, Connection, Endpoint, Lend, Limits, Options, ProgressMode, Region, Rights, TcpNetwork, TcpOptions,
-    Window, WindowKey,
+    Auth, Connection, Endpoint, Lend, Limits, Options, ProgressMode, Region, Rights, TcpNetwork,
+    TcpOptions, Window, WindowKey,
 };
 
 use crate::liar::Liar;
@@ -38,13 +38,7 @@ struct Scene {
     done: Barrier,
 }
 
-pub fn options(
-    plan: &Plan,
-    key: &Auth,
-    limits: Limits,
-    manual: bool,
-    encrypt: bool,
-) -> Options {
+pub fn options(plan: &Plan, key: &Auth, limits: Limits, manual: bool, encrypt: bool) -> Options {
     let network = TcpNetwork::new(TcpOptions {
         window: plan.window,
         stage_host: plan.stage,
@@ -200,13 +194,16 @@ pub fn run(plan: &Plan) {
         }
     };
     let liar = plan.liar.as_ref().and_then(|(side, manners)| {
-        accept(options(plan, &auth, Limits::default(), side.manual, false), &|to| {
-            let (auth, manners) = (auth.clone(), manners.clone());
-            std::thread::spawn(move || {
-                let liar = Liar::connect(to, &auth, label(0), manners)?;
-                Some(Dialled::Liar(Box::new(liar)))
-            })
-        })
+        accept(
+            options(plan, &auth, Limits::default(), side.manual, false),
+            &|to| {
+                let (auth, manners) = (auth.clone(), manners.clone());
+                std::thread::spawn(move || {
+                    let liar = Liar::connect(to, &auth, label(0), manners)?;
+                    Some(Dialled::Liar(Box::new(liar)))
+                })
+            },
+        )
     });
     for sides in &plan.connections {
         let server = options(plan, &auth, plan.limits[1], sides[1].manual, plan.encrypt);

@@ -170,7 +170,8 @@ impl Session {
             .configure(agreed.channels, agreed.receive_window);
         self.liveness.configure(now, agreed.heartbeat);
         self.agreed = Some(agreed);
-        self.actions.push_back(Action::PeerSettings(Box::new(theirs)));
+        self.actions
+            .push_back(Action::PeerSettings(Box::new(theirs)));
         self.ask_queued();
         self.begin_unroomed(now);
         self.ask_unasked();
