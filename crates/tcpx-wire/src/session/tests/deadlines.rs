@@ -6,7 +6,7 @@ use crate::frame::{CancelReason, Frame, Role};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-pub(super) fn stalled(error: &OperationError) -> &StallReport {
+fn stalled(error: &OperationError) -> &StallReport {
     match &error.cause {
         EndCause::Stalled(report) => report,
         other => panic!("expected a stall, got {other}"),
