@@ -789,7 +789,8 @@ int tcpx_notification(tcpx_connection *connection,
  * says goodbye too. Returns when both sides are done. What is left after `timeout_ms` ends then. 0 leaves all that to
  * the library, which takes five seconds at most, and always succeeds.
  */
-int tcpx_connection_close(tcpx_connection *connection, uint32_t timeout_ms);
+int tcpx_connection_close(tcpx_connection *connection,
+                          uint32_t timeout_ms);
 
 /**
  * Allocates `bytes` bytes of host memory, page-aligned and all zero.
