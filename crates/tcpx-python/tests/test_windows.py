@@ -146,6 +146,7 @@ sys.stdin.read()
         user = tcpx.connect(f"127.0.0.1:{port}", insecure=True, timeout=PATIENCE).wait()
         key = bytes.fromhex(owner.stdout.readline())
         owner.send_signal(signal.SIGSTOP)
+        os.waitpid(owner.pid, os.WUNTRACED)
         late = [user.get(bytearray(4096), key, stall=0.02) for _ in range(600)]
         for get in late:
             with pytest.raises(tcpx.TimeoutError):

@@ -94,7 +94,7 @@ fn the_plugin_shows_its_fragments() {
 #[test]
 fn a_client_that_wants_something_else_is_told_so() {
     let server = Server::start(tcpx(&["perf", "server", "host"]));
-    let client = server.client(&["transfer"], &["--host"]);
+    let client = server.client(&["transfer"], &["--host", "--plain"]);
     let (server, client) = server.finish(client);
     server
         .assert_code(1)
