@@ -820,13 +820,12 @@ impl Session {
         let Some(limits) = self.agreed.map(|agreed| agreed.limits) else {
             return;
         };
-        let mut any = false;
         for queue in 0..self.one_sided.queued.len() {
             while let Some((transfer, _)) = self.one_sided.queued[queue].first_key_value()
                 && let transfer = *transfer
                 && self.takes(transfer)
             {
-                any = true;
+                self.one_sided.credit_came = self.has_room(OperationId::send(transfer));
                 if let Some(queued) = self.one_sided.queued[queue].remove(&transfer) {
                     self.ask_for_room(transfer, queued);
                 }
@@ -835,12 +834,20 @@ impl Session {
         while let Some(operation) = self.one_sided.queued_gets.first().copied()
             && self.ask_for_get(&limits, operation)
         {
-            any = true;
+            self.one_sided.credit_came = self.has_room(operation);
             self.one_sided.queued_gets.remove(&operation);
         }
-        if any {
-            self.one_sided.credit_came = self.heard();
+    }
+
+    /// The peer takes an operation that was queued, since it was heard last: the operation waits from then on for what
+    /// comes of it. When that was.
+    pub(super) fn has_room(&mut self, operation: OperationId) -> Time {
+        let came = self.heard();
+        let course = Self::course(&mut self.sends, &mut self.receives, operation);
+        if let Some(course) = course {
+            course.clock.progressed(came);
         }
+        came
     }
 
     /// When the peer last took something that was queued, if this operation is.

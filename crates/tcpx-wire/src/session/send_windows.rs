@@ -38,6 +38,8 @@ pub(super) struct SendWindows {
     counted_tags: usize,
     /// Sends whose tags it will when it has forgotten others, and those behind them.
     unroomed: BTreeSet<TransferId>,
+    /// When it last had room for one of those.
+    roomed: Time,
     /// Tags that the peer was asked to forget.
     forgetting: usize,
 }
@@ -247,15 +249,19 @@ impl Session {
         while within(ASKS, self.send_windows.asking.len(), 1, limit).is_ok()
             && let Some(next) = self.send_windows.unasked.pop_first()
         {
-            self.send_windows.asked = self.heard();
+            self.send_windows.asked = self.has_room(OperationId::send(next));
             self.ask(next);
         }
     }
 
-    /// When a send could ask for a receive last, if this one has to wait for that.
+    /// When a send last had what this one waits for, if it does: room for its tag, or to ask for a receive.
     pub(super) fn ask_came(&self, transfer: TransferId) -> Option<Time> {
-        let waits = self.send_windows.unasked.contains(&transfer);
-        waits.then_some(self.send_windows.asked)
+        let windows = &self.send_windows;
+        if windows.unroomed.contains(&transfer) {
+            return Some(windows.roomed);
+        }
+        let waits = windows.unasked.contains(&transfer);
+        waits.then_some(windows.asked)
     }
 
     fn begin_in_window(&mut self, now: Time, transfer: TransferId, posted: PostedWindow) {
@@ -512,13 +518,14 @@ impl Session {
         }
     }
 
-    /// Asks the peer to forget tags that nothing is under way of.
+    /// Asks the peer to forget tags that it counts and nothing is under way of. What it does not count takes no room; it
+    /// would be asked for that again and again while a receive of the peer has it keep the count.
     fn forget_idle_tags(&mut self) {
         if self.send_windows.forgetting > 0 {
             return;
         }
         let idle = self.matching.sends.iter_mut();
-        let idle = idle.filter(|(_, counts)| counts.is_idle() && counts.next > 0);
+        let idle = idle.filter(|(_, counts)| counts.is_counted && counts.is_idle());
         for (tag, counts) in idle.take(FORGET_AT_A_TIME) {
             counts.is_forgetting = true;
             self.send_windows.forgetting += 1;
@@ -586,7 +593,9 @@ impl Session {
     pub(super) fn begin_unroomed(&mut self, now: Time) {
         while let Some(first) = self.send_windows.unroomed.pop_first()
             && self.number_first(now, first)
-        {}
+        {
+            self.send_windows.roomed = self.has_room(OperationId::send(first));
+        }
     }
 
     /// The chunks of a transfer to a window, behind those of others.

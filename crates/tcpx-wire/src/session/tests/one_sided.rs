@@ -500,6 +500,41 @@ fn gets_that_end_unanswered_keep_their_room() {
     assert!(asking.frame(now, refusal).is_err(), "one answer each");
 }
 
+/// From when the owner takes it, a get that had to wait has the whole time that it may stand still.
+#[test]
+fn a_get_that_was_queued_stalls_anew_when_it_leaves() {
+    let mut theirs = settings();
+    theirs.limits.gets = 1;
+    let mut asking = Session::new(config(), Time(0)).unwrap();
+    asking.ready();
+    asking.frame(Time(0), Frame::Settings(theirs)).unwrap();
+    asking.frame(Time(0), Frame::Ready).unwrap();
+    drain_at(&mut asking, Time(0));
+    for _ in 0..2 {
+        let request = GetRequest {
+            deadlines: stall(10),
+            ..get(1, Level::Placed, place(0, 0))
+        };
+        asking.get(Time(0), request).unwrap();
+    }
+    let second = Duration::from_secs(1);
+    let refusal = Frame::RefuseGet {
+        request: 0,
+        reason: RefuseReason::Cancelled,
+    };
+    asking.frame(Time(0) + 9 * second, refusal).unwrap();
+    drain_at(&mut asking, Time(0) + 9 * second);
+    let mut ends_at = |seconds: u32| {
+        let now = Time(0) + seconds * second;
+        asking.handle_timeout(now);
+        let (_, actions) = drain_at(&mut asking, now);
+        let ends = |action: &Action| matches!(action, Action::Complete { .. });
+        actions.iter().any(ends)
+    };
+    assert!(!ends_at(18));
+    assert!(ends_at(19));
+}
+
 /// A get has no number of a tag: that it ends early moves no receive.
 #[test]
 fn a_get_that_ends_early_leaves_receives_their_numbers() {

@@ -292,3 +292,76 @@ fn rule_5_idle_tags_are_forgotten() {
         pair.success(0, sent);
     }
 }
+
+/// A queued send stands still only while no other one gets what it waits for, and anew from when it gets that itself.
+#[test]
+fn a_queued_send_stalls_only_while_no_room_comes() {
+    let [one, many] = [1, Limits::default().tags];
+    for (tags, asks) in [(one, many), (many, one), (one, one)] {
+        let limits = Limits {
+            tags,
+            asks,
+            ..Limits::default()
+        };
+        let mut pair = Pair::of(config(), limited(&config(), limits), 1);
+        let sends = [1, 2, 3, 4].map(|tag| {
+            let mut request = send(tag, 20_000, Level::Placed);
+            request.deadlines = stall(10);
+            pair.send(0, request)
+        });
+        for (at, sent) in sends.into_iter().enumerate() {
+            pair.run(Duration::from_secs(6));
+            let received = pair.receive(1, receive(at as u64 + 1, 20_000, Level::Placed));
+            pair.run(Duration::from_secs(1));
+            pair.success(0, sent);
+            pair.success(1, received);
+        }
+        pair.assert_clean();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// A program whose peer receives in the order in which it sends needs no more than one of anything at a time, whatever
+    /// its tags are and however early the receives are there.
+    #[test]
+    fn programs_of_one_order_end_under_any_limits(
+        limits in [any_limits(1), any_limits(1)],
+        messages in prop::collection::vec((0usize..2, 0u64..3, any::<bool>(), any::<bool>(), 0u64..300), 1..30),
+        is_addressed in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let config = if is_addressed { addressed() } else { small_chunks(1) };
+        let [a, b] = limits.map(|limits| limited(&config, limits));
+        let mut pair = Pair::of(a, b, seed);
+        let mut started = Vec::new();
+        for &(side, tag, is_short, receives_first, pause) in &messages {
+            let bytes = if is_short { 8 } else { 20_000 };
+            let mut halves = [1 - side, side];
+            if !receives_first {
+                halves.reverse();
+            }
+            for half in halves {
+                let operation = match half == side {
+                    false => pair.receive(half, receive(tag, 20_000, Level::Placed)),
+                    true if is_short => pair.send(half, eager(tag, 8, Level::Placed)),
+                    true => pair.send(half, send(tag, bytes, Level::Placed)),
+                };
+                started.push((half, operation));
+                pair.run(Duration::from_micros(pause));
+            }
+        }
+        pair.settle(Duration::from_secs(1));
+        for (side, operation) in started {
+            pair.success(side, operation);
+        }
+        pair.run(Duration::from_secs(1));
+        pair.assert_clean();
+        // Nothing asks for ever: no more than once for each send, in each direction.
+        for side in 0..2 {
+            let asked = frames_to(&pair, side, |frame| matches!(frame, Frame::Forget { .. }));
+            prop_assert!(asked <= messages.len(), "{asked} of {}", messages.len());
+        }
+    }
+}
