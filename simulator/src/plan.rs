@@ -370,7 +370,8 @@ impl Plan {
             gets: few(),
             asks: few(),
             windows: few(),
-            tags: few(),
+            // A send of few tags may take the number of one that the peer has not heard the end of.
+            tags: Limits::default().tags,
             pieces: 3 * few(),
         }
     }

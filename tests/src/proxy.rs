@@ -79,6 +79,8 @@ struct State {
     up: u64,
     down: u64,
     opened: u32,
+    /// Its first stream of payload has come.
+    has_first: bool,
     woken: bool,
     /// No stream takes the first one's place.
     last: bool,
@@ -135,6 +137,9 @@ impl Board {
         let opens = !line.last && !self.cut.load(Ordering::SeqCst);
         line.opened += u32::from(opens);
         stream.number.store(line.opened, Ordering::SeqCst);
+        if opens && !stream.answers && !std::mem::replace(&mut line.has_first, true) {
+            stream.is_first.store(true, Ordering::SeqCst);
+        }
         opens
     }
 
@@ -192,7 +197,7 @@ impl Proxy {
         self.address
     }
 
-    /// The line's first stream gets this fault after `bytes` bytes in both directions together.
+    /// The line's first stream of payload gets this fault after `bytes` bytes in both directions together.
     pub fn break_line(&self, line: Line, bytes: u64, fault: Fault) {
         let mut lines = self.board.lock();
         let line = lines.entry(line).or_default();
@@ -301,6 +306,10 @@ struct Stream {
     /// Which of the line's streams it is, from 1 on; 0 while it is none: a lane that its client opens early, and does not
     /// want after all or the server does not know yet, was never one.
     number: AtomicU32,
+    /// It brings answers back alone, as the second connection of a comm or lane under NCCL does.
+    answers: bool,
+    /// It is the line's first stream of payload.
+    is_first: AtomicBool,
     /// The server has answered a lane's hello: what its client says next proves it.
     answered: AtomicBool,
 }
@@ -308,6 +317,10 @@ struct Stream {
 impl Stream {
     fn number(&self) -> u32 {
         self.number.load(Ordering::SeqCst)
+    }
+
+    fn is_first(&self) -> bool {
+        self.is_first.load(Ordering::SeqCst)
     }
 
     fn is_reset(&self, line: &State) -> bool {
@@ -335,6 +348,8 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
             _ => Line::ControlAgain,
         },
         number: AtomicU32::new(0),
+        answers: head.starts_with(b"TxLa") || head.starts_with(b"TxCa"),
+        is_first: AtomicBool::new(false),
         answered: AtomicBool::new(false),
     };
     let mut left = None;
@@ -367,7 +382,7 @@ fn pump(from: &End, to: &End, up: bool, mut left: Option<u64>, stream: &Stream, 
                     return reset(from, to);
                 }
                 // A fault is for the stream that was there first.
-                let due = line.fault.filter(|_| stream.number() == 1 && !line.woken);
+                let due = line.fault.filter(|_| stream.is_first() && !line.woken);
                 let left = due.map(|(after, _)| after.saturating_sub(line.up + line.down));
                 match (due, left) {
                     (Some((_, Fault::Stall)), Some(0)) => {
@@ -436,7 +451,7 @@ fn end_as_told(from: &End, to: &End, stream: &Stream, board: &Board) {
         let faulty = line
             .fault
             .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after);
-        stream.is_reset(line) || stream.number() == 1 && faulty
+        stream.is_reset(line) || stream.is_first() && faulty
     });
     drop(lines);
     if is_reset || from.was_reset() || to.was_reset() {
