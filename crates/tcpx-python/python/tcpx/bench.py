@@ -150,10 +150,10 @@ class Contender:
                 expected.append(self.expect(1))
                 started = time.perf_counter()
                 sent.append(self.start(0))
-            self.finish(expected.popleft())
-            if here:
+                self.finish(expected.popleft())
                 took.append(time.perf_counter() - started)
             else:
+                self.finish(expected.popleft())
                 sent.append(self.start(0))
                 if at + 2 < count:
                     expected.append(self.expect(1))
