@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     #[command(
-        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE"
+        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE\n  srun -N 4 tcpx perf --key-file server.key"
     )]
     Perf(Box<perf::PerfArgs>),
     /// Measure the network beside its peers.

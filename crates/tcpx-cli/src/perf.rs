@@ -2,6 +2,7 @@
 
 mod client;
 mod matrix;
+mod world;
 
 use serde_json::{Value, json};
 use tcpx::Connection;

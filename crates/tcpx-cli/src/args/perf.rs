@@ -21,7 +21,8 @@ pub(crate) struct PerfArgs {
 /// Without a side: every pair of hosts and GPUs, by the same command on every host.
 #[derive(Args, Debug)]
 pub(crate) struct MatrixArgs {
-    /// Measure every pair of the hosts in this file, one address a line, on each of which this same command runs.
+    /// Measure every pair of the hosts in this file, one address a line, on each of which this same command runs
+    /// [default: what torchrun, mpirun, srun or a Kubernetes indexed job started together].
     #[arg(long, value_name = "FILE")]
     pub(crate) hosts: Option<PathBuf>,
     /// Bytes of one transfer.

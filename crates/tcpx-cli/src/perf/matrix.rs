@@ -1,8 +1,7 @@
-//! Every pair of memories of several hosts. Each host runs this with the same list: it serves its memories, and does
-//! what the first host of the list says, which has one pair measured after the other.
+//! Every pair of memories of several processes, by a list of hosts or by what a launcher says. Each serves its memories
+//! and connects to rank 0, which has one pair measured after the other.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +11,7 @@ use tcpx_bench::report::{Row, Subject};
 use tcpx_bench::{Mode, Op, Run};
 
 use super::client::{self, Amount, Work};
+use super::world::World;
 use crate::args::perf::{MatrixArgs, Place};
 use crate::error::Error;
 use crate::link::{self, Link};
@@ -22,17 +22,14 @@ use crate::output::say::{self, aside, one_line};
 use crate::sizes::time;
 use crate::{addresses, bench, measuring};
 
-/// Most hosts that are measured together.
-const MOST: usize = 256;
-
-/// How long an accept waits before it looks at the clock, and the first host before it tries again.
+/// How long an accept waits before it looks at the clock, and a rank before it tries again.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// From the first host to another one, which answers with memories, an outcome, or nothing.
+/// From rank 0 to another one, which answers with a [`Hello`], an outcome, or nothing.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
 enum Order {
-    Memories,
+    Hello,
     Measure {
         /// The place of a memory in its host's list.
         from: usize,
@@ -41,6 +38,16 @@ enum Order {
         iterations: u32,
     },
     End,
+}
+
+/// What a rank says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hello {
+    rank: usize,
+    memories: Vec<Memory>,
+    /// Where it reached rank 0.
+    reached: IpAddr,
 }
 
 /// A memory that takes part: `GPU 0` or `host`, and where it receives.
@@ -57,26 +64,19 @@ type Outcome = Result<(f64, f64), String>;
 /// Measures and prints the matrix, or takes part.
 pub(super) fn run(args: &MatrixArgs) -> Result<Told, Error> {
     bench::some_bytes(args.size)?;
-    let Some(path) = &args.hosts else {
-        return Err(Error::usage(
-            "there is nobody to measure with",
-            "give --hosts FILE on every host of that list, or say `perf server` and `perf client`; `tcpx bench net` measures this host alone",
-        ));
-    };
-    let hosts = listed(path, args.link.port)?;
-    let own = own_place(path, &hosts)?;
+    let world = World::find(args)?;
     let host = MemoryChoice::host("for control");
     let control = Link::new(&args.link, &host, true)?.for_many();
     if control.has_fresh_key() {
         return Err(Error::usage(
-            "several hosts need one key, and this one has none",
+            "several processes need one key, and this one has none",
             "give all of them the same --key-file, or TCPX_KEY with what `tcpx key FILE` wrote into FILE (or --insecure)",
         ));
     }
-    let parts = serve(args, hosts[own].1.port(), control.key())?;
-    match own {
-        0 => Matrix::gather(args, &control, hosts, parts)?.measure(),
-        own => follow(args, &control, hosts[own].1.port(), &parts).map(|()| Told::Nothing),
+    let parts = serve(args, &world, control.key())?;
+    match world.rank {
+        0 => Matrix::gather(args, &world, &control, parts)?.measure(),
+        _ => follow(args, &world, &control, &parts).map(|()| Told::Nothing),
     }
 }
 
@@ -87,23 +87,26 @@ struct Part {
     port: u16,
 }
 
-/// Opens the memories, and serves each at a port of its own: behind `port` in order where they are free, so that a
+/// Opens the memories, and serves each at a port of its own: behind this rank's in order where they are free, so that a
 /// firewall can know them.
-fn serve(args: &MatrixArgs, port: u16, key: Option<tcpx::Key>) -> Result<Vec<Part>, Error> {
+fn serve(args: &MatrixArgs, world: &World, key: Option<tcpx::Key>) -> Result<Vec<Part>, Error> {
     let mut same_key = args.link.clone();
     same_key.own_key = key;
     let devices = Devices::probe();
     let gpus = u32::try_from(devices.count()).unwrap_or(0);
     let wanted = match devices.means_host(&args.memory) || args.memory.gpu.is_some() {
         true => vec![args.memory.clone()],
+        false if world.local_size > 1 => vec![Place::Gpu(world.local_rank % gpus).memory()],
         false => (0..gpus).map(|gpu| Place::Gpu(gpu).memory()).collect(),
     };
     let limit = args.link.timeout.0;
     let mut parts = Vec::new();
-    for (behind, memory) in (1u16..).zip(&wanted) {
+    let first = world.local_rank as usize * wanted.len() + 1;
+    for (behind, memory) in (first..).zip(&wanted) {
         let memory = devices.choose(memory, 0)?;
         let link = Link::new(&same_key, &memory, true)?.for_many();
-        let endpoint = link.listen(&same_key, port.saturating_add(behind));
+        let behind = u16::try_from(behind).unwrap_or(u16::MAX);
+        let endpoint = link.listen(&same_key, world.port.saturating_add(behind));
         let endpoint = endpoint.or_else(|_| link.listen(&same_key, 0))?;
         let port = endpoint.local_addr().port();
         let serves = memory.clone();
@@ -137,27 +140,44 @@ fn memories(parts: &[Part]) -> Vec<Memory> {
     parts.iter().map(memory).collect()
 }
 
-/// Waits for the first host, and does what it says.
-fn follow(args: &MatrixArgs, control: &Link, port: u16, parts: &[Part]) -> Result<(), Error> {
-    let endpoint = control.listen(&args.link, port)?;
+/// Connects to rank 0, which may start later, and does what it says.
+fn follow(args: &MatrixArgs, world: &World, control: &Link, parts: &[Part]) -> Result<(), Error> {
     let until = Instant::now() + args.link.wait.0;
-    let connection = loop {
-        match endpoint.accept(LOOK) {
-            Ok(connection) => break connection,
-            Err(error) if Instant::now() >= until => return Err(error.into()),
-            Err(error) => tracing::debug!(%error, "the first host is not there yet"),
+    let (connection, reached) = loop {
+        let tried = addresses::resolve(&world.leader, args.link.port).and_then(|found| {
+            let mut tried = found
+                .into_iter()
+                .map(|at| Ok((control.connect_to(at)?, at.ip())));
+            let first = tried.next().expect("a name has an address");
+            first.or_else(|error| tried.find_map(Result::ok).ok_or(error))
+        });
+        match tried {
+            Ok(connected) => break connected,
+            Err(error) if Instant::now() >= until => return Err(error),
+            Err(error) => tracing::debug!(error = error.what(), "rank 0 is not there yet"),
         }
+        std::thread::sleep(LOOK);
     };
-    let obeyed = obey(&connection, parts, args.link.timeout.0);
+    let hello = Hello {
+        rank: world.rank,
+        memories: memories(parts),
+        reached,
+    };
+    let obeyed = obey(&connection, &hello, parts, args.link.timeout.0);
     link::part_after(connection, obeyed)
 }
 
-fn obey(connection: &Connection, parts: &[Part], limit: Duration) -> Result<(), Error> {
+fn obey(
+    connection: &Connection,
+    hello: &Hello,
+    parts: &[Part],
+    limit: Duration,
+) -> Result<(), Error> {
     loop {
         let order = messages::expect(connection, REQUEST, LONGEST_TRANSFER)?;
         match order.wait::<Order>("an order")? {
             Order::End => return Ok(()),
-            Order::Memories => messages::tell(connection, ANSWER, &memories(parts))?,
+            Order::Hello => messages::tell(connection, ANSWER, hello)?,
             order => messages::tell(connection, ANSWER, &measure(parts, order, limit))?,
         }
     }
@@ -188,93 +208,110 @@ fn measure(parts: &[Part], order: Order, limit: Duration) -> Outcome {
     figures.map_err(|error| brief(&error.what()))
 }
 
-/// A memory of a host, for the first one.
+/// A memory of a rank, for rank 0.
 struct End {
-    host: usize,
+    rank: usize,
     index: usize,
     at: SocketAddr,
     name: String,
 }
 
-/// What the first host knows and measures.
+/// What rank 0 knows and measures.
 struct Matrix<'a> {
     args: &'a MatrixArgs,
     parts: Vec<Part>,
-    /// By host; none for this one, and for those that did not answer.
+    /// Kept until the end: a control connection that broke comes back to it.
+    _endpoint: Endpoint,
+    /// By rank; none for this one, and for those that did not come.
     others: Vec<Option<Connection>>,
     ends: Vec<End>,
     missing: Vec<String>,
 }
 
 impl<'a> Matrix<'a> {
-    /// Connects to every host.
+    /// Waits for every other rank.
     fn gather(
         args: &'a MatrixArgs,
+        world: &World,
         control: &Link,
-        hosts: Vec<(String, SocketAddr)>,
         parts: Vec<Part>,
     ) -> Result<Self, Error> {
-        let until = Instant::now() + args.link.wait.0;
-        let (mut others, mut ends, mut missing) = (vec![None], Vec::new(), Vec::new());
-        let mut add = |host: usize, ip: SocketAddr, memories: Vec<Memory>| {
-            ends.extend(memories.into_iter().enumerate().map(|(index, memory)| End {
-                host,
-                index,
-                at: SocketAddr::new(ip.ip(), memory.port),
-                // What a peer writes must not drive the terminal.
-                name: format!("{host}: {} {}", ip.ip(), one_line(&memory.name)),
-            }));
-        };
-        add(0, hosts[0].1, memories(&parts));
-        for (host, (line, at)) in hosts.iter().enumerate().skip(1) {
-            let connection = loop {
-                match control.connect_to(*at) {
-                    Err(_) if Instant::now() < until => std::thread::sleep(LOOK),
-                    connected => break connected,
-                }
+        let endpoint = control.listen(&args.link, world.port)?;
+        let (limit, until) = (args.link.timeout.0, Instant::now() + args.link.wait.0);
+        let mut others: Vec<_> = (0..world.size).map(|_| None).collect();
+        let mut hellos: Vec<(Hello, IpAddr)> = Vec::new();
+        while hellos.len() + 1 < world.size && Instant::now() < until {
+            // Without one: nobody came, or whoever came did not finish the set-up; the log says who.
+            let Ok(connection) = endpoint.accept(LOOK) else {
+                continue;
             };
-            let asked = connection.and_then(|connection| {
-                let limit = args.link.timeout.0;
-                Ok((
-                    ask::<Vec<Memory>>(&connection, Order::Memories, limit)?,
-                    connection,
-                ))
-            });
-            others.push(match asked {
-                Ok((memories, connection)) => {
-                    add(host, *at, memories);
-                    Some(connection)
+            let peer = connection.peer().address;
+            match ask::<Hello>(&connection, Order::Hello, limit) {
+                Ok(hello) if hello.rank > 0 && matches!(others.get(hello.rank), Some(None)) => {
+                    others[hello.rank] = Some(connection);
+                    hellos.push((hello, peer.ip().to_canonical()));
                 }
-                Err(error) => {
-                    missing.push(format!("{host}: {line}: {}", one_line(&error.what())));
-                    None
-                }
-            });
+                Ok(hello) => aside!("{peer}: nobody waits for a rank {}", hello.rank),
+                Err(error) => aside!("{peer}: {}", one_line(&error.what())),
+            }
         }
-        if others.iter().flatten().next().is_none() {
+        let absent = (1..world.size).filter(|rank| others[*rank].is_none());
+        let missing: Vec<_> = absent
+            .map(|rank| format!("{} did not come", world.title(rank)))
+            .collect();
+        let Some((first, _)) = hellos.first() else {
             return Err(Error::failed(
                 format!(
                     "no other host answered within {}: {}",
                     time(args.link.wait.0),
                     missing.join("; ")
                 ),
-                "run the same command on every host, with the same list and the same key; --wait allows more time",
+                "run the same command on every host, with the same list or rank 0's host as MASTER_ADDR, and the same key; --wait allows more time",
             ));
+        };
+        // Whoever is on rank 0's host is reached where others reached it.
+        let outside = hellos.iter().find(|(_, seen)| !seen.is_loopback());
+        let here = outside.map_or(first.reached, |(hello, _)| hello.reached);
+        let own = Hello {
+            rank: 0,
+            memories: memories(&parts),
+            reached: here,
+        };
+        hellos.push((own, here));
+        hellos.sort_by_key(|(hello, _)| hello.rank);
+        let mut ends = Vec::new();
+        for (hello, seen) in hellos {
+            let seen = if seen.is_loopback() { here } else { seen };
+            let ip = world.hosts.get(hello.rank).map_or(seen, |(_, at)| at.ip());
+            ends.extend(
+                hello
+                    .memories
+                    .into_iter()
+                    .enumerate()
+                    .map(|(index, memory)| End {
+                        rank: hello.rank,
+                        index,
+                        at: SocketAddr::new(ip, memory.port),
+                        // What a peer writes must not drive the terminal.
+                        name: format!("{}: {ip} {}", hello.rank, one_line(&memory.name)),
+                    }),
+            );
         }
         Ok(Self {
             args,
             parts,
+            _endpoint: endpoint,
             others,
             ends,
             missing,
         })
     }
 
-    /// Has every ordered pair of memories of different hosts measured.
+    /// Has every ordered pair of memories of different ranks measured.
     fn measure(mut self) -> Result<Told, Error> {
         let mut rows = Vec::new();
         for from in &self.ends {
-            for to in self.ends.iter().filter(|to| to.host != from.host) {
+            for to in self.ends.iter().filter(|to| to.rank != from.rank) {
                 let name = format!("{} -> {}", from.name, to.name);
                 if !say::is_json() {
                     aside!("measuring {name}");
@@ -316,7 +353,7 @@ impl<'a> Matrix<'a> {
             bytes,
             iterations: self.args.rounds,
         };
-        match &self.others[from.host] {
+        match &self.others[from.rank] {
             None => measure(&self.parts, order, limit),
             Some(connection) => {
                 // 100 MB/s is slow enough for any host.
@@ -335,102 +372,5 @@ fn ask<T: serde::de::DeserializeOwned>(
 ) -> Result<T, Error> {
     let reply = messages::expect(connection, ANSWER, LONGEST_TRANSFER)?;
     messages::tell(connection, REQUEST, &order)?;
-    reply.wait_at_most(limit, "a host's answer")
-}
-
-/// The hosts of a list, with the first address of each.
-fn listed(path: &Path, port: u16) -> Result<Vec<(String, SocketAddr)>, Error> {
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-    let hosts = parse(&text).map_err(|what| {
-        Error::usage(
-            format!("{}: {what}", path.display()),
-            "write one address a line, with `:PORT` if it is not the default, and each once",
-        )
-    })?;
-    let resolve = |host: String| {
-        let found = addresses::resolve(&host, port)?;
-        let why = || "the name has no address".to_owned();
-        let address = found.first().copied();
-        address
-            .map(|at| (host.clone(), at))
-            .ok_or_else(|| Error::Address {
-                address: host,
-                why: why(),
-            })
-    };
-    hosts.into_iter().map(resolve).collect()
-}
-
-/// The place of this host in the list: its `RANK`, else the line that is an address of this host.
-fn own_place(path: &Path, hosts: &[(String, SocketAddr)]) -> Result<usize, Error> {
-    let rank = std::env::var("RANK")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    // Whether this host can listen there.
-    let is_own = |at: &SocketAddr| UdpSocket::bind((at.ip(), 0)).is_ok();
-    let own: Vec<usize> = match rank {
-        Some(rank) => (rank < hosts.len()).then_some(rank).into_iter().collect(),
-        None => (0..hosts.len())
-            .filter(|at| is_own(&hosts[*at].1))
-            .collect(),
-    };
-    match own[..] {
-        [own] => Ok(own),
-        _ => Err(Error::usage(
-            format!(
-                "{}: {} of its lines are addresses of this host",
-                path.display(),
-                own.len()
-            ),
-            "list each host once, by an address that it has, or set RANK to its place, counted from 0",
-        )),
-    }
-}
-
-/// The addresses; empty lines and what follows a `#` do not count.
-fn parse(text: &str) -> Result<Vec<String>, String> {
-    let mut hosts: Vec<String> = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let host = line.split('#').next().unwrap_or_default().trim();
-        if host.contains(char::is_whitespace) {
-            return Err(format!("line {number} holds more than an address"));
-        }
-        if hosts.iter().any(|known| known == host) {
-            return Err(format!("line {number} names {host} again"));
-        }
-        if !host.is_empty() {
-            hosts.push(host.to_owned());
-        }
-    }
-    match hosts.len() {
-        0 => Err("it names no host".into()),
-        1 => Err(format!(
-            "it lists {} alone, which has nobody to talk to",
-            hosts[0]
-        )),
-        2..=MOST => Ok(hosts),
-        _ => Err(format!("more than {MOST} hosts")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_read_line_by_line() {
-        assert_eq!(
-            parse("10.0.0.1\n\n # all\n host-2:4000 # two\n").expect("a list"),
-            ["10.0.0.1", "host-2:4000"]
-        );
-        for (text, complaint) in [
-            ("# none\n", "no host"),
-            ("a\n", "a alone"),
-            ("a b\n", "line 1"),
-            ("a\nb\na\n", "line 3 names a again"),
-        ] {
-            let error = parse(text).expect_err("no list");
-            assert!(error.contains(complaint), "{error}");
-        }
-    }
+    reply.wait_at_most(limit, "a rank's answer")
 }

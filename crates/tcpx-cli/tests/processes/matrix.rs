@@ -1,7 +1,8 @@
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::support::{Running, tcpx};
 
@@ -73,6 +74,59 @@ fn the_hosts_of_a_list_are_measured_pair_by_pair() {
     }
 }
 
+/// A rank of several processes, as a launcher starts it: its variables for rank, size and rank 0's host.
+fn rank(variables: [&str; 3], rank: &str, size: &str, port: &str, key: &str) -> Command {
+    let mut command = tcpx(&["perf", "--host", "--port", port]);
+    command.args(SHORT).env("TCPX_KEY", key);
+    command.envs(variables.into_iter().zip([rank, size, "127.0.0.1"]));
+    command
+}
+
+const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
+const MPIRUN: [&str; 3] = [
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "MASTER_ADDR",
+];
+const SRUN: [&str; 3] = [
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+];
+const INDEXED: [&str; 3] = ["JOB_COMPLETION_INDEX", "WORLD_SIZE", "MASTER_ADDR"];
+
+#[test]
+fn what_a_launcher_started_is_measured_pair_by_pair() {
+    let (port, key) = (free_port(), key());
+    let others = [(MPIRUN, "1"), (SRUN, "2"), (INDEXED, "3")]
+        .map(|(launcher, other)| Running::start(rank(launcher, other, "4", &port, &key)));
+    let ended = Running::start(rank(TORCHRUN, "0", "4", &port, &key)).end();
+    ended.assert_code(0).assert_says("perf: PASSED");
+    for from in 0..4 {
+        for to in (0..4).filter(|to| *to != from) {
+            ended.assert_says(&format!("{from}: 127.0.0.1 host -> {to}: 127.0.0.1 host"));
+        }
+    }
+    for other in others {
+        other.end().assert_code(0).assert_says("perf: PASSED");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_the_others_are_measured() {
+    let (port, key) = (free_port(), key());
+    let other = Running::start(rank(TORCHRUN, "2", "3", &port, &key));
+    let mut first = rank(TORCHRUN, "0", "3", &port, &key);
+    // Enough for the other one on two busy cores.
+    first.args(["--wait", "20s"]);
+    Running::start(first)
+        .end()
+        .assert_code(1)
+        .assert_says("0: 127.0.0.1 host -> 2: 127.0.0.1 host")
+        .assert_complains("rank 1 did not come");
+    other.end().assert_code(0);
+}
+
 #[test]
 fn a_host_that_does_not_answer_is_named_and_the_others_are_measured() {
     let (list, key) = (hosts(3), key());
@@ -89,18 +143,27 @@ fn a_host_that_does_not_answer_is_named_and_the_others_are_measured() {
 }
 
 #[test]
-fn a_host_obeys_nobody_without_its_key() {
-    let list = hosts(2);
-    let mut other = host(&list, 1, &key());
-    other.args(["--wait", "12s"]);
-    let other = Running::start(other);
-    let mut first = host(&list, 0, &key());
-    first.args(["--wait", "2s"]);
-    Running::start(first)
+fn a_rank_obeys_nobody_without_its_key() {
+    let port = free_port();
+    let mut other = rank(TORCHRUN, "1", "2", &port, &key());
+    other.args(["--wait", "2s"]);
+    let mut first = rank(TORCHRUN, "0", "2", &port, &key());
+    first.args(["--wait", "12s"]);
+    let first = Running::start(first);
+    // It listens, so that the other one is not refused because nobody does.
+    let until = Instant::now() + Duration::from_secs(60);
+    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(Instant::now() < until, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Running::start(other)
         .end()
         .assert_code(1)
-        .assert_complains("no other host answered within 2.00 s");
-    other.end().assert_code(1);
+        .assert_complains("key");
+    first
+        .end()
+        .assert_code(1)
+        .assert_complains("no other host answered within 12.00 s");
 }
 
 #[test]
@@ -125,7 +188,9 @@ fn hosts_that_cannot_be_measured_are_refused() {
         .end()
         .assert_code(2)
         .assert_complains("need one key");
-    Running::start(tcpx(&["perf"]))
+    let mut alone = tcpx(&["perf"]);
+    alone.env_remove("RANK");
+    Running::start(alone)
         .end()
         .assert_code(2)
         .assert_complains("give --hosts FILE");
