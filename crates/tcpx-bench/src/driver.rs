@@ -6,7 +6,7 @@
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -345,10 +345,7 @@ impl Driver {
         window: usize,
         span: Duration,
     ) -> Result<Value, Error> {
-        if self.comms.is_none() {
-            self.comms = Some(Comms::load(&self.plugin, PATIENCE)?);
-        }
-        let own = self.comms.as_mut().ok_or_else(|| missing("plugin"))?;
+        let own = loaded(&mut self.comms, &self.plugin)?;
         let talk: &mut dyn Talk = &mut self.pipes;
         talk.say(&Order::Comms { count: comms })?;
         let Answer::Handles { handles } = talk.answer(PATIENCE)? else {
@@ -403,6 +400,14 @@ fn both_have(talk: &mut dyn Talk) -> Result<[f64; 2], Error> {
     Ok(sums.map(|sum| sum as f64))
 }
 
+/// The comms of a plugin file, which is loaded when a case first needs it.
+fn loaded<'a>(comms: &'a mut Option<Comms>, plugin: &Path) -> Result<&'a mut Comms, Error> {
+    match comms {
+        Some(comms) => Ok(comms),
+        none => Ok(none.insert(Comms::load(plugin, PATIENCE)?)),
+    }
+}
+
 fn percentiles(latency: Option<Latency>) -> Value {
     let (p50, p99) = (latency.map(|one| one.p50), latency.and_then(|one| one.p99));
     json!({ "p50": p50, "p99": p99 })
@@ -414,8 +419,7 @@ fn region(gpu: Option<&Gpu>, bytes: u64) -> Result<Region, Error> {
         Some(gpu) => Region::cuda(gpu, bytes),
         None => Region::host(bytes),
     };
-    let doing = "allocate memory";
-    made.map_err(|source| Error::Memory { doing, source })
+    made.map_err(Error::memory("allocate memory"))
 }
 
 fn options(link: &Link, key: &str, end: usize) -> Result<(Options, Option<Gpu>), Error> {
@@ -431,13 +435,9 @@ fn options(link: &Link, key: &str, end: usize) -> Result<(Options, Option<Gpu>),
         stall: PATIENCE,
         total: None,
     };
-    let doing = "open the GPU";
     let gpu = link.gpus.map(|gpus| Gpu::open(gpus[end])).transpose();
-    options.gpu = gpu.map_err(|error| Error::Memory {
-        doing,
-        source: error.into(),
-    })?;
-    let gpu = options.gpu.clone();
+    let gpu = gpu.map_err(|error| Error::memory("open the GPU")(error.into()))?;
+    options.gpu.clone_from(&gpu);
     Ok((options, gpu))
 }
 
@@ -536,9 +536,6 @@ impl Other {
                 ));
             }
             Order::Comms { count } => {
-                if self.comms.is_none() {
-                    self.comms = Some(Comms::load(&self.plugin, PATIENCE)?);
-                }
                 let handles = self.comms()?.listen(count)?;
                 return Ok(Answer::Handles { handles });
             }
@@ -560,7 +557,7 @@ impl Other {
     }
 
     fn comms(&mut self) -> Result<&mut Comms, Error> {
-        self.comms.as_mut().ok_or_else(|| missing("plugin"))
+        loaded(&mut self.comms, &self.plugin)
     }
 
     fn accept(&self) -> Result<Connection, Error> {

@@ -34,6 +34,22 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Out of both ends' parts. The peer's reason wins over what this end saw of it.
+    pub(crate) fn of(
+        part: Result<Part, Error>,
+        theirs: Result<Cost, Error>,
+        moved: u64,
+    ) -> Result<Self, Error> {
+        match (part, theirs) {
+            (_, Err(error @ Error::Peer(_))) | (Err(error), _) | (_, Err(error)) => Err(error),
+            (Ok(part), Ok(theirs)) => Ok(Self {
+                part,
+                theirs,
+                moved,
+            }),
+        }
+    }
+
     /// 10^9 bytes a second.
     pub fn rate(&self) -> f64 {
         self.moved as f64 / 1e9 / self.part.elapsed.as_secs_f64().max(1e-9)
@@ -130,14 +146,7 @@ impl<'a> Meter<'a> {
             self.talk.say(&Order::Over)?;
         }
         let theirs = self.talk.done(patience);
-        match (part, theirs) {
-            (_, Err(error @ Error::Peer(_))) | (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(part), Ok(theirs)) => Ok(Sample {
-                part,
-                theirs,
-                moved: run.moved(),
-            }),
-        }
+        Sample::of(part, theirs, run.moved())
     }
 
     /// How many messages of a run take about `span`.
@@ -145,16 +154,7 @@ impl<'a> Meter<'a> {
     /// # Errors
     /// As [`Self::run`].
     pub fn calibrate(&mut self, run: &Run, span: Duration) -> Result<u32, Error> {
-        let least = u32::from(run.depth).max(2);
-        let mut count = least;
-        // A few messages say little about many: twice is enough to come near.
-        for _ in 0..2 {
-            let sample = self.run(&Run { count, ..*run }, span)?;
-            let each = sample.part.elapsed.as_secs_f64() / f64::from(count);
-            let wanted = (span.as_secs_f64() / each.max(1e-9)).min(f64::from(MOST_MESSAGES));
-            count = (wanted as u32).clamp(least, MOST_MESSAGES);
-        }
-        Ok(count)
+        calibrate(run, span, |run| self.run(run, span))
     }
 
     /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any host.
@@ -171,4 +171,22 @@ impl<'a> Meter<'a> {
         self.talk.say(&Order::End)?;
         self.talk.done(self.limit).map(drop)
     }
+}
+
+/// How many messages of a run take about `span`, when `measure` moves them.
+pub(crate) fn calibrate(
+    run: &Run,
+    span: Duration,
+    mut measure: impl FnMut(&Run) -> Result<Sample, Error>,
+) -> Result<u32, Error> {
+    let least = u32::from(run.depth).max(2);
+    let mut count = least;
+    // A few messages say little about many: twice is enough to come near.
+    for _ in 0..2 {
+        let sample = measure(&Run { count, ..*run })?;
+        let each = sample.part.elapsed.as_secs_f64() / f64::from(count);
+        let wanted = (span.as_secs_f64() / each.max(1e-9)).min(f64::from(MOST_MESSAGES));
+        count = (wanted as u32).clamp(least, MOST_MESSAGES);
+    }
+    Ok(count)
 }

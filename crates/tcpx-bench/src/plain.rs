@@ -125,23 +125,17 @@ pub(crate) fn measure(
     let part = work(run, connected, meter.limit, true);
     let theirs = meter.talk.done(patience);
     let all = started.elapsed();
-    match (part, theirs) {
-        (_, Err(error @ Error::Peer(_))) | (Err(error), _) | (_, Err(error)) => Err(error),
-        (Ok(mut part), Ok(theirs)) => {
-            let ways = if run.mode == Mode::One { 1 } else { 2 };
-            if run.mode != Mode::Latency {
-                // This end's last call says little of what has arrived.
-                part.elapsed = all;
-            }
-            let moved = Share::of(run, streams).moved(streams) * ways;
-            let sample = Sample {
-                part,
-                theirs,
-                moved,
-            };
-            Ok((sample, controls(here, there)))
-        }
-    }
+    let part = part.map(|part| match run.mode {
+        Mode::Latency => part,
+        // This end's last call says little of what has arrived.
+        _ => Part {
+            elapsed: all,
+            ..part
+        },
+    });
+    let ways = if run.mode == Mode::One { 1 } else { 2 };
+    let moved = Share::of(run, streams).moved(streams) * ways;
+    Ok((Sample::of(part, theirs, moved)?, controls(here, there)))
 }
 
 /// Where to meet the other end, and the congestion control there.

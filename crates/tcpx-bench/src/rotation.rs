@@ -5,8 +5,8 @@ use std::time::Duration;
 use tcpx_net::congestion;
 
 use crate::end::depth;
-use crate::meter::{Meter, Sample};
-use crate::orders::{Mode, Op, Order, Run};
+use crate::meter::{Meter, Sample, calibrate};
+use crate::orders::{MOST_IN_FLIGHT, Mode, Op, Order, Run};
 use crate::report::{Row, size};
 use crate::statistics::median;
 use crate::{Error, iperf3, plain};
@@ -70,7 +70,7 @@ pub fn title(run: &Run) -> String {
 }
 
 impl Plan {
-    /// Whether somebody measures in this case. iperf3 knows no messages: it stands beside the deepest streaming.
+    /// Who is measured in this case. iperf3 knows no messages: it stands beside the deepest streaming.
     fn contenders(&self, case: &Run) -> Vec<Contender> {
         let mut all = vec![Contender::Ours(Op::Send, 0)];
         if matches!(case.mode, Mode::One | Mode::Latency) {
@@ -106,7 +106,9 @@ impl Plan {
         mut proven: impl FnMut(u64),
     ) -> Result<(Vec<Row>, Vec<String>), Error> {
         let streams = meter.connection.statistics().streams;
-        let streams = u16::try_from(streams).unwrap_or(u16::MAX).clamp(1, 64);
+        let streams = u16::try_from(streams)
+            .unwrap_or(u16::MAX)
+            .clamp(1, MOST_IN_FLIGHT);
         let mut turns = Turns {
             plan: self,
             meter,
@@ -165,13 +167,7 @@ impl Turns<'_, '_> {
             let mut run = self.plan.run(case, *contender);
             run.count = match contender {
                 Contender::Ours(..) => self.meter.calibrate(&run, self.plan.span)?,
-                Contender::Plain => {
-                    run.count = u32::from(run.depth).max(2);
-                    let (sample, _) = self.plain(&run)?;
-                    let each = sample.part.elapsed.as_secs_f64() / f64::from(run.count);
-                    let wanted = self.plan.span.as_secs_f64() / each.max(1e-9);
-                    (wanted.min(1e6) as u32).max(run.count)
-                }
+                Contender::Plain => calibrate(&run, self.plan.span, |run| Ok(self.plain(run)?.0))?,
                 Contender::Iperf3 => 0,
             };
             runs.push((*contender, run, Vec::new()));
