@@ -200,11 +200,12 @@ impl Row {
         } else {
             &[]
         };
-        let merged = Self::of(first.name, &first.unit, &values).cpu(cpu);
-        Self {
-            notes: first.notes,
-            ..merged
+        let mut merged = Self::of(first.name, &first.unit, &values).cpu(cpu);
+        // What is said of one run, such as its ratio to a peer, need not hold for all.
+        if rows.iter().all(|row| row.notes == first.notes) {
+            merged.notes = first.notes;
         }
+        merged
     }
 
     fn check(&self) -> Result<(), String> {
@@ -426,6 +427,13 @@ mod tests {
         assert_eq!(merged.command, "tcpx perf client 127.0.0.1 host");
         let merged = Subject::merge(all(None)).expect("runs");
         assert_eq!(merged.rows[0].cpu_seconds_per_gb, None);
+        for (notes, expected) in [(["a"; 3], "a"), (["a", "b", "a"], "")] {
+            let mut runs = all(None);
+            for (run, note) in runs.iter_mut().zip(notes) {
+                run.rows[0].notes = note.to_owned();
+            }
+            assert_eq!(Subject::merge(runs).expect("runs").rows[0].notes, expected);
+        }
     }
 
     #[test]
