@@ -1,7 +1,6 @@
 //! Why something could not be measured.
 
 use std::io;
-use std::time::Duration;
 
 use tcpx::MemoryError;
 
@@ -70,14 +69,6 @@ impl Error {
             what: what.into(),
             hint: hint.into(),
         }
-    }
-
-    /// The other end did not answer in time.
-    pub fn silent(what: &str, limit: Duration) -> Self {
-        Self::failed(
-            format!("{what} did not come within {:.1} s", limit.as_secs_f64()),
-            "look at the other side, or allow more with --timeout",
-        )
     }
 
     pub(crate) fn unexpected(expected: &'static str, arrived: impl Into<String>) -> Self {

@@ -243,9 +243,13 @@ pub struct Reason {
     pub hint: String,
 }
 
+/// A text for the peer, short enough for any message.
+pub fn brief(text: &str) -> String {
+    text.chars().take(400).collect()
+}
+
 impl From<&Error> for Reason {
     fn from(error: &Error) -> Self {
-        let brief = |text: &str| text.chars().take(400).collect();
         let hint = match error {
             Error::Peer(reason) => &reason.hint,
             Error::Failed { hint, .. } => hint,

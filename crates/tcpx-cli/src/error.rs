@@ -107,10 +107,7 @@ impl From<tcpx_bench::Error> for Error {
             Bench::Memory { doing, source } => Self::Memory { doing, source },
             Bench::Contents(difference) => Self::Contents(difference),
             Bench::System { doing, source } => Self::Process { doing, source },
-            Bench::Peer(reason) => Self::Peer(Reason {
-                why: reason.why,
-                hint: reason.hint,
-            }),
+            Bench::Peer(reason) => Self::Peer(reason),
             Bench::Unexpected { expected, arrived } => Self::Unexpected { expected, arrived },
             Bench::Failed { what, hint } => Self::Failed { what, hint },
             // Errors of this program come back as they were.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tcpx::{Connection, Deadlines, Level, Region, Transfer};
+pub(crate) use tcpx_bench::orders::{Reason, brief};
 
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
@@ -64,14 +65,6 @@ impl Request {
             Self::Measure => "a request to measure",
         }
     }
-}
-
-/// Why a side does not do its part, for the person at the other one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Reason {
-    pub(crate) why: String,
-    pub(crate) hint: String,
 }
 
 impl From<&Error> for Reason {
@@ -240,11 +233,6 @@ pub(crate) fn refuse(
         reason,
         Error::unexpected(expected, arrived.words()),
     )
-}
-
-/// A text for the peer, short enough for any message.
-pub(crate) fn brief(text: &str) -> String {
-    text.chars().take(400).collect()
 }
 
 #[cfg(test)]
