@@ -25,7 +25,7 @@ mod server;
 pub use counters::{Counters, Histogram};
 pub use metrics::openmetrics;
 pub use reader::{ReadError, ask, processes};
-pub use registry::{Description, Ended, Registration, Source, register, serve_metrics};
+pub use registry::{Description, Ended, LAUNCHERS, Registration, Source, register, serve_metrics};
 pub use report::{
     ConnectionReport, FailureReport, LaneReport, ListenerReport, OperationReport, RefusalReport,
     Report, SCHEMA, VERSION,

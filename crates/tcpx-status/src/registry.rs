@@ -321,16 +321,34 @@ fn program() -> String {
     name.trim_end().to_owned()
 }
 
-/// What torchrun, Open MPI, MPICH, Slurm or Kubernetes tells a process of its rank.
-fn rank() -> Option<String> {
-    let told = [
-        "RANK",
+/// Variables in which launchers tell a process its rank, their number, and both among those on the same host.
+pub const LAUNCHERS: [[&str; 4]; 5] = [
+    // torchrun, and whoever sets them by hand.
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+    // Open MPI's mpirun.
+    [
         "OMPI_COMM_WORLD_RANK",
-        "PMI_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    // mpiexec of MPICH and Intel MPI.
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    // srun.
+    [
         "SLURM_PROCID",
-        "JOB_COMPLETION_INDEX",
-    ];
-    told.iter().find_map(|name| std::env::var(name).ok())
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+    ],
+    // An indexed job of Kubernetes, whose size nothing but its author says.
+    ["JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""],
+];
+
+/// What a launcher tells this process of its rank.
+fn rank() -> Option<String> {
+    let mut told = LAUNCHERS.iter();
+    told.find_map(|[rank, ..]| std::env::var(rank).ok())
 }
 
 #[cfg(test)]

@@ -3,36 +3,14 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 
+use tcpx_status::LAUNCHERS;
+
 use crate::addresses;
 use crate::args::perf::MatrixArgs;
 use crate::error::Error;
 
 /// Most processes that are measured together.
 const MOST: usize = 256;
-
-/// Where rank, size, and rank and size among those on the same host stand.
-const LAUNCHERS: [[&str; 4]; 5] = [
-    // torchrun, and whoever sets them by hand.
-    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
-    // Open MPI's mpirun.
-    [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ],
-    // mpiexec of MPICH and Intel MPI.
-    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
-    // srun.
-    [
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-    ],
-    // An indexed job of Kubernetes, whose size nothing but its author says.
-    ["JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""],
-];
 
 /// A process among others.
 #[derive(Clone, Debug, PartialEq, Eq)]
