@@ -22,6 +22,10 @@ pub(crate) const MOST_BYTES: u64 = 256 << 20;
 pub(super) const PARTIAL_START: &str = ".tcpx-";
 pub(super) const PARTIAL_END: &str = ".partial";
 
+fn is_partial(name: &str) -> bool {
+    name.starts_with(PARTIAL_START) && name.ends_with(PARTIAL_END)
+}
+
 /// One thing to move. Its path is relative to the directory that the server puts everything into.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -171,7 +175,7 @@ fn check_path(path: &str) -> Result<(), ManifestError> {
         if name.len() > LONGEST_NAME {
             return Err(ManifestError::LongName(name.len()));
         }
-        if name.starts_with(PARTIAL_START) && name.ends_with(PARTIAL_END) {
+        if is_partial(name) {
             return Err(ManifestError::Reserved(shown(path)));
         }
     }
@@ -322,7 +326,7 @@ fn add(path: &Path, name: &str, metadata: &Metadata, found: &mut Vec<Found>) -> 
         let inner_name = inner.file_name();
         let inner_name = text(inner_name.as_ref(), &inner_path)?;
         // Left by a transfer to here that did not end.
-        if inner_name.starts_with(PARTIAL_START) && inner_name.ends_with(PARTIAL_END) {
+        if is_partial(inner_name) {
             continue;
         }
         let metadata = inner.metadata().map_err(Error::io("read", &inner_path))?;

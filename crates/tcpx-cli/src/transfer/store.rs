@@ -204,6 +204,16 @@ impl Store {
         Ok((at, name))
     }
 
+    /// The same; `None` where a directory on the way is missing, which then comes with the transfer.
+    fn parent_if_there<'a>(&self, path: &'a str) -> Result<Option<(OwnedFd, &'a str)>, StoreError> {
+        match self.parent(path) {
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
+    }
+
     /// The type and size of what has the final name.
     fn look(&self, parent: &OwnedFd, name: &str) -> Result<Option<(FileType, u64)>, StoreError> {
         before_call();
@@ -224,12 +234,8 @@ impl Store {
 
     /// Refuses what cannot become `entry`, before anything was written.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), StoreError> {
-        let (parent, name) = match self.parent(&entry.path) {
-            // Its directory comes with the transfer.
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                return Ok(());
-            }
-            other => other?,
+        let Some((parent, name)) = self.parent_if_there(&entry.path)? else {
+            return Ok(());
         };
         let path = || self.path.join(&entry.path);
         let other_kind = |expected| {
@@ -295,12 +301,8 @@ impl Store {
         let Kind::File { bytes: wanted } = entry.kind else {
             return Ok(None);
         };
-        let (parent, name) = match self.parent(&entry.path) {
-            // Its directory comes with the transfer.
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                return Ok(None);
-            }
-            other => other?,
+        let Some((parent, name)) = self.parent_if_there(&entry.path)? else {
+            return Ok(None);
         };
         if let Some((FileType::RegularFile, bytes)) = self.look(&parent, name)?
             && bytes == wanted
