@@ -589,7 +589,7 @@ def measure(
 def subject(found: dict[tuple[Case, str], list[tuple[float, float]]], machine: str, notes: list[str]) -> dict[str, Any]:
     """A file of ``benchmarks/``."""
     rows = []
-    for (case, who), figures in sorted(found.items(), key=lambda one: list(found).index(one[0])):
+    for (case, who), figures in found.items():
         values, is_time = [value for value, _ in figures], case[0] == "latency"
         row: dict[str, Any] = {
             "name": f"{title(case)}: {who}" + (", p50" if is_time else ""), "unit": "us" if is_time else "GB/s",
