@@ -59,3 +59,28 @@ fn each_piece(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_counts_in_a_comparison() {
+        let bytes = PIECE as u64 + 3;
+        let region = Region::host(PIECE + 4096).expect("memory");
+        let pattern = Pattern::new(5);
+        fill(&region, bytes, pattern).expect("filled");
+        let compare = || compare(&region, 0, bytes, pattern);
+        compare().expect("equal");
+        for at in [0, PIECE - 1, PIECE, PIECE + 2] {
+            let mut byte = [0];
+            region.read_to(at, &mut byte).expect("read");
+            region.write_from(at, &[byte[0] ^ 1]).expect("written");
+            assert!(matches!(compare(), Err(Error::Contents(_))), "{at}");
+            region.write_from(at, &byte).expect("written");
+        }
+        compare().expect("equal again");
+        poison(&region).expect("poisoned");
+        assert!(compare().is_err());
+    }
+}

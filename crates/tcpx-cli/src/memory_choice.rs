@@ -5,7 +5,6 @@ use tcpx_memory::driver::{self, DriverStatus};
 
 use crate::args::link::MemoryArgs;
 use crate::error::{Error, advice};
-use crate::pattern::Pattern;
 use crate::sizes::Size;
 
 /// Granularity of the historic buffers, in bytes.
@@ -189,32 +188,6 @@ fn available(text: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// Writes the pattern into the first `bytes` of `region`.
-pub(crate) fn fill(region: &Region, bytes: u64, pattern: Pattern) -> Result<(), Error> {
-    Ok(tcpx_bench::fill(region, bytes, pattern)?)
-}
-
-/// Writes a value that is no payload over the whole region, so that a byte that never arrives is seen.
-pub(crate) fn poison(region: &Region) -> Result<(), Error> {
-    Ok(tcpx_bench::poison(region)?)
-}
-
-/// Compares every one of the first `bytes` of `region` with the pattern.
-#[cfg(test)]
-fn compare(region: &Region, bytes: u64, pattern: Pattern) -> Result<(), Error> {
-    compare_from(region, 0, bytes, pattern)
-}
-
-/// Compares the bytes from `from` to `bytes` with the pattern.
-pub(crate) fn compare_from(
-    region: &Region,
-    from: u64,
-    bytes: u64,
-    pattern: Pattern,
-) -> Result<(), Error> {
-    Ok(tcpx_bench::compare(region, from, bytes, pattern)?)
-}
-
 /// Reads the first `bytes` of `region`, at most `most` of them.
 pub(crate) fn head(region: &Region, bytes: u64, most: usize) -> Result<Vec<u8>, Error> {
     let mut out = vec![
@@ -234,8 +207,6 @@ pub(crate) fn head(region: &Region, bytes: u64, most: usize) -> Result<Vec<u8>, 
 mod tests {
     use super::*;
 
-    const PIECE: usize = 4 << 20;
-
     #[test]
     fn available_memory_is_read_from_the_kernels_text() {
         let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n";
@@ -250,28 +221,5 @@ mod tests {
         let error = memory.allocate_pages(1 << 60).expect_err("an exbibyte");
         assert!(error.to_string().contains("are available"), "{error}");
         assert!(memory.allocate_pages(u64::MAX).is_err());
-    }
-
-    #[test]
-    fn every_byte_counts_in_a_comparison() {
-        let memory = MemoryChoice::host("as asked for");
-        let bytes = PIECE as u64 + 3;
-        let region = memory.allocate_pages(bytes).expect("memory");
-        let pattern = Pattern::new(5);
-        fill(&region, bytes, pattern).expect("filled");
-        compare(&region, bytes, pattern).expect("equal");
-        for at in [0, PIECE - 1, PIECE, PIECE + 2] {
-            let mut byte = [0];
-            region.read_to(at, &mut byte).expect("read");
-            region.write_from(at, &[byte[0] ^ 1]).expect("written");
-            assert!(
-                matches!(compare(&region, bytes, pattern), Err(Error::Contents(_))),
-                "{at}"
-            );
-            region.write_from(at, &byte).expect("written");
-        }
-        compare(&region, bytes, pattern).expect("equal again");
-        poison(&region).expect("poisoned");
-        assert!(compare(&region, bytes, pattern).is_err());
     }
 }

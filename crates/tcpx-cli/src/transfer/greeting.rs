@@ -39,7 +39,7 @@ impl Payload {
 
     /// Fills the source.
     pub(crate) fn write(self, region: &tcpx::Region) -> Result<(), Error> {
-        memory_choice::fill(region, self.bytes, Pattern::new(self.seed))?;
+        tcpx_bench::fill(region, self.bytes, Pattern::new(self.seed))?;
         region
             .write_from(0, self.greeting())
             .map_err(Error::memory("fill the source"))
@@ -65,12 +65,13 @@ impl Payload {
             }
             .into());
         }
-        memory_choice::compare_from(
+        let pattern = Pattern::new(self.seed);
+        Ok(tcpx_bench::compare(
             region,
             arrived.len() as u64,
             self.bytes,
-            Pattern::new(self.seed),
-        )
+            pattern,
+        )?)
     }
 }
 
@@ -101,7 +102,7 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
             return Err(messages::refused(connection, reason, error));
         }
     };
-    memory_choice::poison(&destination)?;
+    tcpx_bench::poison(&destination)?;
     let length = usize::try_from(payload.bytes).unwrap_or(usize::MAX);
     let slice = destination
         .slice(..length)
