@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
 # needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh, gpu-tcp-speed.sh, gpu-pieces.sh
-# or gpu-unpack.sh there, and `xtask gate FOLDER --own FOLDER --gpus 0,1` with the folders of two commits.
+# or gpu-unpack.sh there, and `xtask gate FOLDER --own FOLDER --gpus 0,1` with the folders of two
+# commits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.carry

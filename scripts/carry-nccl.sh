@@ -2,9 +2,11 @@
 # Puts releases of NCCL and our plugin into a folder that goes to a GPU host without a network:
 # scripts/carry-nccl.sh OUT_DIR VERSION...
 #
-# A release is the wheel nvidia-nccl-cu13 from the package index, as 2.31.2; scripts/gpu-nccl-one.sh unpacks it there.
-# Code for GPUs other than SM (default 90) and symbols for debuggers are left out, which makes 16 MB of 300: SM=all keeps
-# them. Files have at most 58 MB each. The scripts that run there are carried too. PLUGIN (default: the shipped profile's file, built here) is carried stripped.
+# A release is the wheel nvidia-nccl-cu13 from the package index, as 2.31.2; scripts/gpu-nccl-one.sh
+# unpacks it there. Code for GPUs other than SM (default 90) and symbols for debuggers are left out,
+# which makes 16 MB of 300: SM=all keeps them. Files have at most 58 MB each. The scripts that run
+# there are carried too. PLUGIN (default: the shipped profile's file, built here) is carried
+# stripped.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then

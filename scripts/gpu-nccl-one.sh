@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Real NCCL over libnccl-net-tcpx.so with both ranks on one GPU: scripts/gpu-nccl-one.sh OUT_DIR
 #
-# For each release of NCCL in TCPX_BIN (default .carry; scripts/carry-nccl.sh fills it): contents first, with what NCCL
-# chose for each size; then times of all-reduces, with our tuner and without it, beside NCCL's own sockets by default and
-# as tuned for large messages. Last, with the newest release, times for fixed numbers of channels and for protocol LL, by
-# which the tuner's table is chosen. Needs NCCL 2.30 or newer, PyTorch (PYTHON, default python3), and the multi-process
-# service, without which two processes take turns of 2 ms at a GPU. Releases may come by several copies: what lies in
-# TCPX_BIN is moved to KEEP (default /root/nccl), and VERSIONS (default: all in KEEP) are measured.
+# For each release of NCCL in TCPX_BIN (default .carry; scripts/carry-nccl.sh fills it): contents
+# first, with what NCCL chose for each size; then times of all-reduces, with our tuner and without
+# it, beside NCCL's own sockets by default and as tuned for large messages. Last, with the newest
+# release, times for fixed numbers of channels and for protocol LL, by which the tuner's table is
+# chosen. Needs NCCL 2.30 or newer, PyTorch (PYTHON, default python3), and the multi-process
+# service, without which two processes take turns of 2 ms at a GPU. Releases may come by several
+# copies: what lies in TCPX_BIN is copied to KEEP (default /root/nccl), and VERSIONS (default: all in
+# KEEP) are measured.
 #
-# Ends within 9 minutes (BUDGET, seconds) and exits with 1 if a step failed or a figure missed its mark. OUT_DIR gets
-# nccl-one.json, table.txt, steps.txt and the logs. ROUNDS (default 2) sets how often times are taken, ONLY=STEP,... takes
-# those steps alone (check, ours, untuned, default, tuned, channels, ll). --unpack ends once the releases are in KEEP.
+# Ends within 9 minutes (BUDGET, seconds) and exits with 1 if a step failed or a figure missed its
+# mark. OUT_DIR gets nccl-one.json, table.txt, steps.txt and the logs. ROUNDS (default 2) sets how
+# often times are taken, ONLY=STEP,... takes those steps alone (check, ours, untuned, default,
+# tuned, channels, ll). --unpack ends once the releases are in KEEP.
 set -uo pipefail
 
 unpack=no

@@ -6,8 +6,9 @@
 # ours with CUDA pointers, ours encrypted, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every
 # byte passes the network. TCPX_BIN (default .carry) is the folder with libnccl-net-tcpx.so and tcpx; PYTHON (default python3) has PyTorch. Ends within 8 minutes
 # and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md)
-# and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
-# TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps alone.
+# and the logs. ROUNDS (default 3) sets how often times are taken; TCPX_NCCL_QUICK=1 checks small
+# sizes only and takes one round of times; TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps
+# alone.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Lists of pieces in GPU memory beside one put of as many bytes: scripts/gpu-pieces.sh [--rehearse] OUT_DIR
 #
-# Needs tcpx and engine_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes them: no Cargo, no
-# compiler, no network. First the contents: lists of fresh random bytes at odd places of several regions, over poison, to and
-# from GPU and host memory. Then the figures. OUT_DIR gets 18-gpu-pieces.json (format: benchmarks/README.md), runs/ with
-# the report of each start, and log.txt. ROUNDS (default 5) sets how often everything is measured; it ends
-# within 6 minutes and takes fewer rounds where those do not suffice.
-# --rehearse moves fewer pieces.
+# Needs tcpx and engine_gpu_check in TCPX_BIN (default .carry), as scripts/build-carry.sh makes
+# them: no Cargo, no compiler, no network. First the contents: lists of fresh random bytes at odd
+# places of several regions, over poison, to and from GPU and host memory. Then the figures. OUT_DIR
+# gets 18-gpu-pieces.json (format: benchmarks/README.md), runs/ with the report of each start, and
+# log.txt. ROUNDS (default 5) sets how often everything is measured; it ends within 6 minutes and
+# takes fewer rounds where those do not suffice. --rehearse moves fewer pieces.
 set -uo pipefail
 
 here=$(dirname "$(realpath "$0")")

@@ -3,13 +3,13 @@
 # scripts/gpu-tcp-speed.sh [--rehearse] OUT_DIR
 #
 # Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry): no Cargo, no compiler,
-# no network. OUT_DIR gets 15-gpu-tcp-speed.json (format: benchmarks/README.md), runs/ with the report of each
-# start, and log.txt. Each round starts all programs anew; `tcpx bench net` verifies contents
-# in poisoned destinations before it times anything. ROUNDS (default 5) sets how many; it ends within 8
-# minutes and takes fewer rounds where those do not suffice.
+# no network. OUT_DIR gets 15-gpu-tcp-speed.json (format: benchmarks/README.md), runs/ with the
+# report of each start, and log.txt. Each round starts all programs anew; `tcpx bench net` verifies
+# contents in poisoned destinations before it times anything. ROUNDS (default 5) sets how many; it
+# ends within 8 minutes and takes fewer rounds where those do not suffice.
 #
-# With two GPUs and PyTorch (PYTHON, default python3) NCCL's send/recv over its own sockets takes part.
-# --rehearse takes small sizes.
+# With two GPUs and PyTorch (PYTHON, default python3) NCCL's send/recv over its own sockets takes
+# part. --rehearse takes small sizes.
 set -uo pipefail
 
 here=$(dirname "$(realpath "$0")")

@@ -3,8 +3,8 @@
 #
 # Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry), and nothing else: no
 # Cargo, no compiler, no network. Ends within 8 minutes, goes on after a failed step, and exits with
-# 1 if any failed. OUT_DIR gets the table of steps (steps.txt) and everything that was printed (log.txt).
-# --rehearse takes small sizes.
+# 1 if any failed. OUT_DIR gets the table of steps (steps.txt) and everything that was printed
+# (log.txt). --rehearse takes small sizes.
 set -uo pipefail
 
 here=$(dirname "$(realpath "$0")")

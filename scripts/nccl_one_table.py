@@ -17,8 +17,8 @@ NETWORKS = {
     "default": "NCCL's sockets, default",
     "tuned": "NCCL's sockets, 4 threads, 4 sockets",
 }
-# The largest messages that need only be as quick as over NCCL's sockets by default, and how many times as quick
-# larger ones must be.
+# The largest messages that need only be as quick as over NCCL's sockets by default, and how many
+# times as quick larger ones must be.
 SMALL, MARK = 1 << 20, 1.5
 
 # How NCCL logs what it chose.

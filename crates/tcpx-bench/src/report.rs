@@ -303,7 +303,7 @@ pub fn figure(value: f64) -> String {
 }
 
 /// Text that cannot end its table cell.
-pub fn cell(text: &str) -> String {
+fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
@@ -352,7 +352,7 @@ pub fn machine(devices: &str) -> String {
 }
 
 /// The date in UTC, as the program `date` says it.
-pub fn today() -> String {
+fn today() -> String {
     let said = Command::new("date").args(["-u", "+%F"]).output();
     let said = said
         .ok()

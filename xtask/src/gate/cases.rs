@@ -67,7 +67,7 @@ pub(super) struct Case {
     figures: Figures,
     /// Milliseconds to measure for, about.
     ms: u64,
-    /// As the driver knows it (`crates/tcpx-bench/src/driver.rs`).
+    /// As the driver knows it (`crates/tcpx-bench/src/measure/driver.rs`).
     what: Map<String, Value>,
     #[serde(default)]
     link: Map<String, Value>,

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tcpx_bench::orders::MOST_IN_FLIGHT;
 use tcpx_bench::{Mode, Op};
 
 use super::link::LinkArgs;
@@ -49,7 +50,7 @@ pub(crate) struct NetArgs {
     #[arg(long, value_parser = named::<Mode>, value_name = "MODE,...", value_delimiter = ',', default_value = "latency,one,both")]
     pub(crate) modes: Vec<Mode>,
     /// Messages in flight when streaming.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_IN_FLIGHT)))]
     pub(crate) in_flight: Vec<u16>,
     /// One case instead of all combinations: latency, one or both, a size, and how many are in flight.
     #[arg(hide = true, long = "case", value_name = "MODE:SIZE[:N]", conflicts_with_all = ["sizes", "modes", "in_flight"])]
@@ -137,8 +138,9 @@ impl FromStr for CaseArg {
             _ => return Err(expected()),
         };
         let mode = named(mode)?;
-        let in_flight = count.parse().ok().filter(|count| (1..=64).contains(count));
-        let wrong = || format!("expected 1 to 64 messages in flight, got `{count}`");
+        let in_flight = count.parse().ok();
+        let in_flight = in_flight.filter(|count| (1..=MOST_IN_FLIGHT).contains(count));
+        let wrong = || format!("expected 1 to {MOST_IN_FLIGHT} messages in flight, got `{count}`");
         let in_flight = in_flight.ok_or_else(wrong)?;
         if mode == Mode::Latency && in_flight > 1 {
             return Err(expected());

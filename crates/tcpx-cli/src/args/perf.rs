@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
+use tcpx_bench::orders::MOST_IN_FLIGHT;
 
 use super::link::{LinkArgs, MemoryArgs};
 use crate::sizes::{Limit, Size};
@@ -90,7 +91,7 @@ pub(crate) struct PerfClientArgs {
     #[arg(long)]
     pub(crate) bidir: bool,
     /// Transfers of one direction under way at a time.
-    #[arg(short = 'P', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(short = 'P', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_IN_FLIGHT)))]
     pub(crate) in_flight: u16,
     /// Leave the first part out of the figures.
     #[arg(short = 'O', long, value_name = "TIME", default_value = "200ms")]

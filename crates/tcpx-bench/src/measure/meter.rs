@@ -153,12 +153,12 @@ impl<'a> Meter<'a> {
     ///
     /// # Errors
     /// As [`Self::run`].
-    pub fn calibrate(&mut self, run: &Run, span: Duration) -> Result<u32, Error> {
+    pub(crate) fn calibrate(&mut self, run: &Run, span: Duration) -> Result<u32, Error> {
         calibrate(run, span, |run| self.run(run, span))
     }
 
     /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any host.
-    pub fn patience(&self, run: &Run, span: Duration) -> Duration {
+    pub(crate) fn patience(&self, run: &Run, span: Duration) -> Duration {
         let bytes = run.receives_of().saturating_mul(u64::from(run.depth) * 4);
         self.limit + span * 4 + Duration::from_secs(bytes / 100_000_000)
     }

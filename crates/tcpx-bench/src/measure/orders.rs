@@ -309,3 +309,60 @@ impl dyn Talk + '_ {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_beyond_a_limit_is_refused() {
+        let small = Run::new(Mode::One, Op::Send, 8, 1, 1);
+        let pieces = |piece| Run {
+            op: Op::Put,
+            bytes: 8 << 20,
+            piece,
+            ..small
+        };
+        let deep = |bytes| Run {
+            bytes,
+            depth: MOST_IN_FLIGHT,
+            ..small
+        };
+        let counted = |count| Run { count, ..small };
+        let in_flight = |depth| Run { depth, ..small };
+        let tagged = |more_tags| Run { more_tags, ..small };
+        let threaded = |more_threads| Run {
+            more_threads,
+            ..small
+        };
+        for (last, beyond) in [
+            (counted(MOST_MESSAGES), counted(MOST_MESSAGES + 1)),
+            (counted(1), counted(0)),
+            (in_flight(MOST_IN_FLIGHT), in_flight(MOST_IN_FLIGHT + 1)),
+            (in_flight(1), in_flight(0)),
+            (tagged(1023), tagged(1024)),
+            (threaded(63), threaded(64)),
+            (deep(32 << 20), deep((32 << 20) + 1)),
+            (Run { bytes: 1, ..small }, Run { bytes: 0, ..small }),
+            (pieces(9), pieces(8)),
+        ] {
+            last.check().expect("the last that is allowed");
+            let refused = beyond.check();
+            assert!(matches!(refused, Err(Error::Unexpected { .. })), "{beyond:?}");
+        }
+        for op in [Op::Put, Op::Get] {
+            let alone = Run { op, ..small };
+            alone.check().expect("one end moves all");
+            for wrong in [
+                Run { mode: Mode::Both, ..alone },
+                Run { mode: Mode::Back, ..alone },
+                Run { more_tags: 1, ..alone },
+                Run { more_threads: 1, ..alone },
+                Run { room: 16, ..alone },
+            ] {
+                assert!(wrong.check().is_err(), "{wrong:?}");
+            }
+        }
+        assert!(Run { piece: 1, ..small }.check().is_err(), "sends are whole");
+    }
+}
