@@ -182,7 +182,10 @@ impl TransmitTable {
         let such = |chunk: &Outgoing| chunk.slot == slot;
         let mut released = self.chunks.release(lane, such, |chunk, end| {
             let is_lent = chunk.spliced == Some(lane);
+            // Without lent memory on any lane the system's word frees nothing, and is not worth a call.
+            let may_free = is_lent || self.chunks.unwanted() > 0;
             match placed {
+                true if !may_free => Fate::Free,
                 // The peer says so; only its system's word frees what other peers may not see.
                 true if chunk.attempt == 0 && self.is_acknowledged(lane, end) => Fate::Read,
                 true if chunk.attempt == 0 && is_lent => Fate::Lent,

@@ -1,7 +1,7 @@
 //! The queue's bytes, and pages that the kernel may still send although nobody waits for their chunk any more.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use tcpx_memory::{CopyWorker, PinnedPool, Region};
 use tcpx_wire::TransferId;
@@ -294,10 +294,20 @@ fn a_lent_slot_stays_until_the_peers_system_has_its_bytes() {
     let pool = worker.pinned();
     let free = pool.free_slots();
     let table = TransmitTable::new(2, 4);
-    let acknowledged = Arc::new(AtomicBool::new(false));
-    let of_lane = Arc::clone(&acknowledged);
-    let asked = move |_| of_lane.load(Ordering::SeqCst);
+    let (acknowledged, calls) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let (of_lane, counted) = (Arc::clone(&acknowledged), Arc::clone(&calls));
+    let asked = move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        of_lane.load(Ordering::SeqCst)
+    };
     table.lends(0, Some(Acknowledged(Box::new(asked))));
+    // Nothing is lent yet: the system is not asked.
+    written(&table, pool, 3, 0, false);
+    assert_eq!(table.forget(3, 3, true), Forgotten::Free);
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
     written(&table, pool, 0, 0, true);
     // What was copied is nobody's concern.
     written(&table, pool, 1, 0, false);
