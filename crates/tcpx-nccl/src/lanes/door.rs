@@ -19,7 +19,7 @@ use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
 
 use super::group::Registry;
-use super::hello::{Greeting, Hello, Part};
+use super::hello::{Greeting, Hello, Part, Resumption};
 use super::receive_lane::{receive_lane, refuse};
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
@@ -224,18 +224,17 @@ impl Acceptor {
             Ok(greeted) => greeted,
             Err(violation) => return refuse(&self.log, &peer.to_string(), &violation),
         };
-        let comm = match greeting {
+        match greeting {
             // The comm's first connection came another way.
-            Greeting::Comm(resumption) if resumption.epoch == 0 => {
-                return self.registry.answers(resumption.session, link);
+            Greeting::Comm(Resumption { session, epoch: 0 }) => {
+                return self.registry.answers(session, link);
             }
-            Greeting::Comm(resumption) => match self.registry.comm(resumption.session) {
-                Some(inbox) => Some((inbox, resumption.epoch)),
-                // The end of a connection tells its sender that the comm is gone.
-                None => return,
-            },
-            Greeting::Lane(_) => None,
-        };
+            // The end of a connection tells its sender that the comm is gone.
+            Greeting::Comm(Resumption { session, .. }) if self.registry.comm(session).is_none() => {
+                return;
+            }
+            Greeting::Comm(_) | Greeting::Lane(_) => {}
+        }
         let is_other = |half: &Half| half.greeting == greeting && half.part != part;
         let Some(at) = self.halves.iter().position(is_other) else {
             if self.halves.len() >= MAX_PENDING {
@@ -255,10 +254,13 @@ impl Acceptor {
             Part::Payload => [link, other],
             Part::Answers => [other, link],
         };
-        match (greeting, comm) {
-            (Greeting::Lane(hello), _) => self.open(&hello, pair, peer),
-            (Greeting::Comm(_), Some((inbox, epoch))) => inbox.put(epoch, pair),
-            (Greeting::Comm(_), None) => {}
+        match greeting {
+            Greeting::Lane(hello) => self.open(&hello, pair, peer),
+            Greeting::Comm(Resumption { session, epoch }) => {
+                if let Some(inbox) = self.registry.comm(session) {
+                    inbox.put(epoch, pair);
+                }
+            }
         }
     }
 
