@@ -13,7 +13,7 @@ use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::resend::{Next, Resend};
 use tcpx_lanes::socket_calls::{Moved, Span};
 
-use self::comeback::Tended;
+use self::comeback::{Rest, Tended};
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error;
@@ -135,8 +135,6 @@ struct State {
     before: Option<[Arc<Link>; 2]>,
     /// Draws the monitor's.
     attention: Option<Attention>,
-    /// The comm is closed.
-    has_ended: bool,
     /// What it sent before that ends here.
     messages_end: u64,
 }
@@ -197,7 +195,6 @@ impl SendComm {
             forged: AtomicU64::new(0),
             before: None,
             attention,
-            has_ended: false,
             messages_end: 0,
         };
         // A few bytes on a fresh connection always fit its buffer.
@@ -329,20 +326,24 @@ impl NetSend for SendComm {
 
 impl Drop for SendComm {
     fn drop(&mut self) {
-        let mut state = self.lock();
-        let ends_well = state.end();
+        let Some((state, ends_well)) = self.state.end(State::end) else {
+            return;
+        };
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
-        let unread = self.runtime.as_ref().filter(|_| ends_well);
-        if let Some(rest) = unread.and_then(|runtime| state.rest(&self.shared, runtime)) {
-            // Without a thread, what the kernel has is all that arrives.
-            let _ = rest.start();
-            return;
+        match &self.runtime {
+            Some(runtime) if ends_well && !state.is_over() => {
+                let rest = Rest::new(state, Arc::clone(&self.shared), Arc::clone(runtime));
+                // Without a thread, what the kernel has is all that arrives.
+                let _ = rest.start();
+            }
+            // The kernel brings what it has, and nothing comes back here that would have it drop some of it. A fork's copy
+            // of the socket would hold back the end.
+            _ => {
+                let _ = state.link.shutdown(std::net::Shutdown::Write);
+            }
         }
-        // The kernel brings what it has, and nothing comes back here that would have it drop some of it. A fork's copy of
-        // the socket would hold back the end.
-        let _ = state.link.shutdown(std::net::Shutdown::Write);
     }
 }
 
@@ -372,7 +373,6 @@ impl State {
             // everything: never the other way around.
             let _ = self.write();
         }
-        self.has_ended = true;
         whole && is_clean
     }
 

@@ -109,6 +109,22 @@ impl<C: Comm> Told<C> {
 }
 
 impl<C: Comm> Told<C> {
+    /// Does the last of it and takes it out: nobody finds it any more. `None` where that was done before.
+    pub(crate) fn end<R>(&self, last: impl FnOnce(&mut C) -> R) -> Option<(C, R)> {
+        let (state, result) = {
+            let mut state = lock(&self.comm.state);
+            let result = last(state.as_mut()?);
+            (state.take()?, result)
+        };
+        let (counters, lost) = (state.counters(), state.failure().is_some());
+        self.registration.ended(|| Ended {
+            counters,
+            lost,
+            refused: 0,
+        });
+        Some((state, result))
+    }
+
     /// For who looks at it now and then.
     pub(crate) fn glance(&self) -> Glance<C> {
         Glance(Arc::downgrade(&self.comm))
@@ -137,16 +153,7 @@ impl<C> Glance<C> {
 impl<C: Comm> Drop for Told<C> {
     fn drop(&mut self) {
         // Taken out first: a thread that looks may have a share of what it lay in for longer.
-        let Some(state) = lock(&self.comm.state).take() else {
-            return;
-        };
-        let (counters, lost) = (state.counters(), state.failure().is_some());
-        drop(state);
-        self.registration.ended(|| Ended {
-            counters,
-            lost,
-            refused: 0,
-        });
+        drop(self.end(|_| ()));
     }
 }
 

@@ -4,7 +4,6 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use nccl_net::ResultCode;
@@ -20,7 +19,6 @@ use crate::lanes::runtime::Runtime;
 use crate::plugin::Shared;
 use crate::resume::{Redial, STEP, copied_bytes};
 use crate::ring::Ring;
-use crate::stall::Stall;
 use crate::status::Glance;
 
 impl State {
@@ -36,7 +34,7 @@ impl State {
 
     /// The connection broke; `false` where that is the end.
     pub(super) fn lose(&mut self, why: String) -> bool {
-        let Some(redial) = self.redial.as_mut().filter(|_| !self.has_ended) else {
+        let Some(redial) = &mut self.redial else {
             return false;
         };
         redial.lose(why);
@@ -167,39 +165,8 @@ impl State {
         }
     }
 
-    /// What is left of a comm that closed well: what it has sent and its receiver may not have read, which arrives
-    /// although connections break. `None` if that is nothing.
-    pub(super) fn rest(&mut self, shared: &Arc<Shared>, runtime: &Arc<Runtime>) -> Option<Rest> {
-        if self.redial.is_none() || self.is_over() {
-            return None;
-        }
-        let state = Self {
-            name: self.name.clone(),
-            link: Arc::clone(&self.link),
-            answers: Arc::clone(&self.answers),
-            ring: Ring::new(),
-            next: 0,
-            staging: None,
-            failure: None,
-            stall: Stall::new(),
-            carriage: None,
-            resend: std::mem::take(&mut self.resend),
-            redial: self.redial.take(),
-            forged: AtomicU64::new(0),
-            before: self.before.take(),
-            attention: Some(runtime.monitor.attention()),
-            has_ended: false,
-            ..*self
-        };
-        Some(Rest {
-            state,
-            shared: Arc::clone(shared),
-            runtime: Arc::clone(runtime),
-        })
-    }
-
     /// Whether the receiver has read every message of a comm that closed, and the kernel has the rest.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.resend.read() >= self.messages_end && self.resend.next() == Next::New
     }
 
@@ -211,9 +178,6 @@ impl State {
 
     /// The monitor's turn, for a host that calls nothing.
     fn tend(&mut self, shared: &Shared) -> Look {
-        if self.has_ended {
-            return Look::Gone;
-        }
         if let Some(attention) = &self.attention {
             attention.lower();
         }
@@ -255,7 +219,8 @@ impl Watched for Tended {
     }
 }
 
-/// What a comm that closed has sent and its receiver may not have read.
+/// What is left of a comm that closed well: what it has sent and its receiver may not have read, which arrives although
+/// connections break.
 #[derive(Debug)]
 pub(super) struct Rest {
     state: State,
@@ -265,6 +230,20 @@ pub(super) struct Rest {
 }
 
 impl Rest {
+    pub(super) fn new(state: State, shared: Arc<Shared>, runtime: Arc<Runtime>) -> Self {
+        // The memory of its requests is the host's again.
+        let (ring, next) = (Ring::new(), 0);
+        Self {
+            state: State {
+                ring,
+                next,
+                ..state
+            },
+            shared,
+            runtime,
+        }
+    }
+
     /// Has the monitor look after it until the receiver has read it, or is gone.
     pub(super) fn start(self) -> io::Result<()> {
         let runtime = Arc::clone(&self.runtime);
