@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use nccl_net::export::{NetError, PeerHandle};
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
-const VERSION: u16 = 6;
+pub(crate) const VERSION: u16 = 6;
 const FAMILY_V4: u16 = 4;
 const FAMILY_V6: u16 = 6;
 

@@ -5,7 +5,7 @@ use tcpx_lanes::idle::MAX_LANES;
 use tcpx_wire::crc::crc32c;
 
 use super::number;
-use crate::handle::Handle;
+use crate::handle::{Handle, VERSION};
 use crate::header::{FROM_RECEIVER, FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::lanes::hello::{Hello, Resumption};
 
@@ -24,7 +24,13 @@ pub fn records(data: &[u8]) {
             bytes[28..].copy_from_slice(&crc.to_le_bytes());
             hello(&bytes);
         }
-        _ => handle(&PeerHandle(padded(data))),
+        _ => {
+            let mut bytes = padded(data);
+            handle(&PeerHandle(bytes));
+            // Of this version, so that inputs of older ones reach the fields behind it.
+            bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+            handle(&PeerHandle(bytes));
+        }
     }
 }
 
