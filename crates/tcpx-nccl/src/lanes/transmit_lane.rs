@@ -154,15 +154,15 @@ impl Owner for Queue {
             leaving.chunk.retain(&self.retention);
             sent.unwrap_or(Ok(Moved::WouldBlock))?
         } else if leaving.lends {
-            // SAFETY: registered memory that its comm keeps as long as the chunk lives, or a pinned slot.
-            // Its bytes do not change either: until the peer has read them.
+            // SAFETY: registered memory that its comm keeps as long as the chunk lives, for what lies in a slot is not
+            // lent. Its bytes do not change either: until the peer has read them.
             let sent = unsafe { self.lender.send(&self.stream, head, payload) }?;
             if let Some(error) = self.lender.take_refusal() {
                 self.set.stop_splicing(&error);
             }
             sent.moved
         } else {
-            // SAFETY: the header is ours; the payload as above.
+            // SAFETY: the header is ours; the payload is such memory, a pinned slot, or a copy of ours.
             let sent = unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) };
             // After the peer has got what the socket takes, and while the bytes are in the cache.
             leaving.chunk.retain(&self.retention);
