@@ -15,7 +15,7 @@ use crate::handle::{Door, Handle};
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
-use crate::lanes::hello::{Hello, Part, Resumption};
+use crate::lanes::hello::{Greeting, Part, Resumption};
 use crate::lanes::lane_set::{Peer, Standing};
 use crate::link::Link;
 use crate::plugin::Shared;
@@ -70,15 +70,12 @@ impl Answers {
             session: own.session,
             epoch: 0,
         };
-        // A few bytes on a fresh connection always fit its buffer.
-        match link.send_whole(&resumption.encode(Part::Answers)) {
-            Ok(Moved::Bytes(Hello::BYTES)) => Ok(Self {
-                link,
-                word: [0; HEADER_BYTES],
-                have: 0,
-            }),
-            moved => Err(format!("a fresh connection takes no bytes: {moved:?}")),
-        }
+        Greeting::Comm(resumption).send(Part::Answers, &link)?;
+        Ok(Self {
+            link,
+            word: [0; HEADER_BYTES],
+            have: 0,
+        })
     }
 
     /// Whether the receiver has answered.

@@ -28,7 +28,7 @@ use crate::dialer::{self, PairDialer};
 use crate::header::{Header, Record};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
-use crate::lanes::hello::{Hello, Part, Resumption};
+use crate::lanes::hello::{Greeting, Resumption};
 use crate::lanes::lane_set::{DEAD_AFTER, Peer};
 use crate::lanes::runtime::Runtime;
 use crate::link::Link;
@@ -161,13 +161,8 @@ impl Redial {
             session: self.session,
             epoch: self.epoch,
         };
-        // A few bytes on a fresh connection always fit its buffer; where it broke already, it is dialled again.
-        let greets = |(link, part): (&Link, Part)| {
-            let moved = link.send_whole(&resumption.encode(part));
-            matches!(moved, Ok(Moved::Bytes(Hello::BYTES)))
-        };
-        let parts = [Part::Payload, Part::Answers];
-        if dialled.iter().zip(parts).all(greets) {
+        // Where one broke already, they are dialled again.
+        if Greeting::Comm(resumption).send_on_both(&dialled).is_ok() {
             self.lost = None;
             self.is_positioning = true;
             self.waits = None;

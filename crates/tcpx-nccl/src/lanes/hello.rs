@@ -12,8 +12,11 @@
 
 use tcpx_lanes::idle::MAX_LANES;
 use tcpx_lanes::receive_lane::Violation;
+use tcpx_lanes::socket_calls::Moved;
 use tcpx_wire::crc::crc32c;
 use tcpx_wire::handshake::SessionId;
+
+use crate::link::Link;
 
 /// Names a sending process to a receiving one.
 pub(crate) type GroupId = [u8; 16];
@@ -48,6 +51,26 @@ impl Greeting {
             Some((resumption, part)) => Ok((Self::Comm(resumption), part)),
             None => Hello::decode(bytes).map(|(hello, part)| (Self::Lane(hello), part)),
         }
+    }
+
+    /// Says it first of all on a connection.
+    pub(crate) fn send(self, part: Part, link: &Link) -> Result<(), String> {
+        let bytes = match self {
+            Self::Comm(resumption) => resumption.encode(part),
+            Self::Lane(hello) => hello.encode(part),
+        };
+        // A few bytes on a fresh connection always fit its buffer.
+        match link.send_whole(&bytes) {
+            Ok(Moved::Bytes(Hello::BYTES)) => Ok(()),
+            moved => Err(format!("a fresh connection takes no bytes: {moved:?}")),
+        }
+    }
+
+    /// Says it on both of a pair, payload's first.
+    pub(crate) fn send_on_both(self, links: &[Link; 2]) -> Result<(), String> {
+        let parts = [Part::Payload, Part::Answers];
+        let mut greeted = links.iter().zip(parts);
+        greeted.try_for_each(|(link, part)| self.send(part, link))
     }
 }
 

@@ -17,11 +17,10 @@ use tcpx_lanes::lock;
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
 use tcpx_lanes::sealing::Protection;
-use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_wire::ClientKey;
 
-use super::hello::{GroupId, Hello, Part};
+use super::hello::{Greeting, GroupId, Hello};
 use super::outlet::Chunk;
 use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
@@ -320,13 +319,7 @@ impl LaneSet {
             lane,
             epoch: state.epoch,
         };
-        // A few bytes on a fresh connection always fit its buffer.
-        for (link, part) in links.iter().zip([Part::Payload, Part::Answers]) {
-            match link.send_whole(&hello.encode(part)) {
-                Ok(Moved::Bytes(Hello::BYTES)) => {}
-                moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
-            }
-        }
+        Greeting::Lane(hello).send_on_both(&links)?;
         state.epoch += 1;
         state.standing = Place::Works;
         let [link, answers] = links;
