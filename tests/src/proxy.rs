@@ -79,8 +79,8 @@ struct State {
     up: u64,
     down: u64,
     opened: u32,
-    /// Its first stream of payload has come.
-    has_first: bool,
+    /// The number of its first stream of payload.
+    first: Option<u32>,
     woken: bool,
     /// No stream takes the first one's place.
     last: bool,
@@ -137,8 +137,8 @@ impl Board {
         let opens = !line.last && !self.cut.load(Ordering::SeqCst);
         line.opened += u32::from(opens);
         stream.number.store(line.opened, Ordering::SeqCst);
-        if opens && !stream.answers && !std::mem::replace(&mut line.has_first, true) {
-            stream.is_first.store(true, Ordering::SeqCst);
+        if opens && !stream.answers {
+            line.first.get_or_insert(line.opened);
         }
         opens
     }
@@ -308,8 +308,6 @@ struct Stream {
     number: AtomicU32,
     /// It brings answers back alone, as the second connection of a comm or lane under NCCL does.
     answers: bool,
-    /// It is the line's first stream of payload.
-    is_first: AtomicBool,
     /// The server has answered a lane's hello: what its client says next proves it.
     answered: AtomicBool,
 }
@@ -319,8 +317,8 @@ impl Stream {
         self.number.load(Ordering::SeqCst)
     }
 
-    fn is_first(&self) -> bool {
-        self.is_first.load(Ordering::SeqCst)
+    fn is_first(&self, line: &State) -> bool {
+        line.first == Some(self.number())
     }
 
     fn is_reset(&self, line: &State) -> bool {
@@ -349,7 +347,6 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
         },
         number: AtomicU32::new(0),
         answers: head.starts_with(b"TxLa") || head.starts_with(b"TxCa"),
-        is_first: AtomicBool::new(false),
         answered: AtomicBool::new(false),
     };
     let mut left = None;
@@ -382,7 +379,7 @@ fn pump(from: &End, to: &End, up: bool, mut left: Option<u64>, stream: &Stream, 
                     return reset(from, to);
                 }
                 // A fault is for the stream that was there first.
-                let due = line.fault.filter(|_| stream.is_first() && !line.woken);
+                let due = line.fault.filter(|_| stream.is_first(line) && !line.woken);
                 let left = due.map(|(after, _)| after.saturating_sub(line.up + line.down));
                 match (due, left) {
                     (Some((_, Fault::Stall)), Some(0)) => {
@@ -451,7 +448,7 @@ fn end_as_told(from: &End, to: &End, stream: &Stream, board: &Board) {
         let faulty = line
             .fault
             .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after);
-        stream.is_reset(line) || stream.is_first() && faulty
+        stream.is_reset(line) || stream.is_first(line) && faulty
     });
     drop(lines);
     if is_reset || from.was_reset() || to.was_reset() {
