@@ -20,7 +20,7 @@ pub const KEY: (&str, &str) = ("TCPX_KEY", "R5LSJ2WB5GXU4M7ZVCPZZ33RKFGXHCBW");
 pub const ENCRYPTED: [(&str, &str); 2] = [KEY, ("TCPX_ENCRYPT", "1")];
 
 /// The variable that names the test or part that a process was started for.
-pub const MARK: &str = "TCPX_TEST_CHILD";
+const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Longest life of a forked process.
@@ -36,20 +36,6 @@ pub fn run(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
         return;
     }
     finish(test, start(test, test, environment));
-}
-
-/// As [`run`], for a test that runs only when it is asked for.
-pub fn run_ignored(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
-    if is_child(test) {
-        body();
-        return;
-    }
-    let mut command = command(test, test, environment);
-    command.arg("--ignored");
-    finish(
-        test,
-        command.spawn().expect("the test program starts again"),
-    );
 }
 
 /// Waits for the process of a test, which must succeed in time.
@@ -116,8 +102,16 @@ pub fn forked(body: impl FnOnce()) {
 
 fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
+    prepare(&mut command, test, role, environment);
+    command
+}
+
+/// Has a command that starts this test program do so for the test `test` in the part `role`.
+pub(crate) fn prepare(command: &mut Command, test: &str, role: &str, environment: &[(&str, &str)]) {
     command
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        // The test that starts it may have been asked for.
+        .arg("--include-ignored")
         .env(MARK, role)
         .stdin(Stdio::null())
         // Its panics go to standard error; its test report must not be counted with ours.
@@ -130,5 +124,4 @@ fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {
         }
     }
     command.envs(environment.iter().copied());
-    command
 }

@@ -1,11 +1,14 @@
 //! Two network namespaces with several links between them, for tests that run as root.
 
-use std::io::{BufRead, BufReader, Lines};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
+
+use crate::child;
 
 /// Two hosts, `a` and `b`, with links `nic0`, `nic1`, ... between them. Link `n` has the network
 /// `10.78.n.0/24`, in which `a` is 1 and `b` is 2. Both namespaces go when this is dropped.
@@ -18,7 +21,7 @@ pub struct Hosts {
 }
 
 /// Why the links cannot be made here; `None` when they can.
-pub fn missing() -> Option<String> {
+fn missing() -> Option<String> {
     // SAFETY: the call has no conditions.
     if unsafe { libc::geteuid() } != 0 {
         return Some("needs root for network namespaces".to_owned());
@@ -40,6 +43,16 @@ pub fn missing() -> Option<String> {
     let made = run("ip", &["netns", "add", &name]);
     let gone = run("ip", &["netns", "del", &name]);
     made.and(gone).err().map(|error| format!("{error:#}"))
+}
+
+/// Whether a test cannot run here; it says why.
+pub fn skips(test: &str) -> bool {
+    let why = missing();
+    if let Some(why) = &why {
+        // Not eprintln: the harness hides that.
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    }
+    why.is_some()
 }
 
 impl Hosts {
@@ -193,18 +206,31 @@ impl Hosts {
     /// # Errors
     /// It could not be started.
     pub fn start(&self, on_a: bool, program: &str, arguments: &[&str]) -> anyhow::Result<Told> {
+        let mut command = self.command(on_a, program);
+        command.args(arguments);
+        Told::start(command)
+    }
+
+    /// Starts this test program again on host `a` or `b`, for the test `test` in the part `role`.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub fn start_part(
+        &self,
+        on_a: bool,
+        (test, role): (&str, &str),
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<Told> {
+        let mut command = self.command(on_a, std::env::current_exe()?);
+        child::prepare(&mut command, test, role, environment);
+        Told::start(command)
+    }
+
+    fn command(&self, on_a: bool, program: impl AsRef<OsStr>) -> Command {
         let namespace = if on_a { &self.a } else { &self.b };
-        let mut child = Command::new("ip")
-            .args(["netns", "exec", namespace, program])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {program}"))?;
-        let out = child.stdout.take().context("its output")?;
-        Ok(Told {
-            child,
-            lines: BufReader::new(out).lines(),
-        })
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]).arg(program);
+        command
     }
 }
 
@@ -225,6 +251,18 @@ pub struct Told {
 }
 
 impl Told {
+    fn start(mut command: Command) -> anyhow::Result<Self> {
+        command.stdout(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("starting {command:?}"))?;
+        let out = child.stdout.take().context("its output")?;
+        Ok(Self {
+            child,
+            lines: BufReader::new(out).lines(),
+        })
+    }
+
     /// The next line that has this field, and the field. The program bounds its own waits.
     ///
     /// # Errors

@@ -3,13 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
-use tcpx_tests::namespaces::{Hosts, missing};
+use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
     HOST, Link, MIB, accepted, connected, content, handle_in, leave, listening, started, until,
     until_calmly,
@@ -202,7 +201,7 @@ fn a_receiver_that_posts_late_gets_all_that_is_sealed() {
 #[ignore = "long: run with --release -- --ignored"]
 fn a_receiver_that_posts_a_minute_late_gets_all() {
     let name = "a_receiver_that_posts_a_minute_late_gets_all";
-    child::run_ignored(name, &[LOOPBACK, NO_LANES], || {
+    child::run(name, &[LOOPBACK, NO_LANES], || {
         is_late(Duration::from_secs(60), &all_tables());
     });
 }
@@ -269,35 +268,17 @@ fn arrives_behind_an_outage(test: &str, name: &str, lanes: (&str, &str)) {
     if child::is_child("send") {
         return send_each();
     }
-    if let Some(why) = missing() {
-        // Not eprintln: the harness hides that.
-        let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    if skips(test) {
         return;
     }
     let hosts = Hosts::new(name, &[1000]).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let program = std::env::current_exe().unwrap();
-    let start = |on_a: bool, role: &str| {
-        let variables = [
-            format!("{}={role}", child::MARK),
-            "NCCL_SOCKET_IFNAME=nic0".to_owned(),
-            format!("{}={}", lanes.0, lanes.1),
-            format!("{FOLDER}={}", folder.path().display()),
-        ];
-        let program = [
-            program.to_str().unwrap(),
-            test,
-            "--exact",
-            "--nocapture",
-            "--ignored",
-        ];
-        let words: Vec<&str> = variables
-            .iter()
-            .map(String::as_str)
-            .chain(program)
-            .collect();
-        hosts.start(on_a, "env", &words).unwrap()
-    };
+    let environment = [
+        ("NCCL_SOCKET_IFNAME", "nic0"),
+        lanes,
+        (FOLDER, folder.path().to_str().unwrap()),
+    ];
+    let start = |on_a, role| hosts.start_part(on_a, (test, role), &environment).unwrap();
     let ends = [start(false, "receive"), start(true, "send")];
     let say = |what: &str| std::fs::write(folder.path().join(what), "").unwrap();
     let is_there = |number: usize| Path::exists(&folder.path().join(format!("{number} is there")));

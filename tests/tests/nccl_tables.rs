@@ -401,7 +401,7 @@ fn cuda_pointers_of_ranks_that_encrypt() {
 #[test]
 #[ignore = "large: run with --release -- --ignored"]
 fn the_largest_message_of_nccl_passes() {
-    child::run_ignored(
+    child::run(
         "the_largest_message_of_nccl_passes",
         &[LOOPBACK, LANES],
         || {

@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tcpx_tests::namespaces::{Hosts, Told, missing};
+use tcpx_tests::namespaces::{Hosts, Told, skips};
 
 const STRIPED: &str = env!("CARGO_BIN_EXE_striped");
 /// Of a link, in Mb/s.
@@ -18,12 +18,7 @@ const BYTES: u64 = 256 << 20;
 fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(why) = missing() else {
-        return Some(turn);
-    };
-    // Not eprintln: the harness hides that.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
-    None
+    (!skips(test)).then_some(turn)
 }
 
 /// A server on host b and a client on host a that sends `count` transfers.
