@@ -5,7 +5,7 @@
 use std::ptr;
 
 use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
-use tcpx_tests::nccl_link::{self, ANY, HOST, Link, MIB, content, relayed, started, until};
+use tcpx_tests::nccl_link::{self, ANY, HOST, Link, MIB, Relays, content, relayed, started, until};
 use tcpx_tests::nccl_part::{Calls, Opaque};
 use tcpx_tests::proxy::Fault;
 
@@ -351,6 +351,46 @@ fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
                 assert_eq!(link.finish(received), LEN);
             }
             assert!(target == wanted);
+            link.close();
+        },
+    );
+}
+
+#[test]
+fn a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more() {
+    let long = ("TCPX_NET_INLINE_BYTES", "1048576");
+    child::run(
+        "a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more",
+        &[LOOPBACK, LANES, long],
+        || {
+            const LEN: usize = 100_000;
+            let (table, context) = started(12);
+            let (link, Relays { first, door }) = relayed(&*table, context);
+            link.transfer(8, 8);
+            let wanted = content(LEN);
+            let (mut data, mut target) = (wanted.clone(), vec![0; LEN]);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+            let carried = || first.carried(ANY) + door.carried(ANY);
+            for _ in 0..10 {
+                target.fill(0xee);
+                let (before, at) = (carried(), target.as_mut_ptr());
+                let (_, received) = table.irecv(link.receive, at, LEN, to, ptr::null_mut());
+                let (_, sent) = table.isend(link.send, data.as_mut_ptr(), LEN, from);
+                until("the relays to pass it on", || {
+                    let (rc, done, _) = table.test(sent);
+                    assert_eq!((rc, done), (0, 0), "nobody has read it");
+                    carried() >= before + LEN as u64
+                });
+                let opened = door.opened(ANY);
+                first.reset(ANY);
+                door.reset(ANY);
+                until("another connection", || door.opened(ANY) > opened);
+                // All of it is here, and its receiver can tell nobody.
+                assert_eq!(link.finish(received), LEN);
+                assert!(target == wanted);
+                assert_eq!(link.finish(sent), LEN);
+            }
             link.close();
         },
     );

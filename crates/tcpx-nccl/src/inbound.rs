@@ -124,7 +124,7 @@ pub(crate) struct Inbound {
     forged: AtomicU64,
     /// The sender waits for that.
     owes_answer: bool,
-    comeback: Option<Comeback>,
+    pub(crate) comeback: Option<Comeback>,
     /// The door of the sender's process (port 0: unknown), whose connection can come back.
     door: Option<u16>,
     /// The connection broke.

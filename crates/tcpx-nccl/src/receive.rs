@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nccl_net::constants::UNPACK_MAX_RECEIVE_BYTES;
 use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, NetRecv, RequestId};
+use tcpx_lanes::monitor::{Look, TICK, Watched};
 use tcpx_status::{ConnectionReport, Counters};
 
 use crate::admission::Admitted;
@@ -17,7 +18,7 @@ use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::resume::Comeback;
 use crate::scatter::Scatter;
-use crate::status::{Comm, Held, Told};
+use crate::status::{Comm, Glance, Held, Told};
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -66,24 +67,32 @@ impl RecvComm {
             .takes_lanes()
             .then(|| Landing::new(Arc::clone(&runtime), number, inline_bytes));
         let link = Arc::new(admitted.link);
-        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip())
-            .inspect_err(|error| {
-                shared
-                    .log
-                    .warn(&format!("{name} does not come back: {error}"))
-            })
-            .ok();
-        let inbound = Inbound::new(link, name, scatter, lanes, comeback);
+        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip());
+        let inbound = Inbound::new(link, name, scatter, lanes, Some(comeback));
         let peer = inbound.peer();
         let state = State {
             inbound,
             consumed: 0,
             received: (0, 0),
         };
+        let state = Told::new(state, peer);
+        let tended = Tended {
+            comm: state.glance(),
+            shared: Arc::clone(&shared),
+            read: 0,
+        };
+        if let Err(error) = runtime.monitor.watch(Box::new(tended)) {
+            let inbound = &mut state.lock().inbound;
+            let name = &inbound.name;
+            shared
+                .log
+                .warn(&format!("{name} does not come back: {error}"));
+            inbound.comeback = None;
+        }
         let comm = Self {
             shared,
             keeps_received: queue.is_some(),
-            state: Told::new(state, peer),
+            state,
             _runtime: runtime,
         };
         Ok((comm, queue))
@@ -267,6 +276,23 @@ impl NetRecv for RecvComm {
         // Pages came back: a message that waited for them goes on without waiting for a test.
         let _ = state.inbound.progress(&self.shared.log);
         Ok(())
+    }
+}
+
+/// A comm as the monitor knows it.
+#[derive(Debug)]
+struct Tended {
+    comm: Glance<State>,
+    shared: Arc<Shared>,
+    /// Bytes that it had read at the last look.
+    read: u64,
+}
+
+impl Watched for Tended {
+    fn look(&mut self) -> Look {
+        let Self { comm, shared, read } = self;
+        let tend = |state: &mut State| state.inbound.tend(read, &shared.log);
+        comm.look(tend, Look::In(TICK), Look::Gone)
     }
 }
 

@@ -13,13 +13,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::lock;
-use tcpx_lanes::monitor::{Attention, Look, TICK, Watched};
+use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_lanes::tcp_info::is_unanswered;
 use tcpx_wire::handshake::SessionId;
@@ -201,10 +201,12 @@ impl Redial {
 }
 
 /// Connections of a receive comm's, as the door hands them over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Inbox {
     has_news: AtomicBool,
     next: Mutex<Next>,
+    /// The comm takes what came and tells what it has read, although its host calls nothing.
+    pub(crate) attention: Attention,
 }
 
 #[derive(Debug, Default)]
@@ -224,6 +226,14 @@ pub(crate) enum Came {
 }
 
 impl Inbox {
+    pub(crate) fn new(attention: Attention) -> Self {
+        Self {
+            has_news: AtomicBool::new(false),
+            next: Mutex::default(),
+            attention,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Next> {
         lock(&self.next)
     }
@@ -234,7 +244,7 @@ impl Inbox {
         // A sender that is not told has lost it already.
         if next.epoch == 0 && matches!(tell(&link, 0, false), Ok(Moved::Bytes(_))) {
             next.came = Some(Came::Answers(link));
-            self.has_news.store(true, Ordering::Release);
+            self.announce();
         }
     }
 
@@ -244,13 +254,22 @@ impl Inbox {
         if epoch > next.epoch {
             let came = Some(Came::Pair(pair));
             *next = Next { epoch, came };
-            self.has_news.store(true, Ordering::Release);
+            self.announce();
         }
+    }
+
+    fn announce(&self) {
+        self.has_news.store(true, Ordering::Release);
+        self.attention.hurry();
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Relaxed)
     }
 
     /// What came last, once.
     pub(crate) fn take(&self) -> Option<Came> {
-        if !self.has_news.load(Ordering::Relaxed) {
+        if !self.has_news() {
             return None;
         }
         let mut next = self.lock();
@@ -269,7 +288,6 @@ impl Inbox {
 #[derive(Debug)]
 pub(crate) struct Comeback {
     pub(crate) inbox: Arc<Inbox>,
-    pub(crate) tail: Arc<Tail>,
     /// Of the sender's process.
     pub(crate) peer: IpAddr,
     session: SessionId,
@@ -277,21 +295,16 @@ pub(crate) struct Comeback {
 }
 
 impl Comeback {
-    /// For a comm whose first connection came about in this session.
-    pub(crate) fn new(runtime: &Runtime, session: SessionId, peer: IpAddr) -> io::Result<Self> {
-        let tail = Arc::new(Tail::new(runtime.monitor.attention()));
-        runtime
-            .monitor
-            .watch(Box::new(WatchedTail(Arc::downgrade(&tail), 0)))?;
-        let inbox = Arc::new(Inbox::default());
+    /// For a comm whose first connection came about in this session; the monitor has to [watch](Inbox::attention) it.
+    pub(crate) fn new(runtime: &Runtime, session: SessionId, peer: IpAddr) -> Self {
+        let inbox = Arc::new(Inbox::new(runtime.monitor.attention()));
         runtime.registry.expect(session, &inbox);
-        Ok(Self {
+        Self {
             inbox,
-            tail,
             peer,
             session,
             registry: Arc::clone(&runtime.registry),
-        })
+        }
     }
 }
 
@@ -299,7 +312,6 @@ impl Drop for Comeback {
     fn drop(&mut self) {
         self.registry.forget(self.session);
         self.inbox.close();
-        self.tail.replace(None);
     }
 }
 
@@ -375,57 +387,6 @@ impl Waiting {
     }
 }
 
-/// What the receiver has read of a comm's connection, for who tells the sender when its host calls nothing.
-#[derive(Debug)]
-pub(crate) struct Tail {
-    read: AtomicU64,
-    told: AtomicU64,
-    /// For answers; none while the connections are away.
-    link: Mutex<Option<Arc<Link>>>,
-    attention: Attention,
-}
-
-impl Tail {
-    pub(crate) fn new(attention: Attention) -> Self {
-        Self {
-            read: AtomicU64::new(0),
-            told: AtomicU64::new(0),
-            link: Mutex::new(None),
-            attention,
-        }
-    }
-
-    /// The receiver has read up to here.
-    pub(crate) fn read(&self, read: u64) {
-        self.read.store(read, Ordering::Relaxed);
-        self.attention.draw();
-    }
-
-    /// And has said so.
-    pub(crate) fn told(&self, read: u64) {
-        self.told.store(read, Ordering::Relaxed);
-    }
-
-    /// Another connection took the place, or there is none now.
-    pub(crate) fn replace(&self, link: Option<&Arc<Link>>) {
-        *lock(&self.link) = link.cloned();
-    }
-
-    /// Tells the sender; whether it was told.
-    pub(crate) fn tell(&self) -> bool {
-        let link = lock(&self.link);
-        let read = self.read.load(Ordering::Relaxed);
-        let Some(link) = &*link else {
-            return false;
-        };
-        let is_told = matches!(tell(link, read, false), Ok(Moved::Bytes(_)));
-        if is_told {
-            self.told(read);
-        }
-        is_told
-    }
-}
-
 /// Says how far the receiver has read, and whether it `waits` for more. A sender that takes nothing now is told later.
 pub(crate) fn tell(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
     let record = Header {
@@ -435,40 +396,12 @@ pub(crate) fn tell(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
     link.send_whole(&record.encode(Record::Read))
 }
 
-/// A [`Tail`] as the monitor knows it; with how far the receiver had read at the last look.
-#[derive(Debug)]
-pub(crate) struct WatchedTail(pub(crate) Weak<Tail>, pub(crate) u64);
-
-impl Watched for WatchedTail {
-    fn look(&mut self) -> Look {
-        let Some(tail) = self.0.upgrade() else {
-            return Look::Gone;
-        };
-        tail.attention.lower();
-        let (read, told) = (
-            tail.read.load(Ordering::Relaxed),
-            tail.told.load(Ordering::Relaxed),
-        );
-        if read <= told {
-            return Look::Asleep;
-        }
-        tail.attention.keep();
-        // Whoever reads on tells it by itself.
-        let is_quiet = std::mem::replace(&mut self.1, read) == read;
-        if is_quiet && !tail.tell() {
-            // It is away; the next connection begins with it.
-            tail.attention.lower();
-            return Look::Asleep;
-        }
-        Look::In(TICK)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
 
+    use tcpx_lanes::monitor::Monitor;
     use tcpx_lanes::sealing::Protection;
 
     use super::*;
@@ -527,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_comm_takes_what_came_last_and_says_that_its_first_answers_can_go() {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new(Monitor::new("monitor").attention());
         let (link, mut far) = connection();
         inbox.answers(link);
         let mut word = [0; HEADER_BYTES];
@@ -558,8 +491,9 @@ mod tests {
         let registry = Registry::default();
         let (link, mut far) = connection();
         registry.answers(SessionId([3; 16]), link);
-        let inbox = Arc::new(Inbox::default());
-        registry.expect(SessionId([4; 16]), &Arc::default());
+        let monitor = Monitor::new("monitor");
+        let [inbox, other] = [(); 2].map(|()| Arc::new(Inbox::new(monitor.attention())));
+        registry.expect(SessionId([4; 16]), &other);
         registry.expect(SessionId([3; 16]), &inbox);
         far.read_exact(&mut [0; HEADER_BYTES]).unwrap();
         assert!(matches!(inbox.take(), Some(Came::Answers(_))));

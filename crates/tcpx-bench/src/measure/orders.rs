@@ -348,21 +348,39 @@ mod tests {
         ] {
             last.check().expect("the last that is allowed");
             let refused = beyond.check();
-            assert!(matches!(refused, Err(Error::Unexpected { .. })), "{beyond:?}");
+            assert!(
+                matches!(refused, Err(Error::Unexpected { .. })),
+                "{beyond:?}"
+            );
         }
         for op in [Op::Put, Op::Get] {
             let alone = Run { op, ..small };
             alone.check().expect("one end moves all");
             for wrong in [
-                Run { mode: Mode::Both, ..alone },
-                Run { mode: Mode::Back, ..alone },
-                Run { more_tags: 1, ..alone },
-                Run { more_threads: 1, ..alone },
+                Run {
+                    mode: Mode::Both,
+                    ..alone
+                },
+                Run {
+                    mode: Mode::Back,
+                    ..alone
+                },
+                Run {
+                    more_tags: 1,
+                    ..alone
+                },
+                Run {
+                    more_threads: 1,
+                    ..alone
+                },
                 Run { room: 16, ..alone },
             ] {
                 assert!(wrong.check().is_err(), "{wrong:?}");
             }
         }
-        assert!(Run { piece: 1, ..small }.check().is_err(), "sends are whole");
+        assert!(
+            Run { piece: 1, ..small }.check().is_err(),
+            "sends are whole"
+        );
     }
 }

@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_net::export::NetError;
+use nccl_net::export::{Log, NetError};
 use tcpx_lanes::health::STALL_BEHIND;
+use tcpx_lanes::monitor::{Look, TICK};
 use tcpx_lanes::socket_calls::Moved;
 
 use super::{Inbound, Phase};
@@ -24,7 +25,6 @@ impl Inbound {
         else {
             return false;
         };
-        comeback.tail.replace(None);
         // Where what came was not what the sender sealed, it has to hear of it; and it hears answers first.
         for link in self.answers.take().iter().chain([&self.link]) {
             tcpx_lanes::socket::abort(link.as_fd());
@@ -76,14 +76,7 @@ impl Inbound {
 
     /// Answers go over this connection, on which the sender knows what was read.
     fn begin_answers(&mut self, link: Link) {
-        let link = Arc::new(link);
-        if let Some(comeback) = &self.comeback {
-            // Only now may the monitor say anything.
-            comeback.tail.read(self.bytes_read);
-            comeback.tail.told(self.bytes_told);
-            comeback.tail.replace(Some(&link));
-        }
-        self.answers = Some(link);
+        self.answers = Some(Arc::new(link));
     }
 
     /// Where what the sender must hear goes, as soon as it has sent anything: it waits for the connection for answers,
@@ -129,29 +122,55 @@ impl Inbound {
         self.asks_after = STALL_BEHIND;
     }
 
-    /// Says now and then how far the stream was read; who reads nothing more leaves that to the monitor.
+    /// Says now and then how far the stream was read; a host that calls nothing more leaves that to the monitor.
     pub(super) fn acknowledge(&mut self) {
         let untold = self.bytes_read - self.bytes_told;
         if untold == 0 || self.door.is_none() {
             return;
         }
-        let Some(answers) = &self.answers else {
-            return;
-        };
-        let tail = self.comeback.as_ref().map(|comeback| &comeback.tail);
-        if let Some(tail) = tail {
-            tail.read(self.bytes_read);
+        if let Some(comeback) = &self.comeback {
+            comeback.inbox.attention.draw();
         }
         let is_due = self.short_untold >= ACKNOWLEDGED_TOGETHER || untold >= ACKNOWLEDGED_AT_LAST;
-        if !std::mem::take(&mut self.owes_answer) && !is_due {
-            return;
+        if std::mem::take(&mut self.owes_answer) || is_due {
+            self.tell_read();
         }
-        // A sender that does not hear it has lost the connection, and asks again over the next one.
-        if matches!(tell(answers, self.bytes_read, false), Ok(Moved::Bytes(_))) {
+    }
+
+    /// Says how far the stream was read; whether the sender was told. One that was not has lost the connection, and asks
+    /// again over the next one.
+    fn tell_read(&mut self) -> bool {
+        let Some(answers) = &self.answers else {
+            return false;
+        };
+        let is_told = matches!(tell(answers, self.bytes_read, false), Ok(Moved::Bytes(_)));
+        if is_told {
             (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
-            if let Some(tail) = tail {
-                tail.told(self.bytes_read);
-            }
         }
+        is_told
+    }
+
+    /// The monitor's turn, for a host that calls nothing: another connection takes the place of one that broke, and the
+    /// sender hears what was read. `before`: bytes that were read at the last turn.
+    pub(crate) fn tend(&mut self, before: &mut u64, log: &Log) -> Look {
+        let Some(comeback) = &self.comeback else {
+            return Look::Gone;
+        };
+        comeback.inbox.attention.lower();
+        if comeback.inbox.has_news() {
+            // The host is told by its next call.
+            let _ = self.progress(log);
+        }
+        // Whoever reads on tells it by itself.
+        let is_quiet = std::mem::replace(before, self.bytes_read) == self.bytes_read;
+        let is_told = self.bytes_told == self.bytes_read || self.door.is_none();
+        if is_told || is_quiet && !self.tell_read() {
+            // What could not be told is what the next connection begins with.
+            return Look::Asleep;
+        }
+        if let Some(comeback) = &self.comeback {
+            comeback.inbox.attention.keep();
+        }
+        Look::In(TICK)
     }
 }
