@@ -91,6 +91,8 @@ pub(crate) struct Agent {
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     doors: Mutex<Vec<Door>>,
     conns: Mutex<Vec<Weak<Conn>>>,
+    /// Those that may run, and others that nobody has cleared away yet.
+    flights: Mutex<Vec<Weak<Flight>>>,
     notices: Mutex<Notices>,
     room: Condvar,
     stopping: AtomicBool,
@@ -166,6 +168,7 @@ impl Agent {
             peers: Mutex::default(),
             doors: Mutex::default(),
             conns: Mutex::default(),
+            flights: Mutex::default(),
             notices: Mutex::default(),
             room: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -289,10 +292,21 @@ impl Agent {
         Some(door.port)
     }
 
-    /// Ends the use of registered memory, and waits for that.
+    /// Ends the use of registered memory, and waits for that: transfers that move it are cancelled, for their peer may
+    /// stand still.
     pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
         lock(&self.regions).remove(&memory.name.id);
         memory.close();
+        let flights: Vec<_> = lock(&self.flights)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for flight in flights.iter().filter(|flight| flight.plan.uses(memory)) {
+            if flight.check() == Status::IN_PROGRESS {
+                flight.end(Status::CANCELED);
+            }
+        }
+        drop(flights);
         for conn in self.living() {
             conn.revoke(memory.name.id);
         }
@@ -496,10 +510,22 @@ impl Agent {
             return Err(Status::NOT_SUPPORTED);
         }
         let link = self.link(name, gpu, port)?;
+        self.note_flight(&flight);
         match link.submit(Work::Flight(Arc::clone(&flight))) {
             Status::SUCCESS => Ok(flight),
             refused => Err(refused),
         }
+    }
+
+    /// Keeps it in sight until it is over. Each time that there is no room for one more, those that are over go.
+    fn note_flight(&self, flight: &Arc<Flight>) {
+        let mut flights = lock(&self.flights);
+        if flights.len() == flights.capacity() {
+            flights.retain(|flight| flight.upgrade().is_some_and(|flight| !flight.is_over()));
+            let living = flights.len();
+            flights.reserve(living.max(64));
+        }
+        flights.push(Arc::downgrade(flight));
     }
 
     /// Notes how fast a transfer was.

@@ -85,6 +85,11 @@ impl Plan {
             bytes: bytes.ok_or(Status::INVALID_PARAM)?,
         })
     }
+
+    /// Whether it moves from this memory, or to it.
+    pub(crate) fn uses(&self, memory: &Arc<Registered>) -> bool {
+        self.locals.iter().any(|local| Arc::ptr_eq(local, memory))
+    }
 }
 
 /// Leaves bytes that several runs would write to one of them: nobody says which wins.

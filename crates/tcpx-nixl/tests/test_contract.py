@@ -152,6 +152,37 @@ def test_memory_is_let_go_of_though_nobody_polls(op: str) -> None:
     assert time.monotonic() - started < most
 
 
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_memory_is_let_go_of_amid_a_transfer_with_a_peer_that_stands_still(op: str) -> None:
+    """The transfer ends as cancelled, the connection goes on, and what moved with other memory arrives."""
+    here, there = Node("here"), Peer("there")
+    size = 64 * MIB
+    local, other = here.alloc(size, 1), here.alloc(size, 2)
+    remote, beside = there.alloc(size, 3), there.alloc(size, 4)
+    here.add(there.metadata())
+    theirs = [(there.address(remote), size)]
+    # The first transfer sets the connection up.
+    assert here.transfer(op, [(here.address(local), size)], theirs, "there") == "DONE"
+    handle = here.prepare(op, [(here.address(local), size)], theirs, "there")
+    # Of other memory, behind it.
+    stays = here.prepare("WRITE", [(here.address(other), size)], [(there.address(beside), size)], "there")
+    there.stop()
+    try:
+        assert here.post(handle) == "PROC"
+        assert here.post(stays) == "PROC"
+        assert here.seconds_to("deregister", local) < 5.0
+        assert here.wait(handle) == "ERR"
+    finally:
+        there.go_on()
+    assert here.wait(stays) == "DONE"
+    assert there.content(beside) == here.content(other)
+    assert here.guards_hold() and there.guards_hold()
+    here.release(handle)
+    here.release(stays)
+    here.close()
+    assert there.end() == 0
+
+
 def test_a_transfer_that_waits_keeps_no_memory() -> None:
     """For a peer that does not answer: the memory is let go of at once, and the transfer ends as failed."""
     here, there = Node("here"), Peer("there")
