@@ -14,6 +14,7 @@ pub mod idle;
 pub mod interfaces;
 pub mod lane_group;
 pub mod monitor;
+pub mod protocols;
 pub mod receive_lane;
 pub mod resend;
 pub mod sealing;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
+use tcpx_lanes::protocols;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::handshake::{Established, ServerHandshake, ServerStep, SessionId};
@@ -156,7 +157,7 @@ impl Admission {
                 stream,
                 peer,
                 deadline: Instant::now() + HANDSHAKE_TIME,
-                handshake: ServerHandshake::new(Some(&self.key), random()?),
+                handshake: ServerHandshake::new(Some(&self.key), protocols::spoken(), random()?),
                 has_spoken: false,
             });
         }

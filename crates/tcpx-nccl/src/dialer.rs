@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
-use tcpx_lanes::lock;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::{lock, protocols};
 use tcpx_wire::ClientKey;
 use tcpx_wire::handshake::{ClientHandshake, Established, Message, SessionId, Step};
 
@@ -228,7 +228,8 @@ impl Dialer {
         let entropy = random().map_err(|error| Failure::Final(error.to_string()))?;
         tcpx_lanes::socket::prepare_comm(&stream)
             .map_err(|error| Failure::Retry(error.to_string()))?;
-        let (handshake, hello) = ClientHandshake::new(Some(&self.key), entropy);
+        let (handshake, hello) =
+            ClientHandshake::new(Some(&self.key), protocols::spoken(), entropy);
         send(&stream, &hello)?;
         Ok(Phase::Handshake(stream, Box::new(handshake)))
     }

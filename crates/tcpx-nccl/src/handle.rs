@@ -1,15 +1,17 @@
 //! What `listen` hands out and `connect` reads.
 //!
-//! Little endian: magic 8, version u16, address family u16 (4 or 6), port u16, reserved u16,
-//! address 16, secret 16, listen id u64, and of the door for lanes: port u16 (0: none), reserved 6,
-//! process u64, secret 16; check of the key 16; the rest zero. Of the reserved bytes behind the port the first is 1 if lanes may come.
+//! Little endian: magic 8, highest version that the process speaks u16, address family u16 (4 or 6),
+//! port u16, lowest version u16, address 16, secret 16, listen id u64, and of the door for lanes:
+//! port u16 (0: none), 1 if lanes may come u8; release 3, zero 2; process u64, secret 16; check of
+//! the key 16; the first bytes of the commit 8.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nccl_net::export::{NetError, PeerHandle};
+use tcpx_lanes::protocols::{self, Speaks};
+use tcpx_wire::handshake::Version;
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
-pub(crate) const VERSION: u16 = 6;
 const FAMILY_V4: u16 = 4;
 const FAMILY_V6: u16 = 6;
 
@@ -26,6 +28,8 @@ pub struct Handle {
     pub door: Option<Door>,
     /// What the listener's key makes of the secret; zero without one.
     pub check: [u8; 16],
+    /// Which versions of the protocol, and which release that is.
+    pub speaks: Speaks,
 }
 
 /// Where a process can be reached. `Debug` leaves the secret out.
@@ -64,7 +68,6 @@ impl Handle {
     pub fn encode(&self) -> PeerHandle {
         let mut bytes = [0; PeerHandle::BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         let family = match self.address.ip() {
             IpAddr::V4(ip) => {
                 bytes[16..20].copy_from_slice(&ip.octets());
@@ -86,6 +89,7 @@ impl Handle {
             bytes[72..88].copy_from_slice(&door.secret);
         }
         bytes[88..104].copy_from_slice(&self.check);
+        speak(&mut bytes, &self.speaks);
         PeerHandle(bytes)
     }
 
@@ -103,12 +107,16 @@ impl Handle {
                 &bytes[..8]
             )));
         }
-        if u16_at(8) != VERSION {
-            return Err(bad(format!(
-                "expected handle version {VERSION}, got {}",
-                u16_at(8)
-            )));
-        }
+        let speaks = Speaks {
+            highest: Version(u16_at(8)),
+            lowest: Version(u16_at(14)),
+            release: array(&bytes[59..62]),
+            commit: array(&bytes[104..112]),
+        };
+        // Before the rest, which may look otherwise in another version.
+        protocols::spoken()
+            .agree(&speaks)
+            .map_err(|error| NetError::invalid_argument(error.to_string()))?;
         let ip = match u16_at(10) {
             FAMILY_V4 => IpAddr::V4(Ipv4Addr::from(array::<4>(&bytes[16..20]))),
             FAMILY_V6 => IpAddr::V6(Ipv6Addr::from(array::<16>(&bytes[16..32]))),
@@ -131,8 +139,17 @@ impl Handle {
                 lanes: bytes[58] & 1 == 1,
             }),
             check: array(&bytes[88..104]),
+            speaks,
         })
     }
+}
+
+/// Says which versions and which release that is.
+pub(crate) fn speak(bytes: &mut [u8; PeerHandle::BYTES], speaks: &Speaks) {
+    bytes[8..10].copy_from_slice(&speaks.highest.0.to_le_bytes());
+    bytes[14..16].copy_from_slice(&speaks.lowest.0.to_le_bytes());
+    bytes[59..62].copy_from_slice(&speaks.release);
+    bytes[104..112].copy_from_slice(&speaks.commit);
 }
 
 /// The first `N` bytes; missing ones are zero, which callers exclude by their ranges.
@@ -160,6 +177,7 @@ mod tests {
                 lanes: true,
             }),
             check: *b"what a key makes",
+            speaks: Speaks::OURS,
         }
     }
 
@@ -176,7 +194,7 @@ mod tests {
     #[test]
     fn foreign_and_damaged_handles_are_refused() {
         let good = handle("127.0.0.1:4000").encode();
-        for (at, value) in [(0, 0), (8, 9), (10, 5), (12, 0)] {
+        for (at, value) in [(0, 0), (10, 5), (12, 0)] {
             let mut bytes = good;
             bytes.0[at] = value;
             if at == 12 {
@@ -185,6 +203,26 @@ mod tests {
             assert!(Handle::decode(&bytes).is_err(), "byte {at}");
         }
         assert!(Handle::decode(&PeerHandle([0; PeerHandle::BYTES])).is_err());
+    }
+
+    #[test]
+    fn a_handle_of_another_version_names_both() {
+        let mut newer = handle("127.0.0.1:4000");
+        newer.speaks = Speaks {
+            lowest: Version(70),
+            highest: Version(71),
+            release: [7, 1, 0],
+            commit: [0xcd; Speaks::COMMIT_BYTES],
+        };
+        let why = Handle::decode(&newer.encode()).unwrap_err().to_string();
+        for part in [
+            "protocols 70 to 71",
+            "tcpx 7.1.0 (commit cdcd",
+            "protocol 3",
+            "this side is older",
+        ] {
+            assert!(why.contains(part), "{part}: {why}");
+        }
     }
 
     #[test]

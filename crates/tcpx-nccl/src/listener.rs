@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use nccl_net::export::{Accepted, NetError, NetListen, PeerHandle};
 use socket2::{Domain, Protocol, Socket, Type};
 use tcpx_lanes::Congestion;
-use tcpx_lanes::lock;
+use tcpx_lanes::{lock, protocols};
 use tcpx_wire::Key;
 
 use crate::admission::Admission;
@@ -57,6 +57,7 @@ impl ListenComm {
             listen_id,
             door,
             check,
+            speaks: *protocols::spoken(),
         };
         let comm = Self {
             shared: shared.clone(),

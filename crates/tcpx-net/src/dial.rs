@@ -5,7 +5,7 @@ mod again;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use tcpx_lanes::socket;
+use tcpx_lanes::{protocols, socket};
 use tcpx_wire::handshake::{ClientHandshake, HandshakeError, LaneClient, Message, Session};
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
@@ -47,7 +47,11 @@ pub fn dial(
     let key = auth.client_key();
     with_redials(options.deadline, || {
         let client = begin(address, options, |entropy| {
-            Ok(ClientHandshake::new(key.as_ref(), entropy))
+            Ok(ClientHandshake::new(
+                key.as_ref(),
+                protocols::spoken(),
+                entropy,
+            ))
         })?;
         let (client, proof, established) = client.run()?;
         client.send(&proof)?;

@@ -37,5 +37,6 @@ pub use tcp::{Lend, TcpNetwork, TcpOptions};
 pub use tcpx_lanes::Congestion;
 pub use tcpx_lanes::congestion;
 pub use tcpx_lanes::interfaces;
+pub use tcpx_lanes::protocols;
 pub use tcpx_lanes::socket::every_address;
 pub use tcpx_lanes::tcp_info::{TcpCounters, is_unanswered, tcp_counters, transport};

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Error, ErrorKind, Gpu};
+use tcpx_net::protocols;
 
 use crate::abi::Status;
 use crate::config::{Config, ConfigError};
@@ -140,6 +141,7 @@ impl Agent {
         let port = endpoint.local_addr().port();
         let host = this_host();
         let info = ConnectionInfo {
+            speaks: *protocols::spoken(),
             agent: id,
             host,
             port,

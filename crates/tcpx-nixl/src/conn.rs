@@ -144,7 +144,7 @@ impl Conn {
     fn welcome(self: &Arc<Self>) -> Result<(), String> {
         let first = self.first_words()?;
         let Some(Message::Hello { name, wanted, .. }) = Message::from_bytes(&first) else {
-            return Err("it speaks another version; use the same tcpx at both ends".to_owned());
+            return Err("it is no NIXL agent, or breaks the rules".to_owned());
         };
         if wanted != self.agent.id {
             self.send(&Message::Stranger);
@@ -176,7 +176,7 @@ impl Conn {
         match Message::from_bytes(&answer) {
             Some(Message::Welcome) => {}
             Some(Message::Stranger) => return Err("another agent listens there now".to_owned()),
-            _ => return Err("it speaks another version; use the same tcpx at both ends".to_owned()),
+            _ => return Err("it is no NIXL agent, or breaks the rules".to_owned()),
         }
         let serving = Arc::clone(&conn);
         let started = agent.spawn("tcpx-nixl-serve", move || serving.serve(false));

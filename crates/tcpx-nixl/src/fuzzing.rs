@@ -9,9 +9,9 @@ pub fn run(data: &[u8]) {
         let again = message.to_bytes();
         assert_eq!(Message::from_bytes(&again).as_ref(), Some(&message));
     }
-    if let Some(info) = ConnectionInfo::from_bytes(data) {
+    if let Ok(info) = ConnectionInfo::from_bytes(data) {
         let again = info.to_bytes();
-        assert_eq!(ConnectionInfo::from_bytes(&again).as_ref(), Some(&info));
+        assert_eq!(ConnectionInfo::from_bytes(&again).as_ref(), Ok(&info));
     }
     if let Some(info) = RegionInfo::from_bytes(data) {
         assert_eq!(info.to_bytes(), data, "an accepted region is canonical");

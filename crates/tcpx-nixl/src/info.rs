@@ -7,12 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use subtle::ConstantTimeEq;
 use tcpx::{Auth, ClientKey};
 use tcpx_net::interfaces::{self, InterfaceFilter, InterfaceKind};
+use tcpx_net::protocols::{self, Speaks};
 
 use crate::bytes::{Reader, push_short_bytes};
 
 const MAGIC: [u8; 4] = *b"TCPX";
-/// Of both formats, and of what agents say to each other.
-pub(crate) const VERSION: u8 = 4;
 /// Addresses that an agent names at most.
 const MOST_ADDRESSES: usize = 64;
 
@@ -22,6 +21,8 @@ pub(crate) type AgentId = [u8; 16];
 /// Where an agent listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionInfo {
+    /// What it speaks with other agents. How metadata of regions and messages look follows from that.
+    pub(crate) speaks: Speaks,
     pub(crate) agent: AgentId,
     /// A host's kernel, since it started: whether loopback reaches it.
     pub(crate) host: [u8; 16],
@@ -36,7 +37,7 @@ impl ConnectionInfo {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(MAGIC);
-        bytes.push(VERSION);
+        bytes.extend(self.speaks.encode());
         bytes.extend(self.agent);
         bytes.extend(self.host);
         bytes.extend(self.port.to_le_bytes());
@@ -57,11 +58,24 @@ impl ConnectionInfo {
         bytes
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// It is no metadata of this backend, or of a release that speaks no version of ours: why.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let damaged = || "it is damaged, or of an early release of tcpx".to_owned();
         let mut reader = Reader(bytes);
-        if reader.array()? != MAGIC || reader.u8()? != VERSION {
-            return None;
+        if reader.array().ok_or_else(damaged)? != MAGIC {
+            return Err("it is none of the backend TCPX".to_owned());
         }
+        let speaks = Speaks::decode(&reader.array().ok_or_else(damaged)?);
+        // Before the rest, which may look otherwise in another version.
+        let agreed = protocols::spoken().agree(&speaks);
+        agreed.map_err(|error| error.to_string())?;
+        Self::read(reader, speaks).ok_or_else(damaged)
+    }
+
+    fn read(mut reader: Reader<'_>, speaks: Speaks) -> Option<Self> {
         let (agent, host, port) = (reader.array()?, reader.array()?, reader.u16()?);
         let key = match reader.short_bytes()? {
             [] => None,
@@ -83,6 +97,7 @@ impl ConnectionInfo {
         }
         reader.end()?;
         Some(Self {
+            speaks,
             agent,
             host,
             port,
@@ -173,7 +188,6 @@ impl RegionInfo {
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(MAGIC);
-        bytes.push(VERSION);
         bytes.extend(self.name.to_bytes());
         bytes.extend(self.bytes.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
@@ -183,7 +197,7 @@ impl RegionInfo {
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
-        if reader.array()? != MAGIC || reader.u8()? != VERSION {
+        if reader.array()? != MAGIC {
             return None;
         }
         let name = RegionName::read(&mut reader)?;
@@ -277,6 +291,7 @@ mod tests {
     fn info() -> ConnectionInfo {
         let key = tcpx::Key::parse("2NGI7HSPVT2H7BKI6GI6VKCQ42OBPANL").unwrap();
         ConnectionInfo {
+            speaks: Speaks::OURS,
             agent: [7; 16],
             host: [8; 16],
             port: 4711,
@@ -292,9 +307,9 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_any_cut_is_refused() {
         let bytes = info().to_bytes();
-        assert_eq!(ConnectionInfo::from_bytes(&bytes), Some(info()));
+        assert_eq!(ConnectionInfo::from_bytes(&bytes), Ok(info()));
         for len in 0..bytes.len() {
-            assert_eq!(ConnectionInfo::from_bytes(&bytes[..len]), None, "{len}");
+            assert!(ConnectionInfo::from_bytes(&bytes[..len]).is_err(), "{len}");
         }
         let region = RegionInfo {
             name: RegionName {

@@ -4,7 +4,7 @@
 use tcpx::WindowKey;
 
 use crate::bytes::{Reader, push_short_bytes};
-use crate::info::{AgentId, RegionName, VERSION};
+use crate::info::{AgentId, RegionName};
 
 /// Longest message in bytes: what a notification of the engine carries.
 pub(crate) const MOST_BYTES: usize = 60 * 1024;
@@ -52,7 +52,7 @@ impl Message<'_> {
                 agent,
                 wanted,
             } => {
-                bytes.extend([1, VERSION]);
+                bytes.push(1);
                 push_short_bytes(&mut bytes, name);
                 bytes.extend(agent);
                 bytes.extend(wanted);
@@ -98,16 +98,11 @@ impl<'a> Message<'a> {
     pub(crate) fn from_bytes(bytes: &'a [u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let message = match reader.u8()? {
-            1 => {
-                if reader.u8()? != VERSION {
-                    return None;
-                }
-                Self::Hello {
-                    name: reader.short_bytes()?,
-                    agent: reader.array()?,
-                    wanted: reader.array()?,
-                }
-            }
+            1 => Self::Hello {
+                name: reader.short_bytes()?,
+                agent: reader.array()?,
+                wanted: reader.array()?,
+            },
             2 => Self::Welcome,
             3 => Self::Stranger,
             4 => Self::Notice {

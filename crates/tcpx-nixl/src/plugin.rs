@@ -333,12 +333,10 @@ unsafe extern "C" fn load_connection_info(
     // SAFETY: all pointers are arguments of this call.
     guarded(|| unsafe {
         let name = argument(name)?.text();
-        let Some(info) = ConnectionInfo::from_bytes(argument(info)?.bytes()) else {
-            tracing::error!(
-                "the metadata of agent {name} is of another version; use the same tcpx at both ends"
-            );
-            return Err(Status::MISMATCH);
-        };
+        let info = ConnectionInfo::from_bytes(argument(info)?.bytes()).map_err(|why| {
+            tracing::error!("the metadata of agent {name} cannot be used: {why}");
+            Status::MISMATCH
+        })?;
         agent(engine)?.load(&name, info);
         Ok(Status::SUCCESS)
     })

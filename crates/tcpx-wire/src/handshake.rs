@@ -19,6 +19,7 @@ mod message;
 mod noise;
 mod server;
 mod session;
+mod version;
 
 pub use client::ClientHandshake;
 pub use error::{FirstBytes, HandshakeError};
@@ -29,6 +30,7 @@ pub use server::{ServerHandshake, ServerStep};
 #[cfg(test)]
 pub(crate) use session::test_session;
 pub use session::{Established, Session, SessionId, SessionKey};
+pub use version::{Mismatch, Speaks, Version};
 
 /// What to do after bytes were received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,21 +41,6 @@ pub enum Step<T> {
     Send(Message),
     /// The handshake is over; input that is left belongs to what follows.
     Done(T),
-}
-
-/// Version of the protocol: both sides must have the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Version(pub u16);
-
-impl Version {
-    /// The version that this crate speaks.
-    pub const OURS: Self = Self(3);
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
 }
 
 #[cfg(test)]

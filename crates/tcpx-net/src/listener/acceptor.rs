@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_lanes::{lock, socket};
+use tcpx_lanes::{lock, protocols, socket};
 use tcpx_wire::handshake::{
     Established, LaneAccepted, LaneRequest, ServerHandshake, SessionId, SessionKey,
 };
@@ -323,7 +323,7 @@ impl Acceptor {
             Err(error) => return self.reports.refused(now, peer, &error),
         };
         self.make_room(now, peer);
-        let mut handshake = ServerHandshake::new(self.key.as_ref(), entropy);
+        let mut handshake = ServerHandshake::new(self.key.as_ref(), protocols::spoken(), entropy);
         if self.is_busy() {
             handshake = handshake.busy();
         }

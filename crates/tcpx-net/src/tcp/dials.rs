@@ -33,8 +33,8 @@ struct Dial {
 
 enum State {
     Begins(Instant),
-    UnderWay(LaneDial),
-    Ended(Result<AnsweredLane, NetworkError>),
+    UnderWay(Box<LaneDial>),
+    Ended(Result<Box<AnsweredLane>, NetworkError>),
 }
 
 /// A lane, and the way that it took.
@@ -102,7 +102,7 @@ impl Dials {
         }
         let join = |dial: Dial| match dial.state {
             State::Ended(answered) => {
-                let joined = answered.and_then(AnsweredLane::join);
+                let joined = answered.and_then(|lane| lane.join());
                 Some(joined.map(|joined| (joined, dial.way)))
             }
             State::Begins(_) | State::UnderWay(_) => None,
@@ -146,13 +146,17 @@ impl Dial {
                 let left = deadline.saturating_duration_since(now);
                 let until = now + if self.shared { left / 2 } else { left };
                 match dialler.begin(self.lane, &self.way, until) {
-                    Ok(dial) => State::UnderWay(dial),
+                    Ok(dial) => State::UnderWay(Box::new(dial)),
                     Err(error) => State::Ended(Err(error)),
                 }
             }
             State::UnderWay(mut dial) => match dial.advance_if(is_ready) {
                 Ok(None) => State::UnderWay(dial),
-                Ok(Some((proof, keys))) => State::Ended(Ok(AnsweredLane { dial, proof, keys })),
+                Ok(Some((proof, keys))) => State::Ended(Ok(Box::new(AnsweredLane {
+                    dial: *dial,
+                    proof,
+                    keys,
+                }))),
                 Err(error) => self.failed(error, now, deadline),
             },
             waits_or_ended => waits_or_ended,

@@ -11,7 +11,7 @@ use tcpx_net::{
     Auth, Congestion, DialOptions, Dialled, ListenOptions, Listener, NetworkError, SocketError,
     dial, every_address,
 };
-use tcpx_wire::handshake::{ClientHandshake, Established, HandshakeError, Session, Step};
+use tcpx_wire::handshake::{ClientHandshake, Established, HandshakeError, Session, Speaks, Step};
 use tcpx_wire::record::{LENGTH_BYTES, sealed_bytes};
 
 use crate::support::*;
@@ -77,8 +77,8 @@ fn a_peer_that_is_not_tcpx_or_of_another_version_is_named() {
             "\"SSH-2.0-\" arrived",
         ),
         (
-            [b"TCPX\r\n\x1a\n\x63\x00\x00\x00".as_slice(), &[0; 120]].concat(),
-            "the peer 99",
+            [b"TCPX\r\n\x1a\n\x63\x00\x62\x00".as_slice(), &[0; 120]].concat(),
+            "protocols 98 to 99",
         ),
     ];
     for (answer, words) in answers {
@@ -197,7 +197,8 @@ fn sessions_that_nobody_accepts_are_bounded() {
     // One that says hello while there is a place, and proves itself when there is none any more.
     let mut late = TcpStream::connect(address).unwrap();
     late.set_read_timeout(Some(PATIENCE)).unwrap();
-    let (mut handshake, hello) = ClientHandshake::new(None, [7; ClientHandshake::ENTROPY_BYTES]);
+    let (mut handshake, hello) =
+        ClientHandshake::new(None, &Speaks::OURS, [7; ClientHandshake::ENTROPY_BYTES]);
     late.write_all(&hello).unwrap();
     let (proof, established) = loop {
         let mut byte = [0];
@@ -291,7 +292,7 @@ fn strangers_neither_delay_a_good_client_nor_stay() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
     let address = listener.local_addr();
-    let hello = ClientHandshake::new(Some(&key(1).client_key()), [9; 32]).1;
+    let hello = ClientHandshake::new(Some(&key(1).client_key()), &Speaks::OURS, [9; 32]).1;
     let mut strangers: Vec<_> = (0..200)
         .map(|index| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -327,7 +328,8 @@ fn a_handshake_that_comes_byte_by_byte_is_good() {
 }
 
 fn comes_byte_by_byte(listener: &Listener) -> std::io::Result<()> {
-    let (mut handshake, first) = ClientHandshake::new(Some(&key(1).client_key()), [9; 32]);
+    let (mut handshake, first) =
+        ClientHandshake::new(Some(&key(1).client_key()), &Speaks::OURS, [9; 32]);
     let mut stream = TcpStream::connect(listener.local_addr())?;
     stream.set_nodelay(true)?;
     let slowly = |mut stream: &TcpStream, bytes: &[u8]| {

@@ -9,13 +9,14 @@ use super::message::{
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
-use super::{Established, HandshakeError, Message, Session, SessionId, Step};
+use super::{Established, HandshakeError, Message, Session, SessionId, Speaks, Step};
 use crate::key::ClientKey;
 
 /// Opens a session.
 #[derive(Debug)]
 pub struct ClientHandshake {
     authenticated: bool,
+    speaks: Speaks,
     collector: Collector,
     state: State,
 }
@@ -28,8 +29,12 @@ impl ClientHandshake {
     ///
     /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and the server must have none either.
-    pub fn new(key: Option<&ClientKey>, entropy: [u8; Self::ENTROPY_BYTES]) -> (Self, Message) {
-        let head = Head::ours(PURPOSE_CONTROL, u8::from(key.is_some()), 0);
+    pub fn new(
+        key: Option<&ClientKey>,
+        speaks: &Speaks,
+        entropy: [u8; Self::ENTROPY_BYTES],
+    ) -> (Self, Message) {
+        let head = Head::new(speaks, PURPOSE_CONTROL, u8::from(key.is_some()), 0);
         let prologue: [u8; HEAD_BYTES] = head.start();
         let secret = key.map_or(Secret::None, Secret::Client);
         let mut state = noise::initiator(&secret, &prologue, Zeroizing::new(entropy));
@@ -51,6 +56,7 @@ impl ClientHandshake {
         };
         let handshake = Self {
             authenticated: key.is_some(),
+            speaks: *speaks,
             collector: Collector::new(),
             state: State::Hello(Box::new(state)),
         };
@@ -102,7 +108,7 @@ impl ClientHandshake {
             return Ok(Step::NeedMore);
         };
         // Before the rest, which may differ in another version.
-        head.accepted("server hello", None)?;
+        let protocol = head.accepted("server hello", &self.speaks, None)?;
         let Some(hello) = self.collector.message::<SERVER_HELLO_BYTES>(input) else {
             self.state = State::Hello(state);
             return Ok(Step::NeedMore);
@@ -118,11 +124,15 @@ impl ClientHandshake {
         }
         let payload = noise::read::<SESSION_BYTES>(&mut state, &hello[HEAD_BYTES..])
             .ok_or(HandshakeError::WrongKey)?;
+        if array(&*payload, SessionId::BYTES + SessionKey::BYTES) != head.speaks.encode() {
+            return Err(HandshakeError::Changed);
+        }
         let mut established = Established {
             session: Session {
                 id: SessionId(array(&*payload, 0)),
                 key: SessionKey(array(&*payload, SessionId::BYTES)),
                 authenticated: self.authenticated,
+                protocol,
             },
             records: noise::records(*state),
             client: None,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::Version;
+use super::Mismatch;
 
 /// A handshake that did not come about; close the connection.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -18,16 +18,14 @@ pub enum HandshakeError {
         /// The first bytes, up to 8.
         first_bytes: FirstBytes,
     },
-    /// The peer's version cannot talk to ours.
+    /// No version of the protocol is spoken by both sides.
+    #[error("{0}")]
+    Version(Box<Mismatch>),
+    /// What a server openly says that it speaks is not what it sealed.
     #[error(
-        "this side speaks version {ours}, the peer {theirs}; install the same release on both sides"
+        "somebody on the way has changed what the server says that it speaks; connect again, and over another way if that goes on"
     )]
-    Version {
-        /// Ours.
-        ours: Version,
-        /// The peer's.
-        theirs: Version,
-    },
+    Changed,
     /// The server has a key, the client has none.
     #[error(
         "the server has a key, the client has none; give the client the key (TCPX_KEY or a key file), or start the server with --insecure"

@@ -16,7 +16,7 @@ use super::message::{
 use super::noise::{MARK_BYTES, mark};
 use super::server::ServerStep;
 use super::session::SessionKey;
-use super::{HandshakeError, Message, Session, SessionId};
+use super::{HandshakeError, Message, Session, SessionId, Speaks, Version};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
 
@@ -25,6 +25,7 @@ use crate::lane_seal::LaneKeys;
 pub struct LaneClient {
     lane: u16,
     lanes: u16,
+    speaks: Speaks,
     hello: [u8; LANE_HELLO_BYTES],
     collector: Collector,
     /// Gone once the handshake ended.
@@ -73,8 +74,9 @@ impl LaneClient {
         lanes: u16,
         entropy: [u8; Self::ENTROPY_BYTES],
     ) -> (Self, Message) {
+        let speaks = Speaks::only(session.protocol);
         let mut hello: [u8; LANE_HELLO_BYTES] =
-            Head::ours(purpose, u8::from(session.authenticated), lane).start();
+            Head::new(&speaks, purpose, u8::from(session.authenticated), lane).start();
         hello[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
         hello[SESSION_AT..LANE_CLAIM_BYTES].copy_from_slice(&session.id.0);
         let (claimed, proof) = hello.split_at_mut(MARK_AT);
@@ -83,6 +85,7 @@ impl LaneClient {
         let handshake = Self {
             lane,
             lanes,
+            speaks,
             hello,
             collector: Collector::new(),
             key: Some(session.key.clone()),
@@ -104,7 +107,7 @@ impl LaneClient {
             self.key = Some(key);
             return Ok(None);
         };
-        head.accepted("lane answer", Some((self.lane, self.lanes)))?;
+        head.accepted("lane answer", &self.speaks, Some((self.lane, self.lanes)))?;
         let Some(answer) = self.collector.message::<LANE_ANSWER_BYTES>(input) else {
             self.key = Some(key);
             return Ok(None);
@@ -152,6 +155,7 @@ fn derive(
 /// A connection that wants to be a lane, on the server; not proved yet.
 pub struct LaneRequest {
     session: SessionId,
+    protocol: Version,
     lane: u16,
     lanes: u16,
     resumes: bool,
@@ -173,9 +177,9 @@ impl LaneRequest {
         let (claimed, proof) = self.hello.split_at(MARK_AT);
         if !bool::from(mark(&key.0, claimed).ct_eq(proof)) {
             let error = HandshakeError::LaneProof { lane: self.lane };
-            return Err(Box::new((refused(Status::WrongKey), error)));
+            return Err(Box::new((refused(Status::WrongKey, self.protocol), error)));
         }
-        let mut answer: [u8; LANE_ANSWER_BYTES] = Head::ours(Status::Ok as u8, 0, 0).start();
+        let mut answer: [u8; LANE_ANSWER_BYTES] = head(Status::Ok, self.protocol).start();
         let (said, proof) = answer.split_at_mut(ANSWER_PROOF_AT);
         said[HEAD_BYTES..].copy_from_slice(&self.nonce);
         let derived = derive(key, &self.hello, said);
@@ -198,7 +202,7 @@ impl LaneRequest {
     /// There is no such session; send the message, then close the connection.
     pub fn refuse(self) -> (Message, HandshakeError) {
         (
-            refused(Status::UnknownSession),
+            refused(Status::UnknownSession, self.protocol),
             HandshakeError::UnknownSession,
         )
     }
@@ -282,6 +286,7 @@ impl LaneServer {
 /// Checks a lane hello that arrived whole.
 pub(super) fn request(
     head: Head,
+    protocol: Version,
     hello: [u8; LANE_HELLO_BYTES],
     nonce: [u8; LANE_NONCE_BYTES],
 ) -> Result<ServerStep, HandshakeError> {
@@ -308,12 +313,13 @@ pub(super) fn request(
     }
     if let Err(error) = in_range(lane, lanes) {
         return Ok(ServerStep::Refuse {
-            send: refused(Status::LaneOutOfRange),
+            send: refused(Status::LaneOutOfRange, protocol),
             error,
         });
     }
     Ok(ServerStep::Lane(LaneRequest {
         session: SessionId(array(&hello, SESSION_AT)),
+        protocol,
         lane,
         lanes,
         resumes: head.kind == PURPOSE_RESUME,
@@ -342,9 +348,14 @@ impl std::fmt::Debug for LaneRequest {
 }
 
 /// The answer that ends a lane's handshake.
-fn refused(status: Status) -> Message {
-    let answer: [u8; LANE_ANSWER_BYTES] = Head::ours(status as u8, 0, 0).start();
+fn refused(status: Status, protocol: Version) -> Message {
+    let answer: [u8; LANE_ANSWER_BYTES] = head(status, protocol).start();
     Message::from(&answer)
+}
+
+/// The beginning of the answer to a lane, whose session has agreed on this version.
+fn head(status: Status, protocol: Version) -> Head {
+    Head::new(&Speaks::only(protocol), status as u8, 0, 0)
 }
 
 fn in_range(lane: u16, lanes: u16) -> Result<(), HandshakeError> {
@@ -356,7 +367,7 @@ fn in_range(lane: u16, lanes: u16) -> Result<(), HandshakeError> {
 
 // Places in the lane hello, and in its answer.
 const LANES_AT: usize = HEAD_BYTES;
-const SESSION_AT: usize = 24;
+const SESSION_AT: usize = HEAD_BYTES + 8;
 const MARK_AT: usize = LANE_CLAIM_BYTES + LANE_NONCE_BYTES;
 const ANSWER_PROOF_AT: usize = HEAD_BYTES + LANE_NONCE_BYTES;
 const _: () = assert!(SESSION_AT + SessionId::BYTES == LANE_CLAIM_BYTES);

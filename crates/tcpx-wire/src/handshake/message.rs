@@ -6,7 +6,7 @@ use std::ops::Deref;
 use super::error::{FirstBytes, Status};
 use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
-use super::{HandshakeError, Version};
+use super::{HandshakeError, Speaks, Version};
 use crate::key::KeyId;
 use crate::record;
 
@@ -14,10 +14,10 @@ use crate::record;
 /// text protocol differ, and a transport that translates line ends damage it visibly.
 pub(super) const MAGIC: [u8; 8] = *b"TCPX\r\n\x1a\n";
 
-/// Magic, version, purpose or status, authentication, two bytes more: the same in all versions.
-pub(super) const HEAD_BYTES: usize = 16;
-/// Session id, session secret.
-pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES;
+/// Magic, versions, purpose or status, authentication, lane, software: the same in all versions.
+pub(super) const HEAD_BYTES: usize = 32;
+/// Session id, session secret, what the server speaks.
+pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + Speaks::BYTES;
 /// Noise's first message without a key, and with one: the client says which.
 pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES;
 pub(super) const KEYED_BYTES: usize = EPHEMERAL_BYTES + KeyId::BYTES + TAG_BYTES;
@@ -31,7 +31,7 @@ pub(super) const CONFIRM_BYTES: usize = record::sealed_bytes(0);
 /// A record of one byte, the status.
 pub(super) const WELCOME_BYTES: usize = record::sealed_bytes(1);
 /// What a lane says openly: the beginning, lanes, session.
-pub(super) const LANE_CLAIM_BYTES: usize = 40;
+pub(super) const LANE_CLAIM_BYTES: usize = 56;
 /// Random bytes of each side of a lane.
 pub(super) const LANE_NONCE_BYTES: usize = 32;
 /// What proves that a side knows the session's secret, and has seen what the other one said.
@@ -77,50 +77,46 @@ impl fmt::Debug for Message {
     }
 }
 
-/// The beginning of a hello or challenge.
+/// The beginning of a hello or answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    pub(super) version: Version,
-    pub(super) zero: u16,
+    /// What its sender speaks.
+    pub(super) speaks: Speaks,
     /// Purpose from a client, status from a server.
     pub(super) kind: u8,
     pub(super) auth: u8,
     /// Lane number in a lane hello, else zero.
     pub(super) extra: u16,
+    pub(super) zero: u8,
 }
 
 impl Head {
-    pub(super) fn ours(kind: u8, auth: u8, extra: u16) -> Self {
+    pub(super) fn new(speaks: &Speaks, kind: u8, auth: u8, extra: u16) -> Self {
         Self {
-            version: Version::OURS,
-            zero: 0,
+            speaks: *speaks,
             kind,
             auth,
             extra,
+            zero: 0,
         }
     }
 
-    /// The parts that this version leaves zero, in a message that is no lane's.
+    /// The parts that are zero in a message that is no lane's.
     pub(super) fn padding(&self) -> u64 {
         u64::from(self.zero) << 16 | u64::from(self.extra)
     }
 
-    /// What a server's answer means: to one that joins as a lane of so many, or to a new session.
+    /// What a server's answer means to one that `speaks` so and joins as a lane of so many, or to a new session: the
+    /// version that both sides speak.
     pub(super) fn accepted(
         self,
         message: &'static str,
+        speaks: &Speaks,
         lane: Option<(u16, u16)>,
-    ) -> Result<(), HandshakeError> {
-        let version = HandshakeError::Version {
-            ours: Version::OURS,
-            theirs: self.version,
-        };
-        if self.version != Version::OURS {
-            return Err(version);
-        }
+    ) -> Result<Version, HandshakeError> {
+        let agreed = speaks.agree(&self.speaks)?;
         Err(match (Status::parse(message, self.kind)?, lane) {
-            (Status::Ok, _) => return Ok(()),
-            (Status::Version, _) => version,
+            (Status::Ok, _) => return Ok(agreed),
             (Status::Busy, _) => HandshakeError::Busy,
             (Status::KeyRequired, _) => HandshakeError::KeyRequired,
             (Status::KeyNotExpected, _) => HandshakeError::KeyNotExpected,
@@ -130,12 +126,14 @@ impl Head {
             (Status::LaneOutOfRange, Some((lane, lanes))) => {
                 HandshakeError::LaneOutOfRange { lane, lanes }
             }
-            (Status::UnknownSession | Status::LaneOutOfRange, None) => HandshakeError::Value {
-                message,
-                field: "status",
-                expected: "0 to 4 or 7",
-                arrived: self.kind.into(),
-            },
+            (Status::Version | Status::UnknownSession | Status::LaneOutOfRange, _) => {
+                HandshakeError::Value {
+                    message,
+                    field: "status",
+                    expected: "0, 2 to 4 or 7",
+                    arrived: self.kind.into(),
+                }
+            }
         })
     }
 
@@ -144,23 +142,34 @@ impl Head {
         const { assert!(BYTES >= HEAD_BYTES) };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&self.version.0.to_le_bytes());
+        let speaks = self.speaks.encode();
+        let (range, software) = speaks.split_at(Speaks::RANGE_BYTES);
+        bytes[8..12].copy_from_slice(range);
         bytes[12] = self.kind;
         bytes[13] = self.auth;
         bytes[14..16].copy_from_slice(&self.extra.to_le_bytes());
+        bytes[SOFTWARE_AT..ZERO_AT].copy_from_slice(software);
         bytes
     }
 
     fn parse(bytes: &[u8; HEAD_BYTES]) -> Self {
+        let mut speaks = [0; Speaks::BYTES];
+        let (range, software) = speaks.split_at_mut(Speaks::RANGE_BYTES);
+        range.copy_from_slice(&bytes[8..12]);
+        software.copy_from_slice(&bytes[SOFTWARE_AT..ZERO_AT]);
         Self {
-            version: Version(u16::from_le_bytes(array(bytes, 8))),
-            zero: u16::from_le_bytes(array(bytes, 10)),
+            speaks: Speaks::decode(&speaks),
             kind: bytes[12],
             auth: bytes[13],
             extra: u16::from_le_bytes(array(bytes, 14)),
+            zero: bytes[ZERO_AT..].iter().fold(0, |all, byte| all | byte),
         }
     }
 }
+
+const SOFTWARE_AT: usize = 16;
+const ZERO_AT: usize = SOFTWARE_AT + Speaks::BYTES - Speaks::RANGE_BYTES;
+const _: () = assert!(ZERO_AT <= HEAD_BYTES);
 
 /// Collects one message at a time out of slices of any length.
 #[derive(Clone, Debug)]

@@ -11,12 +11,15 @@ use super::message::{
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
-use super::{Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane};
+use super::{
+    Established, HandshakeError, LaneRequest, Message, Session, SessionId, Speaks, Version, lane,
+};
 use crate::key::{Identity, KeyId};
 
 /// Answers one accepted connection.
 pub struct ServerHandshake {
     key: Option<Identity>,
+    speaks: Speaks,
     entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
     busy: bool,
     /// The client's key is none that is let in.
@@ -60,9 +63,14 @@ impl ServerHandshake {
     ///
     /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and clients must have none either.
-    pub fn new(key: Option<&Identity>, entropy: [u8; Self::ENTROPY_BYTES]) -> Self {
+    pub fn new(
+        key: Option<&Identity>,
+        speaks: &Speaks,
+        entropy: [u8; Self::ENTROPY_BYTES],
+    ) -> Self {
         Self {
             key: key.cloned(),
+            speaks: *speaks,
             entropy: Zeroizing::new(entropy),
             busy: false,
             is_unknown: false,
@@ -117,13 +125,10 @@ impl ServerHandshake {
             self.state = State::Hello;
             return Ok(ServerStep::NeedMore);
         };
-        if head.version != Version::OURS {
-            let error = HandshakeError::Version {
-                ours: Version::OURS,
-                theirs: head.version,
-            };
-            return Ok(self.refuse(Status::Version, error));
-        }
+        let protocol = match self.speaks.agree(&head.speaks) {
+            Ok(protocol) => protocol,
+            Err(error) => return Ok(self.refuse(Status::Version, error)),
+        };
         match head.kind {
             PURPOSE_CONTROL => {
                 // Another kind of hello may be shorter than what this side waits for.
@@ -134,12 +139,12 @@ impl ServerHandshake {
                 if let Some(hello) = self.collector.bytes(input, whole) {
                     let mut message = [0; HEAD_BYTES + MARKED_BYTES];
                     message[..whole].copy_from_slice(hello);
-                    return self.answer(head, &message[..whole]);
+                    return self.answer(head, protocol, &message[..whole]);
                 }
             }
             PURPOSE_LANE | PURPOSE_RESUME => {
                 if let Some(hello) = self.collector.message::<LANE_HELLO_BYTES>(input) {
-                    return lane::request(head, hello, array(&*self.entropy, 0));
+                    return lane::request(head, protocol, hello, array(&*self.entropy, 0));
                 }
             }
             other => {
@@ -174,7 +179,12 @@ impl ServerHandshake {
         Ok(Some(self.refuse(status, error)))
     }
 
-    fn answer(&mut self, head: Head, hello: &[u8]) -> Result<ServerStep, HandshakeError> {
+    fn answer(
+        &mut self,
+        head: Head,
+        protocol: Version,
+        hello: &[u8],
+    ) -> Result<ServerStep, HandshakeError> {
         if head.padding() != 0 {
             return Err(value("padding", "0", head.padding()));
         }
@@ -220,12 +230,16 @@ impl ServerHandshake {
                 noise::ENTROPY_BYTES + SessionId::BYTES,
             )),
             authenticated: self.key.is_some(),
+            protocol,
         };
         // The client may not be one yet. Whoever does not know the pre-shared key cannot open this.
         let mut payload = Zeroizing::new([0; SESSION_BYTES]);
-        let (id, key) = payload.split_at_mut(SessionId::BYTES);
+        let (id, rest) = payload.split_at_mut(SessionId::BYTES);
+        let (key, speaks) = rest.split_at_mut(SessionKey::BYTES);
         id.copy_from_slice(&session.id.0);
         key.copy_from_slice(&session.key.0);
+        // What the beginning says openly, nobody changes on the way.
+        speaks.copy_from_slice(&self.speaks.encode());
         let mut server: [u8; SERVER_HELLO_BYTES] = self.hello_head(Status::Ok).start();
         let second = noise::write::<SECOND_BYTES>(&mut state, &*payload);
         server[HEAD_BYTES..].copy_from_slice(&second);
@@ -266,7 +280,7 @@ impl ServerHandshake {
     }
 
     fn hello_head(&self, status: Status) -> Head {
-        Head::ours(status as u8, u8::from(self.key.is_some()), 0)
+        Head::new(&self.speaks, status as u8, u8::from(self.key.is_some()), 0)
     }
 }
 

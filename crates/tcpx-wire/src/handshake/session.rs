@@ -5,9 +5,11 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+#[cfg(test)]
+use super::Speaks;
 use super::error::Status;
 use super::message::{CONFIRM_BYTES, WELCOME_BYTES};
-use super::{HandshakeError, Message};
+use super::{HandshakeError, Message, Version};
 use crate::key::KeyName;
 use crate::record::Records;
 
@@ -76,6 +78,8 @@ pub struct Session {
     pub key: SessionKey,
     /// Both sides proved that they hold the shared key; `false` when neither uses one.
     pub authenticated: bool,
+    /// The version of the protocol that both sides speak on all of its connections.
+    pub protocol: Version,
 }
 
 /// Names a session on the server that made it.
@@ -118,5 +122,6 @@ pub(crate) fn test_session(id: SessionId) -> Session {
         id,
         key: SessionKey([5; SessionKey::BYTES]),
         authenticated: true,
+        protocol: Speaks::OURS.highest,
     }
 }

@@ -49,7 +49,7 @@ fn control(
     Result<Established, HandshakeError>,
     Result<Established, HandshakeError>,
 ) {
-    let (mut client, first) = ClientHandshake::new(client_key, [1; 32]);
+    let (mut client, first) = ClientHandshake::new(client_key, &Speaks::OURS, [1; 32]);
     let mut server = server;
     let (mut to_server, mut to_client) = (Wire::new(cuts), Wire::new(cuts));
     to_server.bytes.extend_from_slice(&first);
@@ -100,7 +100,11 @@ fn errors(
 
 fn server(key: Option<&Key>) -> ServerHandshake {
     let identity = key.map(Key::identity);
-    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8))
+    ServerHandshake::new(
+        identity.as_ref(),
+        &Speaks::OURS,
+        std::array::from_fn(|at| at as u8),
+    )
 }
 
 fn client_key(seed: u8) -> ClientKey {
@@ -173,7 +177,7 @@ proptest! {
         at in any::<prop::sample::Index>(),
         by in 1u8..,
     ) {
-        let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
+        let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
         let mut server = server(Some(&key(7)));
         let damage = |nth: usize, message_bytes: &[u8]| {
             let mut bytes = message_bytes.to_vec();
@@ -245,7 +249,7 @@ proptest! {
 
 #[test]
 fn what_follows_the_handshake_is_left_in_the_input() {
-    let (mut client, hello) = ClientHandshake::new(None, [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
     let mut server = server(None);
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -301,7 +305,7 @@ fn the_public_key_alone_lets_nobody_in() {
         errors(Some(&stranger), server(Some(&key(7)))),
         (HandshakeError::WrongKey, HandshakeError::UnknownKey)
     );
-    let (_, hello) = ClientHandshake::new(Some(&stranger), [1; 32]);
+    let (_, hello) = ClientHandshake::new(Some(&stranger), &Speaks::OURS, [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -340,7 +344,7 @@ fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
     });
     let ring = std::sync::Arc::new(Ring(std::sync::Mutex::new(clients.to_vec())));
     let identity = ours.identity_for(ring.clone());
-    let serve = || ServerHandshake::new(Some(&identity), [9; 80]);
+    let serve = || ServerHandshake::new(Some(&identity), &Speaks::OURS, [9; 80]);
     for KnownClient { name, key } in &clients {
         let (client, server) = control(Some(key), serve(), &[64]);
         let (client, server) = (client.unwrap(), server.unwrap());
@@ -359,7 +363,7 @@ fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
 #[test]
 fn an_unknown_key_is_answered_as_a_known_one_is() {
     let answer = |client: &ClientKey| {
-        let (mut client, hello) = ClientHandshake::new(Some(client), [1; 32]);
+        let (mut client, hello) = ClientHandshake::new(Some(client), &Speaks::OURS, [1; 32]);
         let ServerStep::Send(answer) = server(Some(&key(7))).receive(&mut &hello[..]).unwrap()
         else {
             panic!("no answer");
@@ -389,13 +393,13 @@ fn fresh_answerer(hello: &Message) -> ServerHandshake {
 /// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other answer.
 #[test]
 fn a_recorded_conversation_opens_no_second_session() {
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
     let mut first = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = first.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
     let proof = sent(client.receive(&mut &answer[..]));
-    let mut again = ServerHandshake::new(Some(&key(7).identity()), [9; 80]);
+    let mut again = ServerHandshake::new(Some(&key(7).identity()), &Speaks::OURS, [9; 80]);
     let Ok(ServerStep::Send(other)) = again.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
@@ -410,14 +414,14 @@ fn a_recorded_conversation_opens_no_second_session() {
 fn a_client_cannot_play_the_server() {
     // Its key derives from the same secret, and it knows all that a client's key holds.
     let mut pretender = server(Some(&key(8)));
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
     let Ok(ServerStep::Refuse { .. }) = pretender.receive(&mut &hello[..]) else {
         panic!("it cannot even read the hello");
     };
     // Nor does any answer of its making pass.
-    let mut answer = [0; 112];
-    answer[..16].copy_from_slice(b"TCPX\r\n\x1a\n\x03\0\0\0\0\x01\0\0");
-    answer[16] = 9;
+    let mut answer = [0; 143];
+    answer[..16].copy_from_slice(b"TCPX\r\n\x1a\n\x03\0\x03\0\0\x01\0\0");
+    answer[32] = 9;
     assert!(matches!(
         client.receive(&mut &answer[..]),
         Err(HandshakeError::WrongKey)
@@ -440,18 +444,18 @@ fn both_sides_say_which_one_has_the_key() {
 
 #[test]
 fn a_server_without_the_key_cannot_pass_for_one_that_has_it() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32]);
+    let (_, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
     let Ok(ServerStep::Send(answer)) = server(None).receive(&mut &hello[..]) else {
         panic!("no answer");
     };
-    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
+    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
     assert!(matches!(
         client.receive(&mut &answer[..]),
         Err(HandshakeError::KeyNotExpected)
     ));
     let mut forged = answer.to_vec();
     forged[13] = 1;
-    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
+    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
     assert!(matches!(
         client.receive(&mut &forged[..]),
         Err(HandshakeError::WrongKey)
@@ -466,7 +470,7 @@ fn a_busy_server_says_so() {
 
 #[test]
 fn a_server_that_another_client_took_says_so_sealed() {
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -482,31 +486,119 @@ fn a_server_that_another_client_took_says_so_sealed() {
     ));
 }
 
+/// Versions from `lowest` to `highest`.
+fn speaks(lowest: u16, highest: u16) -> Speaks {
+    Speaks {
+        lowest: Version(lowest),
+        highest: Version(highest),
+        ..Speaks::OURS
+    }
+}
+
 #[test]
 fn another_version_is_named_by_both_sides() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32]);
-    let mut newer = hello.to_vec();
-    newer[8] = 99;
-    let theirs = Version(99);
-    // Nothing after the fixed beginning is needed: another version may be shorter.
-    let step = server(None).receive(&mut &newer[..16]);
+    let (ours, theirs) = (
+        Speaks::OURS,
+        Speaks {
+            release: [9, 1, 2],
+            commit: [0xab; 8],
+            ..speaks(98, 99)
+        },
+    );
+    let (_, hello) = ClientHandshake::new(None, &theirs, [1; 32]);
+    // Nothing behind the beginning is needed: another version may be shorter.
+    let step = server(None).receive(&mut &hello[..32]);
     let Ok(ServerStep::Refuse { send, error }) = step else {
         panic!("expected a refusal, {step:?} arrived");
     };
-    let ours = Version::OURS;
-    assert_eq!(error, HandshakeError::Version { ours, theirs });
-
-    let client_says = |answer: &[u8]| {
-        let (mut client, _) = ClientHandshake::new(None, [1; 32]);
-        client.receive(&mut &answer[..16]).unwrap_err()
-    };
-    let expected = HandshakeError::Version { ours, theirs: ours };
-    assert_eq!(client_says(&send), expected);
-    let mut newer = send.to_vec();
-    newer[8] = 99;
     assert_eq!(
-        client_says(&newer),
-        HandshakeError::Version { ours, theirs }
+        error,
+        HandshakeError::Version(Box::new(Mismatch { ours, theirs }))
+    );
+    let said = error.to_string();
+    for part in [
+        "the peer is tcpx 9.1.2 (commit abababababababab, protocols 98 to 99), and no",
+        "protocol 3)",
+        "this side is older: install there what the other side has, tcpx 9.1.2",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let (mut client, _) = ClientHandshake::new(None, &theirs, [1; 32]);
+    let error = client.receive(&mut &send[..32]).unwrap_err();
+    assert_eq!(
+        error,
+        HandshakeError::Version(Box::new(Mismatch {
+            ours: theirs,
+            theirs: ours
+        }))
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("the peer is older: install there what the other side has, tcpx 9.1.2")
+    );
+}
+
+/// A control handshake of a client and a server that speak so, with a key; `tamper` changes the server's hello.
+fn agreed(
+    client: Speaks,
+    server: Speaks,
+    tamper: impl Fn(&mut [u8]),
+) -> Result<[Version; 2], HandshakeError> {
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &client, [1; 32]);
+    let mut server = ServerHandshake::new(Some(&key(7).identity()), &server, [9; 80]);
+    let answer = match server.receive(&mut &hello[..])? {
+        ServerStep::Send(answer) => answer,
+        ServerStep::Refuse { error, .. } => return Err(error),
+        other => panic!("{other:?}"),
+    };
+    let mut answer = answer.to_vec();
+    tamper(&mut answer);
+    let Step::Send(proof) = client.receive(&mut &answer[..])? else {
+        panic!("no proof");
+    };
+    let ServerStep::Done(mut theirs) = server.receive(&mut &proof[..])? else {
+        panic!("no session");
+    };
+    let Step::Done(ours) = client.receive(&mut &theirs.welcome()[..])? else {
+        panic!("no welcome");
+    };
+    Ok([ours.session.protocol, theirs.session.protocol])
+}
+
+proptest! {
+    #[test]
+    fn the_highest_common_version_is_spoken(low in [0..6_u16, 0..6], more in [0..4_u16, 0..4]) {
+        let [client, server] = [0, 1].map(|at| speaks(low[at], low[at] + more[at]));
+        let common = (0..10).rev().find(|version| {
+            [client, server].iter().all(|side| (side.lowest.0..=side.highest.0).contains(version))
+        });
+        let found = agreed(client, server, |_| ()).ok();
+        prop_assert_eq!(found, common.map(|version| [Version(version); 2]));
+    }
+}
+
+#[test]
+fn nobody_on_the_way_has_two_sides_speak_an_older_version() {
+    let both = speaks(3, 4);
+    assert_eq!(agreed(both, both, |_| ()), Ok([Version(4); 2]));
+    let lower = |hello: &mut [u8]| hello[8] = 3;
+    assert_eq!(agreed(both, both, lower), Err(HandshakeError::Changed));
+    // Of the client's hello the mark would be another one.
+    let (_, hello) = ClientHandshake::new(Some(&client_key(7)), &both, [1; 32]);
+    let mut changed = hello.to_vec();
+    lower(&mut changed);
+    let step =
+        ServerHandshake::new(Some(&key(7).identity()), &both, [9; 80]).receive(&mut &changed[..]);
+    assert!(
+        matches!(
+            step,
+            Ok(ServerStep::Refuse {
+                error: HandshakeError::WrongKey,
+                ..
+            })
+        ),
+        "{step:?}"
     );
 }
 
@@ -520,7 +612,7 @@ fn a_stranger_is_noticed_at_its_first_wrong_byte() {
         server(None).receive(&mut &b"TCPX"[..]),
         Ok(ServerStep::NeedMore)
     ));
-    let (mut client, _) = ClientHandshake::new(None, [1; 32]);
+    let (mut client, _) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
     assert!(matches!(
         client.receive(&mut &b"SSH-2.0-"[..]),
         Err(HandshakeError::NotTcpx { .. })
@@ -529,7 +621,7 @@ fn a_stranger_is_noticed_at_its_first_wrong_byte() {
 
 #[test]
 fn an_unknown_purpose_is_refused() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32]);
+    let (_, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
     let mut odd = hello.to_vec();
     odd[12] = 9;
     assert!(matches!(
@@ -544,7 +636,7 @@ fn an_unknown_purpose_is_refused() {
 
 #[test]
 fn a_cut_connection_says_what_was_due() {
-    let (_, hello) = ClientHandshake::new(None, [1; 32]);
+    let (_, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
     let mut server = server(None);
     assert!(matches!(
         server.receive(&mut &hello[..40]),
@@ -554,7 +646,7 @@ fn a_cut_connection_says_what_was_due() {
         server.closed(),
         HandshakeError::Truncated {
             message: "client hello",
-            expected: 48,
+            expected: 64,
             arrived: 40,
         }
     );
@@ -563,7 +655,7 @@ fn a_cut_connection_says_what_was_due() {
 #[test]
 fn secrets_stay_out_of_debug_output() {
     let session = session();
-    let (client, _) = ClientHandshake::new(Some(&client_key(0xAB)), [1; 32]);
+    let (client, _) = ClientHandshake::new(Some(&client_key(0xAB)), &Speaks::OURS, [1; 32]);
     assert!(format!("{session:?}").contains("SessionKey(hidden)"));
     let server = server(Some(&key(0xAB)));
     // No list of numbers.

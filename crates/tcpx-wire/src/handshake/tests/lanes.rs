@@ -44,7 +44,8 @@ fn a_recorded_lane_joins_nothing() {
     let session = session();
     let (mut client, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
     let answer = |entropy| {
-        let step = ServerHandshake::new(None, [entropy; 80]).receive(&mut &hello[..]);
+        let step =
+            ServerHandshake::new(None, &Speaks::OURS, [entropy; 80]).receive(&mut &hello[..]);
         let Ok(ServerStep::Lane(request)) = step else {
             panic!("a good hello");
         };
@@ -114,7 +115,7 @@ fn a_lane_out_of_range_is_refused_on_both_sides() {
         let (_, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
         let mut hello = hello.to_vec();
         hello[14..16].copy_from_slice(&lane.to_le_bytes());
-        hello[16..18].copy_from_slice(&lanes.to_le_bytes());
+        hello[32..34].copy_from_slice(&lanes.to_le_bytes());
         let step = server(None).receive(&mut &hello[..]);
         assert!(matches!(step, Ok(ServerStep::Refuse { error, .. }) if error == expected));
     }
@@ -150,6 +151,6 @@ fn a_lane_is_not_turned_into_a_control_connection_on_the_way() {
     let (_, error) = *request.accept(&session.key).map(drop).unwrap_err();
     assert_eq!(error, HandshakeError::LaneProof { lane: 0 });
     let mut wrong = LaneClient::resume(&session, [3; 32]).1.to_vec();
-    wrong[16] = 2;
+    wrong[32] = 2;
     assert!(server(None).receive(&mut &wrong[..]).is_err());
 }
