@@ -370,8 +370,7 @@ impl Plan {
             gets: few(),
             asks: few(),
             windows: few(),
-            // A send of few tags may take the number of one that the peer has not heard the end of.
-            tags: Limits::default().tags,
+            tags: few(),
             pieces: 3 * few(),
         }
     }

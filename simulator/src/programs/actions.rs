@@ -90,6 +90,7 @@ impl Program<'_> {
             if matches!(action, Action::Revoke) {
                 tally::saw("revoke");
             }
+            system::goes_on();
             self.act(action);
             self.look();
         }

@@ -182,13 +182,11 @@ impl Session {
         let stopped_by = self.config.stopped_by(now, busy, answer_by);
         self.timers
             .arm(&mut send.course.clock, operation, stopped_by);
-        if in_window {
-            self.leaves_queue(transfer);
-        } else {
-            self.waits_no_more(transfer);
-        }
         if is_silent && !self.ended() {
             self.withdraw_number(transfer);
+        }
+        if !in_window {
+            self.waits_no_more(transfer);
         }
         if busy {
             self.actions.push_back(Action::StopData { operation });

@@ -24,7 +24,8 @@ pub(super) struct Outgoing {
     pub(super) counted: Option<Kind>,
     /// 0 unless it is a send.
     pub(super) tag: Tag,
-    /// Its number among the sends of its tag; `None` for others, and before it has one.
+    /// Its number among the sends of its tag, while it waits for a receive, or is in the window of one: it may be another
+    /// one's afterwards.
     pub(super) number: Option<u64>,
     /// What both sides call it in frames.
     pub(super) wire: TransferId,
@@ -313,7 +314,7 @@ impl Session {
                 covered,
                 pieces,
                 tag: tag.unwrap_or(Tag(0)),
-                number,
+                number: None,
                 wire: transfer,
                 bytes,
                 asked: level,

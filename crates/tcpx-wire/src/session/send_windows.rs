@@ -217,30 +217,26 @@ impl Session {
         });
     }
 
-    /// A send has been granted its place, or ends: it waits for no receive any more.
+    /// A send has been granted its place, or ends: it waits for no receive any more, and has no number.
     pub(super) fn waits_no_more(&mut self, transfer: TransferId) {
-        self.leaves_queue(transfer);
-        if self.send_windows.asking.remove(&transfer) {
-            self.ask_unasked();
-        }
-    }
-
-    /// A send has what it waits for. What it has asked before, the peer may yet count: until it ends, where it has
-    /// found a window.
-    pub(super) fn leaves_queue(&mut self, transfer: TransferId) {
-        let Some(send) = self.sends.get(&transfer) else {
+        let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if let Some(counts) = self.matching.sends.get_mut(&send.tag)
-            && send.to.tag().is_some()
-        {
-            match send.number {
-                Some(number) => drop(counts.waiting.remove(number)),
-                None => drop(counts.held.remove(&transfer)),
+        if let Some(tag) = send.to.tag() {
+            match send.number.take() {
+                Some(number) => self.clear_number(tag, number),
+                None => {
+                    if let Some(counts) = self.matching.sends.get_mut(&tag) {
+                        counts.held.remove(&transfer);
+                    }
+                }
             }
         }
         self.send_windows.unroomed.remove(&transfer);
         self.send_windows.unasked.remove(&transfer);
+        if self.send_windows.asking.remove(&transfer) {
+            self.ask_unasked();
+        }
     }
 
     /// Asks for receives, as far as the peer takes that.
@@ -265,7 +261,7 @@ impl Session {
     }
 
     fn begin_in_window(&mut self, now: Time, transfer: TransferId, posted: PostedWindow) {
-        self.leaves_queue(transfer);
+        self.send_windows.unasked.remove(&transfer);
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
@@ -276,6 +272,7 @@ impl Session {
         if let Some(number) = send.number
             && let Some(counts) = self.matching.sends.get_mut(&send.tag)
         {
+            counts.waiting.remove(number);
             counts.begun.insert(number, transfer);
         }
         self.send_windows.by_window.insert(window, transfer);
@@ -356,6 +353,10 @@ impl Session {
         };
         self.send_windows.known -= counts.posted.split_off(number).len();
         let begun = counts.begun.split_off(number);
+        // All of them, before one ends: their numbers are in use.
+        for (number, transfer) in &begun {
+            counts.waiting.insert(*number, *transfer);
+        }
         for (_, transfer) in begun {
             self.leave_window(now, transfer);
         }
@@ -385,17 +386,15 @@ impl Session {
         }
         if let Some(cancel) = &mut send.course.cancel {
             let quiet = cancel.quiet;
-            if send.asking {
-                // The peer may take what it asked for.
-                let cause = cancel.cause.clone();
-                (cancel.peer_quiet, cancel.confirmed) = (false, false);
-                self.transmit
-                    .extend(cancel_frame(transfer, Role::Sender, &cause));
-                self.send_windows.asking.remove(&transfer);
-            } else {
-                // The peer has never begun it, and does not answer.
-                (cancel.peer_quiet, cancel.confirmed) = (true, true);
+            // The peer may take what it asked for; else it has never begun it, and does not answer.
+            let is_over = !send.asking;
+            (cancel.peer_quiet, cancel.confirmed) = (is_over, is_over);
+            if is_over {
                 self.withdraw_number(transfer);
+            } else {
+                self.transmit
+                    .extend(cancel_frame(transfer, Role::Sender, &cancel.cause));
+                self.waits_no_more(transfer);
             }
             if quiet {
                 self.release_send(transfer);
@@ -404,11 +403,7 @@ impl Session {
         }
         send.course.clock.progressed(now);
         send.leaving = true;
-        let (tag, number, busy) = (send.tag, send.number.unwrap_or(0), send.busy());
-        if let Some(counts) = self.matching.sends.get_mut(&tag) {
-            counts.waiting.insert(number, transfer);
-        }
-        if busy {
+        if send.busy() {
             self.actions.push_back(Action::Withdraw { operation });
         } else {
             self.window_left(now, transfer);
@@ -466,11 +461,7 @@ impl Session {
         if let Some(window) = send.wire.window() {
             self.send_windows.by_window.remove(&window);
         }
-        let (tag, number) = (send.to.tag(), send.number);
-        if let Some(tag) = tag {
-            if let Some(number) = number {
-                self.clear_number(tag, number);
-            }
+        if let Some(tag) = send.to.tag() {
             self.tag_rests(tag);
         }
     }

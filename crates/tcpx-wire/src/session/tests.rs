@@ -53,17 +53,16 @@ pub(super) fn config() -> Config {
 fn any_limits(least_pieces: u32) -> impl Strategy<Value = Limits> {
     let few = || prop_oneof![3 => 1u32..4, 1 => 4u32..40, 1 => Just(4096u32)];
     let pieces = (least_pieces..3 * least_pieces).prop_map(|pieces| pieces.max(1));
-    let drawn = (few(), few(), few(), few(), few(), pieces);
+    let drawn = (few(), few(), few(), few(), few(), few(), pieces);
     let drawn = drawn.prop_map(
-        |(puts, notifications, gets, asks, windows, pieces)| Limits {
+        |(puts, notifications, gets, asks, windows, tags, pieces)| Limits {
             puts,
             notifications,
             gets,
             asks,
             windows,
+            tags,
             pieces,
-            // A send of few tags may take the number of one that the peer has not heard the end of.
-            tags: Limits::default().tags,
         },
     );
     prop_oneof![1 => Just(Limits::default()), 3 => drawn]

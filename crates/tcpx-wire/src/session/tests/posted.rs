@@ -3,7 +3,7 @@
 use super::hostile::{drain_at, session};
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Frame, TransferId};
+use crate::frame::{Frame, RefuseReason, TransferId};
 use crate::session::posted::MOST_VAIN;
 
 fn addressed() -> Config {
@@ -291,6 +291,50 @@ fn rule_5_idle_tags_are_forgotten() {
         pair.success(1, received);
         pair.success(0, sent);
     }
+}
+
+/// A number that was forgotten comes again: the send that has it now does not lose it with the end of the one before.
+#[test]
+fn a_send_keeps_its_number_when_an_earlier_one_of_it_ends() {
+    let now = Time(0);
+    let mut session = Session::new(addressed(), now).unwrap();
+    session.ready();
+    let mut theirs = settings();
+    theirs.limits.tags = 1;
+    session.frame(now, Frame::Settings(theirs)).unwrap();
+    session.frame(now, Frame::Ready).unwrap();
+    drain_at(&mut session, now);
+    let asked_to_forget = |session: &mut Session, tag: u64| {
+        let (frames, _) = drain_at(session, now);
+        let forgets =
+            |frame: &Frame| matches!(frame, Frame::Forget { tag: Tag(one), .. } if *one == tag);
+        assert!(frames.iter().any(forgets), "{frames:?}");
+        let (tag, forgotten) = (Tag(tag), true);
+        session
+            .frame(now, Frame::Forgotten { tag, forgotten })
+            .unwrap();
+    };
+    session.send(now, eager(1, 8, Level::Placed)).unwrap();
+    session.send(now, send(2, 20_000, Level::Placed)).unwrap();
+    asked_to_forget(&mut session, 1);
+    let again = session.send(now, send(1, 20_000, Level::Placed)).unwrap();
+    let (transfer, reason) = (TransferId(1), RefuseReason::Cancelled);
+    session
+        .frame(now, Frame::Refuse { transfer, reason })
+        .unwrap();
+    asked_to_forget(&mut session, 2);
+    let transfer = TransferId(0);
+    session.frame(now, Frame::EagerDone { transfer }).unwrap();
+    let posted = Frame::Posted {
+        tag: Tag(1),
+        number: 0,
+        capacity: 20_000,
+        grant: placing(4096, 0),
+    };
+    session.frame(now, posted).unwrap();
+    let (_, actions) = drain_at(&mut session, now);
+    let goes = |action: &Action| matches!(action, Action::PostSend { operation, .. } if *operation == again);
+    assert!(actions.iter().any(goes), "{actions:?}");
 }
 
 /// A queued send stands still only while no other one gets what it waits for, and anew from when it gets that itself.
