@@ -33,10 +33,19 @@ pub const MAX_NOTIFICATION_BYTES: u64 = 64 * 1024;
 /// How long an operation may take. Both clocks are the caller's [`Time`](crate::time::Time).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Longest time without any progress of this very operation; 30 s by default.
+    /// Longest time without any progress of this very operation, or before it begins, of what it waits behind; 30 s by
+    /// default.
     pub stall: Duration,
     /// Longest time from the request to its end; none by default.
     pub total: Option<Duration>,
+}
+
+impl Deadlines {
+    /// Of what the peer began: it ends that when its own time is over.
+    pub(super) const PEERS: Self = Self {
+        stall: Duration::MAX,
+        total: None,
+    };
 }
 
 impl Default for Deadlines {

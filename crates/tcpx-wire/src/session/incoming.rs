@@ -213,6 +213,7 @@ impl Session {
                 format!("chunk {index} arrived twice")
             } else {
                 receive.progressed(now);
+                self.receive_stream.moved = now;
                 return;
             }
         };

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Session;
 use super::action::{Action, Covered, GetRequest, OperationId};
-use super::config::{MAX_NOTIFICATION_BYTES, eager_cost};
+use super::config::{Deadlines, MAX_NOTIFICATION_BYTES, eager_cost};
 use super::credit::Kind;
 #[cfg(test)]
 use super::credit::UnderWay;
@@ -136,11 +136,11 @@ pub(super) struct OneSided {
     starting: Option<TransferId>,
     asked_group: Option<TransferId>,
     /// When something that was queued could leave.
-    credit_came: Time,
+    pub(super) credit_came: Time,
     /// Arrivals that wait for this side's network to let go of what the peer has got.
     releasing: Vec<Releasing>,
     /// Gets that have not left, and the requests of those that have and are not answered.
-    queued_gets: BTreeSet<OperationId>,
+    pub(super) queued_gets: BTreeSet<OperationId>,
     gets: BTreeMap<u64, Unanswered>,
     next_get: u64,
     /// Requests of the peer that the caller has yet to answer, and what they ask for.
@@ -283,7 +283,8 @@ impl Session {
             To::Memory { covered, group } => Origin::Put { covered, group },
             To::Notification { .. } => Origin::Notification,
         };
-        let operation = self.insert_receive(now, origin, arrival.bytes, Level::Placed, None);
+        let deadlines = Some(Deadlines::PEERS);
+        let operation = self.insert_receive(now, origin, arrival.bytes, Level::Placed, deadlines);
         self.one_sided.peers += 1;
         self.match_up(now, operation, arrival);
         Some(operation)
@@ -848,21 +849,6 @@ impl Session {
             course.clock.progressed(came);
         }
         came
-    }
-
-    /// When the peer last took something that was queued, if this operation is.
-    pub(super) fn room_came(&self, operation: OperationId) -> Option<Time> {
-        let waits = match operation.sent_transfer() {
-            Some(transfer) => {
-                let send = self.sends.get(&transfer)?;
-                if send.to.tag().is_some() {
-                    return self.ask_came(transfer);
-                }
-                matches!(send.stage, SendStage::Queued)
-            }
-            None => self.one_sided.queued_gets.contains(&operation),
-        };
-        waits.then_some(self.one_sided.credit_came)
     }
 }
 

@@ -4,7 +4,7 @@ use super::Session;
 use super::action::{Covered, OperationId, SendRequest};
 use super::chunk_set::ChunkSet;
 use super::clock::Course;
-use super::config::{MAX_TRANSFER_BYTES, eager_cost};
+use super::config::{Deadlines, MAX_TRANSFER_BYTES, eager_cost};
 use super::credit::Kind;
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
@@ -304,7 +304,11 @@ impl Session {
         };
         let is_silent = matches!(stage, SendStage::Queued);
         let operation = OperationId::send(transfer);
-        let deadlines = deadlines.unwrap_or(self.config.deadlines);
+        let usual = match covered {
+            Some(_) => Deadlines::PEERS,
+            None => self.config.deadlines,
+        };
+        let deadlines = deadlines.unwrap_or(usual);
         let course = self.timers.begin(now, operation, deadlines);
         self.sends.insert(
             transfer,
@@ -361,6 +365,7 @@ impl Session {
         let problem = match &mut send.stage {
             SendStage::Granted(granted) if granted.posted.contains(index) => {
                 if granted.sent.insert(index) {
+                    self.send_stream.moved = now;
                     let held = self.config.hold_until_placed && !granted.acked.contains(index);
                     let chunk = granted.plan.chunk(index);
                     send.course.clock.progressed(now);

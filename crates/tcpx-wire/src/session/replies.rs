@@ -267,6 +267,7 @@ impl Session {
             ));
         }
         send.course.clock.progressed(now);
+        self.send_stream.moved = now;
         if self.config.hold_until_placed {
             self.pump_sends();
         }

@@ -201,15 +201,39 @@ impl Session {
         }
     }
 
+    /// An operation that has yet to begin stands still only once what it waits behind does: when that last moved.
+    pub(super) fn queue_moved(&self, operation: OperationId) -> Option<Time> {
+        let Some(transfer) = operation.sent_transfer() else {
+            let receive = self.receives.get(&operation)?;
+            let room = match receive.matched.as_ref().map(|matched| &matched.stage) {
+                None if self.one_sided.queued_gets.contains(&operation) => {
+                    self.one_sided.credit_came
+                }
+                Some(ReceiveStage::Granted(granted)) if granted.arrived.is_empty() => Time(0),
+                _ => return None,
+            };
+            return Some(room.max(self.receive_stream.moved));
+        };
+        let send = self.sends.get(&transfer)?;
+        let room = match &send.stage {
+            SendStage::Queued if send.to.tag().is_some() => self.ask_came(transfer)?,
+            SendStage::Queued => self.one_sided.credit_came,
+            SendStage::Granted(granted) if granted.sent.is_empty() && granted.acked.is_empty() => {
+                Time(0)
+            }
+            _ => return None,
+        };
+        Some(room.max(self.send_stream.moved))
+    }
+
     /// A wake-up of an operation is due.
     pub(super) fn expire(&mut self, now: Time, operation: OperationId) {
-        let credit = self.room_came(operation).unwrap_or(Time(0));
+        let moved = self.queue_moved(operation).unwrap_or(Time(0));
         let course = Self::course(&mut self.sends, &mut self.receives, operation);
         let Some(Course { clock, cancel, .. }) = course else {
             return;
         };
-        // What waits for the peer to take it stands still once the peer takes nothing else either.
-        clock.progressed(credit);
+        clock.progressed(moved);
         let Some(cancel) = cancel else {
             let Some(expired) = clock.expired(now) else {
                 let due = clock.due();

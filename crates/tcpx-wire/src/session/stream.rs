@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::action::{Chunk, OperationId};
 use crate::frame::{Grant, Level};
 use crate::plan::ChunkPlan;
+use crate::time::Time;
 
 /// How one granted transfer is cut and where it lies in the stream.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +113,8 @@ pub(super) struct ChunkStream {
     end: u64,
     transfers: VecDeque<Span>,
     lanes: Vec<Lane>,
+    /// When the data plane last said something of a chunk.
+    pub(super) moved: Time,
 }
 
 impl ChunkStream {

@@ -1,8 +1,10 @@
 //! Deadlines in every state, and whom they name.
 
+use super::one_sided::{get, place, put, secret};
 use super::pair::Pair;
 use super::*;
 use crate::frame::{CancelReason, Frame, Role};
+use crate::window::Rights;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -434,5 +436,88 @@ fn slow_and_steady_progress_does_not_stall_but_the_total_deadline_holds() {
             assert!(at_least > 0);
             assert_eq!(at_least, bytes, "both sides know the same");
         }
+    }
+}
+
+/// Many operations at once, most of which wait for much longer than their limit: as long as others move, none stalls.
+#[test]
+fn what_waits_behind_others_does_not_stall() {
+    const BYTES: u64 = 8 * 4096;
+    const EACH: u64 = 12;
+    let few = Limits {
+        puts: 2,
+        gets: 2,
+        ..Limits::default()
+    };
+    for (limits, addressed) in [
+        (Limits::default(), true),
+        (Limits::default(), false),
+        (few, true),
+    ] {
+        let mut config = small_chunks(1);
+        (config.ours.send_window, config.ours.receive_window) = (1, 1);
+        config.addressed = addressed;
+        let mut pair = Pair::new(limited(&config, limits), 1);
+        (pair.weather.jitter, pair.weather.frames) = (60_000, [Some(1000); 2]);
+        let window = (pair.sides[1].session).expose(secret(7), EACH * BYTES, Rights::GetAndPut);
+        let start = pair.now;
+        for number in 0..EACH {
+            let at = place(window, number * BYTES);
+            for request in [send(1, BYTES, Level::Placed), put(BYTES, Level::Placed, at)] {
+                let deadlines = stall(1);
+                pair.send(
+                    0,
+                    SendRequest {
+                        deadlines,
+                        ..request
+                    },
+                );
+            }
+            let request = get(BYTES, Level::Placed, at);
+            let deadlines = stall(1);
+            pair.get(
+                0,
+                GetRequest {
+                    deadlines,
+                    ..request
+                },
+            );
+            pair.receive(1, receive(1, BYTES, Level::Placed));
+        }
+        pair.settle(SECOND * 30);
+        assert!(pair.now.saturating_since(start) > SECOND * 3);
+        for side in &pair.sides {
+            for watched in side.operations.values() {
+                assert!(matches!(watched.outcome, Some(Ok(_))), "{watched:?}");
+            }
+        }
+        pair.run(SECOND);
+        pair.assert_clean();
+    }
+}
+
+/// Who began an operation says how long it may take; the limits of the side that serves it are for its own.
+#[test]
+fn the_peers_part_lasts_as_long_as_who_began_it_waits() {
+    let patient = Config {
+        deadlines: stall(100).unwrap(),
+        ..small_chunks(1)
+    };
+    let impatient = Config {
+        deadlines: stall(1).unwrap(),
+        ..patient.clone()
+    };
+    let mut pair = Pair::of(patient, impatient, 1);
+    pair.weather.data = Some(20_000_000);
+    let window = (pair.sides[1].session).expose(secret(7), 8192, Rights::GetAndPut);
+    let started = [
+        pair.send(0, put(4096, Level::Placed, place(window, 0))),
+        pair.get(0, get(4096, Level::Placed, place(window, 4096))),
+    ];
+    let start = pair.now;
+    pair.settle(SECOND * 50);
+    assert!(pair.now.saturating_since(start) > SECOND);
+    for operation in started {
+        pair.success(0, operation);
     }
 }

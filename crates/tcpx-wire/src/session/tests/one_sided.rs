@@ -490,13 +490,13 @@ fn gets_that_end_unanswered_keep_their_room() {
     let next = asking
         .get(now, get(1, Level::Placed, place(window, 0)))
         .unwrap();
-    assert!(asking.room_came(next).is_some(), "it waits");
+    assert!(asking.queue_moved(next).is_some(), "it waits");
     let refusal = Frame::RefuseGet {
         request: 0,
         reason: RefuseReason::Cancelled,
     };
     asking.frame(now, refusal.clone()).unwrap();
-    assert_eq!(asking.room_came(next), None);
+    assert_eq!(asking.queue_moved(next), None);
     assert!(asking.frame(now, refusal).is_err(), "one answer each");
 }
 

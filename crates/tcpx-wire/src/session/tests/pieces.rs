@@ -146,7 +146,7 @@ fn rule_13_whoever_names_pieces_holds_back_at_the_bound() {
         .collect();
     let waits = pair.send(0, put(1, Level::Placed, third));
     let session = &pair.sides[0].session;
-    assert!(session.room_came(waits).is_some(), "it waits for others");
+    assert!(session.queue_moved(waits).is_some(), "it waits for others");
     pair.settle(SECOND * 10);
     pair.success(0, waits);
     running
