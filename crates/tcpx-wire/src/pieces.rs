@@ -63,6 +63,8 @@ impl PieceRun {
 #[derive(Clone, Debug, Default)]
 pub struct PieceList {
     windows: Vec<(u64, WindowSecret)>,
+    /// One behind the last byte of each.
+    ends: Vec<u64>,
     runs: Vec<PieceRun>,
     pieces: u32,
     bytes: u64,
@@ -83,6 +85,12 @@ impl PieceList {
     /// The windows that it names, and what proves that it may.
     pub fn windows(&self) -> &[(u64, WindowSecret)] {
         &self.windows
+    }
+
+    /// What it covers of each window at most: the window, what proves that it may, and one behind the last byte.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = (u64, WindowSecret, u64)> {
+        let windows = self.windows.iter().zip(&self.ends);
+        windows.map(|((window, secret), end)| (*window, *secret, *end))
     }
 
     /// Its pieces, in their order.
@@ -134,6 +142,7 @@ impl PieceList {
             count: 1,
         };
         let bytes = self.check(&piece)?;
+        self.reach(&piece);
         if let Some(last) = self.runs.last_mut().filter(|last| last.window == window) {
             if last.count == 1 && last.offset + last.length == piece.offset {
                 last.length += length;
@@ -163,6 +172,7 @@ impl PieceList {
             return Err(PieceListError::TooMany);
         }
         self.windows.push(named);
+        self.ends.push(0);
         Ok(self.windows.len() as u32 - 1)
     }
 
@@ -180,6 +190,12 @@ impl PieceList {
             }
             _ => Err(PieceListError::TooMany),
         }
+    }
+
+    /// Notes how far into its window a run goes; it was checked.
+    fn reach(&mut self, run: &PieceRun) {
+        let end = &mut self.ends[run.window as usize];
+        *end = (*end).max(run.end().unwrap_or(u64::MAX));
     }
 
     fn add(&mut self, run: PieceRun, bytes: u64) {
@@ -279,6 +295,7 @@ impl PieceList {
                 count: u32::try_from(count).map_err(|_| PieceListError::TooMany)?,
             };
             let bytes = self.check(&run)?;
+            self.reach(&run);
             self.add(run, bytes);
             before = Some(run);
         }

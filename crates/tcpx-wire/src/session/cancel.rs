@@ -228,10 +228,7 @@ impl Session {
     /// Ends a receive that has no transfer, once the data plane has let go of its window.
     fn cancel_waiting(&mut self, now: Time, operation: OperationId, cause: EndCause) {
         let is_told = self.uncount_receive(operation, &cause);
-        let Some(receive) = self.receives.get_mut(&operation) else {
-            return;
-        };
-        if let Some(arrival) = receive.offered.take() {
+        if let Some(arrival) = self.take_offered(operation) {
             self.refuse(arrival, refusal_for(&cause));
         }
         let Some(receive) = self.receives.get_mut(&operation) else {
@@ -265,18 +262,25 @@ impl Session {
     ) {
         if let Some(arrival) = self.matching.remove_arrival(transfer) {
             // Its number comes to nothing.
-            let counts = self.matching.receives_of(arrival.tag);
-            counts.add_hole(arrival.number);
+            self.matching.add_hole(arrival.tag, arrival.number);
             self.drop_arrival(&arrival);
         } else if let Some(arrival) = self.take_arrival(transfer) {
             self.drop_arrival(&arrival);
         }
         let found = self.by_transfer.get(&transfer).copied();
+        if let Some(operation) = found
+            && let Some(arrival) = self.take_offered(operation)
+        {
+            // Both end, once the data plane has let go of the window that the receive had.
+            self.drop_arrival(&arrival);
+            let cause = by_peer(Role::Sender, reason, detail);
+            self.cancel_operation(now, operation, cause);
+        }
+        let found = self.by_transfer.get(&transfer).copied();
         let Some((operation, receive)) =
             found.and_then(|operation| Some((operation, self.receives.get_mut(&operation)?)))
         else {
-            // It never started here, or it ended here before. Or it waits for a window to be closed.
-            self.cancel_offered(now, transfer, reason, detail);
+            // It never started here, or it ended here before.
             let from = Role::Receiver;
             self.transmit.push_back(Frame::Cancelled { transfer, from });
             return;
@@ -309,29 +313,6 @@ impl Session {
         if arrival.eager.is_some() {
             self.return_credit(arrival.credit());
         }
-    }
-
-    /// The peer has cancelled a transfer that a receive was about to take: both end.
-    fn cancel_offered(
-        &mut self,
-        now: Time,
-        transfer: TransferId,
-        reason: CancelReason,
-        detail: &Detail,
-    ) {
-        let offered = |(_, receive): &(&OperationId, &mut Incoming)| {
-            let offered = receive.offered.as_ref();
-            offered.is_some_and(|arrival| arrival.transfer == transfer)
-        };
-        let Some((operation, receive)) = self.receives.iter_mut().find(offered) else {
-            return;
-        };
-        let operation = *operation;
-        if let Some(arrival) = receive.offered.take() {
-            self.drop_arrival(&arrival);
-        }
-        let cause = by_peer(Role::Sender, reason, detail);
-        self.cancel_operation(now, operation, cause);
     }
 
     /// A frame `Cancel` of the receiver for one of our sends.

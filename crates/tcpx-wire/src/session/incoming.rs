@@ -163,7 +163,7 @@ impl Session {
             deadlines,
             fenced,
         } = request;
-        let number = self.matching.receives_of(tag).count_receive();
+        let number = self.matching.count_receive(tag);
         let operation = self.insert_receive(now, Origin::Posted, capacity, level, deadlines);
         if let Some(receive) = self.receives.get_mut(&operation) {
             (receive.tag, receive.number, receive.fenced) = (tag, Some(number), fenced);

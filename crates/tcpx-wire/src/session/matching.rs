@@ -14,6 +14,8 @@ use crate::range_set::RangeSet;
 pub(super) const TAGS: &str = "tags, and has forgotten none";
 /// How far ahead of the receives of its tag a send's number may be: more than any side has under way.
 const FARTHEST_AHEAD: u64 = 1 << 20;
+/// Most ranges of withdrawn numbers, of all tags: more than any side has sends under way between them.
+const MOST_HOLES: u32 = 1 << 15;
 
 /// A transfer of the peer that waits for a receive.
 #[derive(Debug)]
@@ -96,10 +98,6 @@ impl<T> ByNumber<T> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-
-    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().map(|(_, value)| value)
     }
 
     /// Takes those from this number on.
@@ -185,19 +183,6 @@ impl ReceiveTag {
             && self.holes.is_empty()
     }
 
-    /// The number of a receive that is posted now.
-    pub(super) fn count_receive(&mut self) -> u64 {
-        let number = self.next;
-        self.next = self.holes.take_first(number + 1);
-        number
-    }
-
-    /// The send of this number does not come, and no receive has it.
-    pub(super) fn add_hole(&mut self, number: u64) {
-        self.holes.insert(number..number + 1);
-        self.next = self.holes.take_first(self.next);
-    }
-
     /// Whether a transfer that comes without a window may have this number.
     pub(super) fn may_arrive(&self, number: u64) -> bool {
         let is_ahead = number >= self.next
@@ -217,7 +202,10 @@ pub(super) struct Matching {
     counted: usize,
     /// Arrivals without their payload.
     asks: usize,
-    arrivals: usize,
+    /// Where each arrival waits.
+    arrivals: BTreeMap<TransferId, (Tag, u64)>,
+    /// Ranges of withdrawn numbers.
+    holes: usize,
 }
 
 impl Matching {
@@ -238,9 +226,37 @@ impl Matching {
         self.counted += usize::from(!std::mem::replace(&mut counts.is_counted, true));
     }
 
-    /// Checks that the peer uses no more tags than it may.
+    /// Checks that the peer uses no more tags than it may, and has left out no more of their numbers.
     pub(super) fn check_tags(&self, limits: &Limits) -> Result<(), SessionError> {
+        within("ranges of withdrawn sends", self.holes, 0, MOST_HOLES)?;
         within(TAGS, self.counted, 0, limits.tags)
+    }
+
+    /// The number of a receive that is posted now.
+    pub(super) fn count_receive(&mut self, tag: Tag) -> u64 {
+        let counts = self.receives.entry(tag).or_default();
+        let number = counts.next;
+        counts.next += 1;
+        self.pass_holes(tag);
+        number
+    }
+
+    /// The send of this number does not come, and no receive has it.
+    pub(super) fn add_hole(&mut self, tag: Tag, number: u64) {
+        let counts = self.receives.entry(tag).or_default();
+        self.holes -= counts.holes.ranges();
+        counts.holes.insert(number..number + 1);
+        self.holes += counts.holes.ranges();
+        self.pass_holes(tag);
+    }
+
+    /// The next receive of a tag has no number that does not come.
+    fn pass_holes(&mut self, tag: Tag) {
+        if let Some(counts) = self.receives.get_mut(&tag) {
+            let next = counts.holes.take_first(counts.next);
+            self.holes -= usize::from(next != counts.next);
+            counts.next = next;
+        }
     }
 
     /// Whether the peer may ask for a receive that is not there.
@@ -270,7 +286,8 @@ impl Matching {
         if let Some(payload) = &mut arrival.eager {
             payload.shrink();
         }
-        self.arrivals += 1;
+        let place = (arrival.tag, arrival.number);
+        self.arrivals.insert(arrival.transfer, place);
         self.asks += usize::from(arrival.eager.is_none());
         let tag = self.receives_of(arrival.tag);
         tag.arrivals.insert(arrival.number, arrival);
@@ -278,33 +295,30 @@ impl Matching {
 
     pub(super) fn take_arrival(&mut self, tag: Tag, number: u64) -> Option<Arrival> {
         let arrival = self.receives_of(tag).arrivals.remove(number)?;
-        self.arrivals -= 1;
+        self.arrivals.remove(&arrival.transfer);
         self.asks -= usize::from(arrival.eager.is_none());
         Some(arrival)
     }
 
     #[cfg(test)]
     pub(super) fn arrivals(&self) -> usize {
-        self.arrivals
+        self.arrivals.len()
     }
 
     pub(super) fn has_arrival(&self, transfer: TransferId) -> bool {
-        let mut of_tags = self.receives.values();
-        of_tags.any(|tag| tag.arrivals.values().any(|one| one.transfer == transfer))
+        self.arrivals.contains_key(&transfer)
     }
 
     /// Takes the transfer of this name, if it waits for a receive.
     pub(super) fn remove_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
-        let waits = |arrival: &&Arrival| arrival.transfer == transfer;
-        let mut of_tags = self.receives.values();
-        let found = of_tags.find_map(|tag| tag.arrivals.values().find(waits));
-        let (tag, number) = found.map(|arrival| (arrival.tag, arrival.number))?;
+        let (tag, number) = *self.arrivals.get(&transfer)?;
         self.take_arrival(tag, number)
     }
 
     /// Takes every transfer that waits for a receive.
     pub(super) fn take_arrivals(&mut self) -> Vec<Arrival> {
-        (self.arrivals, self.asks) = (0, 0);
+        self.arrivals.clear();
+        self.asks = 0;
         let mut taken = Vec::new();
         for tag in self.receives.values_mut() {
             let arrivals = tag.arrivals.split_off(0);

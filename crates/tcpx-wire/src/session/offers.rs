@@ -171,8 +171,7 @@ impl Session {
         }
         receive.course.clock.progressed(now);
         if receive.fenced && arrival.eager.is_none() && self.config.addressed {
-            receive.offered = Some(arrival);
-            return;
+            return self.offer(operation, arrival);
         }
         let level = receive.asked.max(sender_asked);
         let tag = receive.tag;

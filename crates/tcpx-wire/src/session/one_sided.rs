@@ -7,7 +7,8 @@
 //! placed, and drops it where one failed. Each side asks for no more of these than the other one takes at a
 //! time: see [`credit`](super::credit).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use super::Session;
 use super::action::{Action, Covered, GetRequest, OperationId};
@@ -23,7 +24,7 @@ use crate::frame::{
     Destination, Extent, Frame, Level, Limits, Notified, Payload, RefuseReason, TransferId,
 };
 use crate::numbered::take_out;
-use crate::pieces::{PieceList, PieceRun};
+use crate::pieces::PieceList;
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
 
@@ -82,9 +83,9 @@ struct Group {
 #[derive(Debug)]
 struct Releasing {
     transfer: TransferId,
-    /// What the caller is asked for then.
+    /// What the caller is asked for once the answers before this one are released.
     action: Action,
-    replies: BTreeSet<TransferId>,
+    before: u64,
 }
 
 /// Where an arrival goes.
@@ -121,6 +122,8 @@ enum Unanswered {
 pub(super) struct OneSided {
     windows: BTreeMap<u64, Window>,
     next_window: u64,
+    /// How often windows were opened or closed.
+    changed: u64,
     /// Transfers of the peer that the caller has yet to accept, or that wait for puts.
     arrivals: BTreeMap<TransferId, (Arrival, To)>,
     /// Operations that the peer began.
@@ -137,8 +140,11 @@ pub(super) struct OneSided {
     asked_group: Option<TransferId>,
     /// When something that was queued could leave.
     pub(super) credit_came: Time,
-    /// Arrivals that wait for this side's network to let go of what the peer has got.
-    releasing: Vec<Releasing>,
+    /// Answers that the peer has got and this side's network has not let go of, counted in their order.
+    unreleased: VecDeque<(u64, TransferId)>,
+    next_unreleased: u64,
+    /// Arrivals that wait for those, in their order.
+    releasing: VecDeque<Releasing>,
     /// Gets that have not left, and the requests of those that have and are not answered.
     pub(super) queued_gets: BTreeSet<OperationId>,
     gets: BTreeMap<u64, Unanswered>,
@@ -158,6 +164,7 @@ impl OneSided {
         self.groups.clear();
         self.open_group = None;
         self.releasing.clear();
+        self.unreleased.clear();
         self.gets.clear();
     }
 
@@ -197,25 +204,15 @@ impl OneSided {
 
     /// As [`Self::check`], for every piece of a list.
     fn check_list(&self, list: &PieceList, allow: fn(Rights) -> bool) -> Result<(), RefuseReason> {
-        let mut bytes = Vec::with_capacity(list.windows().len());
-        for (window, secret) in list.windows() {
-            let (window, secret, offset) = (*window, *secret, 0);
+        list.ends().try_for_each(|(window, secret, end)| {
+            let offset = 0;
             let place = Place {
                 window,
                 secret,
                 offset,
             };
-            self.check(&place, 0, allow)?;
-            bytes.push(self.windows.get(&window).map_or(0, |window| window.bytes));
-        }
-        let fits = |run: &PieceRun| {
-            let end = run.end();
-            end.is_some_and(|end| end <= bytes[run.window as usize])
-        };
-        match list.runs().iter().all(fits) {
-            true => Ok(()),
-            false => Err(RefuseReason::OutOfRange),
-        }
+            self.check(&place, end, allow)
+        })
     }
 }
 
@@ -231,6 +228,7 @@ impl Session {
             rights,
         };
         self.one_sided.windows.insert(window, opened);
+        self.one_sided.changed += 1;
         window
     }
 
@@ -240,6 +238,7 @@ impl Session {
         if self.one_sided.windows.remove(&window).is_none() {
             return;
         }
+        self.one_sided.changed += 1;
         let is_for = |to: &To| matches!(to, To::Memory { covered, .. } if covered.names(window));
         let arrivals = self.one_sided.arrivals.iter();
         let unaccepted: Vec<_> = arrivals
@@ -390,13 +389,16 @@ impl Session {
                 (Covered::Range { window, offset }, allowed)
             }
             Extent::Pieces(list) => {
-                let list = self.piece_lists.peers(list)?;
-                self.taken.begin(limits, kind, list.pieces())?;
-                let allowed = match list.bytes() == bytes {
-                    true => self.one_sided.check_list(&list, allow),
+                let kept = self.piece_lists.peers(list)?;
+                self.taken.begin(limits, kind, kept.list.pieces())?;
+                let windows = self.one_sided.changed;
+                let allowed = match kept.list.bytes() == bytes {
+                    true => {
+                        kept.checked(kind, windows, |list| self.one_sided.check_list(list, allow))
+                    }
                     false => Err(RefuseReason::OutOfRange),
                 };
-                (Covered::Pieces(list), allowed)
+                (Covered::Pieces(Arc::clone(&kept.list)), allowed)
             }
         })
     }
@@ -479,44 +481,42 @@ impl Session {
 
     /// Asks the caller for the memory of an arrival, once what the peer has got is released.
     fn ask_for(&mut self, transfer: TransferId, action: Action) {
-        let held =
-            |send: &Outgoing| send.covered.is_some() && send.is_acked() && !send.course.completed;
-        let running = match self.one_sided.replies {
-            0 => None,
-            _ => Some(self.sends.iter()),
-        };
-        let replies = running.into_iter().flatten();
-        let replies = replies.filter(|(_, send)| held(send));
-        let replies: BTreeSet<_> = replies.map(|(transfer, _)| *transfer).collect();
-        if replies.is_empty() {
+        if self.one_sided.unreleased.is_empty() {
             self.actions.push_back(action);
         } else {
-            self.one_sided.releasing.push(Releasing {
+            let before = self.one_sided.next_unreleased;
+            self.one_sided.releasing.push_back(Releasing {
                 transfer,
                 action,
-                replies,
+                before,
             });
         }
+    }
+
+    /// The peer has all of the answer to its get.
+    pub(super) fn reply_acked(&mut self, reply: TransferId) {
+        let one_sided = &mut self.one_sided;
+        let number = one_sided.next_unreleased;
+        one_sided.next_unreleased += 1;
+        one_sided.unreleased.push_back((number, reply));
     }
 
     /// The answer to a get of the peer has ended.
     pub(super) fn reply_ended(&mut self, reply: TransferId) {
         let OneSided {
+            unreleased,
             releasing,
             arrivals,
             ..
         } = &mut self.one_sided;
-        let actions = &mut self.actions;
-        releasing.retain_mut(|waiting| {
-            waiting.replies.remove(&reply);
-            if !waiting.replies.is_empty() {
-                return true;
+        // Few: each has a place in the window of what is sent.
+        unreleased.retain(|(_, one)| *one != reply);
+        let first = unreleased.front().map_or(u64::MAX, |(number, _)| *number);
+        while let Some(released) = releasing.pop_front_if(|waiting| waiting.before <= first) {
+            if arrivals.contains_key(&released.transfer) {
+                self.actions.push_back(released.action);
             }
-            if arrivals.contains_key(&waiting.transfer) {
-                actions.push_back(waiting.action.clone());
-            }
-            false
-        });
+        }
     }
 
     /// A put of the peer that a notification follows has ended.

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Session;
-use super::credit::within;
+use super::credit::{Kind, within};
 use super::error::{RequestError, SessionError};
 use super::unexpected;
-use crate::frame::{Destination, Extent, Frame, Limits};
+use crate::frame::{Destination, Extent, Frame, Limits, RefuseReason};
 use crate::pieces::PieceList;
 
 const KEPT: &str = "pieces of lists";
@@ -35,6 +35,34 @@ impl Added {
     }
 }
 
+/// A list of the peer.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) list: Arc<PieceList>,
+    /// Whether the peer may put there, and get from there, while windows are as they were then.
+    checked: [Option<(u64, Result<(), RefuseReason>)>; 2],
+}
+
+impl Kept {
+    /// What a check of the list says, which is made again only once windows have `changed`.
+    pub(super) fn checked(
+        &mut self,
+        kind: Kind,
+        changed: u64,
+        check: impl FnOnce(&PieceList) -> Result<(), RefuseReason>,
+    ) -> Result<(), RefuseReason> {
+        let known = &mut self.checked[usize::from(kind == Kind::Get)];
+        match *known {
+            Some((then, allowed)) if then == changed => allowed,
+            _ => {
+                let allowed = check(&self.list);
+                *known = Some((changed, allowed));
+                allowed
+            }
+        }
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct PieceLists {
@@ -45,7 +73,7 @@ pub(super) struct PieceLists {
     next_told: u64,
     /// Pieces of lists that the peer keeps.
     told_pieces: u32,
-    kept: BTreeMap<u64, Arc<PieceList>>,
+    kept: BTreeMap<u64, Kept>,
     /// The list whose parts come.
     coming: PieceList,
     next_kept: u64,
@@ -84,7 +112,11 @@ impl PieceLists {
             self.kept_pieces += cost;
             self.next_kept += 1;
             let whole = std::mem::take(&mut self.coming);
-            self.kept.insert(list, Arc::new(whole));
+            let kept = Kept {
+                list: Arc::new(whole),
+                checked: [None; 2],
+            };
+            self.kept.insert(list, kept);
         }
         Ok(())
     }
@@ -92,7 +124,7 @@ impl PieceLists {
     pub(super) fn take_drop(&mut self, list: u64) -> Result<(), SessionError> {
         let dropped = self.kept.remove(&list);
         let dropped = dropped.ok_or_else(|| not_kept("drop-pieces", list))?;
-        self.kept_pieces -= cost(&dropped);
+        self.kept_pieces -= cost(&dropped.list);
         Ok(())
     }
 
@@ -102,16 +134,15 @@ impl PieceLists {
             Destination::Put {
                 to: Extent::Pieces(list),
                 ..
-            } => self.kept.get(&list).map_or(0, |kept| kept.pieces()),
+            } => self.kept.get(&list).map_or(0, |kept| kept.list.pieces()),
             _ => 0,
         }
     }
 
     /// The list that an operation of the peer names.
-    pub(super) fn peers(&self, list: u64) -> Result<Arc<PieceList>, SessionError> {
-        let kept = self.kept.get(&list);
-        let kept = kept.ok_or_else(|| not_kept("an operation", list))?;
-        Ok(Arc::clone(kept))
+    pub(super) fn peers(&mut self, list: u64) -> Result<&mut Kept, SessionError> {
+        let kept = self.kept.get_mut(&list);
+        kept.ok_or_else(|| not_kept("an operation", list))
     }
 
     /// An operation of this side will name a list; how many pieces that has.

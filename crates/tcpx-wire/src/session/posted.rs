@@ -200,8 +200,24 @@ impl Session {
         let counts = self.matching.receives_of(receive.tag);
         counts.receives.remove(arrival.number);
         counts.vain = counts.vain.saturating_add(arrival.eager.is_some().into());
-        receive.offered = Some(arrival);
+        self.offer(operation, arrival);
         self.close_window(operation);
+    }
+
+    /// A transfer waits until its receive may take it.
+    pub(super) fn offer(&mut self, operation: OperationId, arrival: Arrival) {
+        if let Some(receive) = self.receives.get_mut(&operation) {
+            self.by_transfer.insert(arrival.transfer, operation);
+            receive.offered = Some(arrival);
+        }
+    }
+
+    /// The transfer that waits for this receive.
+    pub(super) fn take_offered(&mut self, operation: OperationId) -> Option<Arrival> {
+        let receive = self.receives.get_mut(&operation)?;
+        let arrival = receive.offered.take()?;
+        self.by_transfer.remove(&arrival.transfer);
+        Some(arrival)
     }
 
     /// Has the data plane let go of a window that no send has come to; the receive goes on then.
@@ -223,10 +239,7 @@ impl Session {
     /// The data plane has let go of the window of a receive that goes on.
     pub(super) fn window_closed(&mut self, now: Time, operation: OperationId) {
         self.forget_window(operation);
-        let Some(receive) = self.receives.get_mut(&operation) else {
-            return;
-        };
-        match receive.offered.take() {
+        match self.take_offered(operation) {
             Some(arrival) => self.match_up(now, operation, arrival),
             None => self.post_receive_soon(operation),
         }
@@ -337,7 +350,7 @@ impl Session {
         let ended = counts.ended.remove(number);
         let receive = counts.receives.remove(number);
         if ended.is_none() && receive.is_none() {
-            counts.add_hole(number);
+            self.matching.add_hole(tag, number);
         }
         self.matching.is_sent(tag, number);
         self.matching.check_tags(&self.config.ours.limits)?;
@@ -358,11 +371,10 @@ impl Session {
             return;
         }
         receive.course.clock.progressed(now);
-        if receive.posted.is_none()
-            && let Some(arrival) = receive.offered.take()
-        {
+        let (is_open, is_ours) = (receive.posted.is_some(), receive.origin == Origin::Posted);
+        if !is_open && let Some(arrival) = self.take_offered(operation) {
             self.match_up(now, operation, arrival);
-        } else if receive.origin == Origin::Posted {
+        } else if is_ours {
             self.post_receive_soon(operation);
         }
     }

@@ -243,6 +243,7 @@ impl Session {
             .cancel
             .as_ref()
             .is_some_and(|cancel| cancel.quiet);
+        let was_got = granted.all_acked();
         for index in chunks.iter() {
             let problem = if !granted.posted.contains(index) {
                 "was never sent"
@@ -267,7 +268,12 @@ impl Session {
             ));
         }
         send.course.clock.progressed(now);
+        let is_got = !was_got && send.is_acked();
+        let is_held = send.covered.is_some() && !send.course.completed;
         self.send_stream.moved = now;
+        if is_got && is_held {
+            self.reply_acked(transfer);
+        }
         if self.config.hold_until_placed {
             self.pump_sends();
         }

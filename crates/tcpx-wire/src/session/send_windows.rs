@@ -24,7 +24,7 @@ const FORGET_AT_A_TIME: usize = 1024;
 pub(super) struct SendWindows {
     /// Windows that no send has taken.
     known: usize,
-    /// Sends to posted windows.
+    /// Sends to posted windows, and those that have yet to leave their former one.
     by_window: BTreeMap<u64, TransferId>,
     /// One behind the highest window that the peer has named.
     named: u64,
@@ -182,6 +182,7 @@ impl Session {
         };
         if let Some(posted) = counts.posted.remove(number) {
             self.send_windows.known -= 1;
+            self.send_windows.by_window.remove(&posted.plan.window);
             if PostedWindow::fits(posted.capacity, posted.level, bytes, asked) {
                 return self.begin_in_window(now, transfer, posted);
             }
@@ -331,6 +332,9 @@ impl Session {
                 return Ok(());
             }
             // It takes it, or asks, once the data plane has let go of its former window.
+            self.send_windows
+                .by_window
+                .insert(posted.plan.window, transfer);
         }
         if counts.posted.get(number).is_some() {
             return Err(unexpected(
@@ -351,7 +355,11 @@ impl Session {
         let Some(counts) = self.matching.sends.get_mut(&tag) else {
             return;
         };
-        self.send_windows.known -= counts.posted.split_off(number).len();
+        let posted = counts.posted.split_off(number);
+        self.send_windows.known -= posted.len();
+        for (_, posted) in posted {
+            self.send_windows.by_window.remove(&posted.plan.window);
+        }
         let begun = counts.begun.split_off(number);
         // All of them, before one ends: their numbers are in use.
         for (number, transfer) in &begun {
@@ -468,21 +476,15 @@ impl Session {
 
     /// A window that is kept for a send which has yet to leave its former one was closed.
     pub(super) fn forget_posted(&mut self, transfer: TransferId) {
-        let Some(window) = transfer.window() else {
-            return;
-        };
-        for send in self.sends.values().filter(|send| send.leaving) {
-            if let Some(number) = send.number
-                && let Some(counts) = self.matching.sends.get_mut(&send.tag)
-                && counts
-                    .posted
-                    .get(number)
-                    .is_some_and(|posted| posted.plan.window == window)
-            {
-                counts.posted.remove(number);
-                self.send_windows.known -= 1;
-                return;
-            }
+        if let Some(window) = transfer.window()
+            && let Some(of) = self.send_windows.by_window.get(&window)
+            && let Some(send) = self.sends.get(of)
+            && let Some(number) = send.number
+            && let Some(counts) = self.matching.sends.get_mut(&send.tag)
+            && counts.posted.remove(number).is_some()
+        {
+            self.send_windows.known -= 1;
+            self.send_windows.by_window.remove(&window);
         }
     }
 
@@ -494,7 +496,10 @@ impl Session {
         counts.waiting.remove(number);
         counts.begun.remove(number);
         // It was posted for a send that was still to leave its former window.
-        if number < counts.next && counts.posted.remove(number).is_some() {
+        if number < counts.next
+            && let Some(posted) = counts.posted.remove(number)
+        {
+            self.send_windows.by_window.remove(&posted.plan.window);
             self.send_windows.known -= 1;
         }
     }

@@ -332,6 +332,7 @@ impl Session {
 
     pub(super) fn forget_receive(&mut self, operation: OperationId) {
         self.forget_window(operation);
+        self.take_offered(operation);
         let Some(receive) = take_out(&mut self.receives, &operation) else {
             return;
         };

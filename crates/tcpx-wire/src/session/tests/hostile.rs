@@ -488,6 +488,65 @@ fn after_a_protocol_error_the_peer_is_told_and_everything_ends() {
     assert_eq!(drain(&mut session), (vec![], vec![]));
 }
 
+/// The least time of a few runs of this.
+pub(super) fn least_time(mut run: impl FnMut()) -> Duration {
+    let time = |()| {
+        let began = std::time::Instant::now();
+        run();
+        began.elapsed()
+    };
+    [(); 5].map(time).into_iter().min().unwrap()
+}
+
+/// What a peer ends is found by its name: it costs no more among many others.
+#[test]
+fn a_cancel_costs_the_same_among_many_tags() {
+    let cost = |tags: u64| {
+        let mut session = session(config());
+        for tag in 0..tags {
+            let (tag, number) = (Tag(tag), 0);
+            session
+                .frame(Time(0), Frame::Withdraw { tag, number })
+                .unwrap();
+        }
+        let mut next = 0;
+        least_time(|| {
+            for _ in 0..50 {
+                let first = TransferId(next);
+                let to = Destination::Notification { first, count: 0 };
+                let waiting = one_sided::waiting(next, 10, to);
+                let cancel = Frame::Cancel {
+                    transfer: TransferId(next),
+                    from: Role::Sender,
+                    reason: CancelReason::Requested,
+                    detail: "".into(),
+                };
+                session.frame(Time(0), waiting).unwrap();
+                session.frame(Time(0), cancel).unwrap();
+                drain(&mut session);
+                next += 1;
+            }
+        })
+    };
+    let (few, many) = (cost(1), cost(30_000));
+    assert!(many < 20 * few, "{few:?} and {many:?}");
+}
+
+/// Numbers that a peer leaves out between others are remembered, and bounded.
+#[test]
+fn withdrawn_sends_of_one_tag_are_bounded() {
+    let mut session = session(config());
+    let mut withdraw = |number| {
+        let tag = Tag(1);
+        session.frame(Time(0), Frame::Withdraw { tag, number })
+    };
+    let refused = (0..1 << 18).find_map(|place| withdraw(2 * place + 1).err());
+    assert!(
+        matches!(refused, Some(SessionError::TooMany { .. })),
+        "{refused:?}"
+    );
+}
+
 /// Frames that take numbers of tags create state: each tag counts, whatever names it first.
 #[test]
 fn withdrawn_sends_of_many_tags_are_bounded() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::hostile::{drain_at, session};
+use super::hostile::{drain_at, least_time, session};
 use super::one_sided::{
     SECOND, at_every_level, get, notification, notified, place, put, refused, secret, waiting,
 };
@@ -398,5 +398,60 @@ proptest! {
         if cut.is_none() {
             pair.assert_clean();
         }
+    }
+}
+
+/// A list is checked as it comes: what names it afterwards costs the same, however many pieces and windows it has.
+#[test]
+fn what_names_a_long_list_costs_as_with_a_short_one() {
+    let now = Time(0);
+    let cost = |windows: u64, each: u64, is_bad: bool| {
+        let mut owner = session(config());
+        for _ in 0..windows {
+            owner.expose(secret(7), ROOM, Rights::Get);
+        }
+        // In no order, so that no two are one run; the last one ends one byte behind its window.
+        let pieces = (0..windows).flat_map(|window| {
+            (0..each).map(move |at| (place(window, (at * 2 + at % 3) % (ROOM - 1)), 1))
+        });
+        let bad = is_bad.then_some((place(windows - 1, ROOM), 1));
+        let list = list(pieces.chain(bad));
+        let parts = list.parts();
+        for (at, part) in parts.iter().enumerate() {
+            let part = Frame::Pieces {
+                list: 0,
+                last: at + 1 == parts.len(),
+                part: part.clone(),
+            };
+            owner.frame(now, part).unwrap();
+        }
+        let mut request = 0;
+        least_time(|| {
+            for _ in 0..50 {
+                let get = Frame::Get {
+                    request,
+                    from: Extent::Pieces(0),
+                    bytes: list.bytes(),
+                    level: Level::Placed,
+                };
+                owner.frame(now, get).unwrap();
+                let (frames, actions) = drain_at(&mut owner, now);
+                assert_eq!(
+                    (frames.len(), actions.len()),
+                    if is_bad { (1, 0) } else { (0, 1) }
+                );
+                if !is_bad {
+                    owner.refuse_get(request, RefuseReason::MemoryFailed);
+                    drain_at(&mut owner, now);
+                }
+                request += 1;
+            }
+        })
+    };
+    for is_bad in [false, true] {
+        let short = cost(1, 2, is_bad);
+        let [long, wide] = [cost(1, 200_000, is_bad), cost(20_000, 5, is_bad)];
+        assert!(long < 20 * short, "{short:?} and {long:?}");
+        assert!(wide < 20 * short, "{short:?} and {wide:?}");
     }
 }
