@@ -38,6 +38,6 @@ cargo build --profile shipped --locked --package tcpx-bench
 cp "$target/shipped/tcpx-bench" "$out/"
 ln -f "$out/libnccl-net-tcpx.so" "$out/libnccl_net_tcpx.so"
 cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu_run.sh \
-  scripts/nccl_check.py scripts/nccl_environment.sh "$out/"
+  scripts/nccl_check.py scripts/nccl_report.py scripts/nccl_environment.sh "$out/"
 strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

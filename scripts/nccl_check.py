@@ -25,6 +25,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from nccl_report import row, text, write
+
 MIB = 1 << 20
 
 
@@ -130,20 +132,12 @@ def repeats_for(size):
     return 3
 
 
-def text(size):
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << power:
-            return f"{size >> power} {unit}"
-    return f"{size} B"
-
-
 def figures(rank, sizes, kinds, label):
     """Rows of a report (benchmarks/README.md), one run each."""
     rows = []
 
     def add(operation, size, unit, value):
-        name = f"{operation}, {text(size)}, {label}"
-        rows.append({"name": name, "unit": unit, "median": value, "min": value, "max": value, "runs": 1})
+        rows.append(row(f"{operation}, {text(size)}, {label}", unit, [value]))
 
     for size in sizes:
         buffer = torch.ones(size // 4, device="cuda")
@@ -320,19 +314,11 @@ def main():
         if arguments.report:
             # Times of several communicators of this start are one run: their median.
             by_name = {}
-            for row in rows:
-                by_name.setdefault((row["name"], row["unit"]), []).append(row["median"])
-            rows = [
-                {"name": name, "unit": unit, "median": (middle := statistics.median(values)), "min": middle,
-                 "max": middle, "runs": 1}
-                for (name, unit), values in by_name.items()
-            ]
-            subject = {
-                "schema": 1, "subject": "NCCL", "date": time.strftime("%Y-%m-%d", time.gmtime()),
-                "machine": torch.cuda.get_device_name(), "command": "scripts/nccl_check.py", "rows": rows,
-                "notes": [f"NCCL {report['nccl']}, PyTorch {report['torch']}."],
-            }
-            arguments.report.write_text(json.dumps(subject) + "\n")
+            for one in rows:
+                by_name.setdefault((one["name"], one["unit"]), []).append(one["median"])
+            rows = [row(name, unit, [statistics.median(values)]) for (name, unit), values in by_name.items()]
+            notes = [f"NCCL {report['nccl']}, PyTorch {report['torch']}."]
+            write(arguments.report, "NCCL", "scripts/nccl_check.py", rows, notes)
         print(json.dumps(report), flush=True)
     return 0
 

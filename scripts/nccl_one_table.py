@@ -3,13 +3,12 @@
 
 import collections
 import json
-import os
 import pathlib
-import platform
 import re
 import statistics
-import subprocess
 import sys
+
+from nccl_report import row, text, write
 
 NETWORKS = {
     "ours": "tcpx",
@@ -26,21 +25,6 @@ CHOSEN = re.compile(r"(AllReduce): (\d+) Bytes -> Algo (\w+) proto (\w+) channel
 # From 2.31 on with the cost of the way.
 INPUT = re.compile(r"Input: \{.*\.func = (\w+),.*\.nBytes = (\d+)")
 BEST = re.compile(r"Best tuning \{.*timeUs = ([-\d.]+),.*\.algo = (\w+), \.proto = (\w+),.*nChannels = (\d+)")
-
-
-def text(size):
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << power:
-            return f"{size >> power} {unit}"
-    return f"{size} B"
-
-
-def machine():
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-    name, driver = lines[0].split(", ")
-    cores = len(os.sched_getaffinity(0))
-    return f"{len(lines)} x {name}, driver {driver}, {cores} cores, Linux {platform.release()}, loopback TCP"
 
 
 def chosen(lines):
@@ -84,22 +68,26 @@ def main():
             return 1
         versions.append(version)
         torch.add(report["torch"])
-        for row in report["rows"]:
-            name = step.split(".")[0]
+        name = step.split(".")[0]
+        for one in report["rows"]:
             if name in NETWORKS:
-                values[version, row["bytes"], name].append(row["us"])
+                values[version, one["bytes"], name].append(one["us"])
             else:
-                sweeps[name, version, row["bytes"], row["channels"]].append(row["us"])
+                sweeps[name, version, one["bytes"], one["channels"]].append(one["us"])
     if not versions:
         print("no step gave a result", file=sys.stderr)
         return 1
-    rows, missed, choices = [], [], {}
+    rows, missed = [], []
+    notes = [f"PyTorch {', '.join(sorted(torch))}; all-reduces queued one behind the other; NCCL's library holds code for "
+             "this kind of GPU only."]
     for version in sorted(set(versions), key=lambda text: [int(part) for part in text.split(".")]):
         print(f"NCCL {version}")
         log = folder / f"chosen-{version}.txt"
-        choices[version] = chosen(log.read_text(errors="replace").splitlines()) if log.exists() else {}
-        for size, words in sorted(choices[version].items()):
-            print(f"  chosen for {text(size):9} " + "; ".join(f"{key} {value}" for key, value in sorted(words.items())))
+        choices = chosen(log.read_text(errors="replace").splitlines()) if log.exists() else {}
+        for size, words in sorted(choices.items()):
+            choice = "; ".join(f"{key} {value}" for key, value in sorted(words.items()))
+            print(f"  chosen for {text(size):9} {choice}")
+            notes.append(f"NCCL {version} over tcpx, {text(size)}: {choice}.")
         for size in sorted({key[1] for key in values if key[0] == version}):
             medians = {
                 name: statistics.median(values[version, size, name])
@@ -115,41 +103,18 @@ def main():
             if "ours" in medians and "tuned" in medians:
                 cells.append(f"{medians['tuned'] / medians['ours']:.2f} x tuned")
             print(f"  all-reduce {text(size):9} " + "; ".join(cells))
-            for name, median in medians.items():
-                found = values[version, size, name]
-                rows.append({
-                    "name": f"NCCL {version}, all-reduce, {text(size)}, {NETWORKS[name]}", "unit": "us",
-                    "median": median, "min": min(found), "max": max(found), "runs": len(found),
-                })
-    for (name, version, size), found in sorted(group(sweeps).items()):
-        words = {"channels": "Simple", "ll": "LL"}.get(name, name)
-        print(f"  {words}, NCCL {version}, {text(size):9} " + "; ".join(
-            f"{channels} channels {shown(size, us)}" for channels, us in sorted(found.items())))
+            for name in medians:
+                label = f"NCCL {version}, all-reduce, {text(size)}, {NETWORKS[name]}"
+                rows.append(row(label, "us", values[version, size, name]))
+    for (name, version, size, channels), found in sorted(sweeps.items()):
+        protocol = {"channels": "Simple", "ll": "LL"}.get(name, name)
+        label = f"NCCL {version}, all-reduce, {text(size)}, tcpx without its tuner, {protocol}, {channels} channels"
+        print(f"  {label}: {shown(size, statistics.median(found))}")
+        rows.append(row(label, "us", found))
     print("\n".join(missed) if missed else "every figure is at its mark")
-    report = {
-        "schema": 1,
-        "subject": "Real NCCL, both ranks on one GPU",
-        "machine": machine(),
-        "command": "scripts/gpu-nccl-one.sh OUT_DIR",
-        "rows": rows,
-        "choices": choices,
-        "sweeps": [
-            {"protocol": name, "nccl": version, "bytes": size, "channels": channels, "us": statistics.median(found)}
-            for (name, version, size, channels), found in sorted(sweeps.items())
-        ],
-        "missed": missed,
-        "notes": [f"PyTorch {', '.join(sorted(torch))}; all-reduces queued one behind the other; NCCL's library holds "
-                  "code for this kind of GPU only"],
-    }
-    (folder / "nccl-one.json").write_text(json.dumps(report, indent=2) + "\n")
+    notes += [f"{one}." for one in missed]
+    write(folder / "nccl-one.json", "Real NCCL, both ranks on one GPU", "scripts/gpu-nccl-one.sh OUT_DIR", rows, notes)
     return 1 if missed else 0
-
-
-def group(sweeps):
-    groups = collections.defaultdict(dict)
-    for (name, version, size, channels), found in sweeps.items():
-        groups[name, version, size][channels] = statistics.median(found)
-    return groups
 
 
 if __name__ == "__main__":
