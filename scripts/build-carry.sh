@@ -33,11 +33,14 @@ for check in gpu_check unpack engine_gpu_check devmem_gpu_check small_copies; do
   cargo build --profile "$profile" --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
+# The double of Google's plugin, as the tests build it.
+${CC:-cc} -std=gnu11 -O2 -fPIC -shared -pthread -fvisibility=hidden -o "$out/libtcpx_double.so" \
+  tests/double/{google_double,connect,gpu,misbehave,pool,transfer}.c
 # The driver of the gate, and the plugin file under the name that Cargo gives it.
 cargo build --profile shipped --locked --package tcpx-bench
 cp "$target/shipped/tcpx-bench" "$out/"
 ln -f "$out/libnccl-net-tcpx.so" "$out/libnccl_net_tcpx.so"
 cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu_run.sh \
   scripts/nccl_check.py scripts/nccl_report.py scripts/nccl_environment.sh "$out/"
-strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
+strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" "$out/libtcpx_double.so" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

@@ -10,8 +10,10 @@ set -uo pipefail
 here=$(dirname "$(realpath "$0")")
 # shellcheck source-path=SCRIPTDIR source=gpu_run.sh
 . "$here/gpu_run.sh"
-begin 460 'tcpx libnccl-net-tcpx.so' "$@"
+begin 460 'tcpx libnccl-net-tcpx.so libtcpx_double.so' "$@"
 plugin=$bin/libnccl-net-tcpx.so
+# A plugin that scatters payload over a pool, as Google's does.
+double=$bin/libtcpx_double.so
 runs=$(mktemp -d)
 trap 'rm -rf "$runs"' EXIT
 
@@ -92,23 +94,27 @@ if [ "$gpus" -gt 0 ]; then
   step 'memory, copies and unpackers (gpu_check)' 60 "$bin/gpu_check"
   step 'engine over tcp (engine_gpu_check)' 60 "$bin/engine_gpu_check" --gpus "$from,$to" --large
   step 'device memory of a GPU, a fake kernel for the card (devmem_gpu_check)' 60 "$bin/devmem_gpu_check" "$from"
-  export TCPX_NET_DEVICE=unpack
   for pool in pinned gpu; do
-    export TCPX_NET_POOL=$pool
-    step "engine over the plugin, $pool pool (engine_gpu_check)" 60 "$bin/engine_gpu_check" --plugin "$plugin"
+    step "engine over a plugin that scatters, $pool pool (engine_gpu_check)" 60 \
+      env TCPX_DOUBLE_POOL="$pool" "$bin/engine_gpu_check" --plugin "$double"
   done
-  unset TCPX_NET_DEVICE TCPX_NET_POOL
 fi
 step 'demo' 90 "$bin/tcpx" demo --size "$huge" --plugin "$plugin"
 transfer 'tcp' '--network tcp'
-for unpack in host d2d kernel; do
-  transfer "plugin, $unpack" "--network plugin --plugin $plugin --unpack $unpack"
-done
-if [ "$gpus" -gt 0 ]; then
-  export TCPX_NET_POOL=gpu
-  transfer 'plugin, kernel, pool in GPU memory' "--network plugin --plugin $plugin --unpack kernel"
-  unset TCPX_NET_POOL
+transfer 'our plugin' "--network plugin --plugin $plugin"
+pools='pinned gpu'
+if [ "$gpus" -eq 0 ]; then
+  # Host memory takes the GPU's place.
+  export TCPX_NET_STANDIN=host
+  pools=host
 fi
+for pool in $pools; do
+  [ "$pool" = host ] || export TCPX_DOUBLE_POOL=$pool
+  for unpack in host d2d kernel; do
+    transfer "a plugin that scatters, $pool pool, $unpack" "--network plugin --plugin $double --unpack $unpack"
+  done
+done
+unset TCPX_DOUBLE_POOL TCPX_NET_STANDIN
 if [ "$gpus" -gt 1 ]; then
   from=1 to=0 transfer 'tcp, back' '--network tcp'
   from=0 to=0 transfer 'tcp, one GPU' '--network tcp'

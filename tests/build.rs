@@ -8,6 +8,7 @@ fn main() {
     let double = [
         "google_double.c",
         "connect.c",
+        "gpu.c",
         "misbehave.c",
         "pool.c",
         "transfer.c",

@@ -53,28 +53,44 @@ int double_listen(int dev, void *handle, void **listen_comm)
     return OK;
 }
 
+static bool queue_open(struct comm *comm, size_t pool_bytes)
+{
+    if (comm->gpu) {
+        comm->meta = comm->gpu->meta;
+    } else {
+        comm->meta = mmap(NULL, sizeof *comm->meta, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (comm->meta == MAP_FAILED)
+            return false;
+    }
+    if (pool_open(comm, pool_bytes) != OK) {
+        if (!comm->gpu)
+            munmap(comm->meta, sizeof *comm->meta);
+        return false;
+    }
+    comm->device = (struct unpack_device_handle){
+        .meta = comm->meta, .bounce_buf = comm->pool.landing, .head = UINT64_MAX};
+    return true;
+}
+
 static struct comm *comm_open(int fd, bool receives)
 {
     struct comm *comm = calloc(1, sizeof *comm);
+    enum pool_place place = tcpx_double_pool_place;
+    size_t pool_bytes = tcpx_double_pool_bytes / PAGE * PAGE;
     int on = 1;
     if (!comm)
         return NULL;
     comm->fd = fd;
     comm->receives = receives;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (receives) {
-        comm->device = calloc(1, sizeof *comm->device);
-        struct unpack_meta *meta =
-            mmap(NULL, sizeof *meta, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (!comm->device || meta == MAP_FAILED || pool_open(&comm->pool) != OK) {
-            if (meta != MAP_FAILED)
-                munmap(meta, sizeof *meta);
-            free(comm->device);
-            free(comm);
-            return NULL;
-        }
-        *comm->device =
-            (struct unpack_device_handle){.meta = meta, .bounce_buf = comm->pool.base, .head = -1};
+    if (place != POOL_HOST)
+        comm->gpu = gpu_open(receives ? place : NO_POOL, pool_bytes);
+    if ((place != POOL_HOST && !comm->gpu) || (receives && !queue_open(comm, pool_bytes))) {
+        if (comm->gpu)
+            gpu_close(comm->gpu);
+        free(comm);
+        return NULL;
     }
     tcpx_double_stats.open_comms++;
     return comm;
@@ -180,8 +196,9 @@ int double_accept(void *listen_comm, void **recv_comm, struct device_handle **de
     }
     **device = (struct device_handle){.type = DEVICE_UNPACK,
                                       .version = UNPACK_VERSION,
-                                      .handle = comm->device,
-                                      .size = sizeof *comm->device,
+                                      .handle = comm->gpu ? (void *)(uintptr_t)comm->gpu->handle
+                                                          : &comm->device,
+                                      .size = sizeof comm->device,
                                       .needs_proxy_progress = 1};
     *recv_comm = comm;
     return OK;
@@ -194,10 +211,12 @@ int double_close(void *pointer)
         return INTERNAL_ERROR;
     close(comm->fd);
     if (comm->receives) {
-        pool_close(&comm->pool);
-        munmap(comm->device->meta, sizeof *comm->device->meta);
-        free(comm->device);
+        pool_close(comm);
+        if (!comm->gpu)
+            munmap(comm->meta, sizeof *comm->meta);
     }
+    if (comm->gpu)
+        gpu_close(comm->gpu);
     free(comm);
     tcpx_double_stats.open_comms--;
     return OK;

@@ -23,6 +23,16 @@ EXPORT extern struct double_stats tcpx_double_stats;
 
 /* Bytes of the pools of receive comms that are accepted from now on. */
 EXPORT void tcpx_double_set_pool_bytes(size_t bytes);
+/* Where they lie. */
+enum pool_place {
+    NO_POOL,
+    POOL_HOST,   /* host memory, which stands in for a GPU's */
+    POOL_PINNED, /* host memory that the GPU reads */
+    POOL_GPU     /* memory of the GPU whose context is current at connect and accept */
+};
+EXPORT void tcpx_double_set_pool_place(int place);
+/* The calls of this driver, by name, take the place of those of libcuda.so.1. */
+EXPORT void tcpx_double_set_driver(void *(*find)(const char *name));
 /* Requests are handed out as the addresses of the private structure from now on, or not. Also with
  * TCPX_DOUBLE_SHOW_REQUESTS in the environment of init. */
 EXPORT void tcpx_double_show_requests(int show);
@@ -87,8 +97,20 @@ struct memory {
     int type;
 };
 
+/* What one comm has of a GPU. */
+struct gpu {
+    struct gpu *next;
+    enum pool_place pool;
+    size_t bytes;    /* of the pool, or of what a sender copies at a time */
+    void *context, *stream, *event;
+    char *landing;   /* where sockets read and write */
+    uint64_t base;   /* where the device reads what has landed */
+    uint64_t handle; /* the device handle, in the GPU's memory */
+    struct unpack_meta *meta;
+};
+
 struct pool {
-    char *base;
+    char *landing; /* where sockets write: the pool itself, but for one in GPU memory */
     uint32_t free_count;
     uint32_t page_count;
     uint32_t *free_pages;
@@ -106,8 +128,13 @@ struct comm {
     struct request requests[SLOTS];
     struct record record;
     size_t record_done; /* bytes of the record that were moved */
+    struct gpu *gpu; /* NULL where host memory stands in */
+    /* send comms only: bytes that were copied from the GPU and not sent */
+    char *staged_at;
+    size_t staged;
     /* receive comms only */
-    struct unpack_device_handle *device;
+    struct unpack_device_handle device; /* where host memory stands in */
+    struct unpack_meta *meta;
     struct pool pool;
     uint32_t pages[SLOTS][ENTRIES]; /* pages that each queue slot holds */
     uint32_t page_counts[SLOTS];
@@ -120,6 +147,7 @@ typedef void (*logger_fn)(int, unsigned long, const char *, int, const char *, .
 
 extern logger_fn tcpx_double_logger;
 extern _Atomic size_t tcpx_double_pool_bytes;
+extern _Atomic enum pool_place tcpx_double_pool_place;
 
 #define LOG(level, ...)                                                                           \
     do {                                                                                          \
@@ -134,9 +162,16 @@ bool lie_early(struct comm *comm);
 bool lie_size(const struct request *request, int *size);
 int call_fault(int call);
 
+/* gpu.c */
+struct gpu *gpu_open(enum pool_place pool, size_t bytes);
+void gpu_close(struct gpu *gpu);
+int gpu_fill(struct gpu *gpu, const struct load_meta *fragment);
+int gpu_wait(struct gpu *gpu);
+char *gpu_staged(struct comm *comm, const struct request *request, size_t *len);
+
 /* pool.c */
-int pool_open(struct pool *pool);
-void pool_close(struct pool *pool);
+int pool_open(struct comm *comm, size_t bytes);
+void pool_close(struct comm *comm);
 void pool_give(struct pool *pool, uint32_t page);
 bool fragment_open(struct comm *comm, struct request *request);
 void fragment_finish(struct comm *comm, struct request *request);

@@ -1,8 +1,8 @@
 /* A test double of Google's GPUDirectTCPX network plugin (ncclNet v7).
  *
  * It answers each call the way the real plugin was seen to answer, over real TCP sockets on the
- * loopback interface, without a GPU: memory registered as CUDA is host memory that stands in for
- * device memory and is received through a bounce pool and the device-unpack queue. Everything
+ * loopback interface. Memory registered as CUDA is received through a bounce pool and the
+ * device-unpack queue; without a GPU it is host memory that stands in for device memory. Everything
  * runs in the caller's thread, inside `test`.
  *
  * Where the real plugin would crash, end the process or write past a buffer, the double answers
@@ -10,16 +10,20 @@
  *
  * Environment (read by init):
  *   TCPX_DOUBLE_POOL_BYTES   bounce pool of each receive comm, default 2 MiB
+ *   TCPX_DOUBLE_POOL         pinned or gpu: memory registered as CUDA is a GPU's, and the pool is host
+ *                            memory that it reads, or its own; without, host memory stands in
  *   TCPX_DOUBLE_NO_CUDA      when set, registering CUDA memory fails
  *   TCPX_DOUBLE_SHOW_REQUESTS  when set, requests can be looked into
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "double.h"
 
 struct double_stats tcpx_double_stats = {.pool_low_water = UINT64_MAX};
 logger_fn tcpx_double_logger;
 _Atomic size_t tcpx_double_pool_bytes = DEFAULT_POOL;
+_Atomic enum pool_place tcpx_double_pool_place = POOL_HOST;
 static bool initialised;
 static bool no_cuda;
 
@@ -28,13 +32,22 @@ void tcpx_double_set_pool_bytes(size_t bytes)
     tcpx_double_pool_bytes = bytes < PAGE ? PAGE : bytes;
 }
 
+void tcpx_double_set_pool_place(int place)
+{
+    tcpx_double_pool_place = (enum pool_place)place;
+}
+
 static int double_init(logger_fn log)
 {
     if (initialised)
         return INTERNAL_ERROR;
-    const char *bytes = getenv("TCPX_DOUBLE_POOL_BYTES");
+    const char *bytes = getenv("TCPX_DOUBLE_POOL_BYTES"), *pool = getenv("TCPX_DOUBLE_POOL");
     if (bytes)
         tcpx_double_set_pool_bytes(strtoull(bytes, NULL, 0));
+    if (pool && strcmp(pool, "pinned") && strcmp(pool, "gpu"))
+        return INTERNAL_ERROR;
+    if (pool)
+        tcpx_double_pool_place = *pool == 'g' ? POOL_GPU : POOL_PINNED;
     no_cuda = getenv("TCPX_DOUBLE_NO_CUDA") != NULL;
     tcpx_double_show_requests(getenv("TCPX_DOUBLE_SHOW_REQUESTS") != NULL);
     tcpx_double_logger = log;

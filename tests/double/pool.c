@@ -25,22 +25,28 @@ static void lower_to(_Atomic uint64_t *mark, uint64_t value)
 
 /* ---- the bounce pool: pages go out in shuffled order ---- */
 
-int pool_open(struct pool *pool)
+/* A page that nobody may touch ends it, as an allocation of device memory has an end: hosts learn a
+ * pool's length from nothing else. */
+static char *map_landing(size_t bytes)
 {
-    size_t bytes = tcpx_double_pool_bytes / PAGE * PAGE;
-    /* A page that nobody may touch ends it, as an allocation of device memory has an end: hosts
-     * learn a pool's length from nothing else. */
-    pool->base = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pool->base == MAP_FAILED)
-        return SYSTEM_ERROR;
-    if (mprotect(pool->base, bytes, PROT_READ | PROT_WRITE)) {
-        munmap(pool->base, bytes + PAGE);
-        return SYSTEM_ERROR;
+    char *start = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
+        return NULL;
+    if (mprotect(start, bytes, PROT_READ | PROT_WRITE)) {
+        munmap(start, bytes + PAGE);
+        return NULL;
     }
+    return start;
+}
+
+int pool_open(struct comm *comm, size_t bytes)
+{
+    struct pool *pool = &comm->pool;
     pool->page_count = (uint32_t)(bytes / PAGE);
     pool->free_pages = malloc(pool->page_count * sizeof *pool->free_pages);
-    if (!pool->free_pages) {
-        munmap(pool->base, bytes + PAGE);
+    pool->landing = comm->gpu ? comm->gpu->landing : map_landing(bytes);
+    if (!pool->free_pages || !pool->landing) {
+        free(pool->free_pages);
         return SYSTEM_ERROR;
     }
     pool->random = atomic_fetch_add(&seeds, 0x632be59bd9b4e019u) | 1;
@@ -50,10 +56,11 @@ int pool_open(struct pool *pool)
     return OK;
 }
 
-void pool_close(struct pool *pool)
+void pool_close(struct comm *comm)
 {
-    munmap(pool->base, (size_t)pool->page_count * PAGE + PAGE);
-    free(pool->free_pages);
+    if (!comm->gpu)
+        munmap(comm->pool.landing, (size_t)comm->pool.page_count * PAGE + PAGE);
+    free(comm->pool.free_pages);
 }
 
 /* A random free page; the caller has seen that there is one. */
@@ -128,10 +135,12 @@ void fragment_finish(struct comm *comm, struct request *request)
 {
     struct unpack_slot *slot = &request->unpack_slot;
     slot->mem[slot->cnt_cache++] = comm->fragment;
+    if (comm->gpu && gpu_fill(comm->gpu, &comm->fragment) != OK)
+        comm->error = SYSTEM_ERROR;
     comm->fragment.len = 0;
 }
 
-/* Entries are in no order: a host must not rely on one. The count goes last. */
+/* Entries are in no order: a host must not rely on one. The count goes last, behind the bytes. */
 void queue_publish(struct comm *comm, struct request *request)
 {
     struct unpack_slot *slot = &request->unpack_slot;
@@ -141,6 +150,8 @@ void queue_publish(struct comm *comm, struct request *request)
         slot->mem[i - 1] = slot->mem[j];
         slot->mem[j] = swap;
     }
+    if (comm->gpu && gpu_wait(comm->gpu) != OK)
+        comm->error = SYSTEM_ERROR;
     uint64_t count = lie_in_queue(comm, slot);
     __atomic_store_n(slot->cnt, count, __ATOMIC_RELEASE);
     atomic_thread_fence(memory_order_seq_cst);

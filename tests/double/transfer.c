@@ -83,12 +83,12 @@ static bool move_record(struct comm *comm, struct request *request)
     }
     /* Every receive takes the next slot of the queue, whatever memory it goes to. */
     uint64_t idx = comm->moving % SLOTS;
-    comm->device->meta->cnt[idx] = 0;
+    comm->meta->cnt[idx] = 0;
     comm->page_counts[idx] = 0;
     request->unpack_slot = (struct unpack_slot){.active = true,
                                                 .idx = idx,
-                                                .mem = comm->device->meta->mem[idx],
-                                                .cnt = &comm->device->meta->cnt[idx]};
+                                                .mem = comm->meta->mem[idx],
+                                                .cnt = &comm->meta->cnt[idx]};
     request->size_pending = (int)comm->record.size;
     return true;
 }
@@ -97,6 +97,7 @@ static bool move_record(struct comm *comm, struct request *request)
 static bool move_payload(struct comm *comm, struct request *request, size_t *budget)
 {
     bool queued = comm->receives && request->mem_type == PTR_CUDA;
+    bool staged = comm->gpu && !comm->receives && request->mem_type == PTR_CUDA;
     while (request->size_pending > 0) {
         char *data = (char *)request->data + request->offset;
         size_t len = (size_t)request->size_pending;
@@ -105,13 +106,21 @@ static bool move_payload(struct comm *comm, struct request *request, size_t *bud
         if (queued) {
             if (comm->fragment.len == 0 && !fragment_open(comm, request))
                 return false;
-            data = comm->pool.base + comm->fragment.src_off + comm->filled;
+            data = comm->pool.landing + comm->fragment.src_off + comm->filled;
             len = comm->fragment.len - comm->filled;
+        }
+        if (staged && !(data = gpu_staged(comm, request, &len))) {
+            comm->error = SYSTEM_ERROR;
+            return false;
         }
         ssize_t n = move_bytes(comm, data, len < *budget ? len : *budget);
         if (n <= 0)
             return false;
         *budget -= (size_t)n;
+        if (staged) {
+            comm->staged_at += n;
+            comm->staged -= (size_t)n;
+        }
         request->offset += (int)n;
         request->size_pending -= (int)n;
         if (queued && (comm->filled += (uint32_t)n) == comm->fragment.len)

@@ -1,6 +1,6 @@
 //! The double of Google's plugin: where it is, and what it counted.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,6 +21,7 @@ pub fn serial() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     set_pool_bytes(DEFAULT_POOL_BYTES);
+    set_pool_place(PoolPlace::Host);
     set_lie(0);
     set_fault(0, 0, 0);
     show_requests(false);
@@ -100,6 +101,40 @@ pub fn set_pool_bytes(bytes: usize) {
     let function: extern "C" fn(usize) = unsafe { std::mem::transmute(function) };
     function(bytes);
 }
+
+/// Where bounce pools lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum PoolPlace {
+    /// In host memory, which stands in for a GPU's.
+    Host = 1,
+    /// In host memory that the GPU reads.
+    Pinned,
+    /// In the GPU's memory.
+    Gpu,
+}
+
+/// Sets where the bounce pools of receive comms lie that are accepted from now on, and whether senders read a GPU's memory.
+pub fn set_pool_place(place: PoolPlace) {
+    let function = symbol(c"tcpx_double_set_pool_place");
+    // SAFETY: the symbol is a function of this signature.
+    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(function) };
+    function(place as i32);
+}
+
+/// Finds a function of a CUDA driver by its name.
+pub type FindFunction = unsafe extern "C" fn(*const c_char) -> *const c_void;
+
+/// Has the double call this driver instead of the system's.
+pub fn set_driver(find: FindFunction) {
+    let function = symbol(c"tcpx_double_set_driver");
+    // SAFETY: the symbol is a function of this signature.
+    let function: extern "C" fn(FindFunction) = unsafe { std::mem::transmute(function) };
+    function(find);
+}
+
+/// Where the bounce pools of the double of another process lie: `pinned` or `gpu`.
+pub const POOL_VARIABLE: &str = "TCPX_DOUBLE_POOL";
 
 /// Has the double of another process hand out requests that can be looked into.
 pub const SHOW_VARIABLE: &str = "TCPX_DOUBLE_SHOW_REQUESTS";

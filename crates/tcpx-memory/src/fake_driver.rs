@@ -2,6 +2,8 @@
 //!
 //! Streams do their work only when somebody asks about them, so that what is used too early shows as wrong bytes.
 
+use std::ffi::{CStr, c_char, c_void};
+
 use crate::driver::fake;
 
 /// The process's driver is the fake from now on.
@@ -18,4 +20,13 @@ pub fn make_current() {
 /// (allocations, pinning, loading of modules).
 pub fn costly_calls() -> Vec<&'static str> {
     fake::costly_calls()
+}
+
+/// A function of the fake by the driver's name for it; null for one that has none here. A test gives this to a plugin.
+///
+/// # Safety
+/// `name` ends in a zero.
+pub unsafe extern "C" fn function(name: *const c_char) -> *const c_void {
+    // SAFETY: the caller's promise.
+    fake::function(unsafe { CStr::from_ptr(name) })
 }

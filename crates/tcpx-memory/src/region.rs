@@ -81,7 +81,7 @@ impl Region {
         ))
     }
 
-    /// Memory of a CUDA device. Its bytes are whatever was there.
+    /// Page-aligned memory of a CUDA device. Its bytes are whatever was there.
     ///
     /// To free it, on a thread of its own, holds up copies of the process for as long as the kernels take that run:
     /// where kernels of the program matter, keep it until they are done.

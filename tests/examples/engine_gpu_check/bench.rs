@@ -83,7 +83,7 @@ impl Bench {
     }
 
     pub(crate) fn describe(&self) -> String {
-        let pool = std::env::var("TCPX_NET_POOL").unwrap_or_default();
+        let pool = std::env::var(tcpx_tests::double::POOL_VARIABLE).unwrap_or_default();
         format!(
             "{} {pool} GPU {} -> GPU {}",
             self.network.features(0).name,

@@ -61,6 +61,24 @@ pub(crate) fn make_current() {
     CURRENT.with_borrow_mut(|stack| stack.push(CONTEXT));
 }
 
+/// A function of the fake by the driver's name, as code that is not of this crate looks it up.
+#[cfg(feature = "fake-driver")]
+pub(crate) fn function(name: &CStr) -> *const c_void {
+    match name.to_bytes() {
+        b"cuCtxGetCurrent" => API.cuCtxGetCurrent as *const c_void,
+        b"cuCtxPushCurrent_v2" => API.cuCtxPushCurrent as *const c_void,
+        b"cuCtxPopCurrent_v2" => API.cuCtxPopCurrent as *const c_void,
+        b"cuMemAlloc_v2" => API.cuMemAlloc as *const c_void,
+        b"cuMemHostAlloc" => API.cuMemHostAlloc as *const c_void,
+        b"cuMemcpyAsync" => API.cuMemcpyAsync as *const c_void,
+        b"cuStreamCreate" => API.cuStreamCreate as *const c_void,
+        b"cuEventCreate" => API.cuEventCreate as *const c_void,
+        b"cuEventRecord" => API.cuEventRecord as *const c_void,
+        b"cuEventQuery" => API.cuEventQuery as *const c_void,
+        _ => ptr::null(),
+    }
+}
+
 const OK: i32 = 0;
 const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;

@@ -49,9 +49,14 @@ pub(super) struct CudaMemory {
     owner: Owner,
 }
 
+/// Bytes of a page, and those from which on the driver's own memory starts at one.
+const PAGE: usize = 4096;
+const LONG: usize = 2 << 20;
+
 /// To whom device memory goes when the last reference is gone.
 enum Owner {
-    Driver,
+    /// By the address that it gave.
+    Driver(u64),
     /// The next user of its length.
     Recycled(usize),
     Foreign {
@@ -112,8 +117,11 @@ impl Backing {
 
     pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
         gpu.prepare_sync()?;
-        let base = reaper::retry(|| device_alloc(gpu, len))?;
-        Ok(Self::cuda_by(gpu, base, Owner::Driver))
+        // The driver's short memory starts anywhere, and Google's plugin registers none that does not start at a page.
+        let spare = if len < LONG { PAGE } else { 0 };
+        let given = reaper::retry(|| device_alloc(gpu, len + spare))?;
+        let base = given.next_multiple_of(PAGE as u64);
+        Ok(Self::cuda_by(gpu, base, Owner::Driver(given)))
     }
 
     pub(super) fn recycled_cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
@@ -207,7 +215,7 @@ impl CudaMemory {
     fn let_go(self) {
         match self.owner {
             // SAFETY: allocated by `device_alloc`; the last reference is gone.
-            Owner::Driver => unsafe { device_free(&self.gpu, self.base) },
+            Owner::Driver(given) => unsafe { device_free(&self.gpu, given) },
             Owner::Recycled(len) => self.gpu.recycle(len, Block::Device(self.base)),
             Owner::Foreign { .. } => {}
         }

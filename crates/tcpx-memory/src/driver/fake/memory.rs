@@ -43,7 +43,8 @@ pub(super) fn release(world: &mut World, address: usize) -> i32 {
         return INVALID_VALUE;
     };
     // What is allocated there later is other memory.
-    world.untraceable.remove(&address);
+    let own = address..address + layout.size();
+    world.untraceable.retain(|at, _| !own.contains(at));
     // SAFETY: allocated with that layout.
     unsafe { pointer(address).write_bytes(FREED, layout.size()) };
     // Kept for a while, so that late users read the poison.
