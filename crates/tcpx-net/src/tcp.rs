@@ -26,8 +26,6 @@ mod receive_table;
 mod repair;
 mod roster;
 mod shared;
-#[cfg(test)]
-mod simulation;
 mod staging;
 mod tcp_channel;
 mod transmit_lane;

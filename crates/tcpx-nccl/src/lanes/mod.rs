@@ -27,8 +27,6 @@ pub(crate) mod outlet;
 pub(crate) mod receive_lane;
 mod retention;
 pub(crate) mod runtime;
-#[cfg(test)]
-mod simulation;
 pub(crate) mod to_gpu;
 mod transmit_lane;
 mod users;

@@ -289,7 +289,8 @@ mod tests {
         // The next message with the number's place begins before the peer has read this one.
         outlet.begin(32, 7);
         chunk.acknowledged();
-        assert!(!outlet.is_sent(32) && !outlet.is_busy());
+        assert_eq!(outlet.left(32), 7);
+        assert!(!outlet.is_borrowing() && !outlet.is_busy());
         assert!(outlet.wait_read(|| true));
     }
 
