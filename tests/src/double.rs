@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use nccl_net::tables::NetV7;
 use nccl_net::{LoadOptions, Plugin};
 
 /// Path of the shared object.
@@ -278,11 +277,4 @@ fn set_fault(call: i32, code: i32, after: u32) {
     // SAFETY: the symbol is a function of this signature.
     let function: extern "C" fn(i32, i32, u32) = unsafe { std::mem::transmute(function) };
     function(call, code, after);
-}
-
-/// The bare table, for calls that the safe API makes impossible.
-pub fn raw_table() -> NetV7 {
-    let table: *const NetV7 = symbol(c"ncclNetPlugin_v7").cast();
-    // SAFETY: the symbol is a v7 table, for ever; the double exports it as a volatile object.
-    unsafe { table.read_volatile() }
 }
