@@ -22,8 +22,6 @@ pub enum Carrier {
     Tcp,
     /// Our plugin file, serving host memory.
     PluginHost(PathBuf),
-    /// Our plugin file, its device queue, and host memory that stands in for device memory.
-    PluginUnpack(PathBuf),
     /// The double of Google's plugin, with bounce pools of so many bytes.
     Double(usize),
 }
@@ -34,11 +32,6 @@ impl Carrier {
         Self::PluginHost(plugin_file::path().to_owned())
     }
 
-    /// Our plugin file, built if need be, with its device queue.
-    pub fn plugin_unpack() -> Self {
-        Self::PluginUnpack(plugin_file::path().to_owned())
-    }
-
     /// The double with its usual pool.
     pub fn double() -> Self {
         Self::Double(double::DEFAULT_POOL_BYTES)
@@ -46,7 +39,7 @@ impl Carrier {
 
     /// Payload arrives as fragments in a device queue.
     pub fn scatters(&self) -> bool {
-        matches!(self, Self::PluginUnpack(_) | Self::Double(_))
+        matches!(self, Self::Double(_))
     }
 
     /// Variables that a process needs before it loads the network.
@@ -54,11 +47,6 @@ impl Carrier {
         match self {
             Self::Tcp | Self::Double(_) => &[],
             Self::PluginHost(_) => &[LOOPBACK],
-            Self::PluginUnpack(_) => &[
-                LOOPBACK,
-                ("TCPX_NET_DEVICE", "unpack"),
-                ("TCPX_NET_STANDIN", "host"),
-            ],
         }
     }
 
@@ -70,7 +58,6 @@ impl Carrier {
         let (path, memory) = match self {
             Self::Tcp => return Ok(Arc::new(TcpNetwork::default())),
             Self::PluginHost(path) => (path.clone(), PluginMemory::Host),
-            Self::PluginUnpack(path) => (path.clone(), PluginMemory::StandIn),
             Self::Double(pool_bytes) => {
                 double::set_pool_bytes(*pool_bytes);
                 (double::path().to_owned(), PluginMemory::StandIn)

@@ -179,11 +179,6 @@ fn over_tcp() {
 }
 
 #[test]
-fn over_our_plugin_with_its_device_queue() {
-    accidents(&Carrier::plugin_unpack());
-}
-
-#[test]
 fn over_the_double() {
     accidents(&Carrier::double());
 }

@@ -34,7 +34,7 @@ fn command(carrier: &Carrier) -> Command {
 
 fn over(program: &Path, carrier: &Carrier) -> Command {
     let path = match carrier {
-        Carrier::PluginHost(path) | Carrier::PluginUnpack(path) => path.clone(),
+        Carrier::PluginHost(path) => path.clone(),
         _ => double::path().to_owned(),
     };
     let mut command = Command::new(program);
@@ -141,8 +141,6 @@ fn the_example_moves_every_size_through_a_plugin_that_takes_every_liberty() {
 fn the_example_moves_every_size_through_our_plugin() {
     for bytes in SIZES {
         assert!(!moves(&Carrier::plugin_host(), bytes, false));
-        assert!(!moves(&Carrier::plugin_unpack(), bytes, false));
-        assert_eq!(moves(&Carrier::plugin_unpack(), bytes, true), bytes > 0);
     }
 }
 
@@ -203,7 +201,6 @@ fn a_historic_program_works_unchanged_over_every_plugin() {
         Carrier::double(),
         Carrier::PluginHost(habits::path().to_owned()),
         Carrier::plugin_host(),
-        Carrier::plugin_unpack(),
     ] {
         let (code, said) = Running::start(&mut over(&program, &carrier)).end();
         assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"), "{carrier:?}");
@@ -221,11 +218,7 @@ fn a_historic_program_connects_and_receives_before_its_peer_does() {
     let late = Carrier::PluginHost(habits::path().to_owned());
     ends(&late, "connects-when-accepted,receive-after-send", None);
     ends(&late, "connects-when-accepted", Some("alone"));
-    for carrier in [
-        Carrier::double(),
-        Carrier::plugin_host(),
-        Carrier::plugin_unpack(),
-    ] {
+    for carrier in [Carrier::double(), Carrier::plugin_host()] {
         ends(&carrier, "", None);
     }
 }

@@ -58,8 +58,4 @@ over!(
     five_gib_and_three_bytes_over_our_plugin,
     Carrier::plugin_host()
 );
-over!(
-    five_gib_and_three_bytes_over_our_device_queue,
-    Carrier::plugin_unpack()
-);
 over!(five_gib_and_three_bytes_over_the_double, Carrier::double());

@@ -9,7 +9,6 @@ use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
 use tcpx_tests::nccl_part::Opaque;
 
-const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
 const CUDA_POINTERS: (&str, &str) = ("TCPX_NET_DEVICE", "cuda");
 const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
 
@@ -259,68 +258,23 @@ fn cuda_pointers(version: u32) {
     assert_eq!(table.finalize(context), 0);
 }
 
-/// In unpack mode each table offers only what a host can use through it.
-fn unpack(version: u32) {
-    let (table, context) = started(version);
-    let (rc, facts) = table.properties(0);
-    assert_eq!(rc, 0);
-    if version < 7 {
-        assert_eq!(facts.pointers, HOST);
-    } else {
-        assert_eq!((facts.pointers, facts.device), (HOST | CUDA, (1, 7)));
-    }
-    if version >= 9 {
-        assert_eq!(facts.largest, (4 << 20, 4 << 20));
-    }
-    // Without a device queue receives need no consumption, and many more pass than there are slots.
-    let link = Link::new(table.as_ref(), context);
-    for len in 0..50 {
-        link.transfer(len, len);
-    }
-    let mut bytes = [0; 64];
-    let (rc, memory) = link.table.reg_mr(link.receive, &mut bytes, CUDA);
-    assert!(rc == 4 && memory.is_null());
-    let (rc, memory) = link.table.reg_mr(link.receive, &mut bytes, HOST);
-    assert_eq!(rc, 0);
-    let (rc, request) = link.table.irecv(
-        link.receive,
-        bytes.as_mut_ptr(),
-        64,
-        memory,
-        ptr::null_mut(),
-    );
-    assert_eq!(rc, 0);
-    let (rc, memory) = link.table.reg_mr(link.send, &mut bytes, HOST);
-    assert_eq!(rc, 0);
-    let (rc, _) = link.table.isend(link.send, bytes.as_mut_ptr(), 64, memory);
-    assert_eq!(rc, 0);
-    assert_eq!(link.finish(request), 64);
-    link.close();
-    assert_eq!(table.finalize(context), 0);
-}
-
 macro_rules! versions {
-    ($($version:literal $host:ident $unpack:ident;)*) => {$(
+    ($($version:literal $host:ident;)*) => {$(
         #[test]
         fn $host() {
             child::run(stringify!($host), &[LOOPBACK, LANES], || play($version));
-        }
-
-        #[test]
-        fn $unpack() {
-            child::run(stringify!($unpack), &[LOOPBACK, UNPACK, STANDIN], || unpack($version));
         }
     )*};
 }
 
 versions! {
-    6 the_v6_table_serves_nccl the_v6_table_in_unpack_mode;
-    7 the_v7_table_serves_nccl the_v7_table_in_unpack_mode;
-    8 the_v8_table_serves_nccl the_v8_table_in_unpack_mode;
-    9 the_v9_table_serves_nccl the_v9_table_in_unpack_mode;
-    10 the_v10_table_serves_nccl the_v10_table_in_unpack_mode;
-    11 the_v11_table_serves_nccl the_v11_table_in_unpack_mode;
-    12 the_v12_table_serves_nccl the_v12_table_in_unpack_mode;
+    6 the_v6_table_serves_nccl;
+    7 the_v7_table_serves_nccl;
+    8 the_v8_table_serves_nccl;
+    9 the_v9_table_serves_nccl;
+    10 the_v10_table_serves_nccl;
+    11 the_v11_table_serves_nccl;
+    12 the_v12_table_serves_nccl;
 }
 
 #[test]

@@ -4,22 +4,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use nccl_net::device::{NetUnpackMeta, UnpackNetDeviceHandle};
 use nccl_net::{
-    AbiVersion, DeviceOffload, Done, Handle128, HostError, LoadMeta, LoadOptions, MemoryHandle,
-    MemoryType, Plugin, PostOutcome, QueueSlot, RecvComm, SendComm, UnpackQueue,
+    AbiVersion, DeviceOffload, Done, Handle128, HostError, LoadOptions, MemoryHandle, MemoryType,
+    Plugin, PostOutcome, RecvComm, SendComm,
 };
 use tcpx_tests::child::{self, LOOPBACK};
 use tcpx_tests::plugin_file;
 
 /// Everything here runs on loopback within this time, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
-const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
-const POOL_BYTES: usize = 16 << 20;
 
 const SIZES: [usize; 10] = [
     0,
@@ -156,108 +151,6 @@ fn host_memory_arrives_in_place_in_every_size() {
     );
 }
 
-/// The device queue of a receive comm, with host memory standing in for device memory.
-struct Device {
-    queue: UnpackQueue,
-    pool: *const u8,
-}
-
-impl Device {
-    fn of(comm: &RecvComm) -> Self {
-        let handle = comm.device_handle().unwrap();
-        assert_eq!(handle.size, 24);
-        assert!(handle.needs_proxy_progress);
-        let address: *const UnpackNetDeviceHandle =
-            std::ptr::with_exposed_provenance(handle.address.get());
-        // SAFETY: without a GPU the handle lies in host memory that the comm owns.
-        let handle = unsafe { address.read_unaligned() };
-        assert_eq!(handle.head, u64::MAX);
-        let meta: NonNull<NetUnpackMeta> = NonNull::new(handle.meta).unwrap();
-        Self {
-            // SAFETY: as above; the comm outlives the value in every test.
-            queue: unsafe { UnpackQueue::new(meta) },
-            pool: handle.bounce_buf.cast(),
-        }
-    }
-
-    /// The fragments of a receive and the bytes that they make.
-    fn gather(&self, slot: QueueSlot, size: usize) -> (Vec<LoadMeta>, Vec<u8>) {
-        let entries = self.queue.read(slot).unwrap();
-        let mut bytes = vec![0; size];
-        let mut total = 0;
-        for entry in &entries {
-            let (from, len) = (entry.src_off as usize, entry.len as usize);
-            let to = usize::try_from(entry.dst_off).unwrap();
-            assert!(from + len <= POOL_BYTES && to + len <= size, "{entry:?}");
-            // SAFETY: inside the pool, whose pages the receive holds until it is consumed.
-            let fragment = unsafe { std::slice::from_raw_parts(self.pool.add(from), len) };
-            bytes[to..to + len].copy_from_slice(fragment);
-            total += len;
-        }
-        // The right total with random content in every place: nothing is covered twice.
-        assert_eq!(total, size);
-        (entries, bytes)
-    }
-}
-
-fn device_memory_is_scattered_and_gathered() {
-    let plugin = load();
-    let properties = plugin.properties(0).unwrap();
-    assert_eq!(properties.offload, DeviceOffload::UNPACK_V7);
-    assert!(properties.pointer_support.host() && properties.pointer_support.cuda());
-    let (mut send, mut receive) = connect(&plugin);
-    let device = Device::of(&receive);
-    // Two rounds pass every slot of the queue once.
-    for size in SIZES.into_iter().chain(SIZES) {
-        let mut data = random(size);
-        let mut target = vec![0xee; size];
-        let from = register_send(&send, &mut data, MemoryType::Cuda);
-        let to = register_receive(&receive, &mut target, MemoryType::Cuda);
-        let done = transfer((&mut send, &from), (&mut receive, &to), size, size);
-        assert_eq!(done.bytes, Some(size));
-        let (entries, bytes) = device.gather(done.slot.unwrap(), size);
-        assert!(bytes == data, "{size} bytes");
-        assert!(entries.len() <= 2048, "{} fragments", entries.len());
-        if size >= (512 << 10) - 1 {
-            assert!(entries.len() > 100, "{} fragments", entries.len());
-            let backwards = entries.windows(2).filter(|p| p[0].dst_off > p[1].dst_off);
-            assert!(backwards.count() > 20, "the queue is sorted");
-        }
-        // The bytes went through the pool and the queue, not to the posted buffer.
-        assert!(target.iter().all(|byte| *byte == 0xee));
-        receive.consume_next(done.ticket).unwrap();
-    }
-    // Host memory on the same comm needs no gathering.
-    let mut data = random(100_000);
-    let mut target = vec![0; 100_000];
-    let from = register_send(&send, &mut data, MemoryType::Host);
-    let to = register_receive(&receive, &mut target, MemoryType::Host);
-    let done = transfer((&mut send, &from), (&mut receive, &to), 100_000, 100_000);
-    assert_eq!(device.queue.read(done.slot.unwrap()).unwrap(), []);
-    assert!(target == data);
-    receive.consume_next(done.ticket).unwrap();
-    send.close().unwrap();
-    receive.close().unwrap();
-}
-
-#[test]
-fn device_memory_is_gathered_from_a_pinned_pool() {
-    child::run(
-        "device_memory_is_gathered_from_a_pinned_pool",
-        &[LOOPBACK, UNPACK, STANDIN],
-        device_memory_is_scattered_and_gathered,
-    );
-}
-
-#[test]
-fn device_memory_is_gathered_from_a_gpu_pool() {
-    child::run(
-        "device_memory_is_gathered_from_a_gpu_pool",
-        &[LOOPBACK, UNPACK, STANDIN, ("TCPX_NET_POOL", "gpu")],
-        device_memory_is_scattered_and_gathered,
-    );
-}
-
 #[test]
 fn a_message_above_its_receive_fails_on_both_sides() {
     child::run(
@@ -308,20 +201,6 @@ fn a_variable_that_cannot_be_used_stops_init() {
             assert_eq!(code(&plugin.init().unwrap_err()), 4);
         },
     );
-}
-
-#[test]
-fn device_memory_without_a_device_is_an_invalid_argument() {
-    let name = "device_memory_without_a_device_is_an_invalid_argument";
-    child::run(name, &[LOOPBACK, UNPACK], || {
-        // Without a context in this thread there is no device either, driver or not.
-        let plugin = load();
-        let (_send, receive) = connect(&plugin);
-        let mut bytes = [0u8; 64];
-        // SAFETY: the bytes outlive the call, which keeps nothing when it fails.
-        let refused = unsafe { receive.register(bytes.as_mut_ptr(), 64, MemoryType::Cuda) };
-        assert_eq!(code(&refused.unwrap_err()), 4);
-    });
 }
 
 #[test]

@@ -138,5 +138,4 @@ macro_rules! over {
 
 over!(tcp, Carrier::Tcp);
 over!(plugin_host, Carrier::plugin_host());
-over!(plugin_unpack, Carrier::plugin_unpack());
 over!(double_of_google, Carrier::double());

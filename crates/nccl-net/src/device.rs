@@ -60,7 +60,7 @@ const _: () = assert!(offset_of!(LoadMeta, dst_off) == 8);
 /// The unpack queue: 16 slots of up to 2048 fragments, then the fragment count of each slot.
 ///
 /// Host and device (and two threads of the host) look at it at once, so it is only reached
-/// through [`crate::UnpackQueue`] and [`crate::UnpackQueueWriter`], never by reference.
+/// through [`crate::UnpackQueue`], never by reference.
 #[repr(C)]
 #[derive(Debug)]
 pub struct NetUnpackMeta {

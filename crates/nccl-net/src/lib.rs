@@ -7,8 +7,7 @@
 //!   API. The rules of the contract (one accept, same handle buffer, 16 requests, head-only test,
 //!   consumption in order, pointers that outlive the call) are kept by its types; [`bounded()`] is for
 //!   calls that may not return.
-//! - *The device queue*: [`UnpackQueue`] reads what a plugin received, [`UnpackQueueWriter`] is
-//!   its other end.
+//! - *The device queue*: [`UnpackQueue`] reads what a plugin received.
 //! - *Exporting*: [`export`] turns a safe trait into the C table that a host loads, and [`tuner`]
 //!   another one that says how many channels suit the network.
 
@@ -52,7 +51,7 @@ pub use memory::{MemoryHandle, MemoryOwner, MemoryType};
 pub use plugin::Plugin;
 pub use private_request::{PrivateError, PrivateRequest};
 pub use properties::{DeviceOffload, PointerSupport, Properties};
-pub use queue::{QueueError, QueueSlot, UnpackQueue, UnpackQueueWriter};
+pub use queue::{QueueError, QueueSlot, UnpackQueue};
 pub use request::{Done, PostOutcome, Ticket};
 pub use result::{RawResult, ResultCode};
 pub use setup::{Accepting, Connecting, DeviceHandle, Handle128, ListenComm};

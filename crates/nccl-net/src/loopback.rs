@@ -2,35 +2,29 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CStr;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use crate::adapt::Start;
-use crate::device::{NetUnpackMeta, UnpackNetDeviceHandle};
 use crate::export::{
-    Accepted, Buffer, DeviceQueue, Exported, HostLogger, MemoryRegion, NetComm, NetConnect,
-    NetError, NetListen, NetPlugin, NetRecv, NetSend, PeerHandle, PluginCell, RequestId, table_v5,
-    table_v6, table_v7, table_v8, table_v9, table_v10, table_v11, table_v12,
+    Buffer, Exported, HostLogger, MemoryRegion, NetComm, NetConnect, NetError, NetListen,
+    NetPlugin, NetRecv, NetSend, PeerHandle, PluginCell, RequestId, table_v5, table_v6, table_v7,
+    table_v8, table_v9, table_v10, table_v11, table_v12,
 };
 use crate::library::Found;
 use crate::{
-    AbiVersion, DeviceOffload, LoadMeta, LoadOptions, Plugin, PointerSupport, Properties,
-    QueueSlot, ResultCode, UnpackQueueWriter,
+    AbiVersion, DeviceOffload, LoadOptions, Plugin, PointerSupport, Properties, ResultCode,
 };
 
 /// Messages of one connection.
 type Pipe = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 static LISTENERS: Mutex<BTreeMap<u64, Option<Pipe>>> = Mutex::new(BTreeMap::new());
-static FLAT: PluginCell<Loopback<false>> = PluginCell::new();
-static QUEUED: PluginCell<Loopback<true>> = PluginCell::new();
+static CELL: PluginCell<Loopback> = PluginCell::new();
 const REQUESTS: u32 = 4;
-/// Bytes of the bounce pool for each queue slot.
-const SLOT_BYTES: usize = 4096;
 pub(crate) const TAG_THAT_PANICS: i32 = 666;
 
-/// With or without a device queue.
-pub(crate) struct Loopback<const QUEUE: bool>;
+pub(crate) struct Loopback;
 pub(crate) struct Listener(u64);
 pub(crate) struct Connect {
     id: u64,
@@ -44,77 +38,15 @@ pub(crate) struct Receiver {
     pipe: Pipe,
     /// Next id, and the receives in flight: where each goes.
     posted: Mutex<(u32, VecDeque<Buffer>)>,
-    queue: Option<Mutex<Queue>>,
 }
-/// A device queue in host memory.
-struct Queue {
-    handle: Box<UnpackNetDeviceHandle>,
-    writer: UnpackQueueWriter,
-    received: u64,
-    consumed: Vec<RequestId>,
-}
-
-// SAFETY: the pointers in the handle lead to leaked memory.
-unsafe impl Send for Queue {}
-
-impl Queue {
-    fn new() -> Self {
-        let meta: *mut NetUnpackMeta = {
-            // SAFETY: all-zero integers are a value.
-            Box::leak(unsafe { Box::<NetUnpackMeta>::new_zeroed().assume_init() })
-        };
-        let pool = Box::leak(vec![0_u8; 16 * SLOT_BYTES].into_boxed_slice());
-        let handle = Box::new(UnpackNetDeviceHandle {
-            meta,
-            bounce_buf: pool.as_mut_ptr().cast(),
-            head: u64::MAX,
-        });
-        // SAFETY: leaked above, and written here only.
-        let writer = unsafe { UnpackQueueWriter::new(NonNull::new(meta).unwrap()) };
-        Self {
-            handle,
-            writer,
-            received: 0,
-            consumed: Vec::new(),
-        }
-    }
-
-    /// Puts a message into the pool, last half first.
-    fn receive(&mut self, message: &[u8]) {
-        let slot = QueueSlot::of_receive(self.received);
-        self.received += 1;
-        let start = slot.index() * SLOT_BYTES;
-        assert!(message.len() <= SLOT_BYTES);
-        let pool: *mut u8 = self.handle.bounce_buf.cast();
-        // SAFETY: the pool was leaked; the piece lies within it, and nothing reads it now.
-        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), pool.add(start), message.len()) };
-        let half = message.len() / 2;
-        let piece = |from: usize, to: usize| LoadMeta {
-            src_off: (start + from) as u32,
-            len: (to - from) as u32,
-            dst_off: from as u64,
-        };
-        self.writer
-            .publish(slot, &[piece(half, message.len()), piece(0, half)])
-            .unwrap();
-    }
-}
-
-impl Exported for Loopback<false> {
+impl Exported for Loopback {
     fn cell() -> &'static PluginCell<Self> {
-        &FLAT
+        &CELL
     }
 }
 
-impl Exported for Loopback<true> {
-    fn cell() -> &'static PluginCell<Self> {
-        &QUEUED
-    }
-}
-
-impl<const QUEUE: bool> NetPlugin for Loopback<QUEUE> {
+impl NetPlugin for Loopback {
     const NAME: &'static CStr = c"loopback";
-    const DEVICE_QUEUE: bool = QUEUE;
     type Memory = MemoryRegion;
     type Listen = Listener;
     type Connect = Connect;
@@ -139,11 +71,7 @@ impl<const QUEUE: bool> NetPlugin for Loopback<QUEUE> {
             max_recvs: 1,
             rail_id: Some(3),
             max_p2p_bytes: Some(1 << 40),
-            offload: if QUEUE {
-                DeviceOffload::UNPACK_V7
-            } else {
-                DeviceOffload::None
-            },
+            offload: DeviceOffload::None,
             ..Properties::default()
         })
     }
@@ -164,22 +92,11 @@ impl<const QUEUE: bool> NetPlugin for Loopback<QUEUE> {
 
 impl NetListen for Listener {
     type Recv = Receiver;
-    fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Receiver>>, NetError> {
+    fn accept(&self) -> Result<Option<Receiver>, NetError> {
         let pipe = LISTENERS.lock().unwrap().get(&self.0).cloned().flatten();
-        let Some(pipe) = pipe else { return Ok(None) };
-        let queue = device_queue.then(Queue::new);
-        let device_queue = queue.as_ref().map(|queue| DeviceQueue {
-            handle: ptr::from_ref(&*queue.handle).cast_mut().cast(),
-            len: size_of::<UnpackNetDeviceHandle>(),
-            needs_proxy_progress: true,
-        });
-        Ok(Some(Accepted {
-            comm: Receiver {
-                pipe,
-                posted: Mutex::default(),
-                queue: queue.map(Mutex::new),
-            },
-            device_queue,
+        Ok(pipe.map(|pipe| Receiver {
+            pipe,
+            posted: Mutex::default(),
         }))
     }
 }
@@ -261,10 +178,6 @@ impl NetComm for Receiver {
         if message.len() > buffer.len {
             return Err(NetError::invalid_usage("the message is larger"));
         }
-        if let Some(queue) = &self.queue {
-            queue.lock().unwrap().receive(&message);
-            return Ok(Some(message.len()));
-        }
         // SAFETY: the host vouches for the buffer; the length was checked.
         unsafe { ptr::copy_nonoverlapping(message.as_ptr(), buffer.data, message.len()) };
         Ok(Some(message.len()))
@@ -287,16 +200,11 @@ impl NetRecv for Receiver {
         posted.1.push_back(buffer);
         Ok(Some(RequestId(id)))
     }
-    fn consumed(&self, request: RequestId) -> Result<(), NetError> {
-        let queue = self.queue.as_ref().expect("only with a queue");
-        queue.lock().unwrap().consumed.push(request);
-        Ok(())
-    }
 }
 
 /// The plugin behind the table of one version, as if it had been loaded from a file.
 pub(crate) fn plugin(version: AbiVersion) -> Plugin {
-    load::<Loopback<false>>(version, LoadOptions::new("in memory"))
+    load::<Loopback>(version, LoadOptions::new("in memory"))
 }
 
 pub(crate) fn load<P: Exported>(version: AbiVersion, options: LoadOptions) -> Plugin {

@@ -1,15 +1,14 @@
 //! Export and host side against each other, in every version.
 
 use std::ffi::c_void;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Mutex;
 
-use crate::device::UnpackNetDeviceHandle;
 use crate::export::table_v7;
 use crate::loopback::{Loopback, TAG_THAT_PANICS, load, plugin};
 use crate::{
     AbiVersion, CallError, CallReport, DeviceOffload, Handle128, HostError, LoadOptions,
-    MemoryType, Plugin, PostOutcome, QueueSlot, RecvComm, ResultCode, SendComm, UnpackQueue,
+    MemoryType, Plugin, PostOutcome, RecvComm, ResultCode, SendComm,
 };
 
 fn pair(plugin: &Plugin) -> (SendComm, RecvComm) {
@@ -100,67 +99,11 @@ fn every_version_carries_properties_connections_and_data() {
 }
 
 #[test]
-fn a_device_queue_is_handed_over_read_and_consumed_in_order() {
-    for version in [AbiVersion::V7, AbiVersion::V8, AbiVersion::V12] {
-        let plugin = load::<Loopback<true>>(version, LoadOptions::new("in memory"));
-        plugin.init().unwrap();
-        let (mut sender, mut receiver) = pair(&plugin);
-        let device = receiver.device_handle().unwrap();
-        assert_eq!((device.size, device.needs_proxy_progress), (24, true));
-        let device: *const UnpackNetDeviceHandle =
-            ptr::with_exposed_provenance(device.address.get());
-        // SAFETY: the plugin's receive comm owns it.
-        let device = unsafe { device.read() };
-        // SAFETY: the queue was leaked by the plugin.
-        let queue = unsafe { UnpackQueue::new(NonNull::new(device.meta).unwrap()) };
-        let mut source: Vec<u8> = (0..200).collect();
-        // SAFETY: the vector outlives the comms; receives do not touch it.
-        let (from, to) = unsafe {
-            let data = source.as_mut_ptr();
-            (
-                sender.register(data, 200, MemoryType::Host).unwrap(),
-                receiver.register(data, 200, MemoryType::Host).unwrap(),
-            )
-        };
-        let mut waiting = Vec::new();
-        for n in 0..40_usize {
-            let _ = sender.isend(&from, n, 100, 0).unwrap();
-            let _ = receiver.irecv(&to, 0, 200, 0).unwrap();
-            sender.test_head().unwrap().unwrap();
-            let done = receiver.test_head().unwrap().unwrap();
-            assert_eq!(done.slot, Some(QueueSlot::of_receive(n as u64)));
-            let list = queue.read(done.slot.unwrap()).unwrap();
-            let mut bytes = [0; 100];
-            for piece in list {
-                let (at, len) = (piece.dst_off as usize, piece.len as usize);
-                // SAFETY: the pool holds the fragment until it is consumed.
-                let fragment = unsafe {
-                    let start: *const u8 = device.bounce_buf.cast();
-                    std::slice::from_raw_parts(start.add(piece.src_off as usize), len)
-                };
-                bytes[at..at + len].copy_from_slice(fragment);
-            }
-            assert_eq!(bytes, source[n..n + 100]);
-            waiting.push(done.ticket);
-            if let [first, second, _] = waiting[..] {
-                assert!(matches!(
-                    receiver.consume_next(second).unwrap_err(),
-                    HostError::ConsumeOrder { next: Some(next), .. } if next == first.0
-                ));
-                receiver.consume_next(first).unwrap();
-                waiting.remove(0);
-            }
-        }
-        assert_eq!(receiver.unconsumed(), 2);
-    }
-}
-
-#[test]
 fn an_observer_hears_of_every_call_but_not_of_empty_tests() {
     static HEARD: Mutex<Vec<CallReport>> = Mutex::new(Vec::new());
     let options = LoadOptions::new("in memory")
         .with_observer(|report: &CallReport| HEARD.lock().unwrap().push(*report));
-    let plugin = load::<Loopback<false>>(AbiVersion::V6, options);
+    let plugin = load::<Loopback>(AbiVersion::V6, options);
     plugin.init().unwrap();
     let (sender, mut receiver) = pair(&plugin);
     let mut bytes = [0_u8; 8];
@@ -283,7 +226,7 @@ fn a_plugin_panic_is_an_internal_error() {
 
 #[test]
 fn null_and_foreign_pointers_are_not_followed() {
-    let table = table_v7::<Loopback<false>>();
+    let table = table_v7::<Loopback>();
     let invalid = ResultCode::InvalidArgument.to_raw();
     let mut foreign = [0_u64; 64];
     let foreign: *mut c_void = foreign.as_mut_ptr().cast();
@@ -337,8 +280,8 @@ fn the_last_share_of_a_plugin_finalizes_it() {
             let ended = report.call == "finalize" && report.rc == ResultCode::Success;
             *CALLS.lock().unwrap() += usize::from(ended);
         });
-        drop(load::<Loopback<false>>(version, options.clone()));
-        let plugin = load::<Loopback<false>>(version, options);
+        drop(load::<Loopback>(version, options.clone()));
+        let plugin = load::<Loopback>(version, options);
         plugin.init().unwrap();
         let comms = pair(&plugin);
         drop(plugin);

@@ -1,7 +1,7 @@
-//! The device-unpack queue in host-visible memory, read and written with the ordering it needs.
+//! The device-unpack queue in host-visible memory, read with the ordering it needs.
 
 use std::ptr::{NonNull, addr_of_mut};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use crate::device::{LoadMeta, NetUnpackMeta};
@@ -36,15 +36,6 @@ pub enum QueueError {
         slot: usize,
         /// What it says.
         count: u64,
-    },
-    /// More fragments to publish than fit.
-    #[error(
-        "{count} fragments do not fit a queue slot (2048): merge adjacent ones or receive less at \
-         a time"
-    )]
-    TooManyEntries {
-        /// How many were given.
-        count: usize,
     },
 }
 
@@ -142,50 +133,6 @@ impl UnpackQueue {
     }
 }
 
-/// Fills a queue that a device, or [`UnpackQueue`], reads.
-#[derive(Debug)]
-pub struct UnpackQueueWriter {
-    meta: NonNull<NetUnpackMeta>,
-}
-
-// SAFETY: the writer is the only one by the promise of `new`, and writes take `&mut self`.
-unsafe impl Send for UnpackQueueWriter {}
-
-impl UnpackQueueWriter {
-    /// # Safety
-    /// `meta` is 16-byte aligned, writable by the CPU, stays so for the life of the value, and has
-    /// no other writer.
-    pub const unsafe fn new(meta: NonNull<NetUnpackMeta>) -> Self {
-        Self { meta }
-    }
-
-    /// Empties a slot, before a receive that may leave it empty.
-    pub fn clear(&mut self, slot: QueueSlot) {
-        // SAFETY: `new` vouches for the memory.
-        unsafe { count_of(self.meta, slot) }.store(0, Ordering::Release);
-    }
-
-    /// Writes the fragments of a slot, then its count. What the reader sees after the receive was
-    /// reported as done is complete, on the CPU and on a device that reads over the bus.
-    pub fn publish(&mut self, slot: QueueSlot, list: &[LoadMeta]) -> Result<(), QueueError> {
-        if list.len() > UNPACK_SLOT_ENTRIES {
-            return Err(QueueError::TooManyEntries { count: list.len() });
-        }
-        // SAFETY: `new` vouches for the memory.
-        let first = unsafe { entries_of(self.meta, slot) };
-        for (index, entry) in list.iter().enumerate() {
-            // SAFETY: `index` is below 2048.
-            unsafe { first.add(index).write_volatile(*entry) };
-        }
-        fence(Ordering::Release);
-        // SAFETY: as above.
-        unsafe { count_of(self.meta, slot) }.store(list.len() as u64, Ordering::Release);
-        // The device learns of the receive through other memory; all stores must be out by then.
-        fence(Ordering::SeqCst);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,68 +152,43 @@ mod tests {
         }
     }
 
+    /// Fills a slot as a plugin does.
+    fn fill(meta: &mut NetUnpackMeta, slot: usize, list: &[LoadMeta]) {
+        meta.mem[slot][..list.len()].copy_from_slice(list);
+        meta.cnt[slot] = list.len() as u64;
+    }
+
     #[test]
-    fn what_was_published_is_read_and_slots_do_not_touch() {
+    fn what_lies_in_a_slot_is_read_and_slots_do_not_touch() {
         let mut meta = zeroed_queue();
-        let pointer = NonNull::from(&mut *meta);
-        // SAFETY: the box outlives both.
-        let (reader, mut writer) =
-            unsafe { (UnpackQueue::new(pointer), UnpackQueueWriter::new(pointer)) };
         for slot in 0..16 {
             let list: Vec<_> = (0..2048).map(|n| fragment(n * 16 + slot)).collect();
-            writer
-                .publish(QueueSlot::of_receive(u64::from(slot)), &list)
-                .unwrap();
+            fill(&mut meta, slot as usize, &list);
         }
-        for slot in 0..16 {
-            let list = reader
-                .read(QueueSlot::of_receive(u64::from(slot) + 160))
-                .unwrap();
+        meta.cnt[3] = 0;
+        // SAFETY: the box outlives the reader.
+        let reader = unsafe { UnpackQueue::new(NonNull::from(&mut *meta)) };
+        let read = |slot: u32| reader.read(QueueSlot::of_receive(u64::from(slot) + 160));
+        assert_eq!(read(3).unwrap(), []);
+        for slot in (0..16).filter(|slot| *slot != 3) {
+            let list = read(slot).unwrap();
             assert_eq!(list.len(), 2048);
             assert!((0..2048).all(|n| list[n as usize] == fragment(n * 16 + slot)));
         }
-        writer.clear(QueueSlot::of_receive(3));
-        assert!(reader.read(QueueSlot::of_receive(3)).unwrap().is_empty());
-        assert_eq!(reader.read(QueueSlot::of_receive(4)).unwrap().len(), 2048);
     }
 
     #[test]
     fn what_was_taken_is_not_there_a_second_time() {
         let mut meta = zeroed_queue();
-        let pointer = NonNull::from(&mut *meta);
-        // SAFETY: the box outlives both.
-        let (reader, mut writer) =
-            unsafe { (UnpackQueue::new(pointer), UnpackQueueWriter::new(pointer)) };
+        fill(&mut meta, 2, &[fragment(1), fragment(2)]);
+        // SAFETY: the box outlives the reader.
+        let reader = unsafe { UnpackQueue::new(NonNull::from(&mut *meta)) };
         let slot = QueueSlot::of_receive(2);
-        writer.publish(slot, &[fragment(1), fragment(2)]).unwrap();
         let mut list = Vec::new();
         assert_eq!(reader.take_into(slot, &mut list), Ok(2));
         assert_eq!(list, [fragment(1), fragment(2)]);
         assert_eq!(reader.take_into(slot, &mut list), Ok(0));
         assert!(list.is_empty());
-    }
-
-    #[test]
-    fn more_than_a_slot_holds_is_refused_on_both_sides() {
-        let mut meta = zeroed_queue();
-        meta.cnt[15] = 2049;
-        let pointer = NonNull::from(&mut *meta);
-        // SAFETY: the box outlives both.
-        let (reader, mut writer) =
-            unsafe { (UnpackQueue::new(pointer), UnpackQueueWriter::new(pointer)) };
-        assert_eq!(
-            reader.read(QueueSlot::of_receive(15)),
-            Err(QueueError::CountTooLarge {
-                slot: 15,
-                count: 2049
-            })
-        );
-        let list = vec![LoadMeta::default(); 2049];
-        assert_eq!(
-            writer.publish(QueueSlot::of_receive(0), &list),
-            Err(QueueError::TooManyEntries { count: 2049 })
-        );
-        assert!(reader.read(QueueSlot::of_receive(0)).unwrap().is_empty());
     }
 
     proptest! {

@@ -79,7 +79,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show everything on this host: two processes, both networks, every unpacker, each byte compared.
+    /// Show everything on this host: two processes, both networks, each byte compared.
     #[command(after_help = "Examples:\n  tcpx demo\n  tcpx demo --host --size 64MiB")]
     Demo(demo::DemoArgs),
     /// Move files and directories, or a greeting, to another host and check them.

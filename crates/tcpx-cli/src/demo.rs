@@ -1,7 +1,6 @@
 //! `tcpx demo`: the other commands at work on one host, between this process, which sends, and a second one.
 
 use serde_json::{Value, json};
-use tcpx::UnpackMethod;
 use tcpx_bench::{Mode, Op, Run};
 
 use crate::args::demo::DemoArgs;
@@ -25,18 +24,14 @@ use crate::transfer::greeting::{self, GREETING};
 struct Network {
     name: &'static str,
     args: LinkArgs,
-    /// Made once: a plugin starts once in a process.
-    link: Option<Link>,
     /// In so many pieces.
     moves: &'static [Move],
-    unpack: &'static [Option<UnpackMethod>],
 }
 
 /// A transfer whose every byte was right, or what went wrong.
 struct Row {
     network: &'static str,
     moves: Move,
-    unpack: Option<UnpackMethod>,
     result: Result<Moved, Error>,
 }
 
@@ -106,10 +101,8 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Told, Error> {
         Size(args.size.0)
     );
     let mut rows = Vec::new();
-    for network in &mut networks(&plain, plugin.as_ref()) {
-        for &unpack in network.unpack {
-            network.run(unpack, &memory, there, args.size.0, &mut rows);
-        }
+    for network in networks(&plain, plugin.as_ref()) {
+        network.run(&memory, there, args.size.0, &mut rows);
     }
     let route = match (short(memory.name()), there) {
         (from, Place::Gpu(number)) if from != format!("GPU {number}") => {
@@ -179,14 +172,12 @@ fn greet(second: Second, link: &LinkArgs, memory: &MemoryChoice) -> Result<(), E
     Ok(())
 }
 
-/// The embedded network, then the plugin with each unpacker.
+/// The embedded network, then the plugin.
 fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
     let mut networks = vec![Network {
         name: "tcp",
         args: plain.clone(),
-        link: None,
         moves: &[(Op::Send, 1), (Op::Put, 1), (Op::Get, 1), (Op::Put, 64)],
-        unpack: &[None],
     }];
     networks.extend(plugin.map(|plugin| {
         let mut args = plain.clone();
@@ -195,13 +186,7 @@ fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
         Network {
             name: "plugin",
             args,
-            link: None,
             moves: &[(Op::Send, 1)],
-            unpack: &[
-                Some(UnpackMethod::Host),
-                Some(UnpackMethod::D2d),
-                Some(UnpackMethod::Kernel),
-            ],
         }
     }));
     networks
@@ -209,23 +194,15 @@ fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
 
 impl Network {
     /// Adds a row for each operation; none after one that failed.
-    fn run(
-        &mut self,
-        unpack: Option<UnpackMethod>,
-        memory: &MemoryChoice,
-        there: Place,
-        bytes: u64,
-        rows: &mut Vec<Row>,
-    ) {
+    fn run(&self, memory: &MemoryChoice, there: Place, bytes: u64, rows: &mut Vec<Row>) {
         let (network, moves) = (self.name, self.moves);
         let mut left = moves.iter();
         let row = |moves, result| Row {
             network,
             moves,
-            unpack,
             result,
         };
-        let done = self.measure(unpack, memory, there, bytes, |one, moved| {
+        let done = self.measure(memory, there, bytes, |one, moved| {
             left.next();
             rows.push(row(one, Ok(moved)));
         });
@@ -238,23 +215,16 @@ impl Network {
     }
 
     fn measure(
-        &mut self,
-        unpack: Option<UnpackMethod>,
+        &self,
         memory: &MemoryChoice,
         there: Place,
         bytes: u64,
         mut done: impl FnMut(Move, Moved),
     ) -> Result<(), Error> {
-        let mut args = self.args.clone();
-        args.network.unpack = unpack;
-        let limit = args.timeout.0;
+        let limit = self.args.timeout.0;
         let server = ["perf".to_owned(), "server".to_owned(), there.to_string()];
-        let second = Second::start(&server, &args)?;
-        let link = match &mut self.link {
-            Some(link) => link,
-            none => none.insert(Link::new(&args, memory, false)?),
-        };
-        link.unpack_with(unpack);
+        let second = Second::start(&server, &self.args)?;
+        let link = Link::new(&self.args, memory, false)?;
         let connection = link.connect_to(second.address())?;
         let moved = measuring::measure(&connection, memory, limit, |meter| {
             for &(op, pieces) in self.moves {
@@ -290,7 +260,6 @@ fn fields(rows: &[Row]) -> Vec<Value> {
         let moved = row.result.as_ref().ok();
         json!({
             "network": row.network, "moved_by": name(row.moves),
-            "unpack": row.unpack.map(|method| method.to_string()),
             "gb_per_second": moved.and_then(|one| one.gb_per_second),
             "fragments": moved.map(|one| one.fragments),
             "verified": moved.is_some(),
@@ -304,13 +273,12 @@ fn summary(rows: &[Row], memory: &str) -> String {
     let header = [
         "network",
         "moved by",
-        "unpack",
         "memory",
         "GB/s",
         "fragments",
         "verified",
     ];
-    let mut list = table(&header, &[4, 5]);
+    let mut list = table(&header, &[3, 4]);
     for row in rows {
         let dash = || "-".to_owned();
         let (speed, fragments, verified) = match &row.result {
@@ -330,7 +298,6 @@ fn summary(rows: &[Row], memory: &str) -> String {
         list.add_row([
             row.network.to_owned(),
             name(row.moves),
-            row.unpack.map_or_else(dash, |method| method.to_string()),
             memory.to_owned(),
             speed,
             fragments,

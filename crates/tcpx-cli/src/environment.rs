@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
 use crate::host::{Host, RealHost};
+use crate::key::KEY_VARIABLE;
 use crate::link::is_plugin;
 use crate::memory_choice::Devices;
 use crate::output::say::{aside, one_line};
@@ -16,10 +17,13 @@ use crate::plugin_file::Places;
 use crate::plugin_file::contents::PluginKind;
 use crate::vendor_environment::{Origin, Setting, for_google};
 
-/// Makes our own plugin one that leaves fragments to be unpacked, instead of one with flat receives.
+/// Which memory our own plugin takes.
 const DEVICE: &str = "TCPX_NET_DEVICE";
 /// Lets host memory take the place of device memory where there is no GPU.
 const STANDIN: &str = "TCPX_NET_STANDIN";
+/// This program's key while it drives a plugin: our own would take what `TCPX_KEY` holds for that of its ranks, and a
+/// client's key is not its server's. Nobody else needs it there, as handles are passed on sealed.
+pub(crate) const PROGRAM_KEY: &str = "TCPX_PROGRAM_KEY";
 /// Interfaces that a plugin may use.
 const INTERFACES: &str = "NCCL_SOCKET_IFNAME";
 
@@ -43,7 +47,7 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
         // First of all: what this program chooses depends on what the person has set.
         let mut names = set_by_us();
         names.retain(|name| !given.contains_key(name.as_str()));
-        return Err(start_anew(&names, &given));
+        return Err(start_anew(&names, &given, None));
     }
     let vendor = vendor_settings(cli);
     let mut missing: BTreeMap<&str, &str> = vendor
@@ -61,25 +65,37 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
             missing.insert(name, value);
         }
     }
-    if missing.is_empty() {
+    let is_plugins = given.contains_key(KEY_VARIABLE);
+    let key = std::env::var_os(KEY_VARIABLE).filter(|_| drives_plugin(cli) && !is_plugins);
+    if missing.is_empty() && key.is_none() {
         report(&vendor);
         return Ok(());
     }
     let mut names = set_by_us();
     names.extend(missing.keys().map(|name| (*name).to_owned()));
-    Err(start_anew(&names, &missing))
+    Err(start_anew(&names, &missing, key))
 }
 
-/// Starts this program anew with more variables; returns only with an error.
-fn start_anew(set_by_us: &[String], variables: &BTreeMap<&str, &str>) -> Error {
+/// Whether the command loads a plugin to move bytes over it.
+fn drives_plugin(cli: &Cli) -> bool {
+    matches!(cli.command, Tcpx::Demo(_)) || cli.link().is_some_and(|link| is_plugin(&link.network))
+}
+
+/// Starts this program anew with more variables, and its `key` where a plugin does not look; returns only with an error.
+fn start_anew(
+    set_by_us: &[String],
+    variables: &BTreeMap<&str, &str>,
+    key: Option<OsString>,
+) -> Error {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| OsString::from("tcpx"));
-    let failed = Command::new(own_program())
-        .arg0(name)
-        .args(arguments)
-        .env(SET_BY_US, set_by_us.join(","))
-        .envs(variables)
-        .exec();
+    let mut program = Command::new(own_program());
+    program.arg0(name).args(arguments);
+    program.env(SET_BY_US, set_by_us.join(",")).envs(variables);
+    if let Some(key) = key {
+        program.env_remove(KEY_VARIABLE).env(PROGRAM_KEY, key);
+    }
+    let failed = program.exec();
     Error::process("start this program anew with the plugin's variables")(failed)
 }
 
@@ -133,7 +149,7 @@ fn report(settings: &[Setting]) {
     }
 }
 
-/// Whether our own plugin takes host memory for device memory.
+/// Whether the plugin takes host memory for device memory.
 pub(crate) fn host_stands_in() -> bool {
     std::env::var_os(STANDIN).is_some_and(|value| value == "host")
 }
@@ -148,15 +164,15 @@ pub(crate) fn own_program() -> PathBuf {
 
 fn wanted(cli: &Cli) -> Vec<Wanted> {
     let is_demo = matches!(cli.command, Tcpx::Demo(_));
-    let is_driven = is_demo || cli.link().is_some_and(|link| is_plugin(&link.network));
-    let Some(memory) = cli.memory().filter(|_| is_driven) else {
+    let Some(memory) = cli.memory().filter(|_| drives_plugin(cli)) else {
         return Vec::new();
     };
-    // The demo shows these two, whatever our plugin is set to for NCCL.
-    let mut wanted = vec![(DEVICE, "unpack", is_demo)];
-    if Devices::probe().means_host(&memory) {
-        wanted.push((STANDIN, "host", is_demo));
-    }
+    let device = match Devices::probe().means_host(&memory) {
+        true => "host",
+        false => "cuda",
+    };
+    // The demo shows this, whatever our plugin is set to for NCCL.
+    let mut wanted = vec![(DEVICE, device, is_demo)];
     if is_demo {
         // Both processes are on this host: nothing has to leave it.
         wanted.push((INTERFACES, "lo", false));

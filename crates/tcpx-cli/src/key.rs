@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use tcpx::{Auth, Key, KeyName, KeyRing, KeyRingError};
 
 use crate::args::key::KeyArgs;
+use crate::environment::PROGRAM_KEY;
 use crate::error::Error;
 use crate::output::json::Told;
 use crate::output::say::{aside, say};
@@ -65,7 +66,9 @@ impl KeySources {
         Self {
             insecure,
             file,
-            variable: std::env::var(KEY_VARIABLE).ok(),
+            variable: std::env::var(KEY_VARIABLE)
+                .or_else(|_| std::env::var(PROGRAM_KEY))
+                .ok(),
         }
     }
 

@@ -11,7 +11,6 @@ use nccl_net::AbiVersion;
 use serde_json::Value;
 use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Key, Network, NetworkError, Options, TcpNetwork,
-    UnpackMethod,
 };
 use tcpx_net::interfaces::{self, InterfaceFilter};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions, every_address};
@@ -119,11 +118,6 @@ impl Link {
     pub(crate) fn encrypted(mut self) -> Self {
         self.options.encrypt = true;
         self
-    }
-
-    /// Has the next connection unpack with this method.
-    pub(crate) fn unpack_with(&mut self, method: Option<UnpackMethod>) {
-        self.options.unpack = method;
     }
 
     /// Has the key serve more than one session.
@@ -459,8 +453,7 @@ pub(crate) fn plugin_network(
 ) -> Result<PluginNetwork, Error> {
     let memory = match &memory.gpu {
         Some(gpu) => PluginMemory::Gpu(gpu.clone()),
-        // Only our own file knows that a host pointer can mean device memory.
-        None if file.build_id.is_some() && environment::host_stands_in() => PluginMemory::StandIn,
+        None if environment::host_stands_in() => PluginMemory::StandIn,
         None => PluginMemory::Host,
     };
     let abi = abi.and_then(|number| {

@@ -21,7 +21,7 @@ pub(crate) use context::{
     Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
 };
 pub(crate) use default_streams::LEGACY;
-pub(crate) use kept::{Block, Kept};
+pub(crate) use kept::Kept;
 pub(crate) use module::{Function, Module, parameter};
 pub(crate) use sync::{create_stream, is_at_rest};
 
@@ -52,7 +52,7 @@ struct Inner {
     persistent_kernels: persistent_kernels::PersistentKernels,
     kept: OnceLock<Kept>,
     preparing: Mutex<()>,
-    blocks: kept::Blocks,
+    left: kept::Left,
     /// Of connections that have ended, for the next ones.
     small_copies: Mutex<Vec<Resting>>,
 }
@@ -170,7 +170,7 @@ impl Gpu {
             persistent_kernels: persistent_kernels::PersistentKernels::default(),
             kept: OnceLock::new(),
             preparing: Mutex::default(),
-            blocks: kept::Blocks::default(),
+            left: kept::Left::default(),
             small_copies: Mutex::default(),
         });
         let gpu = Self(inner);

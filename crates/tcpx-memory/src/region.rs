@@ -102,16 +102,6 @@ impl Region {
         Ok(Self::new(MemoryKind::Pinned, len, backing))
     }
 
-    /// As [`cuda`](Self::cuda), for what each connection needs: once nobody uses it, it goes to the next one that asks
-    /// for as many bytes, and never back to the driver.
-    ///
-    /// # Errors
-    /// As for [`cuda`](Self::cuda).
-    pub fn recycled_cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        let backing = Backing::recycled_cuda(gpu, len)?;
-        Ok(Self::new(gpu.kind(), len, backing))
-    }
-
     /// Page-locked memory that nobody ever frees.
     ///
     /// # Safety

@@ -12,17 +12,12 @@ use tcpx_wire::Key;
 use crate::handle::array;
 use crate::lanes::inlet::MAX_CHUNK_BYTES;
 
-/// Bytes of one page of the receive pool.
-pub const PAGE_BYTES: usize = 4096;
 /// Of one message of one comm at a time, up to here one thread is quicker than waking others.
 const DEFAULT_INLINE_BYTES: usize = 128 << 10;
 /// Of several messages at a time, from here on each is better off with a thread of its own.
 const CROWDED_BYTES: usize = 16 << 10;
 /// Each chunk costs a dozen system calls; with larger ones a message takes too few lanes.
 const DEFAULT_CHUNK_BYTES: usize = 256 << 10;
-const DEFAULT_POOL_BYTES: usize = 16 << 20;
-/// Fragments name their source by a 32-bit offset.
-const MAX_POOL_BYTES: usize = 2 << 30;
 
 /// How received data reaches the host program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,17 +26,6 @@ pub enum Mode {
     Host,
     /// Flat, in host or GPU memory; a copy worker moves what lies in a GPU's.
     Cuda,
-    /// Device receives leave fragments in a pool and a queue that says where they go.
-    Unpack,
-}
-
-/// Where the fragments of the pool live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolKind {
-    /// Pinned host memory that the GPU can read.
-    Pinned,
-    /// GPU memory, filled through pinned memory.
-    Gpu,
 }
 
 /// Which addresses are listened on.
@@ -56,12 +40,8 @@ pub enum Family {
 /// Settings of the plugin.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `TCPX_NET_DEVICE`: `host` (default), `cuda` or `unpack`.
+    /// `TCPX_NET_DEVICE`: `host` (default) or `cuda`.
     pub mode: Mode,
-    /// `TCPX_NET_POOL`: `pinned` (default) or `gpu`.
-    pub pool: PoolKind,
-    /// `TCPX_NET_POOL_BYTES` for each receive comm, rounded up to pages; default 16 MiB.
-    pub pool_bytes: usize,
     /// `TCPX_NET_STANDIN=host`: host memory stands in for device memory.
     pub standin: bool,
     /// `NCCL_SOCKET_IFNAME`, as it stands; empty when unset.
@@ -82,8 +62,7 @@ pub struct Config {
     pub chunk_bytes: usize,
     /// `TCPX_NET_SPLICE`: large chunks are sent without a copy; 0 for with one.
     pub splice: bool,
-    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it, and control is sealed. Not
-    /// with `TCPX_NET_DEVICE=unpack`: `tcpx`, which drives that, has a key of its own there and passes handles on sealed.
+    /// `TCPX_KEY`, the same for all ranks: who reads their handles does not get in without it, and control is sealed.
     pub key: Option<Key>,
     /// `TCPX_ENCRYPT`, the same for all ranks, which have a key: payload is sealed too.
     pub encrypts: bool,
@@ -130,8 +109,6 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             mode: Mode::Host,
-            pool: PoolKind::Pinned,
-            pool_bytes: DEFAULT_POOL_BYTES,
             standin: false,
             interfaces: String::new(),
             family: None,
@@ -173,23 +150,8 @@ impl Config {
                 .transpose()
         };
         if let Some(text) = value("TCPX_NET_DEVICE") {
-            let modes = [
-                ("host", Mode::Host),
-                ("cuda", Mode::Cuda),
-                ("unpack", Mode::Unpack),
-            ];
-            config.mode = kind("TCPX_NET_DEVICE", text, &modes, "host, cuda or unpack")?;
-        }
-        if let Some(text) = value("TCPX_NET_POOL") {
-            let pools = [("pinned", PoolKind::Pinned), ("gpu", PoolKind::Gpu)];
-            config.pool = kind("TCPX_NET_POOL", text, &pools, "pinned or gpu")?;
-        }
-        if let Some(bytes) = number(
-            "TCPX_NET_POOL_BYTES",
-            PAGE_BYTES..=MAX_POOL_BYTES,
-            "bytes, from 4096 to 2147483648",
-        )? {
-            config.pool_bytes = bytes.next_multiple_of(PAGE_BYTES);
+            let modes = [("host", Mode::Host), ("cuda", Mode::Cuda)];
+            config.mode = kind("TCPX_NET_DEVICE", text, &modes, "host or cuda")?;
         }
         if let Some(text) = value("TCPX_NET_STANDIN") {
             config.standin = kind("TCPX_NET_STANDIN", text, &[("host", true)], "host")?;
@@ -232,7 +194,7 @@ impl Config {
         if let Some(number) = number("TCPX_NET_SPLICE", 0..=1, "0 or 1")? {
             config.splice = number == 1;
         }
-        if let Some(text) = value("TCPX_KEY").filter(|_| config.mode != Mode::Unpack) {
+        if let Some(text) = value("TCPX_KEY") {
             let key = Key::parse(&text).map_err(|error| {
                 bad(
                     "TCPX_KEY",
@@ -249,7 +211,7 @@ impl Config {
                 return Err(bad(
                     "TCPX_ENCRYPT",
                     text,
-                    "without a key nobody would know for whom, and TCPX_NET_DEVICE=unpack takes none",
+                    "without a key nobody would know for whom",
                     "TCPX_KEY on all ranks, or 0",
                 ));
             }
@@ -305,21 +267,17 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_a_host_plugin_with_16_mib_pools() {
+    fn defaults_are_a_plugin_for_host_memory() {
         let config = read(&[]).unwrap();
         assert_eq!(config.mode, Mode::Host);
-        assert_eq!(config.pool, PoolKind::Pinned);
-        assert_eq!(config.pool_bytes, 16 << 20);
         assert!(!config.standin);
         assert_eq!(config.ports, None);
     }
 
     #[test]
-    fn every_variable_is_read_and_pool_sizes_become_whole_pages() {
+    fn every_variable_is_read() {
         let config = read(&[
-            ("TCPX_NET_DEVICE", "unpack"),
-            ("TCPX_NET_POOL", "gpu"),
-            ("TCPX_NET_POOL_BYTES", "10000"),
+            ("TCPX_NET_DEVICE", "cuda"),
             ("TCPX_NET_STANDIN", "host"),
             ("NCCL_SOCKET_IFNAME", "^lo"),
             ("NCCL_SOCKET_FAMILY", "AF_INET6"),
@@ -329,16 +287,10 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.family, Some(Family::V6));
-        assert_eq!(config.mode, Mode::Unpack);
-        assert_eq!(config.pool, PoolKind::Gpu);
-        assert_eq!(config.pool_bytes, 12288);
+        assert_eq!(config.mode, Mode::Cuda);
         assert!(config.standin);
         assert!(!config.splice);
         assert_eq!(config.interfaces, "^lo");
-        assert_eq!(
-            read(&[("TCPX_NET_DEVICE", "cuda")]).unwrap().mode,
-            Mode::Cuda
-        );
         assert_eq!(config.ports, Some(20000..=20010));
     }
 
@@ -347,14 +299,12 @@ mod tests {
         let key = Key::generate(&mut |bytes| bytes.fill(7));
         let text = key.to_text();
         assert_eq!(read(&[("TCPX_KEY", &text)]).unwrap().key, Some(key.clone()));
-        let unpack = [("TCPX_KEY", &text[..]), ("TCPX_NET_DEVICE", "unpack")];
-        assert_eq!(read(&unpack).unwrap().key, None);
         let encrypts = |more: &[(&str, &str)]| {
             let config = read(&[&[("TCPX_ENCRYPT", "1")], more].concat());
             config.map(|config| config.encrypts)
         };
         assert_eq!(encrypts(&[("TCPX_KEY", &text)]).ok(), Some(true));
-        assert!(encrypts(&[]).is_err() && encrypts(&unpack).is_err());
+        assert!(encrypts(&[]).is_err());
         for other in [&key.client_key().to_text()[..], &text[1..], "secret"] {
             let error = read(&[("TCPX_KEY", other)]).unwrap_err().to_string();
             assert!(
@@ -378,10 +328,6 @@ mod tests {
     fn a_value_that_cannot_be_used_is_refused_by_name() {
         for (name, value) in [
             ("TCPX_NET_DEVICE", "gpu"),
-            ("TCPX_NET_POOL", "host"),
-            ("TCPX_NET_POOL_BYTES", "4 GiB"),
-            ("TCPX_NET_POOL_BYTES", "0"),
-            ("TCPX_NET_POOL_BYTES", "4294967296"),
             ("TCPX_NET_STANDIN", "cuda"),
             ("TCPX_NET_SPLICE", "yes"),
             ("TCPX_ENCRYPT", "1"),

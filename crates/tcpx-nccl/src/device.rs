@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nccl_net::export::{MemoryRegion, NetError};
-use tcpx_memory::{CopyWorker, Gpu, MemoryError, Region};
+use tcpx_memory::{CopyWorker, Gpu, Region};
 
 use crate::config::Mode;
 use crate::error;
@@ -59,7 +59,7 @@ impl Device {
         if shared.config.mode == Mode::Host {
             return Err(NetError::invalid_argument(
                 "CUDA memory cannot be registered: this plugin runs with host memory only; set \
-                 TCPX_NET_DEVICE=cuda or TCPX_NET_DEVICE=unpack for device memory"
+                 TCPX_NET_DEVICE=cuda for device memory"
                     .to_owned(),
             ));
         }
@@ -78,27 +78,6 @@ impl Device {
             // SAFETY: as above.
             None => unsafe { Region::from_host_raw(region.data, region.len, owner) },
         }
-    }
-
-    /// Memory that both the CPU and the device read and write, all zero; it goes to later comms afterwards.
-    pub(crate) fn shared_memory(&self, bytes: usize) -> Result<Region, MemoryError> {
-        match &self.gpu {
-            Some(gpu) => Region::recycled_pinned(gpu, bytes),
-            None => Region::host(bytes),
-        }
-    }
-
-    /// The device's own memory; it goes to later comms afterwards.
-    pub(crate) fn memory(&self, bytes: usize) -> Result<Region, MemoryError> {
-        match &self.gpu {
-            Some(gpu) => Region::recycled_cuda(gpu, bytes),
-            None => Region::host(bytes),
-        }
-    }
-
-    /// Whether both are the same GPU, or both the stand-in.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        self.gpu.as_ref().map(Gpu::ordinal) == other.gpu.as_ref().map(Gpu::ordinal)
     }
 
     pub(crate) const fn worker(&self) -> &Arc<CopyWorker> {

@@ -23,7 +23,6 @@ use crate::lanes::to_gpu::ToGpu;
 use crate::link::{Link, is_forged};
 use crate::resume::{Comeback, Waiting, copied_bytes};
 use crate::ring::Ring;
-use crate::scatter::{Landed, Room, Scatter};
 use crate::stall::Stall;
 
 /// Bytes that one call may read before it returns to its caller.
@@ -36,8 +35,6 @@ pub(crate) enum Target {
     Host(Buffer),
     /// Into device memory, through pinned slots.
     Gpu,
-    /// Into pages of the pool.
-    Device,
 }
 
 /// How far a receive is.
@@ -45,17 +42,10 @@ pub(crate) enum Target {
 pub(crate) enum Phase {
     /// Posted; neither its header has arrived nor all of it over lanes.
     Posted,
-    /// The message is announced and waits for pages of the pool.
-    Announced,
     /// The payload is arriving.
     Payload,
-    /// The payload is on its way to the GPU.
-    Moving,
     /// Complete.
-    Done {
-        /// `test` has said so.
-        reported: bool,
-    },
+    Done,
 }
 
 /// One receive.
@@ -98,11 +88,8 @@ pub(crate) struct Inbound {
     link: Arc<Link>,
     answers: Option<Arc<Link>>,
     pub(crate) ring: Ring<Request>,
-    pub(crate) scatter: Option<Scatter>,
     /// Sequence of the message that is arriving.
     next: u64,
-    /// Receives before this one are complete, as far as they move to the GPU.
-    settled: u64,
     header: [u8; HEADER_BYTES],
     header_bytes: usize,
     spans: Vec<Span>,
@@ -137,7 +124,6 @@ impl Inbound {
     pub(crate) fn new(
         link: Arc<Link>,
         name: String,
-        scatter: Option<Scatter>,
         lanes: Option<Landing>,
         comeback: Option<Comeback>,
     ) -> Self {
@@ -146,9 +132,7 @@ impl Inbound {
             link,
             answers: None,
             ring: Ring::new(),
-            scatter,
             next: 0,
-            settled: 0,
             header: [0; HEADER_BYTES],
             header_bytes: 0,
             spans: Vec::with_capacity(MAX_SPANS),
@@ -194,10 +178,9 @@ impl Inbound {
         let Self { ring, lanes, .. } = self;
         let held = error::memory_held(&self.name);
         let found = ring.find_first(|sequence, request| {
-            let over = matches!(request.phase, Phase::Done { .. })
+            let over = request.phase == Phase::Done
                 || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
-            let in_place = matches!(request.target, Target::Host(_) | Target::Gpu);
-            request.memory == memory && in_place && !over
+            request.memory == memory && !over
         });
         let Some(sequence) = found else {
             return match lanes {
@@ -219,13 +202,12 @@ impl Inbound {
         self.alive()?;
         let result = self
             .come_back()
-            .and_then(|()| self.settle())
             .and_then(|()| self.read())
             .and_then(|moved| Ok(self.look_at_lanes()? || moved));
         self.acknowledge();
         match result {
             Ok(true) => self.moved_on(),
-            Ok(false) if self.settled == self.ring.posted() || self.ring.is_empty() => {
+            Ok(false) if self.next == self.ring.posted() || self.ring.is_empty() => {
                 self.moved_on();
             }
             Ok(false) => {
@@ -242,24 +224,6 @@ impl Inbound {
         Ok(())
     }
 
-    /// Finishes receives whose move to the GPU has ended, in order.
-    fn settle(&mut self) -> Result<(), NetError> {
-        while self.settled < self.next {
-            if let Some(request) = self.ring.by_sequence(self.settled)
-                && request.phase == Phase::Moving
-            {
-                if let Some(scatter) = &self.scatter
-                    && !scatter.moved(&self.name, self.settled)?
-                {
-                    return Ok(());
-                }
-                request.phase = Phase::Done { reported: false };
-            }
-            self.settled += 1;
-        }
-        Ok(())
-    }
-
     /// `true` when bytes arrived.
     fn read(&mut self) -> Result<bool, NetError> {
         let mut budget = CALL_BUDGET;
@@ -270,16 +234,12 @@ impl Inbound {
                 None if self.lanes.is_some() => Phase::Posted,
                 None => return Err(self.protocol("a posted receive", "none")),
             };
-            if phase == Phase::Announced && !self.make_room() {
-                break;
-            }
             let bytes = match phase {
-                Phase::Announced | Phase::Payload => self.read_payload()?,
+                Phase::Payload => self.read_payload()?,
                 _ => self.read_header()?,
             };
             let Some(bytes) = bytes else { break };
             budget = budget.saturating_sub(bytes);
-            self.settle()?;
         }
         Ok(budget < CALL_BUDGET)
     }
@@ -362,34 +322,9 @@ impl Inbound {
             // NCCL sends LL messages from host memory, and receives them into the GPU's.
             self.to_gpu = lanes.to_gpu(sequence, header.size);
         }
-        match (request.target, &mut self.scatter) {
-            (Target::Device, Some(scatter)) => {
-                if !scatter.announce(size) {
-                    let limit = scatter.pool_bytes() as u64;
-                    // The sender must not wait for a receiver that gave up.
-                    let _ = self.refuse(sequence, header.size, limit);
-                    let why = "the whole pool is smaller; raise TCPX_NET_POOL_BYTES";
-                    return Err(self.too_large(sequence, header.size, limit, why));
-                }
-                request.phase = Phase::Announced;
-            }
-            _ => request.phase = Phase::Payload,
-        }
-        self.finish_if_whole()
-    }
-
-    /// Gets pages for the announced message, when there are enough.
-    fn make_room(&mut self) -> bool {
-        let number = self.next;
-        let (Some(scatter), Some(request)) = (&mut self.scatter, self.ring.by_sequence(number))
-        else {
-            return false;
-        };
-        let ready = scatter.make_room(number) == Room::Ready;
-        if ready {
-            request.phase = Phase::Payload;
-        }
-        ready
+        request.phase = Phase::Payload;
+        self.finish_if_whole();
+        Ok(())
     }
 
     /// Reads payload, and the next header behind it when a receive for that is posted.
@@ -402,31 +337,29 @@ impl Inbound {
         };
         let left = request.size - request.received;
         if left == 0 {
-            self.finish_if_whole()?;
+            self.finish_if_whole();
             return Ok((self.next > number).then_some(0));
         }
         self.spans.clear();
-        match (request.target, &self.scatter) {
-            (Target::Host(buffer), _) => {
+        match request.target {
+            Target::Host(buffer) => {
                 let start = buffer.data.wrapping_add(request.received);
                 self.spans.push(Span::new(start, left));
             }
-            (Target::Device, Some(scatter)) => scatter.spans(number, &mut self.spans),
-            (Target::Gpu, _) => match self.to_gpu.as_mut().map(ToGpu::room) {
+            Target::Gpu => match self.to_gpu.as_mut().map(ToGpu::room) {
                 Some(Some(room)) => self.spans.push(room),
                 // Slots come back by themselves.
                 Some(None) => return Ok(None),
                 None => return Err(self.protocol("each message once", "one twice")),
             },
-            (Target::Device, None) => return Err(self.protocol("a device queue", "none")),
         }
         let offered: usize = self.spans.iter().map(|span| span.len()).sum();
         if another && offered == left {
             self.spans.push(Span::of_mut(&mut self.header));
         }
         // SAFETY: the spans are the rest of a buffer that the host posted and leaves to us until
-        // the receive is done, cut to the announced size which fits it; or pages of our pool that
-        // this receive holds; and our header, which is empty between messages.
+        // the receive is done, cut to the announced size which fits it, or a slot on its way to the
+        // GPU; and our header, which is empty between messages.
         let moved = unsafe { self.link.receive_spans(&self.spans) };
         let Some(bytes) = self.moved(moved)? else {
             return Ok(None);
@@ -435,31 +368,24 @@ impl Inbound {
         self.header_bytes = bytes - payload;
         if let Some(request) = self.ring.by_sequence(number) {
             request.received += payload;
-            match (
-                request.target,
-                &mut self.scatter,
-                &self.lanes,
-                &mut self.to_gpu,
-            ) {
-                (Target::Device, Some(scatter), ..) => scatter.arrived(payload),
-                (Target::Gpu, _, Some(lanes), Some(to_gpu)) => {
-                    to_gpu.arrived(payload, &lanes.inlet, number);
-                }
-                _ => {}
+            if let (Target::Gpu, Some(lanes), Some(to_gpu)) =
+                (request.target, &self.lanes, &mut self.to_gpu)
+            {
+                to_gpu.arrived(payload, &lanes.inlet, number);
             }
         }
-        self.finish_if_whole()?;
+        self.finish_if_whole();
         Ok(Some(bytes))
     }
 
-    /// Ends the receive whose message is complete, unless its move to the GPU cannot start now.
-    fn finish_if_whole(&mut self) -> Result<(), NetError> {
+    /// Ends the receive whose message is complete.
+    fn finish_if_whole(&mut self) {
         let number = self.next;
         let Some(request) = self.ring.by_sequence(number) else {
-            return Ok(());
+            return;
         };
-        if request.received < request.size || request.phase == Phase::Announced {
-            return Ok(());
+        if request.received < request.size {
+            return;
         }
         if matches!(request.target, Target::Gpu) && request.size > 0 {
             // It is done when it is copied, like one that lanes brought.
@@ -467,12 +393,8 @@ impl Inbound {
             self.owes_answer |= request.size > copied_bytes(true);
             self.to_gpu = None;
             self.next += 1;
-            return Ok(());
+            return;
         }
-        let landed = match (request.target, &mut self.scatter) {
-            (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
-            _ => Landed::Complete,
-        };
         let has_lanes = self.lanes.as_ref().is_some_and(Landing::is_joined);
         if request.size <= copied_bytes(has_lanes) {
             self.short_untold += (request.size + HEADER_BYTES) as u64;
@@ -480,13 +402,8 @@ impl Inbound {
             // Its own memory is what the sender would send again.
             self.owes_answer |= has_lanes;
         }
-        request.phase = match landed {
-            Landed::Complete => Phase::Done { reported: false },
-            Landed::Moving => Phase::Moving,
-            Landed::Later => return Ok(()),
-        };
+        request.phase = Phase::Done;
         self.next += 1;
-        Ok(())
     }
 
     /// Tells the sender that its message does not fit; gives the error for our own side.
@@ -500,15 +417,6 @@ impl Inbound {
         NetError::internal(format!(
             "{}: message {sequence} has {message} bytes, the posted receive holds {capacity}; \
              nothing was written; post at least {message} bytes",
-            self.name
-        ))
-    }
-
-    /// A receive into device memory that no queue slot or pool can hold.
-    pub(crate) fn too_large(&self, sequence: u64, bytes: u64, limit: u64, why: &str) -> NetError {
-        NetError::internal(format!(
-            "{}: message {sequence} of {bytes} bytes is above the limit of {limit} bytes for one \
-             device receive ({why}); cut it into smaller requests",
             self.name
         ))
     }

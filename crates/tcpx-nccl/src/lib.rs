@@ -1,17 +1,11 @@
-//! libnccl-net-tcpx.so: tcpx as a network plugin for NCCL, and the historic device-unpack plugin.
+//! libnccl-net-tcpx.so: tcpx as a network plugin for NCCL.
 //!
 //! One TCP connection for each comm, driven in the caller's thread inside `isend`, `irecv` and
 //! `test`, for small messages and for order; large ones take lanes that all comms to one peer
 //! process share, driven by event loops (`lanes`). By default the plugin serves host memory. With
-//! `TCPX_NET_DEVICE=cuda` it takes CUDA pointers too, and a copy worker moves their bytes. With
-//! `TCPX_NET_DEVICE=unpack` it serves device memory the way GPUDirect-TCPX does: payload lands in pages
-//! of a pool, a queue says which fragment belongs where, and the consumer gathers.
+//! `TCPX_NET_DEVICE=cuda` it takes CUDA pointers too, and a copy worker moves their bytes.
 //!
-//! All tables, v6 to v12, are this one implementation. In unpack mode v7 and later say so in their
-//! properties, with 4 MiB as the largest transfer; v6, which has no device handle, offers host
-//! memory alone. A receive comm whose accept was not asked for a device queue takes host memory and
-//! needs no consumption. NCCL reads device queues in its Simple protocol only: `NCCL_PROTO=Simple`.
-//!
+//! All tables, v6 to v12, are this one implementation.
 //! The ABI ends in `nccl-net`; everything here implements its safe traits, whatever the version
 //! of the table.
 //!
@@ -20,16 +14,13 @@
 mod admission;
 mod config;
 mod connector;
-mod copies;
 mod device;
 mod dialer;
 mod environment;
 mod error;
-mod fragments;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod gpu_pool;
 mod handle;
 mod header;
 mod held;
@@ -40,23 +31,19 @@ mod lanes;
 mod link;
 mod listener;
 mod memory;
-mod pages;
 mod pin;
 mod plugin;
 mod receive;
 mod resume;
 mod ring;
-mod scatter;
 mod send;
-mod shuffle;
-mod staging;
 mod stall;
 mod status;
 mod tuner;
 
 use std::ffi::{CStr, c_char};
 
-pub use config::{Config, Mode, PAGE_BYTES, PoolKind};
+pub use config::{Config, Mode};
 pub use connector::Connector;
 pub use handle::Handle;
 pub use listener::ListenComm;

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use nccl_net::export::{Accepted, NetError, NetListen, PeerHandle};
+use nccl_net::export::{NetError, NetListen, PeerHandle};
 use socket2::{Domain, Protocol, Socket, Type};
 use tcpx_lanes::Congestion;
 use tcpx_lanes::{lock, protocols};
@@ -76,16 +76,14 @@ impl ListenComm {
 impl NetListen for ListenComm {
     type Recv = RecvComm;
 
-    fn accept(&self, device_queue: bool) -> Result<Option<Accepted<RecvComm>>, NetError> {
+    fn accept(&self) -> Result<Option<RecvComm>, NetError> {
         let mut admission = lock(&self.admission);
         let Some(admitted) = admission.next(&self.shared.log, &self.name)? else {
             return Ok(None);
         };
         let number = self.shared.number();
         let name = format!("receive comm {number} from {}", admitted.peer);
-        let (comm, device_queue) =
-            RecvComm::new(self.shared.clone(), admitted, number, name, device_queue)?;
-        Ok(Some(Accepted { comm, device_queue }))
+        RecvComm::new(self.shared.clone(), admitted, number, name).map(Some)
     }
 }
 

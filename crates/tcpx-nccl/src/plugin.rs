@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
+use nccl_net::constants::MAX_NET_BYTES;
 use nccl_net::export::fork::PerProcess;
 use nccl_net::export::{HostLogger, Log, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
@@ -71,7 +71,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Whether large messages take lanes.
     pub(crate) fn takes_lanes(&self) -> bool {
-        self.config.mode != Mode::Unpack && self.lanes > 0
+        self.lanes > 0
     }
 
     /// What all comms of the process share.
@@ -119,15 +119,6 @@ impl Shared {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A seed for the order of pages; need not be secret.
-    pub(crate) fn seed(&self) -> u64 {
-        let mut bytes = [0; 8];
-        match getrandom::fill(&mut bytes) {
-            Ok(()) => u64::from_ne_bytes(bytes),
-            Err(_) => self.number(),
-        }
-    }
-
     pub(crate) fn interface(&self, device: usize) -> Result<&Interface, NetError> {
         self.interfaces
             .get(device % self.interfaces.len().max(1))
@@ -163,28 +154,15 @@ impl TcpxPlugin {
         let (interfaces, why) =
             interfaces::choose(&config.interfaces, interfaces::list(config.family)?)?;
         let log = Arc::new(Log::new(logger, Self::NAME));
-        let rails = match config.mode {
-            Mode::Host | Mode::Cuda => config.rails.unwrap_or_else(|| rails_for(interfaces.len())),
-            Mode::Unpack => 1,
-        };
+        let rails = config.rails.unwrap_or_else(|| rails_for(interfaces.len()));
         let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
         log.info(&format!(
             "{}, interfaces {} ({why}), {rails} devices each, {}",
             crate::build_id(),
             names.join(", "),
             match config.mode {
-                Mode::Host => "host memory".to_owned(),
-                Mode::Cuda => "host and CUDA memory".to_owned(),
-                Mode::Unpack => format!(
-                    "device unpack: {:?} pool of {} bytes a receive comm{}",
-                    config.pool,
-                    config.pool_bytes,
-                    if config.standin {
-                        ", host memory standing in for device memory"
-                    } else {
-                        ""
-                    }
-                ),
+                Mode::Host => "host memory",
+                Mode::Cuda => "host and CUDA memory",
             }
         ));
         let cores = runtime::cores();
@@ -220,8 +198,6 @@ impl TcpxPlugin {
 
 impl NetPlugin for TcpxPlugin {
     const NAME: &'static CStr = c"TCPX";
-    // Receives of a host-memory plugin may be reported consumed too; NCCL does so.
-    const DEVICE_QUEUE: bool = true;
 
     type Memory = Memory;
     type Listen = ListenComm;
@@ -233,22 +209,18 @@ impl NetPlugin for TcpxPlugin {
         let plugin = Self::with_config(Config::from_environment()?, logger)?;
         let log = &plugin.shared.log;
         let lookup = |name: &str| std::env::var_os(name);
-        match plugin.shared.config.mode {
-            Mode::Host => environment::choose(log, &environment::ALWAYS, lookup),
-            Mode::Cuda => {
-                environment::choose(log, &environment::ALWAYS, lookup);
-                environment::choose(log, &environment::WITH_CUDA_POINTERS, lookup);
-                if lookup("CUDA_MODULE_LOADING").is_none_or(|value| value != "EAGER") {
-                    log.warn(
-                        "CUDA pointers without CUDA_MODULE_LOADING=EAGER: the first launch of a kernel while \
-                         a collective runs can stop both for ever; set it before the program starts, or \
-                         unset TCPX_NET_DEVICE",
-                    );
-                }
+        let takes_cuda = plugin.shared.config.mode == Mode::Cuda;
+        environment::choose(log, &environment::ALWAYS, lookup);
+        if takes_cuda {
+            environment::choose(log, &environment::WITH_CUDA_POINTERS, lookup);
+            if lookup("CUDA_MODULE_LOADING").is_none_or(|value| value != "EAGER") {
+                log.warn(
+                    "CUDA pointers without CUDA_MODULE_LOADING=EAGER: the first launch of a kernel while a collective \
+                     runs can stop both for ever; set it before the program starts, or unset TCPX_NET_DEVICE",
+                );
             }
-            Mode::Unpack => return Ok(plugin),
         }
-        tuner::enable(plugin.shared.config.mode == Mode::Cuda);
+        tuner::enable(takes_cuda);
         Ok(plugin)
     }
 
@@ -258,18 +230,9 @@ impl NetPlugin for TcpxPlugin {
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
         let interface = self.shared.interface(device)?;
-        let (pointer_support, offload, max_bytes) = match self.shared.config.mode {
-            Mode::Host => (PointerSupport::HOST, DeviceOffload::None, MAX_NET_BYTES),
-            Mode::Cuda => (
-                PointerSupport::HOST_AND_CUDA,
-                DeviceOffload::None,
-                MAX_NET_BYTES,
-            ),
-            Mode::Unpack => (
-                PointerSupport::HOST_AND_CUDA,
-                DeviceOffload::UNPACK_V7,
-                UNPACK_MAX_RECEIVE_BYTES,
-            ),
+        let pointer_support = match self.shared.config.mode {
+            Mode::Host => PointerSupport::HOST,
+            Mode::Cuda => PointerSupport::HOST_AND_CUDA,
         };
         let rails = self.shared.rails;
         let name = match device / self.shared.interfaces.len() {
@@ -285,9 +248,9 @@ impl NetPlugin for TcpxPlugin {
             speed_mbps: (interface.speed_mbps() / rails as i32).max(1),
             max_comms: MAX_COMMS,
             max_recvs: 1,
-            offload,
-            max_p2p_bytes: Some(max_bytes),
-            max_coll_bytes: Some(max_bytes),
+            offload: DeviceOffload::None,
+            max_p2p_bytes: Some(MAX_NET_BYTES),
+            max_coll_bytes: Some(MAX_NET_BYTES),
             // No rail and no plane are known of a TCP interface.
             ..Properties::default()
         })

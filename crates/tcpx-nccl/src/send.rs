@@ -14,7 +14,6 @@ use tcpx_lanes::resend::{Next, Resend};
 use tcpx_lanes::socket_calls::{Moved, Span};
 
 use self::comeback::{Rest, Tended};
-use crate::config::Mode;
 use crate::device::Device;
 use crate::error;
 use crate::header::{HEADER_BYTES, Header, Record};
@@ -25,7 +24,6 @@ use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
 use crate::resume::{COPIES, Redial, copied_bytes};
 use crate::ring::Ring;
-use crate::staging::Staging;
 use crate::stall::Stall;
 use crate::status::{Held, Told};
 
@@ -39,7 +37,7 @@ const POLLS_BETWEEN_LOOKS: u32 = 32;
 pub(crate) enum Source {
     /// Host memory, read by the kernel from where it is.
     Host(Span),
-    /// Device memory, read through pinned memory.
+    /// Device memory, which lanes read through pinned memory.
     Device(DeviceSlice),
 }
 
@@ -110,7 +108,6 @@ struct State {
     ring: Ring<Request>,
     /// Sequence of the request whose turn it is.
     next: u64,
-    staging: Option<Staging>,
     record: [u8; HEADER_BYTES],
     record_bytes: usize,
     failure: Option<NetError>,
@@ -177,7 +174,6 @@ impl SendComm {
             answers,
             ring: Ring::new(),
             next: 0,
-            staging: None,
             record: [0; HEADER_BYTES],
             record_bytes: 0,
             failure: None,
@@ -227,18 +223,7 @@ impl NetComm for SendComm {
 
     fn register(&self, region: MemoryRegion) -> Result<Memory, NetError> {
         let device = Device::for_registration(&self.shared, region)?;
-        if let Some(device) = &device
-            && self.shared.config.mode == Mode::Unpack
-        {
-            let mut state = self.lock();
-            if state.staging.is_none() {
-                // Pinned now, so that no send ever allocates.
-                state.staging = Some(Staging::new(device));
-            }
-        }
-        if let Some(device) = &device
-            && self.shared.config.mode == Mode::Cuda
-        {
+        if let Some(device) = &device {
             let state = self.lock();
             let Some(carriage) = &state.carriage else {
                 return Err(no_lanes(&state.name));
@@ -291,6 +276,7 @@ impl NetSend for SendComm {
         let mut state = self.lock();
         let source = match memory.place(buffer)? {
             Place::Host => Source::Host(Span::new(buffer.data, buffer.len)),
+            Place::Device(_) if buffer.len == 0 => Source::Host(Span::EMPTY),
             Place::Device(slice) => Source::Device(slice),
         };
         // A refusal is looked for even when the socket takes everything.
@@ -350,7 +336,6 @@ impl Drop for SendComm {
 impl State {
     /// Takes everything back from the lanes, and tells the receiver if all was sent; whether it was.
     fn end(&mut self) -> bool {
-        self.staging = None;
         // Lanes first: after this they hold nothing of the host's memory.
         let is_clean = self.failure.is_none() && self.next == self.ring.posted();
         let whole = self.carriage.take().is_none_or(|carriage| {
@@ -409,9 +394,6 @@ impl State {
         let mut budget = CALL_BUDGET;
         let mut looked = false;
         while budget > 0 && (self.next < self.ring.posted() || self.resend.next() != Next::New) {
-            if let Some(staging) = &mut self.staging {
-                staging.fill(&self.name, &mut self.ring)?;
-            }
             let bytes = match self.resend.next() == Next::New && self.takes_lanes() {
                 true => self.load()?,
                 false => self.write_one()?,
@@ -442,7 +424,6 @@ impl State {
             name,
             link,
             ring,
-            staging,
             resend,
             redial,
             ..
@@ -459,8 +440,7 @@ impl State {
             return Ok(0);
         };
         let total = request.total();
-        let is_device = matches!(request.source, Source::Device(_));
-        let is_short = request.size <= copied && !is_device && redial.is_some();
+        let is_short = request.size <= copied && redial.is_some();
         // The receiver says before long that it has read enough.
         if is_new && is_short && resend.copied() + total > COPIES {
             return Ok(0);
@@ -474,27 +454,18 @@ impl State {
         let payload_done = from.saturating_sub(HEADER_BYTES);
         let payload = match &request.source {
             Source::Host(span) => span.from(payload_done),
-            Source::Device(_) if request.size == 0 => Span::EMPTY,
-            Source::Device(_) => match staging.as_mut().map(|s| s.ready(name, sequence)) {
-                Some(Ok(Some(span))) => span,
-                Some(Ok(None)) => return Ok(0),
-                Some(Err(error)) => return Err(error),
-                None => return Err(no_staging(name)),
-            },
+            // Its memory was registered on a comm that has lanes.
+            Source::Device(_) => return Err(no_lanes(name)),
         };
-        // SAFETY: the payload lies in memory that the host registered and keeps valid until the request is done, or in
-        // our staging memory, whose slot is held.
+        // SAFETY: the payload lies in memory that the host registered and keeps valid until the request is done.
         let moved = unsafe { link.send_message(header_left, payload) };
         let Ok(Moved::Bytes(bytes)) = moved else {
             return self.wrote(moved);
         };
         if is_new {
-            resend.begin(sequence, total, is_device || redial.is_none());
+            resend.begin(sequence, total, redial.is_none());
         }
         request.written = request.written.max(from + bytes);
-        if let (Source::Device(_), Some(staging)) = (&request.source, staging) {
-            staging.sent(bytes.saturating_sub(header_left.len()));
-        }
         let end = resend.end();
         self.wrote(moved)?;
         if from + bytes == total && sequence == self.next {
@@ -509,11 +480,5 @@ fn no_lanes(comm: &str) -> NetError {
     NetError::invalid_argument(format!(
         "{comm}: CUDA memory is moved over lanes, and none could be opened to the peer; see the warning about \
          them, or unset TCPX_NET_DEVICE"
-    ))
-}
-
-fn no_staging(comm: &str) -> NetError {
-    NetError::invalid_argument(format!(
-        "{comm}: device memory was registered on another comm; register it on this one"
     ))
 }

@@ -15,7 +15,7 @@ mod counting;
 use common::{Pair, Registered, host_config, pair, plugin, until};
 use counting::Counting;
 use nccl_net::export::{NetComm, NetRecv, NetSend};
-use nccl_net_tcpx::{Config, Mode, PoolKind};
+use nccl_net_tcpx::{Config, Mode};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -66,62 +66,6 @@ fn neither_small_messages_nor_those_on_lanes_allocate_in_the_host_s_thread() {
 #[test]
 fn cuda_pointers_do_not_allocate_in_the_host_s_thread() {
     never_allocates(Mode::Cuda);
-}
-
-#[test]
-fn device_receives_do_not_allocate_in_the_host_s_thread() {
-    for pool in [PoolKind::Pinned, PoolKind::Gpu] {
-        receives_never_allocate(pool);
-    }
-}
-
-fn receives_never_allocate(pool: PoolKind) {
-    let plugin = plugin(Config {
-        mode: Mode::Unpack,
-        standin: true,
-        pool,
-        ..host_config()
-    });
-    let pair = pair(&plugin);
-    let mut from = Registered::new(&pair.send, vec![1; 4 << 20], false);
-    let mut to = Registered::new(&pair.receive, vec![0; 4 << 20], true);
-    let mut one_by_one = |messages: usize, len: usize| {
-        for _ in 0..messages {
-            let (mut send, mut receive) = (None, None);
-            let mut sent = false;
-            until("a message", || {
-                if send.is_none() {
-                    let buffer = from.buffer(0, len);
-                    send = pair.send.isend(buffer, 0, &from.memory).unwrap();
-                }
-                if receive.is_none() {
-                    let buffer = to.buffer(0, len);
-                    receive = pair.receive.irecv(buffer, 0, &to.memory).unwrap();
-                }
-                sent = sent || pair.send.test(send?).unwrap().is_some();
-                if let Some(id) = receive
-                    && pair.receive.test(id).unwrap().is_some()
-                {
-                    pair.receive.consumed(id).unwrap();
-                    receive = None;
-                    return Some(());
-                }
-                None
-            });
-            until("its end", || {
-                sent = sent || pair.send.test(send?).unwrap().is_some();
-                sent.then_some(())
-            });
-        }
-    };
-    // The first ones may: the worker and the connection find their size.
-    one_by_one(5, 4 << 20);
-    for len in [24, 100_000, 4 << 20] {
-        let before = Counting::of_thread();
-        one_by_one(30, len);
-        let allocated = Counting::of_thread() - before;
-        assert_eq!(allocated, 0, "{pool:?}, messages of {len} bytes");
-    }
 }
 
 fn never_allocates(mode: Mode) {

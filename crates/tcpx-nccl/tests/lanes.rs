@@ -220,14 +220,13 @@ fn without_lanes_on_either_side_everything_still_arrives() {
                 send = connect.poll().unwrap();
             }
             if receive.is_none() {
-                receive = listener.accept(false).unwrap();
+                receive = listener.accept().unwrap();
             }
             (send.is_some() && receive.is_some()).then_some(())
         });
         let pair = Pair {
             send: send.unwrap(),
-            receive: receive.unwrap().comm,
-            queue: None,
+            receive: receive.unwrap(),
         };
         stream(&pair, MIB, 30);
     }
@@ -254,7 +253,7 @@ fn a_handle_lets_nobody_in_who_lacks_the_ranks_key() {
     altered.0[88..104].fill(0);
     let mut connect = without.connect(0, &altered).unwrap();
     until("the refusal", || {
-        assert!(listener.accept(false).unwrap().is_none());
+        assert!(listener.accept().unwrap().is_none());
         connect.poll().map(|comm| assert!(comm.is_none())).err()
     });
     let pair = pair(&rank);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use super::error::NetError;
 use super::fork::generation;
-use super::traits::{NetComm, NetPlugin, NetRecv, RequestId};
+use super::traits::{NetComm, NetPlugin, RequestId};
 
 /// First word of every comm and request, so that a foreign or mixed-up pointer is refused.
 const COMM_MARK: u64 = 0x7463_7078_636f_6d6d;
@@ -14,7 +14,6 @@ const REQUEST_MARK: u64 = 0x7463_7078_7265_7175;
 
 const FREE: u8 = 0;
 const IN_FLIGHT: u8 = 1;
-const RECEIVED: u8 = 2;
 
 /// One comm of any kind.
 pub(super) enum CommKind<P: NetPlugin> {
@@ -203,33 +202,9 @@ impl<P: NetPlugin> RequestSlot<P> {
         let done = comm.transfer_comm()?.test(self.id())?;
         if done.is_some() {
             // The plugin may reuse the id from here on, but only in a later call of the host.
-            let next = match &comm.kind {
-                CommKind::Recv(receiver) if P::DEVICE_QUEUE && receiver.keeps_received() => {
-                    RECEIVED
-                }
-                _ => FREE,
-            };
-            self.state.store(next, Ordering::Release);
+            self.state.store(FREE, Ordering::Release);
         }
         Ok(done)
-    }
-
-    /// Whether the request is a receive that is done and not consumed.
-    pub(super) fn check_received(&self) -> Result<(), NetError> {
-        if self.state.load(Ordering::Acquire) == RECEIVED {
-            return Ok(());
-        }
-        Err(NetError::invalid_usage(
-            "consumed a request that is no finished receive",
-        ))
-    }
-
-    /// Marks a finished receive as consumed.
-    pub(super) fn consume(&self) -> Result<(), NetError> {
-        self.state
-            .compare_exchange(RECEIVED, FREE, Ordering::AcqRel, Ordering::Acquire)
-            .map(|_| ())
-            .map_err(|_| NetError::invalid_usage("consumed a request that is no finished receive"))
     }
 }
 

@@ -10,9 +10,7 @@ use super::comm::{CommBox, CommKind, checked_ptr};
 use super::error::NetError;
 use super::host_logger::HostLogger;
 use super::traits::{Exported, NetConnect, NetListen, PeerHandle};
-use crate::constants::{
-    HANDLE_BYTES, NET_DEVICE_HOST, NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION,
-};
+use crate::constants::{HANDLE_BYTES, NET_DEVICE_HOST};
 use crate::device::RawDeviceHandle;
 use crate::properties::{Properties, StaticStrings};
 use crate::raw_properties::RawProperties;
@@ -221,43 +219,21 @@ pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
     device: *mut *mut RawDeviceHandle,
 ) -> RawResult {
     P::cell().guard("accept", || {
-        // SAFETY: out pointers of the host; the inner device pointer is NULL when no offload is
-        // asked for.
-        let wanted = unsafe {
+        // SAFETY: out pointers of the host; the inner device pointer may be NULL.
+        let device = unsafe {
             write_out(recv_comm, std::ptr::null_mut(), "receive comm")?;
             device.as_ref().and_then(|inner| inner.as_mut())
         };
-        // NCCL fills type and version in; other hosts pass zeroed storage.
-        let wanted = wanted.filter(|handle| {
-            let asked = (handle.net_device_type, handle.net_device_version);
-            P::DEVICE_QUEUE
-                && (asked == (NET_DEVICE_HOST, 0)
-                    || asked == (NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION))
-        });
         // SAFETY: the host passes a listen comm of ours.
         let listener = unsafe { CommBox::<P>::from_ptr(listen_comm) }?.listener()?;
-        let Some(accepted) = listener.accept(wanted.is_some())? else {
+        let Some(receiver) = listener.accept()? else {
             return Ok(());
         };
-        match (wanted, accepted.device_queue) {
-            (Some(handle), Some(queue)) => {
-                handle.net_device_type = NET_DEVICE_UNPACK;
-                handle.net_device_version = NET_DEVICE_UNPACK_VERSION;
-                handle.handle = queue.handle;
-                handle.size = queue.len;
-                handle.needs_proxy_progress = c_int::from(queue.needs_proxy_progress);
-            }
-            (Some(handle), None) => {
-                *handle = RawDeviceHandle::request(NET_DEVICE_HOST, 0);
-            }
-            (None, Some(_)) => {
-                return Err(NetError::internal(
-                    "accept made a device queue that the host did not ask for",
-                ));
-            }
-            (None, None) => {}
+        // Receives lie where they were posted, whatever the host asked for.
+        if let Some(device) = device {
+            *device = RawDeviceHandle::request(NET_DEVICE_HOST, 0);
         }
-        let comm = CommBox::<P>::into_raw(CommKind::Recv(accepted.comm));
+        let comm = CommBox::<P>::into_raw(CommKind::Recv(receiver));
         // SAFETY: an out pointer of the host.
         unsafe { write_out(recv_comm, comm, "receive comm") }
     })

@@ -31,6 +31,6 @@ pub use tables::{
     table_v5, table_v6, table_v7, table_v8, table_v9, table_v10, table_v11, table_v12,
 };
 pub use traits::{
-    Accepted, Buffer, DeviceQueue, Exported, MemoryRegion, NetComm, NetConnect, NetListen,
-    NetPlugin, NetRecv, NetSend, PeerHandle, RequestId,
+    Buffer, Exported, MemoryRegion, NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend,
+    PeerHandle, RequestId,
 };

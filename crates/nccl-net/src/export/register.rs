@@ -101,19 +101,6 @@ pub(super) unsafe extern "C" fn dereg_mr<P: Exported>(
     })
 }
 
-/// Device code uses the host's own pointer, which is left alone.
-pub(super) unsafe extern "C" fn get_device_mr<P: Exported>(
-    comm: *mut c_void,
-    handle: *mut c_void,
-    _device: *mut *mut c_void,
-) -> RawResult {
-    P::cell().guard("getDeviceMr", || {
-        // SAFETY: the host passes a comm of ours and a handle from a registration above.
-        unsafe { (CommBox::<P>::from_ptr(comm)?, memory::<P>(handle)?) };
-        Ok(())
-    })
-}
-
 /// The registration behind a memory handle.
 ///
 /// # Safety

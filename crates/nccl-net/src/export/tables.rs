@@ -10,7 +10,7 @@ macro_rules! tables {
     ($($(#[$meta:meta])* $function:ident -> $table:ident:
         $init:ident $properties:ident $listen:ident $connect:ident $accept:ident $reg_mr:ident
         $isend:ident $irecv:ident
-        [$($dma_buf:ident)?] [$($get_device_mr:ident $irecv_consumed:ident)?] [$($absent:ident)?] [$($last:ident)*];
+        [$($dma_buf:ident)?] [$($absent:ident)*] [$($last:ident)*];
     )*) => {$(
         $(#[$meta])*
         pub const fn $function<P: Exported>() -> $table {
@@ -32,17 +32,7 @@ macro_rules! tables {
                 close_send: Some(entries::close_send::<P>),
                 close_recv: Some(entries::close_recv::<P>),
                 close_listen: Some(entries::close_listen::<P>),
-                $(
-                    $get_device_mr: match P::DEVICE_QUEUE {
-                        true => Some(register::$get_device_mr::<P>),
-                        false => None,
-                    },
-                    $irecv_consumed: match P::DEVICE_QUEUE {
-                        true => Some(transfer::$irecv_consumed::<P>),
-                        false => None,
-                    },
-                )?
-                $($absent: None,)?
+                $($absent: None,)*
                 $($last: Some(entries::$last),)*
             }
         }
@@ -53,41 +43,39 @@ tables! {
     /// The v5 table of a plugin, for a `static`.
     table_v5 -> NetV5:
         init_v5 RawPropertiesV6 listen_v5 connect_v5 accept_v5 reg_mr_v5 isend_v5 irecv_v5
-        [] [] [] [];
+        [] [] [];
     /// The v6 table of a plugin, for a `static`.
     table_v6 -> NetV6:
         init_v5 RawPropertiesV6 listen_v5 connect_v5 accept_v5 reg_mr_v5 isend_v5 irecv_v5
-        [reg_mr_dma_buf] [] [] [];
+        [reg_mr_dma_buf] [] [];
     /// The v7 table of a plugin, for a `static`.
     table_v7 -> NetV7:
         init_v5 RawPropertiesV7 listen_v5 connect_v7 accept_v7 reg_mr_v5 isend_v5 irecv_v5
-        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [] [];
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [];
     /// The v8 table of a plugin, for a `static`.
     table_v8 -> NetV8:
         init_v5 RawPropertiesV8 listen_v5 connect_v7 accept_v7 reg_mr_v8 isend_v5 irecv_v5
-        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [] [];
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [];
     /// The v9 table of a plugin, for a `static`.
     table_v9 -> NetV9:
         init_v5 RawPropertiesV9 listen_v5 connect_v7 accept_v7 reg_mr_v8 isend_v9 irecv_v9
-        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [];
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed make_v_device] [];
     /// The v10 table of a plugin, for a `static`.
     table_v10 -> NetV10:
         init_v10 RawPropertiesV9 listen_v5 connect_v10 accept_v7 reg_mr_v8 isend_v10 irecv_v10
-        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [];
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed make_v_device] [];
     /// The v11 table of a plugin, for a `static`.
     table_v11 -> NetV11:
         init_v11 RawPropertiesV11 listen_v11 connect_v11 accept_v7 reg_mr_v8 isend_v10 irecv_v10
-        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [finalize set_net_attr];
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed make_v_device] [finalize set_net_attr];
     /// The v12 table of a plugin, for a `static`.
     table_v12 -> NetV12:
         init_v11 RawPropertiesV12 listen_v11 connect_v11 accept_v7 reg_mr_v8 isend_v10 irecv_v10
-        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [finalize set_net_attr];
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed make_v_device] [finalize set_net_attr];
 }
 
 /// Exports a type that implements [`NetPlugin`](crate::export::NetPlugin) from a `cdylib`, under
 /// the symbols `ncclNetPlugin_v5` to `ncclNetPlugin_v12` that are named.
-///
-/// A plugin with a device queue is only understood by hosts that find v7 or later.
 #[macro_export]
 macro_rules! export_plugin {
     ($plugin:ty: $($version:ident),+ $(,)?) => {

@@ -1,6 +1,6 @@
 //! The safe traits that an exported plugin implements.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 
 use super::cell::PluginCell;
 use super::error::NetError;
@@ -28,8 +28,7 @@ impl PeerHandle {
 }
 
 /// Names a request within its comm: an index below [`RequestId::LIMIT`], chosen by the plugin,
-/// taken from the moment of posting until `test` reports done (receives of a plugin with a device
-/// queue: until consumed).
+/// taken from the moment of posting until `test` reports done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
@@ -69,32 +68,10 @@ unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
-/// A device queue made by `accept`, in memory that the receive comm owns.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceQueue {
-    /// Device address of the structure that the host's device code reads.
-    pub handle: *mut c_void,
-    /// Its bytes.
-    pub len: usize,
-    /// Whether `test` must go on being called for the queue to advance.
-    pub needs_proxy_progress: bool,
-}
-
-/// A receive comm that is ready.
-#[derive(Debug)]
-pub struct Accepted<R> {
-    /// The comm.
-    pub comm: R,
-    /// Its device queue, when the host asked for one.
-    pub device_queue: Option<DeviceQueue>,
-}
-
 /// A network plugin. Every method may be called from any thread, none may block.
 pub trait NetPlugin: Sized + Send + Sync + 'static {
     /// Name in the table; `NCCL_NET` selects by it.
     const NAME: &'static CStr;
-    /// Whether receives go through a device queue: exports `getDeviceMr` and `irecvConsumed`.
-    const DEVICE_QUEUE: bool = false;
 
     /// A registration. Shared, because a host may use it on one thread while it registers more on
     /// another.
@@ -130,9 +107,8 @@ pub trait NetListen: Send + Sync + 'static {
     /// The comm it gives.
     type Recv;
 
-    /// `None`: no peer yet, ask again. `device_queue`: the host asks for a device queue of
-    /// version 7; without that, none may be returned.
-    fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Self::Recv>>, NetError>;
+    /// `None`: no peer yet, ask again.
+    fn accept(&self) -> Result<Option<Self::Recv>, NetError>;
 }
 
 /// A connect in progress.
@@ -160,7 +136,7 @@ pub trait NetComm: Send + Sync + 'static {
     }
 
     /// Drives the comm and answers for one request: `None` while it runs, its bytes once done.
-    /// After that the id is free again (receives of a device queue: once consumed).
+    /// After that the id is free again.
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError>;
 }
 
@@ -185,19 +161,6 @@ pub trait NetRecv: NetComm {
         tag: i32,
         memory: &Self::Memory,
     ) -> Result<Option<RequestId>, NetError>;
-
-    /// Whether finished receives of this comm stay until they are consumed. Where they do not,
-    /// `irecvConsumed` is answered with success and [`Self::consumed`] is never called: NCCL makes
-    /// that call for every plugin that has it, also after the request was used again.
-    fn keeps_received(&self) -> bool {
-        true
-    }
-
-    /// The device has taken a finished receive out of its queue slot. Called in order; only for a
-    /// plugin with [`NetPlugin::DEVICE_QUEUE`], on a comm that [`Self::keeps_received`].
-    fn consumed(&self, _request: RequestId) -> Result<(), NetError> {
-        Ok(())
-    }
 }
 
 /// A plugin with its process-wide state; implemented by [`crate::export_plugin!`].

@@ -7,7 +7,7 @@ use super::entries::{Void, VoidOut, forwards, write_out};
 use super::error::NetError;
 use super::register::memory;
 use super::traits::{Buffer, Exported, NetRecv, NetSend};
-use crate::result::{RawResult, ResultCode};
+use crate::result::RawResult;
 
 fn buffer(data: *mut c_void, len: usize) -> Result<Buffer, NetError> {
     if data.is_null() && len > 0 {
@@ -182,29 +182,5 @@ pub(super) unsafe extern "C" fn test<P: Exported>(
             }
             write_out(done, 1, "done")
         }
-    })
-}
-
-pub(super) unsafe extern "C" fn irecv_consumed<P: Exported>(
-    comm: *mut c_void,
-    n: c_int,
-    request: *mut c_void,
-) -> RawResult {
-    if n != 1 {
-        return ResultCode::InvalidArgument.to_raw();
-    }
-    P::cell().guard("irecvConsumed", || {
-        // SAFETY: the host passes a comm of ours.
-        let comm = unsafe { CommBox::<P>::from_ptr(comm) }?;
-        if !comm.receiver()?.keeps_received() {
-            // The request was free at done and may be in flight again.
-            return Ok(());
-        }
-        // SAFETY: the host passes one of the comm's requests.
-        let slot = unsafe { RequestSlot::<P>::from_ptr(request) }?;
-        // The plugin may refuse a wrong order: then the receive stays, to be consumed in its turn.
-        slot.check_received()?;
-        comm.receiver()?.consumed(slot.id())?;
-        slot.consume()
     })
 }

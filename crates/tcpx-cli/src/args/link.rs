@@ -22,7 +22,7 @@ pub(crate) const VENDOR_PLUGIN: &str = "/usr/local/tcpx/lib64/libnccl-net-tcpx.s
 pub(crate) enum NetworkName {
     /// The embedded network: plain TCP, nothing else needed.
     Tcp,
-    /// An NCCL network plugin in device-unpack mode.
+    /// An NCCL network plugin.
     Plugin,
     /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU memory.
     #[cfg(feature = "devmem")]

@@ -209,7 +209,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         title: "contents are wrong, or all zeros",
         about: "The bytes that arrived are not those that were sent: fragments were not unpacked, or a card's writes to GPU memory were dropped on the way.",
         consequence: "what arrived must not be used",
-        fix: "run `tcpx demo` on both hosts: it compares every unpacker; try --unpack host, and --host for host memory",
+        fix: "run `tcpx demo` on both hosts: it compares every byte; try --unpack host, and --host for host memory",
         measure: Some(error_checks::zeros),
     },
     Check {

@@ -80,7 +80,7 @@ fn a_file_goes_through_the_plugin_as_well() {
     fs::create_dir(&out).expect("created");
     let file = directory.path().join("a");
     fs::write(&file, contents((20 << 20) + 5)).expect("written");
-    let plugin = ["--network", "plugin", "--abi", "v7"];
+    let plugin = ["--network", "plugin"];
     let (server, client) = send(serve(&out, &plugin), &file, &plugin);
     server.assert_code(0);
     client.assert_code(0);

@@ -1,4 +1,4 @@
-use crate::support::{Server, tcpx};
+use crate::support::{Server, scattering, tcpx};
 
 #[test]
 fn the_greeting_passes_on_both_sides_with_a_hex_dump() {
@@ -36,17 +36,17 @@ fn payloads_of_other_sizes_pass() {
 }
 
 #[test]
-fn through_our_plugin_the_fragments_and_the_bounce_buffer_are_shown() {
-    let plugin = ["--host", "--network", "plugin", "--abi", "v7"];
-    for size in ["23", "300000"] {
+fn over_a_plugin_that_scatters_fragments_and_bounce_buffer_are_shown() {
+    for (size, unpack) in [("23", "host"), ("23", "d2d"), ("300000", "kernel")] {
+        let plugin = ["--host", "--plugin", scattering::path(), "--unpack", unpack];
         let server = [&["transfer", "server", "--debug"][..], &plugin].concat();
-        let server = Server::start(tcpx(&server));
+        let server = Server::start(scattering::takes_host_memory(tcpx(&server)));
         assert!(
-            server.invitation.contains("--network plugin"),
+            server.invitation.contains("--plugin"),
             "{}",
             server.invitation
         );
-        let mut client = server.client(&["transfer"], &plugin);
+        let mut client = scattering::takes_host_memory(server.client(&["transfer"], &plugin));
         client.env("UCCL_TCPX_PAYLOAD_BYTES", size);
         let (server, client) = server.finish(client);
         client.assert_code(0).assert_says("transfer: PASSED");
@@ -56,6 +56,17 @@ fn through_our_plugin_the_fragments_and_the_bounce_buffer_are_shown() {
             .assert_says("unpacked from");
         server.assert_complains("descriptor 0: pool");
         server.assert_complains("bounce buffer before it is unpacked");
+    }
+}
+
+#[test]
+fn a_client_key_moves_a_payload_over_our_plugin() {
+    let plugin = ["--host", "--network", "plugin"];
+    let server = Server::start(tcpx(&[&["transfer", "server"][..], &plugin].concat()));
+    let client = server.client(&["transfer"], &plugin);
+    let (server, client) = server.finish(client);
+    for side in [server, client] {
+        side.assert_code(0).assert_says("transfer: PASSED");
     }
 }
 

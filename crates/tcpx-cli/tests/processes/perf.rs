@@ -1,6 +1,6 @@
 use serde_json::Value;
 
-use crate::support::{Ended, Running, Server, tcpx};
+use crate::support::{Ended, Running, Server, scattering, tcpx};
 
 /// The median of the row whose name ends so.
 fn figure(report: &Value, name: &str) -> Option<f64> {
@@ -77,11 +77,13 @@ fn debug_prints_a_line_for_each_chunk() {
 }
 
 #[test]
-fn the_plugin_shows_its_fragments() {
-    let plugin = ["--network", "plugin", "--abi", "v7"];
-    let server = Server::start(tcpx(&[&["perf", "server", "host"][..], &plugin].concat()));
+fn a_plugin_that_scatters_shows_its_fragments() {
+    let plugin = ["--plugin", scattering::path()];
+    let server = tcpx(&[&["perf", "server", "host"][..], &plugin].concat());
+    let server = Server::start(scattering::takes_host_memory(server));
     let sizes = ["host", "--size", "4MiB", "--iterations", "2", "--json"];
     let client = server.client(&["perf", "client"], &[&sizes[..], &plugin].concat());
+    let client = scattering::takes_host_memory(client);
     let (server, client) = server.finish(client);
     server.assert_code(0);
     let report = report(&client);

@@ -278,3 +278,18 @@ impl Server {
         (self.running.end_after(&client), client)
     }
 }
+
+/// A plugin that scatters payload over a pool: the double of Google's.
+pub(crate) mod scattering {
+    use super::Command;
+
+    pub(crate) fn path() -> &'static str {
+        tcpx_tests::double::path().to_str().expect("text")
+    }
+
+    /// It is given host memory in a GPU's place.
+    pub(crate) fn takes_host_memory(mut command: Command) -> Command {
+        command.env("TCPX_NET_STANDIN", "host");
+        command
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::sync::PIECE as BLOCKING_BYTES;
-use super::{Gpu, MappedHost, device_alloc};
+use super::{Gpu, MappedHost};
 use crate::error::MemoryError;
 use crate::lock;
 use crate::pinned::{PinnedPool, Slots};
@@ -104,60 +104,34 @@ fn slot_bytes() -> usize {
     }
 }
 
-/// Memory of a connection that has ended.
-pub(crate) enum Block {
-    Pinned(MappedHost),
-    Device(u64),
-}
+/// Pinned memory of connections that have ended, with its length.
+#[derive(Default)]
+pub(super) struct Left(Mutex<Vec<(usize, MappedHost)>>);
 
 // SAFETY: nobody else uses the memory.
-unsafe impl Send for Block {}
-
-/// Blocks for the next connections, with their lengths.
-#[derive(Default)]
-pub(super) struct Blocks(Mutex<Vec<(usize, Block)>>);
-
-impl Blocks {
-    fn take(&self, len: usize, such: impl Fn(&Block) -> bool) -> Option<Block> {
-        let mut blocks = lock(&self.0);
-        let at = blocks
-            .iter()
-            .position(|(bytes, block)| *bytes == len && such(block))?;
-        Some(blocks.swap_remove(at).1)
-    }
-}
+unsafe impl Send for Left {}
+// SAFETY: as above; the list has a lock.
+unsafe impl Sync for Left {}
 
 impl Gpu {
     /// Zeroed pinned memory that an ended connection has left, or new.
     pub(crate) fn recycled_pinned(&self, len: usize) -> Result<MappedHost, MemoryError> {
-        let block = self
-            .0
-            .blocks
-            .take(len, |block| matches!(block, Block::Pinned(_)));
-        let memory = match block {
-            Some(Block::Pinned(memory)) => memory,
-            _ => MappedHost::alloc(self, len)?,
+        let mut left = lock(&self.0.left.0);
+        let found = left.iter().position(|(bytes, _)| *bytes == len);
+        let found = found.map(|at| left.swap_remove(at).1);
+        drop(left);
+        let memory = match found {
+            Some(memory) => memory,
+            None => MappedHost::alloc(self, len)?,
         };
         // SAFETY: as long, and nobody else uses it.
         unsafe { memory.host.write_bytes(0, len) };
         Ok(memory)
     }
 
-    /// Device memory that an ended connection has left, or new.
-    pub(crate) fn recycled_cuda(&self, len: usize) -> Result<u64, MemoryError> {
-        let block = self
-            .0
-            .blocks
-            .take(len, |block| matches!(block, Block::Device(_)));
-        match block {
-            Some(Block::Device(address)) => Ok(address),
-            _ => Ok(device_alloc(self, len)?),
-        }
-    }
-
     /// Leaves memory that nobody uses any more to the next connection.
-    pub(crate) fn recycle(&self, len: usize, block: Block) {
-        lock(&self.0.blocks.0).push((len, block));
+    pub(crate) fn recycle(&self, len: usize, memory: MappedHost) {
+        lock(&self.0.left.0).push((len, memory));
     }
 
     /// The GPU's pinned memory. The first call pins it and prepares all else that would later hold copies up: it

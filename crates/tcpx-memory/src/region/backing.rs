@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::gathered::Gathered;
 use crate::error::MemoryError;
-use crate::gpu::{Block, Gpu, MappedHost, device_alloc, device_free, host_free};
+use crate::gpu::{Gpu, MappedHost, device_alloc, device_free, host_free};
 use crate::kind::MemoryKind;
 use crate::worker::reaper;
 
@@ -57,8 +57,6 @@ const LONG: usize = 2 << 20;
 enum Owner {
     /// By the address that it gave.
     Driver(u64),
-    /// The next user of its length.
-    Recycled(usize),
     Foreign {
         _owner: Arc<dyn Any + Send + Sync>,
     },
@@ -122,12 +120,6 @@ impl Backing {
         let given = reaper::retry(|| device_alloc(gpu, len + spare))?;
         let base = given.next_multiple_of(PAGE as u64);
         Ok(Self::cuda_by(gpu, base, Owner::Driver(given)))
-    }
-
-    pub(super) fn recycled_cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        gpu.prepare_sync()?;
-        let base = gpu.recycled_cuda(len)?;
-        Ok(Self::cuda_by(gpu, base, Owner::Recycled(len)))
     }
 
     fn cuda_by(gpu: &Gpu, base: u64, owner: Owner) -> Self {
@@ -200,11 +192,11 @@ impl Drop for Backing {
                 Some(memory) => reaper::run(move || memory.let_go()),
                 None => {}
             },
-            Self::Cuda(memory) => match memory.take() {
-                Some(memory) if matches!(memory.owner, Owner::Recycled(_)) => memory.let_go(),
-                Some(memory) => reaper::run(move || memory.let_go()),
-                None => {}
-            },
+            Self::Cuda(memory) => {
+                if let Some(memory) = memory.take() {
+                    reaper::run(move || memory.let_go());
+                }
+            }
             Self::Empty | Self::PinnedForGood(_) | Self::ForeignHost { .. } | Self::Gathered(_) => {
             }
         }
@@ -216,7 +208,6 @@ impl CudaMemory {
         match self.owner {
             // SAFETY: allocated by `device_alloc`; the last reference is gone.
             Owner::Driver(given) => unsafe { device_free(&self.gpu, given) },
-            Owner::Recycled(len) => self.gpu.recycle(len, Block::Device(self.base)),
             Owner::Foreign { .. } => {}
         }
     }
@@ -227,7 +218,7 @@ impl PinnedMemory {
         match self.recycled {
             // SAFETY: allocated by `MappedHost::alloc`; the last reference is gone.
             None => unsafe { host_free(&self.gpu, self.memory) },
-            Some(len) => self.gpu.recycle(len, Block::Pinned(self.memory)),
+            Some(len) => self.gpu.recycle(len, self.memory),
         }
     }
 }

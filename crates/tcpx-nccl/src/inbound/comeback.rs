@@ -10,7 +10,7 @@ use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::monitor::{Look, TICK};
 use tcpx_lanes::socket_calls::Moved;
 
-use super::{Inbound, Phase};
+use super::Inbound;
 use crate::header::{HEADER_BYTES, Record};
 use crate::link::Link;
 use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Came, Waiting, tell};
@@ -105,12 +105,7 @@ impl Inbound {
             return;
         };
         let is_behind = self.waiting.is_some() || self.header_bytes == HEADER_BYTES;
-        let phase = self
-            .ring
-            .by_sequence(self.next)
-            .map(|request| request.phase);
-        let lacks_pages = phase == Some(Phase::Announced);
-        if self.next < self.ring.posted() && !is_behind && !lacks_pages {
+        if self.next < self.ring.posted() && !is_behind {
             let _ = tell(answers, self.bytes_read, true);
         }
         self.asks_after = waited + waited.min(LONGEST_WAIT);

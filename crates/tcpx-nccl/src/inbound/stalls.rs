@@ -19,11 +19,6 @@ impl Inbound {
         let seconds = stalled.as_secs();
         let name = &self.name;
         let Some(request) = self.ring.by_sequence(sequence) else {
-            let settled = self.settled;
-            log.warn(&format!(
-                "{name}: receive {settled} waits {seconds} s for its copy to the GPU; the GPU may be \
-                 blocked by a kernel that does not end"
-            ));
             return;
         };
         let (received, size) = (request.received, request.size);
@@ -40,10 +35,6 @@ impl Inbound {
             }
             Phase::Posted => log.info(&format!(
                 "{name}: waiting {seconds} s for message {sequence}; the peer has sent nothing"
-            )),
-            Phase::Announced => log.warn(&format!(
-                "{name}: message {sequence} of {size} bytes waits {seconds} s for pages of the pool; \
-                 consume finished receives or raise TCPX_NET_POOL_BYTES"
             )),
             _ => log.warn(&format!(
                 "{name}: no byte arrived for {seconds} s; message {sequence} has {received} of {size} \

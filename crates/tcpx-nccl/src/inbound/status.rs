@@ -26,26 +26,16 @@ impl Inbound {
                 .as_ref()
                 .and_then(|lanes| lanes.inlet.progress(sequence));
             let (done, total, next) = match (request.phase, on_lanes) {
-                (Phase::Done { .. }, _) => return true,
+                (Phase::Done, _) => return true,
                 (Phase::Posted, Some((done, total))) if done < total => {
                     (done, total, "the peer's lanes must bring the rest")
                 }
                 (Phase::Posted, Some(_)) => return true,
                 (Phase::Posted, None) => (0, request.capacity as u64, "the peer must send"),
-                (Phase::Announced, _) => (
-                    0,
-                    request.size as u64,
-                    "the program must consume receives that are done",
-                ),
                 (Phase::Payload, _) => (
                     request.received as u64,
                     request.size as u64,
                     "the peer must send the rest",
-                ),
-                (Phase::Moving, _) => (
-                    request.received as u64,
-                    request.size as u64,
-                    "the GPU must copy it",
                 ),
             };
             // A receive that waits for its message is early, not stalled.

@@ -25,7 +25,6 @@ use super::outlet::Chunk;
 use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
 use super::users::Users;
-use crate::config::PAGE_BYTES;
 use crate::dialer::{Dialer, PairDialer};
 use crate::error;
 use crate::held::Stream;
@@ -685,6 +684,9 @@ impl Peer {
         PairDialer::new([dialer(), dialer()])
     }
 }
+
+/// Parts begin at pages of a message, where they can.
+const PAGE_BYTES: usize = 4096;
 
 /// While half of the `lanes` that move at a time have a part each at most, a message is spread over all of them. What
 /// waits for the peer alone is no load: counted, it made 256 KiB with eight in flight one part each, at 0.7 of the rate.

@@ -210,7 +210,6 @@ pub(crate) fn lanes_for(config: &Config, cores: usize) -> usize {
         return lanes;
     }
     match (config.mode, config.threads) {
-        (Mode::Unpack, _) => 0,
         (Mode::Host, None) if cores <= FEW_CORES => 0,
         (_, threads) => threads.unwrap_or_else(|| threads_for(cores)).max(2),
     }

@@ -53,9 +53,6 @@ impl State {
         if let Some(carriage) = &self.carriage {
             carriage.close();
         }
-        if let Some(staging) = &self.staging {
-            staging.wait_quiet();
-        }
         // The receiver must not wait for what will not come.
         let _ = self.link.shutdown(std::net::Shutdown::Both);
         match &self.carriage {
@@ -116,7 +113,7 @@ impl State {
         self.ring.by_sequence(self.next).is_some_and(|request| {
             let is_for_lanes = match request.source {
                 Source::Host(_) => request.size > above,
-                Source::Device(_) => request.size > 0,
+                Source::Device(_) => true,
             };
             // Chunks in the queue stay there whatever the receiver says later.
             let has_begun = request.written > 0 || self.link.has_begun();

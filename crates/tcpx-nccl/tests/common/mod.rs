@@ -4,8 +4,8 @@ use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{
-    Accepted, Buffer, DeviceQueue, HostLogger, MemoryRegion, NetComm, NetConnect, NetError,
-    NetListen, NetPlugin, NetRecv, NetSend, RequestId,
+    Buffer, HostLogger, MemoryRegion, NetComm, NetConnect, NetError, NetListen, NetPlugin, NetRecv,
+    NetSend, RequestId,
 };
 use nccl_net_tcpx::{Config, Memory, RecvComm, SendComm, TcpxPlugin};
 
@@ -71,7 +71,6 @@ pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T 
 pub(crate) struct Pair {
     pub(crate) send: SendComm,
     pub(crate) receive: RecvComm,
-    pub(crate) queue: Option<DeviceQueue>,
 }
 
 pub(crate) fn pair(plugin: &TcpxPlugin) -> Pair {
@@ -83,18 +82,13 @@ pub(crate) fn pair(plugin: &TcpxPlugin) -> Pair {
             send = connect.poll().unwrap();
         }
         if receive.is_none() {
-            receive = listener.accept(true).unwrap();
+            receive = listener.accept().unwrap();
         }
         (send.is_some() && receive.is_some()).then_some(())
     });
-    let Accepted {
-        comm,
-        device_queue: queue,
-    } = receive.unwrap();
     Pair {
         send: send.unwrap(),
-        receive: comm,
-        queue,
+        receive: receive.unwrap(),
     }
 }
 
@@ -206,11 +200,10 @@ pub(crate) fn transfer(
     to: &mut Registered,
     len: usize,
     capacity: usize,
-) -> RequestId {
+) {
     let buffer = to.buffer(0, capacity);
     let receive = posted(pair.receive.irecv(buffer, 0, &to.memory));
     let buffer = from.buffer(0, len);
     let send = posted(pair.send.isend(buffer, 0, &from.memory));
     assert_eq!(finish(pair, send, receive), len);
-    receive
 }
