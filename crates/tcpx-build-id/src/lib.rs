@@ -22,12 +22,14 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 /// The crates that end up in the plugin file, and what decides their dependencies.
-const INPUTS: [&str; 6] = [
+const INPUTS: [&str; 8] = [
     "Cargo.lock",
     "Cargo.toml",
     "crates/nccl-net",
+    "crates/tcpx-lanes",
     "crates/tcpx-memory",
     "crates/tcpx-nccl",
+    "crates/tcpx-status",
     "crates/tcpx-wire",
 ];
 
@@ -280,6 +282,22 @@ mod tests {
         let newer = of_sources(root.path()).unwrap();
         let error = verify(&file, &newer).unwrap_err().to_string();
         assert!(error.contains(&id) && error.contains(&newer), "{error}");
+    }
+
+    #[test]
+    fn every_crate_in_the_plugin_file_decides_its_id() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for input in INPUTS.iter().filter(|input| input.starts_with("crates/")) {
+            let manifest = fs::read_to_string(root.join(input).join("Cargo.toml")).unwrap();
+            let (_, used) = manifest.split_once("[dependencies]\n").unwrap_or_default();
+            for line in used.lines().take_while(|line| !line.starts_with('[')) {
+                let name = line.split(['.', ' ']).next().unwrap_or_default();
+                if name.starts_with("tcpx") || name == "nccl-net" {
+                    let used = format!("crates/{name}");
+                    assert!(INPUTS.contains(&used.as_str()), "{input} uses {used}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -144,17 +144,14 @@ fn plugin() -> Value {
             "is not there (only Google's A3 hosts have it)"
         }
     );
-    let beside = places.beside();
-    match &beside {
+    let own = places.own();
+    match &own {
         Ok(file) => say!("  our own:  {} is there", file.path.display()),
-        Err(_) if places.source.is_some() => {
-            say!("  our own:  built from this source tree when it is needed");
-        }
         Err(error) => say!("  our own:  missing: {error}; {}", error.hint()),
     }
     json!({
         "vendor": vendor.then_some(&places.vendor),
-        "own": beside.ok().map(|file| file.path),
+        "own": own.ok().map(|file| file.path),
     })
 }
 

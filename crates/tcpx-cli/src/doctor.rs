@@ -57,7 +57,7 @@ fn plugin_in_question(host: &dyn Host) -> Option<PathBuf> {
     if matches!(host.kind(&places.vendor), Ok(FileKind::File)) {
         return Some(places.vendor);
     }
-    places.beside().ok().map(|file| file.path)
+    places.own().ok().map(|file| file.path)
 }
 
 /// Each check that looks at the host by itself, and what it found.

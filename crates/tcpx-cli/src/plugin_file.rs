@@ -1,21 +1,16 @@
 //! The plugin file: the one asked for, the vendor's, or our own.
 
-mod build;
 pub(crate) mod contents;
 
 use std::path::{Path, PathBuf};
 
 use tcpx_build_id::BuildIdError;
 
-use self::build::build;
 use crate::args::link::VENDOR_PLUGIN;
 use crate::error::advice;
 
 /// The plugin's file name once installed, and as cargo writes it.
 const OWN_NAMES: [&str; 2] = ["libnccl-net-tcpx.so", "libnccl_net_tcpx.so"];
-
-/// The package that makes our own file.
-const PACKAGE: &str = "tcpx-nccl";
 
 /// Why there is no plugin file.
 #[derive(Debug, thiserror::Error)]
@@ -24,8 +19,6 @@ pub(crate) enum PluginFileError {
     Missing(PathBuf),
     #[error("no plugin file was found; looked at {}", list(.0))]
     NotFound(Vec<PathBuf>),
-    #[error("building the plugin file failed: {0}")]
-    Build(String),
     #[error(transparent)]
     BuildId(#[from] BuildIdError),
 }
@@ -36,13 +29,10 @@ impl PluginFileError {
         match self {
             Self::Missing(_) => "give the path of an NCCL network plugin with --plugin PATH".into(),
             Self::NotFound(_) => format!(
-                "give its path with --plugin PATH, or put {} beside the tcpx program (`cargo xtask dist` makes both)",
+                "give its path with --plugin PATH, or put {} beside the tcpx program or into ../lib from there (a package brings both; in a source tree `cargo build --package tcpx-nccl` makes it, with the program's --release or --profile)",
                 OWN_NAMES[0]
             ),
             Self::BuildId(error) => advice(&error.to_string()).1.to_owned(),
-            Self::Build(_) => {
-                format!("run `cargo build -p {PACKAGE}` in the source tree and read its messages")
-            }
         }
     }
 }
@@ -75,36 +65,16 @@ impl PluginFile {
 pub(crate) struct Places {
     pub(crate) vendor: PathBuf,
     pub(crate) executable: Option<PathBuf>,
-    pub(crate) source: Option<PathBuf>,
-    /// Build id of the file that belongs to this program, where there are no sources to ask.
+    /// Build id of the file that belongs to this program.
     pub(crate) build_id: &'static str,
 }
 
 impl Places {
     /// The places of this process.
     pub(crate) fn of_process() -> Self {
-        let executable = std::env::current_exe().ok();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .ancestors()
-            .nth(2)
-            .map(Path::to_owned);
-        let source = root.filter(|root| {
-            // A copied program must not reach back into the tree that it was built from.
-            let from_tree = std::env::var_os("CARGO").is_some()
-                || executable
-                    .as_ref()
-                    .is_some_and(|executable| executable.starts_with(root));
-            from_tree
-                && root
-                    .join("crates")
-                    .join(PACKAGE)
-                    .join("Cargo.toml")
-                    .is_file()
-        });
         Self {
             vendor: VENDOR_PLUGIN.into(),
-            executable,
-            source,
+            executable: std::env::current_exe().ok(),
             build_id: env!("TCPX_BUILD_ID"),
         }
     }
@@ -126,21 +96,8 @@ impl Places {
         })
     }
 
-    /// Our own file: fresh from the source tree if we were built there, else the one beside the program.
+    /// Our own file, beside the program; in a target folder that is where cargo writes it.
     pub(crate) fn own(&self) -> Result<PluginFile, PluginFileError> {
-        match &self.source {
-            Some(root) => {
-                let expected = tcpx_build_id::of_sources(root).map_err(|error| {
-                    PluginFileError::Build(format!("its sources cannot be read: {error}"))
-                })?;
-                build(root)?.of_build(&expected)
-            }
-            None => self.beside(),
-        }
-    }
-
-    /// Our own file without building anything.
-    pub(crate) fn beside(&self) -> Result<PluginFile, PluginFileError> {
         let mut looked = Vec::new();
         let directory = self.executable.as_deref().and_then(Path::parent);
         for directory in directory
@@ -192,7 +149,6 @@ mod tests {
         Places {
             vendor: directory.join("vendor.so"),
             executable: Some(directory.join("bin").join("tcpx")),
-            source: None,
             build_id: ID,
         }
     }

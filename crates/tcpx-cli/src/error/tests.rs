@@ -309,7 +309,6 @@ fn inner() -> Vec<Error> {
     let plugins = [
         PluginFileError::Missing(path()),
         PluginFileError::NotFound(vec![path()]),
-        PluginFileError::Build("cargo ended".into()),
     ];
     let contents = [
         ContentsError::Unreadable {

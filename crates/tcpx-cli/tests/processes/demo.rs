@@ -1,7 +1,10 @@
+use tcpx_tests::plugin_file;
+
 use crate::support::{Running, tcpx};
 
 #[test]
 fn the_demo_compares_every_byte_of_every_path() {
+    plugin_file::path();
     let ended = Running::start(tcpx(&["demo", "--size", "8MiB", "--host"])).end();
     ended
         .assert_code(0)
@@ -62,9 +65,7 @@ fn the_program_alone_shows_the_embedded_network() {
     let alone = directory.path().join("tcpx");
     std::fs::copy(env!("CARGO_BIN_EXE_tcpx"), &alone).expect("copied");
     let mut command = std::process::Command::new(&alone);
-    command
-        .args(["demo", "--host", "--size", "1MiB"])
-        .env_remove("CARGO");
+    command.args(["demo", "--host", "--size", "1MiB"]);
     let ended = Running::start(command).end();
     ended.assert_code(0).assert_says("plugin: left out");
 }

@@ -52,6 +52,20 @@ fn google_s_plugin_finds_its_variables_set_when_its_process_starts() {
 }
 
 #[test]
+fn a_search_for_the_plugin_starts_no_build() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().expect("a directory");
+    let (tool, ran) = (folder.path().join("cargo"), folder.path().join("ran"));
+    std::fs::write(&tool, format!("#!/bin/sh\ntouch {}\n", ran.display())).expect("written");
+    std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).expect("executable");
+    let mut command = tcpx(&["env", "nccl"]);
+    command.env("CARGO", &tool).env("PATH", folder.path());
+    Running::start(command).end();
+    assert!(!ran.exists(), "the program ran {}", tool.display());
+}
+
+#[test]
 fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
     let missing = "/nonexistent/libnccl-net-tcpx.so";
     let mut command = std::process::Command::new("sh");

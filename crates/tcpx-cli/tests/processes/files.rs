@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tcpx::{Auth, Endpoint, Level, Options, Region};
+use tcpx_tests::plugin_file;
 
 use crate::support::{Ended, Running, Server, tcpx};
 
@@ -80,6 +81,7 @@ fn a_file_goes_through_the_plugin_as_well() {
     fs::create_dir(&out).expect("created");
     let file = directory.path().join("a");
     fs::write(&file, contents((20 << 20) + 5)).expect("written");
+    plugin_file::path();
     let plugin = ["--network", "plugin"];
     let (server, client) = send(serve(&out, &plugin), &file, &plugin);
     server.assert_code(0);

@@ -1,3 +1,5 @@
+use tcpx_tests::plugin_file;
+
 use crate::support::{Server, scattering, tcpx};
 
 #[test]
@@ -61,6 +63,7 @@ fn over_a_plugin_that_scatters_fragments_and_bounce_buffer_are_shown() {
 
 #[test]
 fn a_client_key_moves_a_payload_over_our_plugin() {
+    plugin_file::path();
     let plugin = ["--host", "--network", "plugin"];
     let server = Server::start(tcpx(&[&["transfer", "server"][..], &plugin].concat()));
     let client = server.client(&["transfer"], &plugin);
@@ -72,6 +75,7 @@ fn a_client_key_moves_a_payload_over_our_plugin() {
 
 #[test]
 fn two_networks_that_do_not_match_are_an_error_on_both_sides() {
+    plugin_file::path();
     let server = Server::start(tcpx(&["transfer", "server", "--host"]));
     let client = server.client(&["transfer"], &["--host", "--network", "plugin"]);
     let (server, client) = server.finish(client);
