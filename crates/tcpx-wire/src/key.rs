@@ -8,12 +8,11 @@
 use std::sync::Arc;
 
 use data_encoding::{BASE32_NOPAD, BASE32_NOPAD_NOCASE, DecodeKind};
-use hkdf::Hkdf;
-use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
+use crate::derive;
 use crate::handshake::public_key;
 
 mod clients;
@@ -129,9 +128,7 @@ impl Key {
     }
 
     fn derive(&self, label: &[u8], out: &mut [u8]) {
-        Hkdf::<Sha256>::new(Some(b"tcpx key"), &self.secret)
-            .expand(label, out)
-            .expect("HKDF-SHA256 yields up to 8160 bytes and at most 32 are asked for");
+        derive::expand(&derive::extract(b"tcpx key", &self.secret), label, out);
     }
 }
 
@@ -193,10 +190,7 @@ impl ClientKey {
 
     /// Names the server, for people to compare; it is not secret.
     pub fn fingerprint(&self) -> String {
-        let digest = Sha256::new()
-            .chain_update(b"tcpx fingerprint")
-            .chain_update(self.public)
-            .finalize();
+        let digest = derive::hash(&[b"tcpx fingerprint", &self.public]);
         let text = BASE32_NOPAD.encode(&digest[..10]);
         let groups: Vec<&str> = [0, 4, 8, 12].map(|at| &text[at..at + 4]).to_vec();
         groups.join("-")
@@ -214,9 +208,8 @@ impl ClientKey {
     /// What the client calls its key in its hello.
     pub fn id(&self) -> KeyId {
         let mut id = [0; KeyId::BYTES];
-        Hkdf::<Sha256>::new(Some(b"tcpx client key"), &self.psk)
-            .expand(b"id", &mut id)
-            .expect("HKDF-SHA256 yields up to 8160 bytes and 16 are asked for");
+        let secret = derive::extract(b"tcpx client key", &self.psk);
+        derive::expand(&secret, b"id", &mut id);
         KeyId(id)
     }
 
@@ -301,10 +294,7 @@ fn decode<const WHOLE: usize>(
 }
 
 fn check(label: &str, bytes: &[u8]) -> [u8; CHECK_BYTES] {
-    let digest = Sha256::new()
-        .chain_update(label)
-        .chain_update(bytes)
-        .finalize();
+    let digest = derive::hash(&[label.as_bytes(), bytes]);
     std::array::from_fn(|at| digest[at])
 }
 

@@ -9,13 +9,12 @@
 
 use std::fmt;
 
-use hkdf::Hkdf;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
-use sha2::Sha256;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
 use crate::chunk_header::ChunkHeader;
+use crate::derive;
 
 /// Bytes by which sealing makes something longer.
 pub const TAG_BYTES: usize = 16;
@@ -200,12 +199,10 @@ impl fmt::Debug for Direction {
 
 /// The key of a secret, and the secret that comes after it.
 fn derive(secret: &[u8; SECRET_BYTES]) -> (LessSafeKey, Zeroizing<[u8; SECRET_BYTES]>) {
-    const LENGTH: &str = "a secret and what derives from it are as long as a hash";
-
-    let secret = Hkdf::<Sha256>::from_prk(secret).expect(LENGTH);
-    let expand = |info: &[u8]| {
+    let secret = derive::uniform(secret);
+    let expand = |label: &[u8]| {
         let mut out = Zeroizing::new([0; SECRET_BYTES]);
-        secret.expand(info, &mut *out).expect(LENGTH);
+        derive::expand(&secret, label, &mut *out);
         out
     };
     let key = expand(b"tcpx lane key");

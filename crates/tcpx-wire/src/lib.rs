@@ -38,6 +38,7 @@ macro_rules! secret {
 
 pub mod chunk_header;
 pub mod crc;
+mod derive;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;

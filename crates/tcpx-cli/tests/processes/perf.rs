@@ -1,5 +1,4 @@
 use serde_json::Value;
-use tcpx_tests::plugin_file;
 
 use crate::support::{Ended, Running, Server, scattering, tcpx};
 

@@ -3,8 +3,6 @@
 //!
 //! Each connection has keys of its own: they come from the session's secret and from random bytes of both sides.
 
-use hkdf::Hkdf;
-use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
@@ -17,6 +15,7 @@ use super::noise::{MARK_BYTES, mark};
 use super::server::ServerStep;
 use super::session::SessionKey;
 use super::{HandshakeError, Message, Session, SessionId, Speaks, Version};
+use crate::derive::{expand, extract};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
 
@@ -144,11 +143,8 @@ fn derive(
     answer: &[u8],
 ) -> Zeroizing<[u8; 2 * LANE_PROOF_BYTES + 64]> {
     let both = [&hello[..], answer].concat();
-    let (_, secret) = Hkdf::<Sha256>::extract(Some(&key.0), &both);
     let mut out = Zeroizing::new([0; 2 * LANE_PROOF_BYTES + 64]);
-    secret
-        .expand(b"tcpx lane", &mut *out)
-        .expect("HKDF-SHA256 yields up to 8160 bytes and 96 are asked for");
+    expand(&extract(&key.0[..], &both), b"tcpx lane", &mut *out);
     out
 }
 

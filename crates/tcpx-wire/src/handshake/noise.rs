@@ -3,14 +3,13 @@
 use curve25519_dalek::montgomery::MontgomeryPoint;
 use graviola::key_agreement::x25519::{PublicKey, StaticPrivateKey};
 use graviola::util::is_cpu_supported;
-use hkdf::Hkdf;
-use sha2::Sha256;
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, RingResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 use zeroize::Zeroizing;
 
+use crate::derive::authenticate;
 use crate::key::{ClientKey, Identity, STATIC_BYTES};
 use crate::lane_seal::LaneKeys;
 use crate::record::Records;
@@ -134,9 +133,9 @@ pub(super) fn records(mut state: HandshakeState) -> Records {
 }
 
 /// Shows at the cost of a hash that whoever sent a hello knows the server's public key, or a lane's the session's secret:
-/// the beginning of HMAC-SHA256 (which is HKDF's first step) over the hello up to here.
+/// the beginning of HMAC-SHA256 over the hello up to here.
 pub(super) fn mark(key: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
-    let (mac, _) = Hkdf::<Sha256>::extract(Some(key), hello);
+    let mac = authenticate(key, hello);
     std::array::from_fn(|at| mac[at])
 }
 

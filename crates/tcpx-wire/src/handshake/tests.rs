@@ -1,7 +1,6 @@
 use data_encoding::BASE32_NOPAD;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::key::{AnyKey, ClientKey, Clients, Key, KeyId, KnownClient};
@@ -286,10 +285,7 @@ fn with_psk_of(ours: &ClientKey, other: &ClientKey) -> ClientKey {
     let bytes = |key: &ClientKey| BASE32_NOPAD.decode(key.to_text().as_bytes()).unwrap();
     let (mut mixed, other) = (bytes(ours), bytes(other));
     mixed[32..48].copy_from_slice(&other[32..48]);
-    let check = Sha256::new()
-        .chain_update(b"tcpx client key")
-        .chain_update(&mixed[..48])
-        .finalize();
+    let check = crate::derive::hash(&[b"tcpx client key", &mixed[..48]]);
     mixed[48..].copy_from_slice(&check[..4]);
     match AnyKey::parse(&BASE32_NOPAD.encode(&mixed)) {
         Ok(AnyKey::Client(key)) => key,
