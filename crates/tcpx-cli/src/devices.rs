@@ -4,10 +4,9 @@
 mod device_memory;
 
 use serde_json::{Value, json};
-use tcpx_memory::driver::{self, DriverStatus};
-use tcpx_net::interfaces::interfaces;
 
-use crate::host::{HostFacts, RealHost};
+use crate::advice::of_file;
+use crate::host::{Driver, Host, HostFacts, RealHost, is_for_others};
 use crate::output::json::Told;
 use crate::output::say::say;
 use crate::output::table::{indented, table};
@@ -16,7 +15,8 @@ use crate::sizes::Size;
 
 /// Lists everything; a missing thing is an answer, not a failure.
 pub(crate) fn run() -> Told {
-    let facts = HostFacts::of(&RealHost::default());
+    let host = RealHost::default();
+    let facts = HostFacts::of(&host);
     say!("host: {}", facts.line());
     if let Some(processor) = &facts.processor {
         say!("  processor           {processor}");
@@ -25,9 +25,9 @@ pub(crate) fn run() -> Told {
         say!("  congestion control  {usual} by default; users may choose {allowed}");
     }
     say!("");
-    let gpus = gpus();
+    let gpus = gpus(&host);
     say!("");
-    let interfaces = networks();
+    let interfaces = networks(&host);
     say!("");
     let plugin_files = plugin();
     Told::Fields(
@@ -35,15 +35,15 @@ pub(crate) fn run() -> Told {
     )
 }
 
-fn gpus() -> Value {
-    let (version, devices) = match driver::probe() {
-        DriverStatus::Missing { why } => {
+fn gpus(host: &dyn Host) -> Value {
+    let (version, devices) = match host.driver() {
+        Driver::Missing { why } => {
             say!("GPUs: none can be used");
             say!("  missing: {why}");
             say!("  host memory takes their place");
             return json!({ "missing": why.to_string(), "devices": [] });
         }
-        DriverStatus::Present { version, devices } => (version, devices),
+        Driver::Present { version, devices } => (version, devices),
     };
     say!("GPUs: {} (driver for CUDA {version})", devices.len());
     if devices.is_empty() {
@@ -79,13 +79,13 @@ fn gpus() -> Value {
     json!({ "driver": version.to_string(), "devices": devices.collect::<Vec<_>>() })
 }
 
-fn networks() -> Value {
-    let found = match interfaces() {
+fn networks(host: &dyn Host) -> Value {
+    let found = match host.interfaces() {
         Ok(found) => found,
         Err(error) => {
             say!("network interfaces: unknown");
             say!("  missing: {error}");
-            return json!({ "missing": error.to_string() });
+            return json!({ "missing": error });
         }
     };
     say!("network interfaces: {}", found.len());
@@ -111,12 +111,8 @@ fn networks() -> Value {
         ]);
     }
     say!("{}", indented(&list, "  ").trim_end());
-    if !found.iter().any(|interface| {
-        interface
-            .addresses
-            .iter()
-            .any(|address| !address.is_loopback())
-    }) {
+    let mut addresses = found.iter().flat_map(|one| &one.addresses);
+    if !addresses.any(is_for_others) {
         say!("  missing: an interface with an address that other hosts can reach");
     }
     #[cfg(feature = "devmem")]
@@ -147,7 +143,7 @@ fn plugin() -> Value {
     let own = places.own();
     match &own {
         Ok(file) => say!("  our own:  {} is there", file.path.display()),
-        Err(error) => say!("  our own:  missing: {error}; {}", error.hint()),
+        Err(error) => say!("  our own:  missing: {error}; {}", of_file(error).hint),
     }
     json!({
         "vendor": vendor.then_some(&places.vendor),

@@ -3,12 +3,10 @@
 //! Every check reads and changes nothing. Its id stays the same for ever: errors name it, and `--explain` tells more.
 
 pub(crate) mod catalogue;
-mod check;
+pub(crate) mod check;
 mod error_checks;
-pub(crate) mod explains;
 mod google_checks;
 mod host_checks;
-mod nixl_checks;
 mod plugin_checks;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! What a command can end with: one line that says what, one that says what to do, and an exit code.
+//! What a command can end with: one line that says what, and an exit code. What to do is in [`advice`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tcpx::{ErrorKind, MemoryError, NetworkError, Refusals};
-use tcpx_net::{ChannelError, IoError, SocketError};
+use tcpx::{MemoryError, Refusals};
+use tcpx_net::ChannelError;
 use tcpx_wire::session::{ConnectionFailure, EndCause};
 
-use crate::doctor::explains::without_marks;
+use crate::advice::{self, split, without_marks};
 use crate::key::KeyError;
 use crate::messages::Reason;
 use crate::pattern::Difference;
@@ -147,7 +147,7 @@ impl Error {
     }
 
     pub(crate) fn gpu(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::failed(format!("{} [TCPX-D005]", advice(&what.into()).0), hint)
+        Self::failed(format!("{} [TCPX-D005]", split(&what.into()).0), hint)
     }
 
     pub(crate) fn unexpected(expected: &'static str, arrived: impl Into<String>) -> Self {
@@ -171,45 +171,7 @@ impl Error {
 
     /// What a person can do about it.
     pub(crate) fn hint(&self) -> String {
-        match self {
-            Self::Usage { hint, .. } | Self::Peer(Reason { hint, .. }) => hint.clone(),
-            Self::Failed { hint, .. } => without_marks(hint),
-            Self::Engine(error) if went_away(error).is_some() => {
-                "look at the other side: its last lines say why it ended, if it could".into()
-            }
-            Self::Engine(error) => engine_hint(error).map_or_else(
-                || advice(&without_marks(&error.to_string())).1.into(),
-                str::to_owned,
-            ),
-            Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
-            Self::Key(KeyError::Missing) => {
-                "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
-            }
-            Self::Key(_) => "take the key from the line that the server printed, or make one at the server with `tcpx key FILE`".into(),
-            Self::Plugin(error) => error.hint(),
-            Self::PluginContents(error) => error.hint().into(),
-            Self::Manifest(_) => "rename the file at the sender, then send it again".into(),
-            Self::Store(error) => error.hint().into(),
-            Self::Interrupted { .. } => "start the server again and run the line that it prints: the transfer goes on with what is there".into(),
-            Self::At { source, .. } => source.hint(),
-            Self::Io { .. } => "look at the path and its permissions, then try again".into(),
-            Self::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),
-            Self::Output(_) => "make room where the output goes, then run it again".into(),
-            Self::NoClient { refusals, .. } if refusals.count > 0 => {
-                "run the line that this server prints at the client: it has this start's key".into()
-            }
-            Self::NoClient { .. } => {
-                "run the line that this server prints at the client, see that a firewall lets the port through, or allow more with --wait".into()
-            }
-            Self::NothingMoved { .. } => {
-                "look at the other side and at the path between the hosts (a smaller MTU on the way drops large packets: `tcpx doctor --explain D007`), or allow more with --timeout".into()
-            }
-            Self::Address { .. } => "give an IP address, or see why the name is not found (`getent hosts NAME`)".into(),
-            Self::Contents(_) | Self::Digest { .. } => {
-                "do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault".into()
-            }
-            Self::Unexpected { .. } => "run the same version and the same command on both sides".into(),
-        }
+        advice::of(self).hint.into_owned()
     }
 
     /// 2 when the command line is wrong, else 1.
@@ -233,7 +195,7 @@ impl Error {
         match self {
             Self::At { source, .. } => source.what(),
             Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
-                advice(&text).0.to_owned()
+                split(&text).0.to_owned()
             }
             _ => text,
         }
@@ -283,44 +245,12 @@ fn turned_away(refusals: &Refusals) -> String {
     let count = grouped(refusals.count);
     format!(
         ", and {count} connection{plural} {were} refused, the last from {peer}: {}",
-        advice(reason).0
+        split(reason).0
     )
 }
 
-/// What to do in this program, where the library's own advice is none or is for a programmer.
-fn engine_hint(error: &tcpx::Error) -> Option<&'static str> {
-    let by_cause = |cause: &IoError| match cause.kind {
-        io::ErrorKind::AddrInUse => {
-            Some("end the process that listens there, or choose another --port")
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            Some("give --bind an address that this host has (`tcpx devices` lists them)")
-        }
-        io::ErrorKind::PermissionDenied => Some("choose a --port of 1024 or more"),
-        _ => None,
-    };
-    match error {
-        tcpx::Error::Setting {
-            what: "chunk size", ..
-        } => Some("give --chunk-bytes a multiple of 4KiB, or leave it out"),
-        tcpx::Error::Setting { .. } => {
-            Some("correct that setting (`--help` says what each one takes)")
-        }
-        tcpx::Error::Operation { .. } if error.kind() == ErrorKind::TimedOut => Some(
-            "look at the other side and at the path between the hosts (a smaller MTU on the way drops large packets: `tcpx doctor --explain D007`), or allow more with --timeout",
-        ),
-        tcpx::Error::Network(NetworkError::TimedOut { .. }) => Some(
-            "see that the peer is alive and not overloaded and that no smaller MTU on the way drops large packets (`tcpx doctor --explain D007`), or allow more with --timeout",
-        ),
-        tcpx::Error::Network(NetworkError::Socket(SocketError::Io { cause, .. })) => {
-            by_cause(cause)
-        }
-        _ => None,
-    }
-}
-
 /// How a peer was lost: `None` where it is there, or said why it ended.
-fn went_away(error: &tcpx::Error) -> Option<&'static str> {
+pub(crate) fn went_away(error: &tcpx::Error) -> Option<&'static str> {
     match error {
         tcpx::Error::ConnectionLost { failure, .. } => connection_went_away(failure),
         tcpx::Error::Operation { error, .. } => match &error.cause {
@@ -360,12 +290,4 @@ fn lane_went_away(error: &ChannelError) -> Option<&'static str> {
         },
         _ => None,
     }
-}
-
-/// Splits an error of the libraries, which ends with what to do after its last semicolon.
-pub(crate) fn advice(text: &str) -> (&str, &str) {
-    text.rsplit_once("; ").unwrap_or((
-        text,
-        "run it again with --debug on both sides, which shows each step",
-    ))
 }

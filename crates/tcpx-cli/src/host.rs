@@ -9,6 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+pub(crate) use tcpx_memory::driver::DriverStatus as Driver;
 use tcpx_net::interfaces::Interface;
 
 pub(crate) use facts::HostFacts;
@@ -50,15 +51,6 @@ pub(crate) enum Resource {
     OpenFiles,
 }
 
-/// What the CUDA driver says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Driver {
-    /// Version of CUDA, and the PCI address of each GPU that this process sees.
-    Present { version: String, gpus: Vec<String> },
-    /// Why there is none.
-    Missing { why: String },
-}
-
 /// The host. Every answer comes within a bounded time.
 pub(crate) trait Host {
     /// A variable of this process; an empty one counts as unset.
@@ -79,7 +71,7 @@ pub(crate) trait Host {
     fn bounds(&self, resource: Resource) -> Bounds;
     /// What a plugin file holds; nothing of it runs.
     fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError>;
-    /// Asks the CUDA driver. May start threads.
+    /// Asks the CUDA driver for its GPUs. May start threads.
     fn driver(&self) -> Driver;
     /// Asks whoever listens on a Unix socket.
     fn ask(&self, socket: &Path, question: &Question) -> Answer;

@@ -1,6 +1,7 @@
 //! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem, doctor, status, plugin, env.
 
 mod addresses;
+mod advice;
 mod args;
 mod bench;
 mod buffer_daemon;

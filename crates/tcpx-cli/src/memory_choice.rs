@@ -3,8 +3,9 @@
 use tcpx::{Gpu, Region};
 use tcpx_memory::driver::{self, DriverStatus};
 
+use crate::advice::split;
 use crate::args::link::MemoryArgs;
-use crate::error::{Error, advice};
+use crate::error::Error;
 use crate::sizes::Size;
 
 /// Granularity of the historic buffers, in bytes.
@@ -50,7 +51,7 @@ impl Devices {
                 return match args.gpu {
                     None => Ok(MemoryChoice::host(&format!(
                         "in place of GPU memory ({})",
-                        advice(&why.to_string()).0
+                        split(&why.to_string()).0
                     ))),
                     Some(number) => Err(Error::gpu(
                         format!("GPU {number} cannot be used: {why}"),

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use tcpx_build_id::BuildIdError;
 
 use crate::args::link::VENDOR_PLUGIN;
-use crate::error::advice;
 
 /// The plugin's file name once installed, and as cargo writes it.
 const OWN_NAMES: [&str; 2] = ["libnccl-net-tcpx.so", "libnccl_net_tcpx.so"];
@@ -21,20 +20,6 @@ pub(crate) enum PluginFileError {
     NotFound(Vec<PathBuf>),
     #[error(transparent)]
     BuildId(#[from] BuildIdError),
-}
-
-impl PluginFileError {
-    /// What a person can do about it.
-    pub(crate) fn hint(&self) -> String {
-        match self {
-            Self::Missing(_) => "give the path of an NCCL network plugin with --plugin PATH".into(),
-            Self::NotFound(_) => format!(
-                "give its path with --plugin PATH, or put {} beside the tcpx program or into ../lib from there (a package brings both; in a source tree `cargo build --package tcpx-nccl` makes it, with the program's --release or --profile)",
-                OWN_NAMES[0]
-            ),
-            Self::BuildId(error) => advice(&error.to_string()).1.to_owned(),
-        }
-    }
 }
 
 /// A plugin file that is there.

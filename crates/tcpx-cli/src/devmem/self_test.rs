@@ -147,7 +147,7 @@ fn land(
     );
     let landed = watch_landing(queue, gpu, &listener, PATTERN, limit).map_err(|error| {
         let text = error.to_string();
-        let (what, hint) = crate::error::advice(&text);
+        let (what, hint) = crate::advice::split(&text);
         Error::failed(what, hint)
     })?;
     judge(queue.pool.kind(), &landed)

@@ -1,7 +1,7 @@
 //! Every check. An id is never given to another check, and never taken back.
 
 use super::check::{Check, Subject};
-use super::{error_checks, google_checks, host_checks, nixl_checks, plugin_checks};
+use super::{error_checks, google_checks, host_checks, plugin_checks};
 
 /// All checks, in the order of their ids.
 pub(crate) static CATALOGUE: &[Check] = &[
@@ -19,7 +19,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         subject: Subject::Host,
         title: "locked memory",
         about: "Reads the limit on locked memory (RLIMIT_MEMLOCK); 64 MiB or more is enough.",
-        consequence: "sends without a copy and pinned buffers are refused or fall back to slower ways",
+        consequence: "Google's plugin is slow: the kernel refuses its sends without a copy",
         fix: "raise the limit: `ulimit -l unlimited`, in Docker `--ulimit memlock=-1`, in systemd LimitMEMLOCK=infinity, in Kubernetes the capability IPC_LOCK",
         measure: Some(host_checks::locked_memory),
     },
@@ -36,9 +36,9 @@ pub(crate) static CATALOGUE: &[Check] = &[
         id: "TCPX-D004",
         subject: Subject::Host,
         title: "kernel",
-        about: "Reads the kernel's version: sends without a copy came with 4.14, receives into device memory with 6.12.",
-        consequence: "plain TCP works, but slower than it could, and not into device memory",
-        fix: "use a newer kernel where device memory or speed matters",
+        about: "Reads the kernel's version: receives into device memory came with 6.12, sends from it with 6.16.",
+        consequence: "plain TCP works; device memory of network cards does not",
+        fix: "use a newer kernel where device memory of network cards matters",
         measure: Some(host_checks::kernel),
     },
     Check {
@@ -229,15 +229,6 @@ pub(crate) static CATALOGUE: &[Check] = &[
         consequence: "there is no connection",
         fix: "start the server first and run the line that it prints; allow its port in the firewall, and test it with `nc -vz HOST PORT`",
         measure: Some(host_checks::interfaces),
-    },
-    Check {
-        id: "TCPX-D040",
-        subject: Subject::Nixl,
-        title: "backend TCPX",
-        about: "Looks for a wheel of NIXL in the Python of this program, of VIRTUAL_ENV and of PATH, and for libplugin_TCPX.so where NIXL looks for plugins: NIXL_PLUGIN_DIR, else the wheel's own folder.",
-        consequence: "NIXL does not know the backend TCPX, or none of its own; vLLM, SGLang and others end when they are told to use it",
-        fix: "install the wheels of tcpx and NIXL into one environment and leave NIXL_PLUGIN_DIR unset; `python -m tcpx.nixl --check` tries it",
-        measure: Some(nixl_checks::backend),
     },
 ];
 

@@ -79,18 +79,10 @@ pub(crate) enum Subject {
     Google,
     /// An error that a transfer ended with; looked at when it is asked for.
     Error,
-    /// NIXL's backend.
-    Nixl,
 }
 
 impl Subject {
-    pub(crate) const ALL: [Self; 5] = [
-        Self::Host,
-        Self::Plugin,
-        Self::Google,
-        Self::Error,
-        Self::Nixl,
-    ];
+    pub(crate) const ALL: [Self; 4] = [Self::Host, Self::Plugin, Self::Google, Self::Error];
 
     pub(crate) fn heading(self) -> &'static str {
         match self {
@@ -98,7 +90,6 @@ impl Subject {
             Self::Plugin => "The plugin file",
             Self::Google => "Google's plugin and its buffer daemon",
             Self::Error => "Errors of transfers",
-            Self::Nixl => "NIXL's backend",
         }
     }
 }

@@ -186,8 +186,9 @@ pub(super) fn pci_cards(context: &Context<'_>) -> Finding {
 /// GPUs as the driver shows them, else as the kernel does.
 fn gpus(host: &dyn Host) -> Vec<String> {
     match host.driver() {
-        Driver::Present { gpus, .. } if !gpus.is_empty() => {
-            gpus.iter().map(|pci| pci.to_ascii_lowercase()).collect()
+        Driver::Present { devices, .. } if !devices.is_empty() => {
+            let pci = devices.iter().map(|device| &device.pci);
+            pci.map(|pci| pci.to_ascii_lowercase()).collect()
         }
         _ => gpu_addresses(host),
     }

@@ -6,7 +6,7 @@ use super::check::{Context, Finding};
 use crate::host::{Bounds, Driver, Resource, gpu_addresses, is_for_others, number};
 use crate::sizes::Size;
 
-/// Locked memory below which sends without a copy run out.
+/// Locked memory below which sends without a copy, as Google's plugin makes them, run out.
 const ENOUGH_LOCKED: u64 = 64 << 20;
 /// Open files below which a few peers with many lanes run out.
 const ENOUGH_FILES: u64 = 1024;
@@ -14,8 +14,7 @@ const ENOUGH_FILES: u64 = 1024;
 const ENOUGH_OPTION_MEMORY: u64 = 131_072;
 /// Bytes of a packet that every network takes.
 const COMMON_MTU: u32 = 1500;
-/// The first kernels with sends without a copy, and with receives into device memory.
-const ZERO_COPY: (u32, u32) = (4, 14);
+/// The first kernel with receives into device memory.
 const DEVICE_MEMORY: (u32, u32) = (6, 12);
 
 /// An interface that other hosts can reach.
@@ -68,6 +67,9 @@ pub(super) fn locked_memory(context: &Context<'_>) -> Finding {
     if soft.is_none_or(|bytes| bytes >= ENOUGH_LOCKED) {
         return Finding::fine(measured);
     }
+    if !context.is_google() {
+        return Finding::not_needed(format!("{measured}; only Google's plugin needs more"));
+    }
     let finding = Finding::warning(measured);
     if hard.is_none_or(|bytes| bytes >= ENOUGH_LOCKED) {
         let most = hard.map_or_else(
@@ -106,9 +108,6 @@ pub(super) fn kernel(context: &Context<'_>) -> Finding {
     let (Some(major), Some(minor)) = (next(), next()) else {
         return Finding::warning(format!("its version \"{release}\" is not understood"));
     };
-    if (major, minor) < ZERO_COPY {
-        return Finding::warning(format!("{release}, older than 4.14"));
-    }
     let device_memory = if (major, minor) < DEVICE_MEMORY {
         "; receives into device memory need 6.12 or newer"
     } else {
@@ -122,7 +121,7 @@ pub(super) fn driver(context: &Context<'_>) -> Finding {
     let in_machine = gpu_addresses(context.host);
     let needed = context.is_google();
     match context.host.driver() {
-        Driver::Present { version, gpus } if gpus.is_empty() => {
+        Driver::Present { version, devices } if devices.is_empty() => {
             let text = format!("the driver for CUDA {version} shows no GPU");
             let finding = if needed {
                 Finding::blocks(text)
@@ -131,15 +130,15 @@ pub(super) fn driver(context: &Context<'_>) -> Finding {
             };
             finding.with_fix("look at CUDA_VISIBLE_DEVICES and at `nvidia-smi`")
         }
-        Driver::Present { version, gpus } if gpus.len() < in_machine.len() => {
+        Driver::Present { version, devices } if devices.len() < in_machine.len() => {
             Finding::fine(format!(
                 "CUDA {version}, {} of the machine's {} GPUs are shown to this process",
-                gpus.len(),
+                devices.len(),
                 in_machine.len()
             ))
         }
-        Driver::Present { version, gpus } => {
-            Finding::fine(format!("CUDA {version}, {} GPUs", gpus.len()))
+        Driver::Present { version, devices } => {
+            Finding::fine(format!("CUDA {version}, {} GPUs", devices.len()))
         }
         Driver::Missing { why } if !in_machine.is_empty() => {
             let text = format!(

@@ -1,6 +1,7 @@
 //! Checks of the plugin file.
 
 use super::check::{Context, Finding};
+use crate::advice::of_contents;
 use crate::host::FileKind;
 use crate::plugin_file::contents::{ContentsError, PluginKind};
 
@@ -16,7 +17,7 @@ pub(super) fn present(context: &Context<'_>) -> Finding {
         (_, Err(error)) => Finding::blocks(format!("{shown}: {error}")),
         (_, Ok(FileKind::File)) => match &context.contents {
             Some(Err(error @ ContentsError::Unreadable { .. })) => {
-                Finding::blocks(error.to_string()).with_fix(error.hint())
+                Finding::blocks(error.to_string()).with_fix(of_contents(error).hint)
             }
             _ => Finding::fine(format!("{shown} is there")),
         },
@@ -34,7 +35,7 @@ pub(super) fn library(context: &Context<'_>) -> Finding {
         Some(Err(ContentsError::Unreadable { .. } | ContentsError::NotAFile(_))) => {
             Finding::not_needed("the file cannot be read")
         }
-        Some(Err(error)) => Finding::blocks(error.to_string()).with_fix(error.hint()),
+        Some(Err(error)) => Finding::blocks(error.to_string()).with_fix(of_contents(error).hint),
     }
 }
 
@@ -65,7 +66,7 @@ pub(super) fn version(context: &Context<'_>) -> Finding {
     match &context.contents {
         None => Finding::not_needed(NONE),
         Some(Err(error @ ContentsError::NoTable { .. })) => {
-            Finding::blocks(error.to_string()).with_fix(error.hint())
+            Finding::blocks(error.to_string()).with_fix(of_contents(error).hint)
         }
         Some(Err(_)) => {
             Finding::not_needed("the file is not there, or no shared library for this host")

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tcpx::NetworkError;
+use tcpx_net::{IoError, SocketError};
 use tcpx_wire::Tag;
 use tcpx_wire::handshake::HandshakeError;
 use tcpx_wire::session::{

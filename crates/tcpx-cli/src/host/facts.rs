@@ -40,7 +40,7 @@ impl HostFacts {
             processor: processors.lines().find_map(name),
             kernel: text("/proc/sys/kernel/osrelease"),
             driver: match host.driver() {
-                Driver::Present { version, .. } => Some(version),
+                Driver::Present { version, .. } => Some(version.to_string()),
                 Driver::Missing { .. } => None,
             },
             congestion: text("/proc/sys/net/ipv4/tcp_congestion_control"),

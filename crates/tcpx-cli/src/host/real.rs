@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
 use rustix::process::{Resource as RawResource, getrlimit};
-use tcpx_memory::driver::{self, DriverStatus};
+use tcpx_memory::driver;
 use tcpx_net::interfaces::{Interface, interfaces};
 
 use super::{Bounds, Driver, FileKind, Host, Mount, Resource};
@@ -114,23 +114,11 @@ impl Host for RealHost {
     }
 
     fn driver(&self) -> Driver {
-        self.driver.get_or_init(probe).clone()
+        self.driver.get_or_init(driver::probe).clone()
     }
 
     fn ask(&self, socket: &Path, question: &Question) -> Answer {
         buffer_daemon::ask(socket, question, buffer_daemon::PATIENCE)
-    }
-}
-
-fn probe() -> Driver {
-    match driver::probe() {
-        DriverStatus::Present { version, devices } => Driver::Present {
-            version: version.to_string(),
-            gpus: devices.into_iter().map(|device| device.pci).collect(),
-        },
-        DriverStatus::Missing { why } => Driver::Missing {
-            why: why.to_string(),
-        },
     }
 }
 

@@ -5,6 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use tcpx_memory::CudaError;
+use tcpx_memory::driver::{CudaVersion, DeviceInfo};
 use tcpx_net::interfaces::{Interface, InterfaceKind};
 
 use super::*;
@@ -41,9 +43,7 @@ impl Default for FakeHost {
             locked_memory: unlimited,
             open_files: unlimited,
             contents: BTreeMap::new(),
-            driver: Driver::Missing {
-                why: "no driver here".into(),
-            },
+            driver: no_driver(),
             sockets: BTreeMap::new(),
         }
     }
@@ -102,9 +102,21 @@ impl FakeHost {
             host.file(&format!("/sys/bus/pci/devices/{gpu}/vendor"), "0x10de\n");
             host.file(&format!("/sys/bus/pci/devices/{gpu}/class"), "0x030200\n");
         }
+        let device = |(ordinal, pci): (u32, &str)| DeviceInfo {
+            ordinal,
+            name: "H100".into(),
+            pci: pci.to_owned(),
+            memory: 80 << 30,
+            numa: None,
+            capability: (9, 0),
+            dma_buf: true,
+        };
         host.driver = Driver::Present {
-            version: "12.8".into(),
-            gpus: gpus.map(str::to_owned).to_vec(),
+            version: CudaVersion {
+                major: 12,
+                minor: 8,
+            },
+            devices: (0..).zip(gpus).map(device).collect(),
         };
         host
     }
@@ -115,6 +127,13 @@ impl FakeHost {
             .chain(self.sockets.keys())
             .map(PathBuf::as_path)
             .collect()
+    }
+}
+
+pub(crate) fn no_driver() -> Driver {
+    let why = "none here".into();
+    Driver::Missing {
+        why: CudaError::NoDriver { why },
     }
 }
 

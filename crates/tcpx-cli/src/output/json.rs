@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::say::is_json;
-use crate::doctor::explains::check_for;
+use crate::advice::check_for;
 use crate::error::Error;
 
 /// What a command tells a program.

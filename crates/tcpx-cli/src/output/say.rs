@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
+use crate::advice::check_for;
 use crate::args::output::OutputArgs;
-use crate::doctor::explains::check_for;
 use crate::error::Error;
 
 /// Where lines for a person go.

@@ -94,30 +94,6 @@ pub(crate) enum ContentsError {
     NoTable { path: PathBuf, others: Vec<String> },
 }
 
-impl ContentsError {
-    /// What a person can do about it.
-    pub(crate) fn hint(&self) -> &'static str {
-        match self {
-            Self::Unreadable { error, .. } if error.kind() == std::io::ErrorKind::NotFound => {
-                "give the path of an NCCL network plugin, a .so file that is there"
-            }
-            Self::Unreadable { .. } => {
-                "give this user the right to read the file and to enter its folders"
-            }
-            Self::NotAFile(_) => "give the path of the .so file itself, not of its folder",
-            Self::TooLarge { .. } | Self::NotElf { .. } => {
-                "give the path of an NCCL network plugin, a .so file for Linux"
-            }
-            Self::Damaged { .. } => "copy the file again: its copy was cut short or damaged",
-            Self::NotShared { .. } => "give the .so file, not a program or an object file",
-            Self::Machine { .. } => "install the build of the plugin for this host's processor",
-            Self::NoTable { .. } => {
-                "give the network plugin itself (its file is often called libnccl-net*.so), of a version that exports v5 to v12"
-            }
-        }
-    }
-}
-
 fn other_tables(others: &[String]) -> String {
     if others.is_empty() {
         return String::new();

@@ -54,34 +54,6 @@ pub(crate) enum StoreError {
     },
 }
 
-impl StoreError {
-    /// What a person can do about it.
-    pub(crate) fn hint(&self) -> &'static str {
-        match self {
-            Self::Exists(_) => {
-                "start the server with --overwrite to replace it, or choose another --out directory"
-            }
-            Self::OtherKind { .. } => "move it away, or choose another --out directory",
-            Self::Busy(_) => "wait for the other transfer, or choose another --out directory",
-            Self::Lost(_) => "leave files named .tcpx-*.partial alone, then send it again",
-            Self::NoSpace { .. } => "free some space there, or choose another --out directory",
-            Self::Io { source, .. } => match source.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    "free some space there, then send it again: the transfer goes on with what is there"
-                }
-                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                    "choose an --out directory that this user may write"
-                }
-                io::ErrorKind::NotFound => "create the --out directory first",
-                io::ErrorKind::FileTooLarge => {
-                    "raise the file size limit (ulimit -f), then send it again: the transfer goes on with what is there"
-                }
-                _ => "look at the --out directory and its file system, then try again",
-            },
-        }
-    }
-}
-
 /// The directory that everything goes into.
 #[derive(Debug)]
 pub(crate) struct Store {

@@ -139,7 +139,8 @@ fn more_than_the_disk_holds_is_refused_before_the_start() {
 fn a_missing_directory_is_named() {
     let error = Store::open(Path::new("/nonexistent/out"), false).expect_err("missing");
     assert!(error.to_string().contains("/nonexistent/out"), "{error}");
-    assert_eq!(error.hint(), "create the --out directory first");
+    let hint = crate::error::Error::from(error).hint();
+    assert_eq!(hint, "create the --out directory first");
 }
 
 fn mode(path: &Path) -> u32 {
