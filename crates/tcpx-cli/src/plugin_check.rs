@@ -23,7 +23,7 @@ use crate::output::json::Told;
 use crate::output::say::{aside, one_line, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::contents::{Contents, PluginKind};
-use crate::sizes::{Size, time};
+use crate::sizes::Size;
 use crate::vendor_environment::{Setting, for_google};
 
 /// Everything that was found; `docs/plugin-check.md` describes it.
@@ -144,13 +144,11 @@ impl<'a> Report<'a> {
         }
         if let Some(largest) = self.self_test.iter().map(|moved| moved.bytes).max() {
             let total: usize = self.self_test.iter().map(|moved| moved.bytes).sum();
-            let spent: u64 = self.self_test.iter().map(|moved| moved.microseconds).sum();
             say!(
-                "  moved    {} messages of up to {}, {} in {};\n           every byte compared",
+                "  moved    {} messages of up to {}, {} in all; every byte compared",
                 self.self_test.len(),
                 Size(largest as u64),
                 Size(total as u64),
-                time(std::time::Duration::from_micros(spent)),
             );
         }
         if let Some(tuner) = &self.tuner {

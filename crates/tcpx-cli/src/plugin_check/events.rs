@@ -73,11 +73,6 @@ pub(crate) struct Device {
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
     pub(crate) requests: usize,
-    /// Bytes of the largest of them.
-    pub(crate) request_bytes: usize,
-    pub(crate) microseconds: u64,
-    /// 10^9 bytes a second, set-up and comparison left out.
-    pub(crate) gigabytes_per_second: f64,
 }
 
 /// The file's tuner.

@@ -78,18 +78,11 @@ pub(super) fn run(
         doing(format!("moving {}", Size(bytes as u64)));
         let requests = cut(bytes, request.min(largest_request));
         pair.fill(bytes)?;
-        let started = Instant::now();
         pair.transfer(&requests, limit)?;
-        let spent = started.elapsed();
-        let microseconds = u64::try_from(spent.as_micros()).unwrap_or(u64::MAX);
-        let nanoseconds = spent.as_nanos().max(1);
         pair.verify(bytes)?;
         tell(&Event::Moved(Moved {
             bytes,
             requests: requests.len(),
-            request_bytes: requests.iter().map(|(_, len)| *len).max().unwrap_or(0),
-            microseconds,
-            gigabytes_per_second: bytes as f64 / nanoseconds as f64,
         }));
     }
     doing("deregMr and close");

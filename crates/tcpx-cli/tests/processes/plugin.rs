@@ -47,12 +47,6 @@ fn our_own_plugin_passes_with_every_table_it_has() {
         moved.iter().any(|one| one["requests"].as_u64() > Some(16)),
         "{moved:?}"
     );
-    let rate = |one: &Value| one["gigabytes_per_second"].as_f64();
-    assert!(
-        moved
-            .iter()
-            .all(|one| one["bytes"] == 0 || rate(one) > Some(0.0))
-    );
     let device = &all["devices"][0];
     for property in [
         "max_coll_bytes",
