@@ -174,7 +174,7 @@ fn flips(every: u64, messages: usize, size_of: impl Fn(usize) -> usize) -> [u64;
     let changed = stream(&link, messages, size_of);
     let flipped = relays.first.flipped() + relays.door.flipped();
     let own = std::process::id();
-    let mut processes = tcpx_status::processes().into_iter();
+    let mut processes = tcpx_status::processes().found.into_iter();
     let (_, socket) = processes.find(|(pid, _)| *pid == own).unwrap();
     let forged = tcpx_status::ask(own, &socket).unwrap().totals.lanes_forged;
     link.close();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tcpx_status::{ConnectionReport, LaneReport, Report, ask, processes};
+use tcpx_status::{ConnectionReport, LaneReport, Processes, Report, ask, processes};
 
 use crate::args::status::StatusArgs;
 use crate::error::Error;
@@ -60,11 +60,16 @@ struct Look {
     reports: Vec<Report>,
     /// Those that did not tell, with the reason.
     silent: Vec<(u32, String)>,
+    /// Folders whose sockets are not asked.
+    untrusted: Vec<PathBuf>,
 }
 
 /// Asks all at once, but for those that are known to be silent.
 fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
-    let mut found = processes();
+    let Processes {
+        mut found,
+        untrusted,
+    } = processes();
     if let Some(pid) = pid {
         found.retain(|(other, _)| *other == pid);
         if found.is_empty() {
@@ -91,14 +96,18 @@ fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
         }
     });
     silent.sort();
-    Ok(Look { reports, silent })
+    Ok(Look {
+        reports,
+        silent,
+        untrusted,
+    })
 }
 
 impl Look {
     fn fields(&self) -> Value {
         let silent = |(pid, why): &(u32, String)| json!({ "pid": pid, "error": why });
         let silent: Vec<_> = self.silent.iter().map(silent).collect();
-        json!({ "processes": self.reports, "silent": silent })
+        json!({ "processes": self.reports, "silent": silent, "untrusted_folders": self.untrusted })
     }
 
     fn text(&self, before: &Self) -> String {
@@ -114,6 +123,13 @@ impl Look {
         }
         for (_, why) in &self.silent {
             let _ = writeln!(out, "{}", one_line(why));
+        }
+        for folder in &self.untrusted {
+            let _ = writeln!(
+                out,
+                "{} is another user's, or open to others: its sockets are not asked; have it removed, or set XDG_RUNTIME_DIR for these programs and for this one",
+                one_line(&folder.display().to_string())
+            );
         }
         out
     }

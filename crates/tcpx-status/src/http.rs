@@ -1,4 +1,4 @@
-//! As much of HTTP/1.0 as a scraper and `curl` need: one GET, one answer, and the connection ends.
+//! As much of HTTP/1.0 as a scraper and `curl` need: one GET or HEAD, one answer, and the connection ends.
 
 /// Longest request, in bytes.
 pub(crate) const LONGEST_REQUEST: usize = 4096;
@@ -6,11 +6,11 @@ pub(crate) const LONGEST_REQUEST: usize = 4096;
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// `GET /status`.
+    /// `/status`.
     Status,
-    /// `GET /metrics`.
+    /// `/metrics`.
     Metrics,
-    /// A GET of anything else.
+    /// Anything else.
     NotFound,
     /// Another method.
     NotAllowed,
@@ -35,7 +35,7 @@ pub(crate) fn route(bytes: &[u8], seen: usize) -> Option<Route> {
     if !version.starts_with(b"HTTP/") {
         return Some(Route::Malformed);
     }
-    if method != b"GET" {
+    if !matches!(method, b"GET" | b"HEAD") {
         return Some(Route::NotAllowed);
     }
     let path = target.split(|&byte| byte == b'?').next();
@@ -57,9 +57,14 @@ pub(crate) fn answer(status: &str, kind: &str, body: &str) -> Vec<u8> {
 
 /// The body of an answer whose status is 200; `None` for any other.
 pub(crate) fn body(answer: &[u8]) -> Option<&[u8]> {
-    let head = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
-    let is_ok = answer.starts_with(b"HTTP/1.0 200 ");
-    is_ok.then(|| &answer[head + 4..])
+    let head = head_bytes(answer);
+    (head > 0 && answer.starts_with(b"HTTP/1.0 200 ")).then(|| &answer[head..])
+}
+
+/// Where the body of an answer begins; 0 without one.
+pub(crate) fn head_bytes(answer: &[u8]) -> usize {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n");
+    end.map_or(0, |at| at + 4)
 }
 
 #[cfg(test)]
@@ -72,6 +77,7 @@ mod tests {
             (&b"GET /status HTTP/1.0\r\n\r\n"[..], Route::Status),
             (b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", Route::Metrics),
             (b"GET /metrics?name=x HTTP/1.1\r\n\r\n", Route::Metrics),
+            (b"HEAD /metrics HTTP/1.1\r\n\r\n", Route::Metrics),
             (b"GET / HTTP/1.1\r\n\r\n", Route::NotFound),
             (b"POST /status HTTP/1.1\r\n\r\n", Route::NotAllowed),
             (b"GET /status\r\n\r\n", Route::Malformed),

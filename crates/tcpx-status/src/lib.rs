@@ -24,7 +24,7 @@ mod server;
 
 pub use counters::{Counters, Histogram};
 pub use metrics::openmetrics;
-pub use reader::{ReadError, ask, processes};
+pub use reader::{Processes, ReadError, ask, processes};
 pub use registry::{Description, Ended, LAUNCHERS, Registration, Source, register, serve_metrics};
 pub use report::{
     ConnectionReport, FailureReport, LaneReport, ListenerReport, OperationReport, RefusalReport,

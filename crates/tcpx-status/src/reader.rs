@@ -46,18 +46,31 @@ pub enum ReadError {
     },
 }
 
-/// The processes that can be asked, with their sockets. What ended processes left is removed.
-pub fn processes() -> Vec<(u32, PathBuf)> {
+/// Who can be asked, and who cannot.
+#[derive(Debug, Default)]
+pub struct Processes {
+    /// Each process that can be asked, with its socket.
+    pub found: Vec<(u32, PathBuf)>,
+    /// Folders whose sockets are not asked: they are another user's, or open to others.
+    pub untrusted: Vec<PathBuf>,
+}
+
+/// The processes of this user, for root those of everybody. What ended processes left is removed.
+pub fn processes() -> Processes {
     let user = rustix::process::geteuid().as_raw();
-    let mut found = Vec::new();
+    let Processes {
+        mut found,
+        mut untrusted,
+    } = Processes::default();
     for folder in folders() {
-        let owner = fs::symlink_metadata(&folder).map(|metadata| metadata.uid());
-        let Ok(owner) = owner.map_err(drop).and_then(|owner| {
-            let is_trusted = (owner == user || user == 0) && is_private(&folder, owner);
-            is_trusted.then_some(owner).ok_or(())
-        }) else {
+        let Ok(metadata) = fs::symlink_metadata(&folder) else {
             continue;
         };
+        let owner = metadata.uid();
+        if !(owner == user || user == 0) || !is_private(&folder, owner) {
+            untrusted.push(folder);
+            continue;
+        }
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let number = path.file_stem().and_then(|stem| stem.to_str());
@@ -80,7 +93,7 @@ pub fn processes() -> Vec<(u32, PathBuf)> {
     }
     found.sort();
     found.dedup_by_key(|(pid, _)| *pid);
-    found
+    Processes { found, untrusted }
 }
 
 /// Asks the process behind a socket.

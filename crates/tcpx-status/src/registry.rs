@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::counters::Counters;
 use crate::report::{ConnectionReport, FailureReport, ListenerReport, Report, SCHEMA, VERSION};
-use crate::server::{Followed, Port, Server};
+use crate::server::{Followed, Port, Server, own_folders};
 
 /// Errors that are kept.
 const LAST_ERRORS: usize = 32;
@@ -230,7 +230,11 @@ impl State {
         if !self.is_wanted && self.metrics.is_none() {
             return;
         }
-        match Server::start(self.is_wanted, self.metrics.clone()) {
+        let folders = match self.is_wanted {
+            true => own_folders(),
+            false => Vec::new(),
+        };
+        match Server::start(&folders, self.metrics.clone()) {
             Ok(server) => self.server = Some(server),
             Err(error) => tracing::debug!(%error, "nobody can ask this process for its status"),
         }

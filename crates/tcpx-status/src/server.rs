@@ -1,8 +1,9 @@
 //! The thread that answers, and where its socket lies.
 
+use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -11,14 +12,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::http::{LONGEST_REQUEST, Route, answer, route};
+use crate::http::{LONGEST_REQUEST, Route, answer, head_bytes, route};
 use crate::metrics::{CONTENT_TYPE, openmetrics};
 use crate::registry::collect;
 
 /// Longest time that a request may take to arrive, and that its answer may take to leave.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Clients at a time; one more takes the place of the one that came first.
+const MOST_CLIENTS: usize = 64;
 
 static FOLLOWER: OnceLock<fn(RawFd, bool)> = OnceLock::new();
 
@@ -88,12 +92,20 @@ struct Listeners {
 }
 
 impl Server {
-    /// Opens the local socket, if it is `wanted`, and starts the thread.
-    pub(crate) fn start(wanted: bool, metrics: Option<Port>) -> io::Result<Self> {
+    /// Starts the thread, with a local socket in the first of these folders that takes it. Where none does, whoever asks
+    /// for metrics is answered all the same.
+    pub(crate) fn start(folders: &[PathBuf], metrics: Option<Port>) -> io::Result<Self> {
         let (mut local, mut path) = (None, None);
-        if wanted {
-            let (listener, at) = listen()?;
-            (local, path) = (Some(Arc::new(Followed::new(listener))), Some(at));
+        match listen(folders) {
+            Ok((listener, at)) => {
+                (local, path) = (Some(Arc::new(Followed::new(listener))), Some(at));
+            }
+            Err(_) if folders.is_empty() => {}
+            Err(error) if metrics.is_none() => return Err(error),
+            Err(error) => tracing::warn!(
+                %error,
+                "`tcpx status` does not see this process: set XDG_RUNTIME_DIR to a folder that this user may write"
+            ),
         }
         let orders = Arc::new(Orders {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -145,86 +157,130 @@ impl Orders {
     }
 
     fn run(&self) {
+        let mut clients = Clients::default();
         loop {
             let Some(listeners) = self.lock().clone() else {
                 return;
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            polled.extend(
-                listeners
-                    .local
-                    .iter()
-                    .map(|one| PollFd::new(one, PollFlags::IN)),
-            );
-            polled.extend(
-                listeners
-                    .metrics
-                    .iter()
-                    .map(|one| PollFd::new(one, PollFlags::IN)),
-            );
+            let (local, metrics) = (listeners.local.iter(), listeners.metrics.iter());
+            polled.extend(local.map(|one| PollFd::new(one, PollFlags::IN)));
+            polled.extend(metrics.map(|one| PollFd::new(one, PollFlags::IN)));
+            polled.extend(clients.0.iter().map(Client::polled));
             // Interrupted or not, everything is looked at.
-            let _ = poll(&mut polled, None);
+            let _ = poll(&mut polled, clients.soonest().as_ref());
             drop(polled);
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
-            if let Some((stream, _)) = listeners.local.and_then(|local| local.accept().ok()) {
-                serve(stream, true);
+            while let Some(Ok((stream, _))) = listeners.local.as_ref().map(|one| one.accept()) {
+                clients.enter(stream.into(), true);
             }
-            if let Some((stream, _)) = listeners.metrics.and_then(|port| port.accept().ok()) {
-                serve(stream, false);
+            while let Some(Ok((stream, _))) = listeners.metrics.as_ref().map(|one| one.accept()) {
+                clients.enter(stream.into(), false);
             }
+            clients.0.retain_mut(|client| match client.advance() {
+                Ok(stays) => stays,
+                Err(error) => {
+                    tracing::debug!(%error, "a request for the status was not answered");
+                    false
+                }
+            });
         }
     }
 }
 
-/// What a client is connected by.
-trait Stream: Read + Write + AsFd {
-    fn bound(&self, span: Duration) -> io::Result<()>;
-}
+/// Whoever has connected, in that order.
+#[derive(Default)]
+struct Clients(VecDeque<Client>);
 
-impl Stream for UnixStream {
-    fn bound(&self, span: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(span))?;
-        self.set_write_timeout(Some(span))
-    }
-}
-
-impl Stream for TcpStream {
-    fn bound(&self, span: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(span))?;
-        self.set_write_timeout(Some(span))
-    }
-}
-
-/// Answers one request. Whoever is slow or goes away gets none.
-fn serve(mut stream: impl Stream, is_local: bool) {
-    if let Err(error) = try_serve(&mut stream, is_local) {
-        tracing::debug!(%error, "a request for the status was not answered");
-    }
-}
-
-fn try_serve(stream: &mut impl Stream, is_local: bool) -> io::Result<()> {
-    // `accept` may hand the listener's flag on.
-    rustix::io::ioctl_fionbio(&*stream, false)?;
-    let until = Instant::now() + PATIENCE;
-    let mut request = [0; LONGEST_REQUEST];
-    let (mut seen, mut length) = (0, 0);
-    let asked = loop {
-        if let Some(route) = route(&request[..length], seen) {
-            break route;
+impl Clients {
+    fn enter(&mut self, stream: OwnedFd, is_local: bool) {
+        // `accept` may hand the listener's flag on, or not.
+        if rustix::io::ioctl_fionbio(&stream, true).is_err() {
+            return;
         }
+        if self.0.len() == MOST_CLIENTS {
+            self.0.pop_front();
+        }
+        self.0.push_back(Client {
+            stream: stream.into(),
+            is_local,
+            request: Vec::new(),
+            answer: Vec::new(),
+            written: 0,
+            until: Instant::now() + PATIENCE,
+        });
+    }
+
+    /// How long until the first of them has had its time.
+    fn soonest(&self) -> Option<Timespec> {
+        let until = self.0.iter().map(|client| client.until).min()?;
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.bound(left)?;
-        seen = length;
-        length += match stream.read(&mut request[length..])? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => count,
+        // Rounded up: nobody is looked at too early again and again.
+        (left + Duration::from_millis(1)).try_into().ok()
+    }
+}
+
+/// One request and its answer. Whoever is slow or goes away gets none.
+struct Client {
+    /// Of either kind: it is read and written, and no signal comes where the other end is gone.
+    stream: UnixStream,
+    is_local: bool,
+    request: Vec<u8>,
+    /// Empty until the request is there.
+    answer: Vec<u8>,
+    written: usize,
+    /// For the request, and then for the answer.
+    until: Instant,
+}
+
+impl Client {
+    fn polled(&self) -> PollFd<'_> {
+        let wanted = match self.answer.is_empty() {
+            true => PollFlags::IN,
+            false => PollFlags::OUT,
         };
-    };
-    stream.bound(PATIENCE)?;
-    stream.write_all(&respond(asked, is_local))
+        PollFd::new(&self.stream, wanted)
+    }
+
+    /// Does what can be done now; whether something is left.
+    fn advance(&mut self) -> io::Result<bool> {
+        match self.try_advance() {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                match Instant::now() < self.until {
+                    true => Ok(true),
+                    false => Err(io::ErrorKind::TimedOut.into()),
+                }
+            }
+            done => done.map(|()| false),
+        }
+    }
+
+    fn try_advance(&mut self) -> io::Result<()> {
+        while self.answer.is_empty() {
+            let seen = self.request.len();
+            let mut more = [0; LONGEST_REQUEST];
+            match self.stream.read(&mut more[seen..])? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => self.request.extend_from_slice(&more[seen..seen + count]),
+            }
+            if let Some(asked) = route(&self.request, seen) {
+                self.answer = respond(asked, self.is_local);
+                if self.request.starts_with(b"HEAD ") {
+                    self.answer.truncate(head_bytes(&self.answer));
+                }
+                self.until = Instant::now() + PATIENCE;
+            }
+        }
+        while self.written < self.answer.len() {
+            self.written += self.stream.write(&self.answer[self.written..])?;
+        }
+        Ok(())
+    }
 }
 
 /// Only the process's own user may see its peers; who reaches a port sees the metrics alone.
@@ -240,16 +296,16 @@ fn respond(asked: Route, is_local: bool) -> Vec<u8> {
             None => answer("500 Internal Server Error", plain, "no report\n"),
         },
         Route::Status | Route::NotFound => answer("404 Not Found", plain, "ask for /metrics\n"),
-        Route::NotAllowed => answer("405 Method Not Allowed", plain, "GET alone\n"),
+        Route::NotAllowed => answer("405 Method Not Allowed", plain, "GET or HEAD alone\n"),
         Route::Malformed => answer("400 Bad Request", plain, "no request of HTTP\n"),
     }
 }
 
 /// The local socket, in the first folder that takes it.
-fn listen() -> io::Result<(UnixListener, PathBuf)> {
+fn listen(folders: &[PathBuf]) -> io::Result<(UnixListener, PathBuf)> {
     let mut last = io::Error::other("there is no folder for it");
-    for folder in own_folders() {
-        match listen_in(&folder) {
+    for folder in folders {
+        match listen_in(folder) {
             Ok(done) => return Ok(done),
             Err(error) => last = error,
         }
@@ -285,7 +341,7 @@ pub(crate) fn is_private(folder: &Path, owner: u32) -> bool {
 }
 
 /// Where this user's processes have their sockets, the preferred folder first.
-fn own_folders() -> Vec<PathBuf> {
+pub(crate) fn own_folders() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = runtime.filter(|path| path.is_absolute());
@@ -315,4 +371,62 @@ pub fn folders() -> Vec<PathBuf> {
     folders.sort();
     folders.dedup();
     folders
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpStream};
+
+    use super::*;
+
+    /// A server of metrics, with these folders for its local socket.
+    fn metrics(folders: &[PathBuf]) -> (Server, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let port = Arc::new(Followed::new(listener));
+        (Server::start(folders, Some(port)).unwrap(), address)
+    }
+
+    fn ask(address: SocketAddr, method: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(stream, "{method} /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn clients_that_say_nothing_delay_nobody() {
+        let (_server, address) = metrics(&[]);
+        let silent = |_| TcpStream::connect(address).unwrap();
+        let silent: Vec<_> = (0..2 * MOST_CLIENTS).map(silent).collect();
+        let started = Instant::now();
+        assert!(ask(address, "GET").ends_with("# EOF\n"));
+        // One after the other they would have taken their second each.
+        assert!(started.elapsed() < PATIENCE * MOST_CLIENTS as u32);
+        for mut stream in silent {
+            assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+        }
+    }
+
+    #[test]
+    fn a_head_is_that_of_the_whole_answer() {
+        let (_server, address) = metrics(&[]);
+        let head = ask(address, "HEAD");
+        assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
+        assert!(
+            head.contains("Content-Length: ") && head.ends_with("\r\n\r\n"),
+            "{head}"
+        );
+    }
+
+    #[test]
+    fn metrics_are_served_where_no_folder_takes_the_local_socket() {
+        let nowhere = [PathBuf::from("/proc/nowhere/tcpx")];
+        let (server, address) = metrics(&nowhere);
+        assert!(server.path.is_none());
+        assert!(ask(address, "GET").starts_with("HTTP/1.0 200 OK\r\n"));
+        assert!(Server::start(&nowhere, None).is_err());
+    }
 }

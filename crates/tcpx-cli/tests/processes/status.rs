@@ -131,6 +131,20 @@ fn silent_processes_are_each_asked_once() {
 }
 
 #[test]
+fn a_folder_that_others_may_enter_is_named_and_not_asked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sockets = folder.path().join("tcpx");
+    std::fs::create_dir(&sockets).expect("a folder");
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&sockets, open).expect("open to others");
+    let _listener = UnixListener::bind(sockets.join("4194307.sock")).expect("a socket");
+    let shown = Running::start(apart(tcpx(&["status"]), folder.path())).end();
+    let named = format!("{} is another user's, or open to others", sockets.display());
+    shown.assert_code(0).assert_says(&named);
+    assert!(!shown.stdout.contains("4194307"), "{}", shown.stdout);
+}
+
+#[test]
 fn a_process_that_is_not_there_is_an_error_in_json_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let status = apart(tcpx(&["status", "1", "--json"]), folder.path());
