@@ -305,10 +305,6 @@ impl SocketCalls for FakeKernel {
         Ok(arrival)
     }
 
-    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
-        LinuxSockets.receive_plain(socket, into)
-    }
-
     fn give_back(
         &self,
         socket: BorrowedFd<'_>,
@@ -348,10 +344,6 @@ impl SocketCalls for FakeKernel {
             }
         }
         Ok(freed as i32)
-    }
-
-    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
-        LinuxSockets.send(socket, from)
     }
 
     /// An ordinary zero-copy send: the bytes must stay as they are until the kernel reports, too.
@@ -399,10 +391,6 @@ impl SocketCalls for FakeKernel {
         })?;
         own.sent.push(Some((start, sent)));
         Ok(sent)
-    }
-
-    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        LinuxSockets.reset(socket)
     }
 
     fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {

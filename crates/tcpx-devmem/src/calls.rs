@@ -19,8 +19,9 @@ pub struct Arrival {
     pub truncated: bool,
 }
 
-/// System calls on a connected, non-blocking TCP socket. Errors are the system's. None of them waits: what
-/// cannot be done now fails with [`io::ErrorKind::WouldBlock`]. Interrupted calls are made again.
+/// System calls on a connected, non-blocking TCP socket, those of this host where nothing else is said. Errors are the
+/// system's. None of them waits: what cannot be done now fails with [`io::ErrorKind::WouldBlock`]. Interrupted calls are
+/// made again.
 pub trait SocketCalls: Send + Sync + Debug {
     /// Receives device memory: `recvmsg` with `MSG_SOCK_DEVMEM`. At most `into.len()` bytes come, in
     /// the pool or in `into`; the control messages say where.
@@ -29,10 +30,34 @@ pub trait SocketCalls: Send + Sync + Debug {
         socket: BorrowedFd<'_>,
         into: &RegionSlice,
         control: &mut [u8],
-    ) -> io::Result<Arrival>;
+    ) -> io::Result<Arrival> {
+        let mut part = iovec(into)?;
+        let mut message = message(&mut part, control);
+        let flags = RECEIVE_FLAG | libc::MSG_DONTWAIT;
+        // SAFETY: the message points at two live ranges: `control` is borrowed exclusively, and
+        // `into` keeps its region alive and rides on its owner's lease for writing.
+        let bytes =
+            count(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
+        Ok(Arrival {
+            bytes,
+            control_bytes: (message.msg_controllen as usize).min(control.len()),
+            truncated: message.msg_flags & libc::MSG_CTRUNC != 0,
+        })
+    }
 
     /// Receives ordinary bytes; 0 is the end of the stream.
-    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize>;
+    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
+        let part = iovec(into)?;
+        // SAFETY: `into` keeps the range alive and rides on its owner's lease for writing.
+        count(|| unsafe {
+            libc::recv(
+                socket.as_raw_fd(),
+                part.iov_base,
+                part.iov_len,
+                libc::MSG_DONTWAIT,
+            )
+        })
+    }
 
     /// `setsockopt` with tokens; what it answers is for the tokens' owner to judge.
     fn give_back(
@@ -41,10 +66,40 @@ pub trait SocketCalls: Send + Sync + Debug {
         level: i32,
         option: i32,
         tokens: &[u8],
-    ) -> io::Result<i32>;
+    ) -> io::Result<i32> {
+        let length = libc::socklen_t::try_from(tokens.len())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: the kernel only reads `tokens`, which is a live range of that length.
+        let answer = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                level,
+                option,
+                tokens.as_ptr().cast(),
+                length,
+            )
+        };
+        // Success is a positive count here, unlike with any other option.
+        if answer >= 0 {
+            Ok(answer)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
 
     /// Sends bytes that the CPU reaches; the answer is how many the kernel took a copy of.
-    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize>;
+    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
+        let part = iovec(from)?;
+        // SAFETY: the kernel only reads the range, which `from` keeps alive.
+        count(|| unsafe {
+            libc::send(
+                socket.as_raw_fd(),
+                part.iov_base,
+                part.iov_len,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        })
+    }
 
     /// Sends bytes of bound memory without a copy; the answer is how many the kernel took. They must
     /// not change before [`Self::done`] names the call.
@@ -54,22 +109,24 @@ pub trait SocketCalls: Send + Sync + Debug {
         dmabuf_id: u32,
         offset: u64,
         length: usize,
-    ) -> io::Result<usize>;
+    ) -> io::Result<usize> {
+        crate::bound_send::send(socket, dmabuf_id, offset, length)
+    }
 
     /// Ends the connection at once: the peer sees a reset, and what was not sent never will be. The
     /// socket stays, for what [`Self::done`] has to say about sends.
-    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(rustix::net::connect_unspec(socket)?)
+    }
 
     /// The next report about zero-copy sends; `None` when there is none.
     ///
     /// # Errors
     /// The system's, or the socket's own error that came this way.
-    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>>;
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+        crate::zero_copy::done(socket)
+    }
 }
-
-/// The real system calls.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LinuxSockets;
 
 /// Runs a system call that returns a count, again when it is interrupted.
 pub(super) fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
@@ -109,95 +166,8 @@ pub(super) fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghd
     message
 }
 
-impl SocketCalls for LinuxSockets {
-    fn receive(
-        &self,
-        socket: BorrowedFd<'_>,
-        into: &RegionSlice,
-        control: &mut [u8],
-    ) -> io::Result<Arrival> {
-        let mut part = iovec(into)?;
-        let mut message = message(&mut part, control);
-        let flags = RECEIVE_FLAG | libc::MSG_DONTWAIT;
-        // SAFETY: the message points at two live ranges: `control` is borrowed exclusively, and
-        // `into` keeps its region alive and rides on its owner's lease for writing.
-        let bytes =
-            count(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
-        Ok(Arrival {
-            bytes,
-            control_bytes: (message.msg_controllen as usize).min(control.len()),
-            truncated: message.msg_flags & libc::MSG_CTRUNC != 0,
-        })
-    }
+/// The real system calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinuxSockets;
 
-    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
-        let part = iovec(into)?;
-        // SAFETY: `into` keeps the range alive and rides on its owner's lease for writing.
-        count(|| unsafe {
-            libc::recv(
-                socket.as_raw_fd(),
-                part.iov_base,
-                part.iov_len,
-                libc::MSG_DONTWAIT,
-            )
-        })
-    }
-
-    fn give_back(
-        &self,
-        socket: BorrowedFd<'_>,
-        level: i32,
-        option: i32,
-        tokens: &[u8],
-    ) -> io::Result<i32> {
-        let length = libc::socklen_t::try_from(tokens.len())
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: the kernel only reads `tokens`, which is a live range of that length.
-        let answer = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                level,
-                option,
-                tokens.as_ptr().cast(),
-                length,
-            )
-        };
-        // Success is a positive count here, unlike with any other option.
-        if answer >= 0 {
-            Ok(answer)
-        } else {
-            Err(io::Error::last_os_error())
-        }
-    }
-
-    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
-        let part = iovec(from)?;
-        // SAFETY: the kernel only reads the range, which `from` keeps alive.
-        count(|| unsafe {
-            libc::send(
-                socket.as_raw_fd(),
-                part.iov_base,
-                part.iov_len,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        })
-    }
-
-    fn send_device(
-        &self,
-        socket: BorrowedFd<'_>,
-        dmabuf_id: u32,
-        offset: u64,
-        length: usize,
-    ) -> io::Result<usize> {
-        crate::bound_send::send(socket, dmabuf_id, offset, length)
-    }
-
-    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(rustix::net::connect_unspec(socket)?)
-    }
-
-    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        crate::zero_copy::done(socket)
-    }
-}
+impl SocketCalls for LinuxSockets {}

@@ -1,8 +1,5 @@
 //! Replays the inputs kept for the fuzz targets through the same assertions.
 
-use std::fs;
-use std::path::Path;
-
 #[path = "../../../fuzz/src/devmem/mod.rs"]
 #[expect(
     unreachable_pub,
@@ -10,21 +7,10 @@ use std::path::Path;
 )]
 mod targets;
 
-fn replay(target: &str, run: impl Fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fuzz/corpus")
-        .join(target);
-    let mut inputs = 0;
-    for entry in fs::read_dir(&folder).expect("the corpus is checked in") {
-        let path = entry.expect("a readable folder").path();
-        let input = fs::read(&path).expect("a readable input");
-        // Shown only when an assertion fails.
-        println!("{}", path.display());
-        run(&input);
-        inputs += 1;
-    }
-    assert!(inputs > 0, "{} is empty", folder.display());
-}
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+
+use replay::replay;
 
 #[test]
 fn control_message_inputs_hold() {

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tcpx_devmem::cmsg::{Dialect, SOL_SOCKET};
-use tcpx_devmem::{Arrival, Done, LinuxSockets, SocketCalls};
+use tcpx_devmem::{Arrival, LinuxSockets, SocketCalls};
 use tcpx_lanes::control_messages::ControlMessages;
 use tcpx_memory::RegionSlice;
 
@@ -42,10 +42,6 @@ impl SocketCalls for Counting {
         Ok(arrival)
     }
 
-    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
-        LinuxSockets.receive_plain(socket, into)
-    }
-
     fn give_back(
         &self,
         socket: BorrowedFd<'_>,
@@ -57,27 +53,5 @@ impl SocketCalls for Counting {
         self.freed
             .fetch_add(u64::try_from(answer).unwrap_or(0), Ordering::Relaxed);
         Ok(answer)
-    }
-
-    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
-        LinuxSockets.send(socket, from)
-    }
-
-    fn send_device(
-        &self,
-        socket: BorrowedFd<'_>,
-        dmabuf_id: u32,
-        offset: u64,
-        length: usize,
-    ) -> io::Result<usize> {
-        LinuxSockets.send_device(socket, dmabuf_id, offset, length)
-    }
-
-    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        LinuxSockets.reset(socket)
-    }
-
-    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        LinuxSockets.done(socket)
     }
 }
