@@ -13,19 +13,19 @@ use crate::slice::RegionSlice;
 
 /// Pieces of other regions, which are leased while this lives.
 pub(super) struct Gathered {
-    pieces: Arc<[Piece]>,
+    pieces: Arc<[Part]>,
     /// Whose memory it is; `None` for host memory.
     gpu: Option<Gpu>,
     _leases: Vec<Lease>,
 }
 
 // SAFETY: an address and a length. Whoever uses them leases the bytes, through the region they are pieces of.
-unsafe impl Send for Piece {}
+unsafe impl Send for Part {}
 // SAFETY: as above.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for Part {}
 
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct Part {
     /// One behind its last byte among the bytes of all.
     end: usize,
     /// Of a GPU's memory it is the device address, which means nothing to the CPU.
@@ -37,7 +37,7 @@ struct Piece {
 pub struct HostParts<'a> {
     /// The rest of the first part.
     first: (*mut u8, usize),
-    rest: std::slice::Iter<'a, Piece>,
+    rest: std::slice::Iter<'a, Part>,
     /// Where the first part ends among all bytes, and where the range does.
     at: usize,
     end: usize,
@@ -136,7 +136,7 @@ impl Gathered {
 /// Many pieces of host memory, or of one GPU's, each a range of a slice: what [`Gather::region`] makes one region of.
 #[derive(Clone, Debug)]
 pub struct Gather {
-    pieces: Arc<[Piece]>,
+    pieces: Arc<[Part]>,
     gpu: Option<Gpu>,
     leased: Vec<Leased>,
     access: Access,
@@ -180,7 +180,7 @@ impl Gather {
             });
             bases.push((base, parent.offset(), parent.len(), of));
         }
-        let mut all: Vec<Piece> = Vec::with_capacity(pieces.size_hint().0);
+        let mut all: Vec<Part> = Vec::with_capacity(pieces.size_hint().0);
         // One behind the last piece in memory.
         let mut behind = std::ptr::null_mut();
         let mut total = 0_usize;
@@ -197,7 +197,7 @@ impl Gather {
             total = total.saturating_add(end - start);
             match all.last_mut().filter(|_| behind == piece) {
                 Some(last) => last.end = total,
-                None => all.push(Piece {
+                None => all.push(Part {
                     end: total,
                     start: piece,
                 }),

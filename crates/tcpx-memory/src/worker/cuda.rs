@@ -6,7 +6,7 @@ mod device;
 mod direct;
 mod engine;
 mod feed;
-mod gather;
+mod host_unpack;
 mod kernel;
 mod kernel_jobs;
 mod launch;

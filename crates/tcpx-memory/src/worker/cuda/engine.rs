@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::copies::Copies;
 use super::device::{Device, Lane};
-use super::gather::Gather;
+use super::host_unpack::HostUnpack;
 use super::kernel_jobs::KernelJobs;
 use super::pipe::{CpuSteps, Pipe};
 use super::staging::Staging;
@@ -58,7 +58,7 @@ pub(super) enum Step {
 /// A job that the CPU takes part in, step by step.
 enum Staged {
     Pipe(Pipe),
-    Gather(Gather),
+    Host(HostUnpack),
     Cpu(CpuSteps),
 }
 
@@ -351,7 +351,7 @@ impl Engine {
         };
         let step = match &mut task {
             Staged::Pipe(pipe) => pipe.step(&mut self.device, &self.staging),
-            Staged::Gather(gather) => gather.step(ticket.work(), &mut self.device, &self.staging),
+            Staged::Host(unpack) => unpack.step(ticket.work(), &mut self.device, &self.staging),
             Staged::Cpu(steps) => steps.step(ticket.work()),
         };
         match step {
@@ -391,7 +391,7 @@ impl Staged {
             _ if on_cpu => Ok(Self::Cpu(CpuSteps::new())),
             Work::Copy { from, to } => Pipe::copy(from, to).map(Self::Pipe),
             Work::Checksum { of } => Pipe::checksum(of).map(Self::Pipe),
-            Work::Unpack { .. } => Ok(Self::Gather(Gather::new())),
+            Work::Unpack { .. } => Ok(Self::Host(HostUnpack::new())),
         }
     }
 }

@@ -26,7 +26,7 @@ const _: () = assert!(GATHERED + BATCH_BYTES <= STAGING && BATCH_BYTES <= GATHER
 
 /// A fragment, or a part of one, in the batch at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct Batched {
     source: usize,
     destination: usize,
     len: usize,
@@ -52,14 +52,14 @@ enum Failed {
 }
 
 /// An unpack job of the CPU's.
-pub(super) struct Gather {
+pub(super) struct HostUnpack {
     cut: Cut,
-    pieces: Vec<Piece>,
+    pieces: Vec<Batched>,
     state: State,
     error: Option<MemoryError>,
 }
 
-impl Gather {
+impl HostUnpack {
     pub(super) fn new() -> Self {
         Self {
             cut: Cut::new(BATCH_BYTES as u64),
@@ -135,7 +135,7 @@ impl Gather {
             }
             self.cut.next(descriptors);
             bytes += len;
-            self.pieces.push(Piece {
+            self.pieces.push(Batched {
                 source: piece.source as usize,
                 destination: piece.destination as usize,
                 len,
@@ -228,7 +228,7 @@ impl Gather {
 
 /// Decides which pool ranges to fetch, and where to: adjacent and nearly adjacent ones together. Tells
 /// each piece where its source will be.
-fn plan(pieces: &mut [Piece]) -> Vec<(Range<usize>, usize)> {
+fn plan(pieces: &mut [Batched]) -> Vec<(Range<usize>, usize)> {
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     order.sort_unstable_by_key(|&index| pieces[index].source);
     let mut ranges: Vec<(Range<usize>, usize)> = Vec::with_capacity(pieces.len());
@@ -257,8 +257,8 @@ fn plan(pieces: &mut [Piece]) -> Vec<(Range<usize>, usize)> {
 mod tests {
     use super::*;
 
-    fn piece(source: usize, len: usize) -> Piece {
-        Piece {
+    fn piece(source: usize, len: usize) -> Batched {
+        Batched {
             source,
             destination: 0,
             len,
