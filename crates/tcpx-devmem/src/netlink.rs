@@ -1,7 +1,7 @@
 //! The kernel's configuration over generic netlink: its families `nlctrl`, `netdev` and `ethtool`.
 //!
-//! [`Request`] encodes a question; [`messages`] and [`attributes`] take answers apart, any bytes at all.
-//! Integers are in the host's byte order. The layout is that of linux/netlink.h and linux/genetlink.h.
+//! [`Request`] encodes a question; [`messages`] and [`attributes`] take answers apart, any bytes at all. The crate
+//! `netlink-packet-core` knows headers and attributes; the rest of the layout is that of linux/genetlink.h.
 
 mod client;
 mod ethtool;
@@ -15,9 +15,9 @@ pub(super) use ethtool::{
 };
 pub(super) use netdev::Netdev;
 pub use netdev::QueueUse;
-pub use reply::{
-    Answer, Attribute, Attributes, Message, Messages, NetlinkError, attributes, messages,
-};
+/// Why bytes are no answer.
+pub use netlink_packet_core::DecodeError as NetlinkError;
+pub use reply::{Answer, Attribute, Message, attributes, messages};
 pub use request::Request;
 
 /// The family that names the others.
@@ -25,7 +25,6 @@ pub const CONTROL_FAMILY: u16 = 16;
 
 const HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
-const ATTRIBUTE_HEADER: usize = 4;
 
 const fn aligned(length: usize) -> usize {
     length.next_multiple_of(4)

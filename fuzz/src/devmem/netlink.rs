@@ -1,6 +1,6 @@
 //! Answers over generic netlink, read a second time in the plainest way.
 
-use tcpx_devmem::netlink::{Answer, NetlinkError, attributes, messages};
+use tcpx_devmem::netlink::{Answer, attributes, messages};
 
 /// Attributes in attributes that anybody reads.
 const DEPTH: u32 = 3;
@@ -79,10 +79,7 @@ fn walk(bytes: &[u8], depth: u32) {
                 }
                 at += length.next_multiple_of(4);
             }
-            Err(error) => {
-                assert!(!matches!(error, NetlinkError::AttributeBytes { .. }));
-                ended = true;
-            }
+            Err(_) => ended = true,
         }
     }
     assert!(ended || at >= bytes.len());

@@ -1,58 +1,14 @@
 //! Reading of answers. Total: any bytes are messages, or an error that says where they stop being some.
 
-use super::{ATTRIBUTE_HEADER, GENERIC_HEADER, HEADER, aligned};
+use netlink_packet_core::{
+    NLA_HEADER_SIZE, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
+    NetlinkBuffer, NlasIterator, parse_u8, parse_u16, parse_u32,
+};
 
-const NOOP: u16 = 1;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-/// The request is not repeated in the answer.
-const CAPPED: u16 = 0x100;
-/// Attributes follow the error.
-const HAS_ATTRIBUTES: u16 = 0x200;
-/// The kernel's own words.
+use super::{GENERIC_HEADER, HEADER, NetlinkError, aligned};
+
+/// `NLMSGERR_ATTR_MSG`: the kernel's own words.
 const WORDS: u16 = 1;
-/// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are no part of the type.
-const TYPE_MASK: u16 = 0x3fff;
-
-/// Why bytes are no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NetlinkError {
-    /// A message or attribute ends before its header does.
-    #[error("{what} at byte {at} has {left} bytes left for a header of {needed}")]
-    HeaderCut {
-        /// `message` or `attribute`.
-        what: &'static str,
-        /// Where it starts.
-        at: usize,
-        /// Bytes left there.
-        left: usize,
-        /// Bytes of a header.
-        needed: usize,
-    },
-    /// A message or attribute claims a length that cannot be.
-    #[error("{what} at byte {at} says it is {length} bytes long, with {left} left")]
-    Length {
-        /// `message` or `attribute`.
-        what: &'static str,
-        /// Where it starts.
-        at: usize,
-        /// What it says.
-        length: usize,
-        /// Bytes left there.
-        left: usize,
-    },
-    /// An attribute has another size than its meaning demands.
-    #[error("attribute {kind} has {arrived} bytes, not {expected}")]
-    AttributeBytes {
-        /// Its type.
-        kind: u16,
-        /// Bytes it should have.
-        expected: usize,
-        /// Bytes it has.
-        arrived: usize,
-    },
-}
 
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,128 +41,75 @@ pub enum Answer<'a> {
 }
 
 /// The messages in what one receive returned. After an error nothing follows.
-pub fn messages(bytes: &[u8]) -> Messages<'_> {
-    Messages { bytes, at: 0 }
-}
-
-/// See [`messages`].
-#[derive(Clone, Debug)]
-pub struct Messages<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Iterator for Messages<'a> {
-    type Item = Result<Message<'a>, NetlinkError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let length = |rest: &[u8]| word(rest, 0) as usize;
-            let message = match cut("message", self.bytes, &mut self.at, HEADER, length)? {
-                Ok(message) => message,
+pub fn messages(bytes: &[u8]) -> impl Iterator<Item = Result<Message<'_>, NetlinkError>> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        while !rest.is_empty() {
+            let here = std::mem::take(&mut rest);
+            let found = match NetlinkBuffer::new_checked(here) {
+                Ok(found) => found,
                 Err(error) => return Some(Err(error)),
             };
-            let kind = half(message, 4);
-            let sequence = word(message, 8);
-            let body = &message[HEADER..];
-            let answer = match kind {
-                NOOP => continue,
-                ERROR | DONE => end(kind, half(message, 6), body),
+            let length = found.length() as usize;
+            let next = here.get(aligned(length)..).unwrap_or_default();
+            let body = &here[HEADER..length];
+            let answer = match found.message_type() {
+                NLMSG_NOOP => {
+                    rest = next;
+                    continue;
+                }
+                NLMSG_ERROR | NLMSG_DONE => end(&found, body),
                 family => object(family, body),
             };
-            let answer = answer.map(|answer| Message { sequence, answer });
-            if answer.is_err() {
-                self.at = self.bytes.len();
-            }
-            return Some(answer);
+            return Some(answer.map(|answer| {
+                rest = next;
+                let sequence = found.sequence_number();
+                Message { sequence, answer }
+            }));
         }
-    }
-}
-
-/// The next whole part of `bytes`, which `at` is then behind: `header` bytes that begin with its length, as
-/// `length` reads it, and what follows. After an error `at` is at the end.
-fn cut<'a>(
-    what: &'static str,
-    bytes: &'a [u8],
-    at: &mut usize,
-    header: usize,
-    length: impl Fn(&[u8]) -> usize,
-) -> Option<Result<&'a [u8], NetlinkError>> {
-    let start = *at;
-    let rest = bytes.get(start..).filter(|rest| !rest.is_empty())?;
-    let left = rest.len();
-    *at = bytes.len();
-    if left < header {
-        return Some(Err(NetlinkError::HeaderCut {
-            what,
-            at: start,
-            left,
-            needed: header,
-        }));
-    }
-    let length = length(rest);
-    if !(header..=left).contains(&length) {
-        return Some(Err(NetlinkError::Length {
-            what,
-            at: start,
-            length,
-            left,
-        }));
-    }
-    *at = start + aligned(length);
-    Some(Ok(&rest[..length]))
+        None
+    })
 }
 
 fn object(family: u16, body: &[u8]) -> Result<Answer<'_>, NetlinkError> {
-    let attributes = body.get(GENERIC_HEADER..).ok_or(NetlinkError::HeaderCut {
-        what: "message",
-        at: 0,
-        left: body.len(),
-        needed: GENERIC_HEADER,
-    })?;
-    let command = body[0];
+    let attributes = body
+        .get(GENERIC_HEADER..)
+        .ok_or_else(|| short(body, GENERIC_HEADER))?;
     Ok(Answer::Object {
         family,
-        command,
+        command: body[0],
         attributes,
     })
 }
 
 /// An error message repeats the request, or its header alone, before the attributes. The end of a dump
 /// has them right after its number.
-fn end(kind: u16, flags: u16, body: &[u8]) -> Result<Answer<'_>, NetlinkError> {
-    let short = |needed| NetlinkError::HeaderCut {
-        what: "message",
-        at: 0,
-        left: body.len(),
-        needed,
-    };
+fn end<'a>(message: &NetlinkBuffer<&[u8]>, body: &'a [u8]) -> Result<Answer<'a>, NetlinkError> {
+    let is_dump = message.message_type() == NLMSG_DONE;
     // Old kernels end a dump without a number.
-    if kind == DONE && body.len() < 4 {
+    if is_dump && body.len() < 4 {
         return Ok(Answer::End {
             errno: 0,
             words: None,
         });
     }
-    let number = body.first_chunk::<4>().ok_or_else(|| short(4))?;
+    let (number, rest) = body
+        .split_first_chunk::<4>()
+        .ok_or_else(|| short(body, 4))?;
     let errno = i32::from_ne_bytes(*number)
         .checked_neg()
         .unwrap_or(i32::MAX);
-    let skip = if kind == DONE {
-        4
-    } else if body.len() < 4 + HEADER {
-        return Err(short(4 + HEADER));
-    } else if flags & CAPPED != 0 {
-        4 + HEADER
-    } else {
-        4usize.saturating_add(word(body, 4) as usize)
+    let repeated = match rest.get(..HEADER) {
+        _ if is_dump => 0,
+        None => return Err(short(body, 4 + HEADER)),
+        Some(_) if message.flags() & NLM_F_CAPPED != 0 => HEADER,
+        Some(header) => NetlinkBuffer::new(header).length() as usize,
     };
     let mut words = None;
-    if flags & HAS_ATTRIBUTES != 0 {
-        let rest = skip
-            .checked_next_multiple_of(4)
-            .and_then(|skip| body.get(skip..));
-        for attribute in attributes(rest.unwrap_or_default()) {
+    if message.flags() & NLM_F_ACK_TLVS != 0 {
+        let start = repeated.checked_next_multiple_of(4);
+        let inside = start.and_then(|start| rest.get(start..));
+        for attribute in attributes(inside.unwrap_or_default()) {
             let attribute = attribute?;
             if attribute.kind == WORDS {
                 words = attribute.text();
@@ -214,6 +117,10 @@ fn end(kind: u16, flags: u16, body: &[u8]) -> Result<Answer<'_>, NetlinkError> {
         }
     }
     Ok(Answer::End { errno, words })
+}
+
+fn short(body: &[u8], needed: usize) -> NetlinkError {
+    NetlinkError::invalid_buffer("netlink message", body.len(), needed)
 }
 
 /// One attribute.
@@ -229,25 +136,25 @@ impl<'a> Attribute<'a> {
     /// As a number of one byte.
     ///
     /// # Errors
-    /// [`NetlinkError::AttributeBytes`].
+    /// It has another size.
     pub fn u8(&self) -> Result<u8, NetlinkError> {
-        self.array().map(u8::from_ne_bytes)
+        parse_u8(self.bytes)
     }
 
     /// As a number of two bytes.
     ///
     /// # Errors
-    /// [`NetlinkError::AttributeBytes`].
+    /// It has another size.
     pub fn u16(&self) -> Result<u16, NetlinkError> {
-        self.array().map(u16::from_ne_bytes)
+        parse_u16(self.bytes)
     }
 
     /// As a number of four bytes.
     ///
     /// # Errors
-    /// [`NetlinkError::AttributeBytes`].
+    /// It has another size.
     pub fn u32(&self) -> Result<u32, NetlinkError> {
-        self.array().map(u32::from_ne_bytes)
+        parse_u32(self.bytes)
     }
 
     /// As text, up to the zero that ends it; `None` when it is not UTF-8.
@@ -255,55 +162,17 @@ impl<'a> Attribute<'a> {
         let text = self.bytes.split(|&byte| byte == 0).next()?;
         std::str::from_utf8(text).ok()
     }
-
-    fn array<const N: usize>(&self) -> Result<[u8; N], NetlinkError> {
-        self.bytes
-            .try_into()
-            .map_err(|_| NetlinkError::AttributeBytes {
-                kind: self.kind,
-                expected: N,
-                arrived: self.bytes.len(),
-            })
-    }
 }
 
 /// The attributes in a message or in another attribute. After an error nothing follows.
-pub fn attributes(bytes: &[u8]) -> Attributes<'_> {
-    Attributes { bytes, at: 0 }
-}
-
-/// See [`attributes`].
-#[derive(Clone, Debug)]
-pub struct Attributes<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Iterator for Attributes<'a> {
-    type Item = Result<Attribute<'a>, NetlinkError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let length = |rest: &[u8]| usize::from(half(rest, 0));
-        let whole = cut(
-            "attribute",
-            self.bytes,
-            &mut self.at,
-            ATTRIBUTE_HEADER,
-            length,
-        )?;
-        Some(whole.map(|whole| Attribute {
-            kind: half(whole, 2) & TYPE_MASK,
-            bytes: &whole[ATTRIBUTE_HEADER..],
-        }))
-    }
-}
-
-/// Two bytes that the caller has checked to be there.
-fn half(bytes: &[u8], at: usize) -> u16 {
-    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
-}
-
-/// Four bytes that the caller has checked to be there.
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<Attribute<'_>, NetlinkError>> {
+    NlasIterator::new(bytes).map(|found| {
+        found.map(|found| {
+            let (kind, end) = (found.kind(), usize::from(found.length()));
+            Attribute {
+                kind,
+                bytes: &found.into_inner()[NLA_HEADER_SIZE..end],
+            }
+        })
+    })
 }
