@@ -42,7 +42,7 @@ fn closes_beside_scrapes(rounds: usize) {
         std::thread::spawn(move || {
             let (own, mut answers) = (std::process::id(), 0);
             while !is_over.load(Ordering::Relaxed) {
-                let sockets = processes();
+                let sockets = processes().found;
                 if let Some((pid, socket)) = sockets.iter().find(|(pid, _)| *pid == own) {
                     answers += usize::from(ask(*pid, socket).is_ok());
                 }
