@@ -11,7 +11,7 @@ use tcpx_status::{ConnectionReport, Report, ask, processes};
 
 fn look() -> Report {
     let own = std::process::id();
-    let sockets = processes();
+    let sockets = processes().found;
     let (pid, socket) = sockets.iter().find(|(pid, _)| *pid == own).unwrap();
     ask(*pid, socket).unwrap()
 }
@@ -80,5 +80,5 @@ fn a_rank_that_waits_says_for_whom_and_which_lanes_it_has() {
 /// Whether the process tells of nothing any more.
 fn look_at_none() -> bool {
     let own = std::process::id();
-    !processes().iter().any(|(pid, _)| *pid == own) || look().connections.is_empty()
+    !processes().found.iter().any(|(pid, _)| *pid == own) || look().connections.is_empty()
 }
