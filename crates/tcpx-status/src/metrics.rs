@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_shows_every_metric_and_no_other() {
+    fn dashboard_and_alerts_name_metrics_that_are_served() {
         let dashboard = names(include_str!("../../../docs/grafana-dashboard.json"));
         let text = openmetrics(&Report::default());
         let served: String = text
@@ -188,6 +188,12 @@ mod tests {
             .map(|line| format!("{line}\n"))
             .collect();
         assert_eq!(dashboard, names(&served));
+        let alerts = names(include_str!("../../../deploy/prometheus/rules.yml"));
+        let others: Vec<_> = alerts.difference(&dashboard).collect();
+        assert!(
+            others.is_empty(),
+            "alerts over metrics that nobody serves: {others:?}"
+        );
     }
 
     #[test]
