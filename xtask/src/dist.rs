@@ -1,7 +1,9 @@
-//! `cargo xtask dist`: what a user installs, in one folder, as a tarball and as a Debian package.
+//! `cargo xtask dist`: what a user installs, in one folder and as packages.
 
+mod checks;
 mod image;
 mod packages;
+mod release;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -40,8 +42,8 @@ const PROFILE: &str = "shipped";
 const STATIC_TARGET: &str = "x86_64-unknown-linux-musl";
 
 /// Builds optimised, copies, strips, and prints where everything is. With `--out` it makes the
-/// folder alone, with `--static` a program that needs nothing of its host, with `--image` a container image of the folder
-/// that was made before.
+/// folder alone, with `--static` a program that needs nothing of its host, with `--wheel` the Python package, with
+/// `--image` a container image of the folder that was made before, and with `--check` it tries the packages that were.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
     let target = PathBuf::from(
@@ -49,14 +51,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .as_str()
             .context("cargo metadata names no target directory")?,
     );
-    let (out, packages) = match arguments {
-        [] => (target.join("dist"), Some(target.join("packages"))),
-        [flag, folder] if flag == "--out" => (std::path::absolute(folder)?, None),
-        [flag] if flag == "--static" => return static_program(&root, &target),
+    let packages = target.join("packages");
+    std::fs::create_dir_all(&packages)
+        .with_context(|| format!("cannot make {}", packages.display()))?;
+    let (out, is_packed) = match arguments {
+        [] => (target.join("dist"), true),
+        [flag, folder] if flag == "--out" => (std::path::absolute(folder)?, false),
+        [flag] if flag == "--static" => {
+            static_program(&root, &target, &packages)?;
+            return release::sums(&packages, VERSION);
+        }
+        [flag] if flag == "--wheel" => {
+            println!("{}", checks::wheel(&root, &target, &packages)?.display());
+            return release::sums(&packages, VERSION);
+        }
+        [flag] if flag == "--check" => {
+            return checks::run_all(&packages, &target.join("packages-check"));
+        }
         [flag] if flag == "--image" => {
             return image::check(&root, &target.join("dist"), &target.join("image"));
         }
-        other => bail!("dist takes nothing, --out DIR, --static or --image, not {other:?}"),
+        other => bail!(
+            "dist takes nothing, --out DIR, --static, --wheel, --image or --check, not {other:?}"
+        ),
     };
     run_command(cargo().current_dir(&root).args([
         "build",
@@ -121,25 +138,30 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     println!(
         "headers, {LIBRARY_LINK}, {PKG_CONFIG} and examples beside them, for C; man/ and completions/"
     );
-    let Some(packages) = packages else {
+    if !is_packed {
         return Ok(());
-    };
-    std::fs::create_dir_all(&packages)
-        .with_context(|| format!("cannot make {}", packages.display()))?;
+    }
     let name = format!("tcpx-{VERSION}-linux-x86_64");
-    let stage = target.join("deb");
-    for path in [
+    let mut made = vec![
         packages::tarball(&out, &packages, &name)?,
-        packages::debian(&out, &stage, &packages, VERSION)?,
-    ] {
+        packages::debian(&out, &target.join("deb"), &packages, VERSION)?,
+        release::bill_of_materials(&root, &packages, VERSION)?,
+    ];
+    made.extend(packages::rpm(
+        &out,
+        &target.join("rpm"),
+        &packages,
+        VERSION,
+    )?);
+    for path in made {
         println!("{} ({} KiB)", path.display(), path.metadata()?.len() / 1024);
     }
-    Ok(())
+    release::sums(&packages, VERSION)
 }
 
 /// The program without a C library of its host's: it runs on every Linux, also in an empty container. It loads nothing, so
 /// it moves host memory alone and drives no plugin.
-fn static_program(root: &Path, target: &Path) -> Result<()> {
+fn static_program(root: &Path, target: &Path, packages: &Path) -> Result<()> {
     let mut build = cargo();
     build
         .current_dir(root)
@@ -156,9 +178,6 @@ fn static_program(root: &Path, target: &Path) -> Result<()> {
     run_command(&mut build).with_context(|| {
         format!("if the target is missing, `rustup target add {STATIC_TARGET}` installs it")
     })?;
-    let packages = target.join("packages");
-    std::fs::create_dir_all(&packages)
-        .with_context(|| format!("cannot make {}", packages.display()))?;
     let path = packages.join(format!("tcpx-{VERSION}-linux-x86_64-static"));
     copy(
         &target.join(STATIC_TARGET).join(PROFILE).join("tcpx"),

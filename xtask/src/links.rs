@@ -7,10 +7,11 @@ use anyhow::{Result, bail};
 use crate::workspace::{files, read, root};
 
 /// Folders that hold documents, and whether their subfolders do too.
-const FOLDERS: [(&str, bool); 5] = [
+const FOLDERS: [(&str, bool); 6] = [
     ("", false),
     ("docs", true),
     ("benchmarks", false),
+    ("deploy", false),
     ("tests", false),
     ("fuzz", false),
 ];
@@ -44,7 +45,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .unwrap_or(path)
             .display()
             .to_string();
-        if name != "README.md" && !listed.contains(&name.as_str()) {
+        if name != "README.md" && name != "SUMMARY.md" && !listed.contains(&name.as_str()) {
             faults.push(format!("docs/{name}: not listed in docs/README.md"));
         }
     }
@@ -56,7 +57,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 }
 
 /// What stands in the parentheses of `[text](target)`, without an anchor; not for other hosts.
-fn targets(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn targets(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| {
         let (target, _) = rest.split_once(')')?;
         let target = target.split('#').next().unwrap_or(target);

@@ -14,6 +14,7 @@ mod lines;
 mod links;
 mod sanitize;
 mod simulate;
+mod site;
 mod variables;
 mod workspace;
 
@@ -26,9 +27,10 @@ usage: cargo xtask COMMAND
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
-  dist [--out DIR]       lay out what a user installs in target/dist, and a tarball and a deb in
-                         target/packages; with --out the folder alone; --static: one static program;
-                         --image: tries the Containerfile with that folder
+  dist [--out DIR]       lay out what a user installs in target/dist, and as a tarball, deb and RPM
+                         with checksums and a bill of materials in target/packages; with --out the
+                         folder alone; --static: one static program; --wheel: the Python package;
+                         --image: tries the Containerfile with that folder; --check: tries all packages
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   faults [--kills N] [--flips N] [--clients N] [--connects N] [--built FOLDER] [TEST...]
                          the tests of faults between real processes, those at random moments that often
@@ -39,6 +41,7 @@ usage: cargo xtask COMMAND
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   sanitize [WHICH]       tests under Miri (memory) and ThreadSanitizer (threads), with a nightly toolchain
   simulate [...]         the engine on a simulated system, from seeds (tests/README.md)
+  site                   the documents as pages for a browser, in target/site, by mdbook
   variables              check that docs/variables.md has every variable that the sources read";
 
 fn main() -> ExitCode {
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         "lines" => lines::run(rest),
         "links" => links::run(rest),
         "sanitize" => sanitize::run(rest),
+        "site" => site::run(rest),
         "simulate" => simulate::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),

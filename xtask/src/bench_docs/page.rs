@@ -32,7 +32,8 @@ says what a network card does.
 
 On your hosts: `tcpx bench net` beside plain sockets and iperf3, `scripts/gpu-tcp-speed.sh OUT_DIR`
 and `scripts/gpu-nccl.sh OUT_DIR` on a host with two GPUs. All tables:
-[benchmarks/tables.md](../benchmarks/tables.md). What was tried and dropped: [design/](design/README.md).
+[benchmarks/tables.md](../benchmarks/tables.md). What was tried and dropped:
+[design/dropped.md](design/dropped.md).
 ";
 
 /// The rows of the page.

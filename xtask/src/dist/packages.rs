@@ -1,4 +1,4 @@
-//! A tarball and a Debian package out of the folder that `cargo xtask dist` laid out.
+//! A tarball, a Debian package and an RPM out of the folder that `cargo xtask dist` laid out.
 
 use std::fs;
 use std::io::Write;
@@ -7,16 +7,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{LIBRARY, pkg_config};
+use super::{LIBRARY, LIBRARY_LINK, LIBRARY_SONAME, pkg_config};
 use crate::workspace::run;
 
-/// Files of the folder and where they lie on a host, apart from pages and completions. The program
+/// Files of the folder and where they lie on a host, apart from the library, pages and completions. The program
 /// finds its plugin beside itself.
-const PLACES: [(&str, &str); 12] = [
+const PLACES: [(&str, &str); 11] = [
     ("tcpx", "usr/lib/tcpx"),
     ("libnccl-net-tcpx.so", "usr/lib/tcpx"),
     ("libplugin_TCPX.so", "usr/lib/tcpx"),
-    (LIBRARY, LIBRARIES),
     ("tcpx.h", "usr/include"),
     ("tcpx_plugin.h", "usr/include"),
     ("README.md", "usr/share/doc/tcpx"),
@@ -26,19 +25,23 @@ const PLACES: [(&str, &str); 12] = [
     ("LICENSE-APACHE", "usr/share/doc/tcpx"),
     ("LICENSE-MIT", "usr/share/doc/tcpx"),
 ];
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const EXAMPLES: &str = "usr/share/doc/tcpx/examples";
-/// Links of the package, and where each leads.
-const LINKS: [(&str, &str); 3] = [
-    ("usr/bin/tcpx", "../lib/tcpx/tcpx"),
-    ("usr/lib/x86_64-linux-gnu/libtcpx.so.0", LIBRARY),
-    ("usr/lib/x86_64-linux-gnu/libtcpx.so", "libtcpx.so.0"),
-];
-const COMPLETIONS: [(&str, &str); 3] = [
-    ("tcpx.bash", "usr/share/bash-completion/completions/tcpx"),
-    ("_tcpx", "usr/share/zsh/vendor-completions/_tcpx"),
-    ("tcpx.fish", "usr/share/fish/vendor_completions.d/tcpx.fish"),
-];
+/// Where a family of distributions has what others have elsewhere.
+struct Layout {
+    libraries: &'static str,
+    zsh: &'static str,
+}
+const DEBIAN: Layout = Layout {
+    libraries: "usr/lib/x86_64-linux-gnu",
+    zsh: "usr/share/zsh/vendor-completions/_tcpx",
+};
+const RPM: Layout = Layout {
+    libraries: "usr/lib64",
+    zsh: "usr/share/zsh/site-functions/_tcpx",
+};
+
+const SUMMARY: &str = "GPU memory between hosts over plain TCP";
+const DESCRIPTION: &str = "The program tcpx, plugins for NCCL and NIXL, and a C library.";
 
 /// `NAME.tar.gz` in `out`, with `folder` as `NAME/`.
 pub(super) fn tarball(folder: &Path, out: &Path, name: &str) -> Result<PathBuf> {
@@ -47,16 +50,18 @@ pub(super) fn tarball(folder: &Path, out: &Path, name: &str) -> Result<PathBuf> 
     Ok(path)
 }
 
-/// `tcpx_VERSION_amd64.deb` in `out`; `stage` is a folder for the installed tree.
-pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> Result<PathBuf> {
-    if stage.exists() {
-        fs::remove_dir_all(stage).with_context(|| format!("cannot empty {}", stage.display()))?;
-    }
-    let tree = stage.join("data");
+/// The tree of an installed package, in the empty folder `tree`.
+fn lay_out(folder: &Path, tree: &Path, layout: &Layout, version: &str) -> Result<()> {
     for (name, place) in PLACES {
         install(&folder.join(name), &tree.join(place).join(name))?;
     }
-    for (name, place) in COMPLETIONS {
+    let libraries = tree.join(layout.libraries);
+    install(&folder.join(LIBRARY), &libraries.join(LIBRARY))?;
+    for (name, place) in [
+        ("tcpx.bash", "usr/share/bash-completion/completions/tcpx"),
+        ("_tcpx", layout.zsh),
+        ("tcpx.fish", "usr/share/fish/vendor_completions.d/tcpx.fish"),
+    ] {
         install(&folder.join("completions").join(name), &tree.join(place))?;
     }
     for page in fs::read_dir(folder.join("man"))? {
@@ -64,18 +69,36 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> 
         let place = tree.join("usr/share/man/man1").join(page.file_name());
         install(&page.path(), &place)?;
     }
-    for (name, to) in LINKS {
-        let name = tree.join(name);
+    for (name, to) in [
+        (tree.join("usr/bin/tcpx"), "../lib/tcpx/tcpx"),
+        (libraries.join(LIBRARY_SONAME), LIBRARY),
+        (libraries.join(LIBRARY_LINK), LIBRARY_SONAME),
+    ] {
         make_folder_of(&name)?;
         std::os::unix::fs::symlink(to, &name)
             .with_context(|| format!("cannot link {}", name.display()))?;
     }
-    let description = tree.join(LIBRARIES).join("pkgconfig/tcpx.pc");
+    let description = libraries.join("pkgconfig/tcpx.pc");
     make_folder_of(&description)?;
-    fs::write(
+    let libraries = format!("/{}", layout.libraries);
+    super::write(
         &description,
-        pkg_config(version, "/usr/include", "/usr/lib/x86_64-linux-gnu"),
-    )?;
+        &pkg_config(version, "/usr/include", &libraries),
+    )
+}
+
+fn emptied(stage: &Path) -> Result<()> {
+    if stage.exists() {
+        fs::remove_dir_all(stage).with_context(|| format!("cannot empty {}", stage.display()))?;
+    }
+    fs::create_dir_all(stage).with_context(|| format!("cannot make {}", stage.display()))
+}
+
+/// `tcpx_VERSION_amd64.deb` in `out`; `stage` is a folder for the installed tree.
+pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> Result<PathBuf> {
+    emptied(stage)?;
+    let tree = stage.join("data");
+    lay_out(folder, &tree, &DEBIAN, version)?;
     let mut libc = None;
     for name in ["tcpx", "libnccl-net-tcpx.so", "libplugin_TCPX.so", LIBRARY] {
         libc = libc.max(newest_glibc(&fs::read(folder.join(name))?));
@@ -88,8 +111,7 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> 
         format!(
             "Package: tcpx\nVersion: {version}\nArchitecture: amd64\nMaintainer: the tcpx authors\n\
              Depends: libc6 (>= {major}.{minor}), libgcc-s1\nSection: net\nPriority: optional\n\
-             Description: GPU memory between hosts over plain TCP\n \
-             The program tcpx, plugins for NCCL and NIXL, and a C library.\n"
+             Description: {SUMMARY}\n {DESCRIPTION}\n"
         ),
     )?;
     let (control_tar, data_tar) = (stage.join("control.tar.gz"), stage.join("data.tar.gz"));
@@ -104,6 +126,53 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> 
     fs::write(&path, archive(&members)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// `tcpx-VERSION-1.x86_64.rpm` in `out`, by rpmbuild, which finds out what the files need and provide; nothing on a
+/// host without it.
+pub(super) fn rpm(
+    folder: &Path,
+    stage: &Path,
+    out: &Path,
+    version: &str,
+) -> Result<Option<PathBuf>> {
+    let asked = Command::new("rpmbuild").arg("--version").output();
+    if !asked.is_ok_and(|answer| answer.status.success()) {
+        println!("skipped: RPM: no rpmbuild is here; Debian has it in the package rpm");
+        return Ok(None);
+    }
+    emptied(stage)?;
+    let tree = stage.join("data");
+    lay_out(folder, &tree, &RPM, version)?;
+    let (spec, tree) = (stage.join("tcpx.spec"), tree.display());
+    // What was built is taken as it is; gzip is what every rpm reads.
+    super::write(
+        &spec,
+        &format!(
+            "%global __os_install_post %{{nil}}\n%global debug_package %{{nil}}\n\
+             %global _binary_payload w6.gzdio\n%global _build_id_links none\n\
+             %global __requires_exclude pkg-config\n\
+             Name: tcpx\nVersion: {version}\nRelease: 1\nSummary: {SUMMARY}\n\
+             License: Apache-2.0 OR MIT\n%description\n{DESCRIPTION}\n\
+             %install\ncp -a {tree}/. %{{buildroot}}/\n%files\n\
+             /usr/bin/tcpx\n/usr/lib/tcpx\n/usr/lib64/libtcpx.so*\n/usr/lib64/pkgconfig/tcpx.pc\n\
+             /usr/include/tcpx*.h\n/usr/share/doc/tcpx\n/usr/share/man/man1/tcpx*\n\
+             /usr/share/bash-completion/completions/tcpx\n/usr/share/zsh/site-functions/_tcpx\n\
+             /usr/share/fish/vendor_completions.d/tcpx.fish\n"
+        ),
+    )?;
+    let name = format!("tcpx-{version}-1.x86_64.rpm");
+    let mut build = Command::new("rpmbuild");
+    build.args(["-bb", "--quiet", "--target", "x86_64-linux"]);
+    for define in [
+        format!("_topdir {}", stage.display()),
+        format!("_rpmdir {}", out.display()),
+        format!("_rpmfilename {name}"),
+    ] {
+        build.args(["--define", &define]);
+    }
+    run(build.arg(spec))?;
+    Ok(Some(out.join(name)))
 }
 
 /// Archives a folder's contents under the name `top`, owned by root.

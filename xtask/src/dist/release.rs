@@ -1,0 +1,150 @@
+//! What goes beside the packages of a release: the list of what was built in, and everybody's checksum.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::workspace::{cargo, read};
+
+/// What the packages and the wheel are built from.
+const BUILT: [&str; 5] = [
+    "tcpx-cli",
+    "tcpx-nccl",
+    "tcpx-capi",
+    "tcpx-nixl",
+    "tcpx-python",
+];
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const SUMS: &str = "SHA256SUMS";
+
+/// `tcpx-VERSION.cdx.json` in `out`: every crate that is built in or takes part in the build, with licence and
+/// checksum, in the form of CycloneDX 1.5.
+pub(super) fn bill_of_materials(root: &Path, out: &Path, version: &str) -> Result<PathBuf> {
+    let mut tree = cargo();
+    tree.current_dir(root)
+        .args(["tree", "--locked", "--prefix", "none"]);
+    tree.args(["--edges", "normal,build", "--target", TARGET]);
+    tree.args(["--format", "{p}\t{l}"]);
+    tree.args(BUILT.iter().flat_map(|name| ["--package", name]));
+    let answer = tree.output().context("cannot start cargo tree")?;
+    ensure!(
+        answer.status.success(),
+        "cargo tree: {}",
+        String::from_utf8_lossy(&answer.stderr).trim()
+    );
+    let checksums = checksums(&read(&root.join("Cargo.lock"))?);
+    let components = components(&String::from_utf8_lossy(&answer.stdout), &checksums);
+    ensure!(!components.is_empty(), "cargo tree names no crate");
+    let purl = |name: &str| format!("pkg:cargo/{name}@{version}");
+    let bill = json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": {
+            "type": "application", "name": "tcpx", "version": version, "bom-ref": purl("tcpx-cli"),
+            "licenses": [{"expression": "Apache-2.0 OR MIT"}],
+        }},
+        "components": components,
+    });
+    let path = out.join(format!("tcpx-{version}.cdx.json"));
+    super::write(&path, &format!("{bill:#}\n"))?;
+    Ok(path)
+}
+
+/// One entry for each crate of `cargo tree`'s lines `NAME vVERSION ...<tab>LICENCE`, but for the workspace's own.
+fn components(tree: &str, checksums: &BTreeMap<(String, String), String>) -> Vec<Value> {
+    let crates: BTreeSet<(&str, &str, &str)> = tree
+        .lines()
+        .filter_map(|line| {
+            let (package, licence) = line.split_once('\t')?;
+            let mut words = package.split(' ');
+            let name = words.next()?;
+            let version = words.next()?.strip_prefix('v')?;
+            // Marks what was listed before.
+            Some((name, version, licence.trim_end_matches(" (*)")))
+        })
+        .collect();
+    let component = |(name, version, licence): (&str, &str, &str)| {
+        let hash = checksums.get(&(name.to_owned(), version.to_owned()))?;
+        let purl = format!("pkg:cargo/{name}@{version}");
+        Some(json!({
+            "type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl,
+            "licenses": [{"expression": licence.replace('/', " OR ")}],
+            "hashes": [{"alg": "SHA-256", "content": hash}],
+        }))
+    };
+    crates.into_iter().filter_map(component).collect()
+}
+
+/// The checksums of `Cargo.lock`, which has none of the workspace's own crates.
+fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
+    let field = |package: &str, name: &str| {
+        let value = package
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""))?;
+        value.strip_suffix('"').map(str::to_owned)
+    };
+    lock.split("[[package]]")
+        .filter_map(|package| {
+            let key = (field(package, "name")?, field(package, "version")?);
+            Some((key, field(package, "checksum")?))
+        })
+        .collect()
+}
+
+/// `SHA256SUMS` in `out`, of the files of this version, as `sha256sum --check` reads it.
+pub(super) fn sums(out: &Path, version: &str) -> Result<()> {
+    let mut lines = BTreeMap::new();
+    for entry in fs::read_dir(out).with_context(|| format!("cannot read {}", out.display()))? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !entry.file_type()?.is_file() || !name.contains(version) {
+            continue;
+        }
+        let bytes = fs::read(entry.path()).with_context(|| format!("cannot read {name}"))?;
+        let sum: String = Sha256::digest(bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        lines.insert(name, sum);
+    }
+    let lines: String = lines
+        .iter()
+        .map(|(name, sum)| format!("{sum}  {name}\n"))
+        .collect();
+    super::write(&out.join(SUMS), &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crate_is_listed_once_and_our_own_are_not() {
+        let lock = "version = 4\n\n[[package]]\nname = \"a\"\nversion = \"1.2.3\"\nsource = \"x\"\nchecksum = \"00ff\"\n\n\
+                    [[package]]\nname = \"own\"\nversion = \"0.1.0\"\n";
+        let tree =
+            "own v0.1.0 (/folder)\tMIT\na v1.2.3\tMIT/Apache-2.0\na v1.2.3\tMIT/Apache-2.0 (*)\n\n";
+        let found = components(tree, &checksums(lock));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0]["purl"], "pkg:cargo/a@1.2.3");
+        assert_eq!(found[0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
+        assert_eq!(found[0]["hashes"][0]["content"], "00ff");
+    }
+
+    #[test]
+    fn sums_are_those_of_this_version_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["tcpx-1.2.3.tar.gz", "tcpx-1.1.0.tar.gz", SUMS] {
+            fs::write(folder.path().join(name), "abc").unwrap();
+        }
+        sums(folder.path(), "1.2.3").unwrap();
+        let text = fs::read_to_string(folder.path().join(SUMS)).unwrap();
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(text, format!("{abc}  tcpx-1.2.3.tar.gz\n"));
+    }
+}

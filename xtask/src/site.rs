@@ -1,0 +1,137 @@
+//! `cargo xtask site`: the documents as pages for a browser, by mdbook.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::links::targets;
+use crate::workspace::{files, read, root, run as run_command};
+
+/// The order of the pages; its links are relative to its folder, as in every document.
+const SUMMARY: &str = "docs/SUMMARY.md";
+const BOOK: &str = "docs/book.toml";
+
+/// Copies the pages and whatever they lead to, at the same places, and has mdbook make `target/site` of them. Every
+/// link between its pages leads somewhere.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    ensure!(
+        arguments.is_empty(),
+        "site takes no arguments, not {arguments:?}"
+    );
+    let root = root()?;
+    let (stage, out) = (root.join("target/site-pages"), root.join("target/site"));
+    for folder in [&stage, &out] {
+        if folder.exists() {
+            fs::remove_dir_all(folder)
+                .with_context(|| format!("cannot empty {}", folder.display()))?;
+        }
+    }
+    let summary = read(&root.join(SUMMARY))?;
+    let pages: Vec<PathBuf> = targets(&summary).map(|to| beside(SUMMARY, to)).collect();
+    let listed: BTreeSet<&PathBuf> = pages.iter().collect();
+    let mut waiting: VecDeque<PathBuf> = pages.iter().cloned().collect();
+    let mut copied = BTreeSet::new();
+    while let Some(name) = waiting.pop_front() {
+        if !copied.insert(name.clone()) {
+            continue;
+        }
+        let (from, to) = (root.join(&name), stage.join("src").join(&name));
+        ensure!(from.is_file(), "{} is no file: link to one", name.display());
+        fs::create_dir_all(to.parent().context("a file in no folder")?)?;
+        fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        if name.extension().is_some_and(|ending| ending == "md") {
+            ensure!(
+                listed.contains(&name),
+                "{SUMMARY} does not list {}",
+                name.display()
+            );
+            let text = read(&from)?;
+            waiting.extend(targets(&text).map(|to| beside(&name, to)));
+        }
+    }
+    let from_root = |line: &str| match targets(line).next() {
+        Some(to) => line.replace(to, &beside(SUMMARY, to).display().to_string()),
+        None => line.to_owned(),
+    };
+    let summary: Vec<String> = summary.lines().map(from_root).collect();
+    fs::write(stage.join("src/SUMMARY.md"), summary.join("\n"))?;
+    fs::copy(root.join(BOOK), stage.join("book.toml")).context("cannot copy book.toml")?;
+    let mdbook = std::env::var_os("MDBOOK").unwrap_or_else(|| "mdbook".into());
+    if Command::new(&mdbook).arg("--version").output().is_err() {
+        println!("skipped: site: no mdbook is here; `cargo install --locked mdbook` installs it");
+        return Ok(());
+    }
+    run_command(
+        Command::new(mdbook)
+            .arg("build")
+            .arg(&stage)
+            .arg("--dest-dir")
+            .arg(&out),
+    )?;
+    let (mut links, mut broken) = (0, Vec::new());
+    for page in files(&out, "html", true)? {
+        // The page for what is not there has links from the site's root, and the one to print has all of the others'.
+        if page.ends_with("404.html") || page.ends_with("print.html") {
+            continue;
+        }
+        let text = read(&page)?;
+        for target in text
+            .split("href=\"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next())
+        {
+            let file = target.split(['#', '?']).next().unwrap_or_default();
+            let is_local = !file.is_empty() && !target.contains(':');
+            links += usize::from(is_local);
+            if is_local && !page.parent().unwrap_or(&out).join(file).exists() {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    if !broken.is_empty() {
+        bail!(
+            "{} links lead nowhere:\n{}",
+            broken.len(),
+            broken.join("\n")
+        );
+    }
+    println!("{}: {} pages, {links} links", out.display(), pages.len());
+    Ok(())
+}
+
+/// A link's file, from the root of the repository.
+fn beside(document: impl AsRef<Path>, target: &str) -> PathBuf {
+    let mut found = document
+        .as_ref()
+        .parent()
+        .unwrap_or_else(|| Path::new(""))
+        .to_path_buf();
+    for part in Path::new(target).components() {
+        match part {
+            Component::ParentDir => {
+                found.pop();
+            }
+            Component::Normal(name) => found.push(name),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_from_their_document() {
+        assert_eq!(
+            beside("docs/guides/c.md", "../nccl.md"),
+            Path::new("docs/nccl.md")
+        );
+        assert_eq!(beside("docs/a.md", "../README.md"), Path::new("README.md"));
+        assert_eq!(beside("README.md", "docs/a.md"), Path::new("docs/a.md"));
+    }
+}
