@@ -1,7 +1,7 @@
 //! A stand-in for the kernel's device-memory receive: bytes of a real connection are put in a pool of
 //! host memory, in packets, and described by control messages as the kernel would.
 //!
-//! What it says follows the facts in `docs/device-memory-receive.md`: lowest free token first, no
+//! What it says follows the facts in `docs/guides/device-memory.md`: lowest free token first, no
 //! receive that mixes plain bytes and records, `ENODEV` for ever, errno 525 without room. Memory whose
 //! last token came back is overwritten at once, so that a token given back too early is seen; the close of
 //! a socket gives all of its tokens back.

@@ -12,7 +12,8 @@ use crate::workspace::{files, read, root, run as run_command};
 
 /// The order of the pages; its links are relative to its folder, as in every document.
 const SUMMARY: &str = "docs/SUMMARY.md";
-const BOOK: &str = "docs/book.toml";
+/// What mdbook reads beside the pages.
+const SETTINGS: [&str; 2] = ["book.toml", "site.css"];
 
 /// Copies the pages and whatever they lead to, at the same places, and has mdbook make `target/site` of them. Every
 /// link between its pages leads somewhere.
@@ -58,8 +59,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     };
     let summary: Vec<String> = summary.lines().map(from_root).collect();
     fs::write(stage.join("src/SUMMARY.md"), summary.join("\n"))?;
-    fs::copy(root.join(BOOK), stage.join("book.toml")).context("cannot copy book.toml")?;
+    for name in SETTINGS {
+        fs::copy(root.join("docs").join(name), stage.join(name))
+            .with_context(|| format!("cannot copy {name}"))?;
+    }
     let mdbook = std::env::var_os("MDBOOK").unwrap_or_else(|| "mdbook".into());
+    // The variable names the program where it is not in the search path.
     if Command::new(&mdbook).arg("--version").output().is_err() {
         println!("skipped: site: no mdbook is here; `cargo install --locked mdbook` installs it");
         return Ok(());

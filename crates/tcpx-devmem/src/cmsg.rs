@@ -6,7 +6,7 @@
 //! (beyond the lists' first growth), reads a socket or trusts a number.
 //!
 //! Two dialects exist, see [`Dialect`]. Integers are in the byte order of the host: kernel and
-//! reader are the same machine. Background: `docs/device-memory-receive.md`.
+//! reader are the same machine. Background: `docs/guides/device-memory.md`.
 
 mod dialect;
 mod error;

@@ -13,6 +13,9 @@ const HEAD: &str = "\
 
 <!-- Made by `cargo xtask bench-docs` from benchmarks/*.json. Edit those, not this. -->
 
+**Every figure is of one host**: both ends run there over loopback TCP, so they share its cores and its
+memory, and no figure says what a network card does.
+
 Medians of repeated runs, the lowest and highest run in parentheses. GB/s is 10^9 bytes a second.
 
 | what | unit | tcpx | peers in the same runs | host |
@@ -27,9 +30,6 @@ const PLOT: &str = "
 ";
 
 const TAIL: &str = "
-Both ends run on one host over loopback TCP, so they share its cores and its memory, and no figure
-says what a network card does.
-
 On your hosts: `tcpx bench net` beside plain sockets and iperf3, `scripts/gpu-tcp-speed.sh OUT_DIR`
 and `scripts/gpu-nccl.sh OUT_DIR` on a host with two GPUs. All tables:
 [benchmarks/tables.md](../benchmarks/tables.md). What was tried and dropped:
