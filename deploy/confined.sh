@@ -34,21 +34,32 @@ fi
 
 program=$(readlink -f "${1:?usage: deploy/confined.sh PATH_TO_TCPX [--report]}")
 report=${2:-}
-if [ "$(id -u)" != 0 ]; then
+if [ "$(id -u)" != 0 ] || ! unshare --net --mount --pid --fork true 2>/dev/null; then
   echo 'skipped: confined: namespaces, mounts and limits of memory need root'
   exit 0
 fi
+for one in ip curl setpriv nsenter; do
+  if ! command -v "$one" >/dev/null; then echo "skipped: confined: $one is missing"; exit 0; fi
+done
 nofile=${NOFILE:-256} memory_mib=${MEMORY_MIB:-1024}
 work=$(mktemp -d)
 a=tcpx-$$-a b=tcpx-$$-b cgroup=''
 cleanup() {
-  # shellcheck disable=SC2046 # a list of numbers
-  # KILL: `unshare` ignores less while its child runs, and takes the child along.
-  kill -KILL $(jobs -p) 2>/dev/null || true
+  local one
+  # Changing the user takes away what would end a process with its parent: each is ended in its
+  # namespace.
+  for one in "$a" "$b"; do
+    # shellcheck disable=SC2046 # a list of numbers
+    kill -KILL $(ip netns pids "$one" 2>/dev/null) 2>/dev/null || true
+  done
   wait 2>/dev/null || true
-  ip netns del "$a" 2>/dev/null || true
-  ip netns del "$b" 2>/dev/null || true
-  [ -z "$cgroup" ] || rmdir "$cgroup"/[ab] "$cgroup" 2>/dev/null || true
+  for one in "$a" "$b"; do ip netns del "$one" 2>/dev/null || true; done
+  # The last process of a group ends a moment after its signal.
+  for _ in $(seq 100); do
+    if [ -z "$cgroup" ] || ! [ -d "$cgroup" ]; then break; fi
+    for one in "$cgroup"/[ab] "$cgroup"; do rmdir "$one" 2>/dev/null || true; done
+    sleep 0.1
+  done
   rm -rf "$work"
 }
 trap cleanup EXIT
@@ -118,6 +129,11 @@ used
 
 say 'a server that stays, its metrics and its status'
 (pod a env TCPX_KEY="$key" TCPX_METRICS=10.77.91.1:9400 tcpx perf server host --keep) >"$work/server" 2>&1 &
+listens() { ip netns exec "$a" cat /proc/net/tcp /proc/net/tcp6 | grep -q ':3039 .* 0A '; } # 12345
+for _ in $(seq 600); do
+  if listens; then break; fi
+  sleep 0.1
+done
 # Runs until this script has seen what it wants.
 (pod b env TCPX_KEY="$key" tcpx perf client 10.77.91.1 host -s 16MiB -t 10m --wait 2m) >"$work/client" 2>&1 &
 client=$!
