@@ -13,8 +13,8 @@ const HEAD: &str = "\
 
 <!-- Made by `cargo xtask bench-docs` from benchmarks/*.json. Edit those, not this. -->
 
-**Every figure is of one host**: both ends run there over loopback TCP, so they share its cores and its
-memory, and no figure says what a network card does.
+**Every figure is of one host**: both ends run there over loopback TCP, so they share its cores and
+its memory, and no figure says what a network card does.
 
 Medians of repeated runs, the lowest and highest run in parentheses. GB/s is 10^9 bytes a second.
 
