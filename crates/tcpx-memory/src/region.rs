@@ -296,6 +296,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn gpu_memory_starts_at_a_page_and_goes_back_as_it_came() {
+        let gpu = Gpu::fake();
+        for len in [1, 100, 4096, 5000, 3 << 20] {
+            let regions: Vec<_> = (0..3).map(|_| Region::cuda(&gpu, len).unwrap()).collect();
+            assert!(
+                regions
+                    .iter()
+                    .all(|region| region.all().address() % 4096 == 0)
+            );
+        }
+    }
+
+    #[test]
     fn host_memory_is_zero_and_page_aligned() {
         let region = Region::host(10_000).unwrap();
         assert_eq!(region.all().address() % 4096, 0);
