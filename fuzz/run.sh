@@ -13,7 +13,7 @@ set -eu
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] || set -- handshake records lane_seal frames descriptors chunk_header cmsg companion netlink \
-    private_request nccl_records nccl_comm nccl_lane window_key pieces nixl \
+    nccl_records nccl_comm nccl_lane window_key pieces nixl \
     status_request
 
 cd "$(dirname "$0")"

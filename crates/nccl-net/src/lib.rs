@@ -19,9 +19,6 @@ pub mod device;
 mod error;
 pub mod export;
 mod finalize;
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub mod fuzzing;
 mod library;
 mod limiter;
 mod logger;
@@ -49,7 +46,7 @@ pub use library::{AbiVersion, CallObserver, CallReport, LoadOptions};
 pub use logger::{LogLevel, LogRecord, LogSink, clear_log_sink, set_log_sink};
 pub use memory::{MemoryHandle, MemoryOwner, MemoryType};
 pub use plugin::Plugin;
-pub use private_request::{PrivateError, PrivateRequest};
+pub use private_request::PrivateRequest;
 pub use properties::{DeviceOffload, PointerSupport, Properties};
 pub use queue::{QueueError, QueueSlot, UnpackQueue};
 pub use request::{Done, PostOutcome, Ticket};

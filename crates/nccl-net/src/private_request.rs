@@ -21,7 +21,7 @@ use crate::request::{Ring, Ticket};
 /// The plugin whose requests are laid out so.
 const PLUGIN: &str = "GPUDirectTCPX_v7";
 /// Bytes of a request.
-pub(crate) const BYTES: usize = 128;
+const BYTES: usize = 128;
 
 /// A queue slot as the plugin keeps it; pointers as numbers, because nothing follows them.
 #[repr(C)]
@@ -71,13 +71,13 @@ const _: () = assert!(offset_of!(RawRequest, unpack_slot) == 56);
 
 /// What the host knows of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Posted {
-    pub(crate) comm: u64,
-    pub(crate) data: u64,
-    pub(crate) len: usize,
-    pub(crate) kind: MemoryType,
+struct Posted {
+    comm: u64,
+    data: u64,
+    len: usize,
+    kind: MemoryType,
     /// The queue slot that a receive takes.
-    pub(crate) slot: Option<QueueSlot>,
+    slot: Option<QueueSlot>,
 }
 
 /// What Google's plugin keeps of a request in flight.
@@ -101,34 +101,8 @@ impl fmt::Display for PrivateRequest {
     }
 }
 
-/// Why a request cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PrivateError {
-    /// The pointer leads nowhere.
-    #[error(
-        "the plugin's request cannot be read ({why}): it is laid out otherwise than GPUDirectTCPX 3.1"
-    )]
-    Unreadable {
-        /// The system's answer.
-        why: String,
-    },
-    /// It does not say what was posted.
-    #[error(
-        "{field} of the plugin's request is {found}, expected {expected}: it is laid out otherwise \
-         than GPUDirectTCPX 3.1"
-    )]
-    Disagrees {
-        /// Which field.
-        field: &'static str,
-        /// What was posted.
-        expected: String,
-        /// What it says.
-        found: String,
-    },
-}
-
-/// Reads a request of the plugin.
-fn read(request: NonNull<c_void>, posted: &Posted) -> Result<PrivateRequest, PrivateError> {
+/// Reads a request of the plugin; `None` for one that cannot be read, or is laid out otherwise.
+fn read(request: NonNull<c_void>, posted: &Posted) -> Option<PrivateRequest> {
     let mut bytes = [0_u8; BYTES];
     let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -143,58 +117,36 @@ fn read(request: NonNull<c_void>, posted: &Posted) -> Result<PrivateRequest, Pri
     let copied = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };
-    match usize::try_from(copied) {
-        Ok(BYTES) => parse(&bytes, posted),
-        Ok(some) => Err(PrivateError::Unreadable {
-            why: format!("{some} of {BYTES} bytes are there"),
-        }),
-        Err(_) => Err(PrivateError::Unreadable {
-            why: std::io::Error::last_os_error().to_string(),
-        }),
-    }
+    (usize::try_from(copied) == Ok(BYTES))
+        .then(|| parse(&bytes, posted))
+        .flatten()
 }
 
-/// Checks a copy of a request.
-pub(crate) fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Result<PrivateRequest, PrivateError> {
+/// A copy of a request, if all of it agrees with what was posted.
+fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Option<PrivateRequest> {
     // SAFETY: as many bytes as the structure has, all of whose fields are integers.
     let raw: RawRequest = unsafe { bytes.as_ptr().cast::<RawRequest>().read_unaligned() };
-    let disagrees = |field, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
-        let (expected, found) = (expected.to_string(), found.to_string());
-        PrivateError::Disagrees {
-            field,
-            expected,
-            found,
-        }
+    let up_to = |most: usize, found: c_int| {
+        let number = usize::try_from(found).ok();
+        number.filter(|found| *found <= most)
     };
-    let expect = |holds: bool, field, expected: &dyn fmt::Display, found: &dyn fmt::Display| {
-        holds
-            .then_some(())
-            .ok_or_else(|| disagrees(field, expected, found))
-    };
-    let up_to = |most: usize, field, found: i64| {
-        let number = usize::try_from(found).ok().filter(|found| *found <= most);
-        number.ok_or_else(|| disagrees(field, &format_args!("0 to {most}"), &found))
-    };
-    let kind = posted.kind.raw();
-    expect(raw.comm == posted.comm, "comm", &"the comm's", &raw.comm)?;
-    expect(raw.data == posted.data, "data", &"the posted", &raw.data)?;
-    expect(raw.mem_type == kind, "mem_type", &kind, &raw.mem_type)?;
-    let size = up_to(posted.len, "size", raw.size.into())?;
-    let pending = up_to(size, "size_pending", raw.size_pending.into())?;
+    let same = raw.comm == posted.comm && raw.data == posted.data;
+    if !same || raw.mem_type != posted.kind.raw() {
+        return None;
+    }
+    let size = up_to(posted.len, raw.size)?;
+    let pending = up_to(size, raw.size_pending)?;
     let slot = &raw.unpack_slot;
-    // A send has none.
-    let most = usize::from(posted.slot.is_some());
-    let is_active = up_to(most, "unpack_slot.active", slot.active.into())? == 1;
-    let fragments = match posted.slot.filter(|_| is_active) {
-        None => None,
-        Some(own) => {
-            let (index, own) = (slot.idx % UNPACK_QUEUE_DEPTH as u64, own.index() as u64);
-            expect(index == own, "unpack_slot.idx", &own, &slot.idx)?;
-            let count = i64::try_from(slot.cnt_cache).unwrap_or(i64::MAX);
-            Some(up_to(UNPACK_SLOT_ENTRIES, "unpack_slot.cnt_cache", count)?)
+    let fragments = match (slot.active, posted.slot) {
+        (0, _) => None,
+        (1, Some(own)) if slot.idx % UNPACK_QUEUE_DEPTH as u64 == own.index() as u64 => {
+            let count = usize::try_from(slot.cnt_cache).ok();
+            Some(count.filter(|count| *count <= UNPACK_SLOT_ENTRIES)?)
         }
+        // A send has none.
+        _ => return None,
     };
-    Ok(PrivateRequest {
+    Some(PrivateRequest {
         size,
         pending,
         fragments,
@@ -206,7 +158,7 @@ fn look_inside(
     core: &CommCore,
     ring: &Ring,
     slot: impl FnOnce(Ticket) -> Option<QueueSlot>,
-) -> Option<Result<PrivateRequest, PrivateError>> {
+) -> Option<PrivateRequest> {
     let head = ring.head()?;
     if core.plugin.name() != PLUGIN {
         return None;
@@ -222,20 +174,20 @@ fn look_inside(
         read(head.request, &posted)
     })
     .ok()
+    .flatten()
 }
 
 impl SendComm {
     /// For diagnosis: what Google's plugin keeps of the oldest send in flight. `None` when there is none,
-    /// and for every other plugin.
-    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
+    /// for every other plugin, and where it does not agree with what was posted.
+    pub fn look_inside_head(&self) -> Option<PrivateRequest> {
         look_inside(&self.core, &self.ring, |_| None)
     }
 }
 
 impl RecvComm {
-    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` when there is
-    /// none, and for every other plugin.
-    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
+    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` as for sends.
+    pub fn look_inside_head(&self) -> Option<PrivateRequest> {
         let slot = |ticket: Ticket| Some(QueueSlot::of_receive(ticket.0));
         look_inside(&self.core, &self.ring, slot)
     }
@@ -277,7 +229,7 @@ mod tests {
         assert_eq!(found.to_string(), text);
         // The same from where it lies.
         let place = bytes();
-        assert_eq!(read(NonNull::from(&place).cast(), &POSTED), Ok(found));
+        assert_eq!(read(NonNull::from(&place).cast(), &POSTED), Some(found));
     }
 
     #[test]
@@ -296,24 +248,20 @@ mod tests {
         ] {
             let mut bytes = bytes();
             bytes[at] = value;
-            match parse(&bytes, &POSTED) {
-                Err(PrivateError::Disagrees { field: found, .. }) => assert_eq!(found, field),
-                other => panic!("{field}: {other:?}"),
-            }
+            assert_eq!(parse(&bytes, &POSTED), None, "{field}");
         }
         let send = Posted {
             slot: None,
             ..POSTED
         };
-        assert!(parse(&bytes(), &send).is_err());
+        assert_eq!(parse(&bytes(), &send), None);
     }
 
     #[test]
     fn an_address_that_cannot_be_read_is_an_answer() {
         for address in [64, usize::MAX - 4096] {
             let nowhere = NonNull::new(std::ptr::without_provenance_mut(address)).expect("not 0");
-            let error = read(nowhere, &POSTED).expect_err("nothing is there");
-            assert!(matches!(error, PrivateError::Unreadable { .. }), "{error}");
+            assert_eq!(read(nowhere, &POSTED), None);
         }
     }
 
@@ -325,7 +273,7 @@ mod tests {
         ) {
             let mut all = bytes();
             all[keep..].copy_from_slice(&noise[keep..]);
-            if let Ok(found) = parse(&all, &POSTED) {
+            if let Some(found) = parse(&all, &POSTED) {
                 prop_assert!(found.pending <= found.size && found.size <= POSTED.len);
                 prop_assert!(found.fragments.is_none_or(|n| n <= UNPACK_SLOT_ENTRIES));
             }

@@ -354,11 +354,9 @@ impl End {
             Comm::Connecting(_) | Comm::Closed => None,
         };
         // A plugin of another layout has nothing to say.
-        let inside = inside
-            .and_then(Result::ok)
-            .map_or_else(String::new, |found| {
-                format!("; of the oldest in flight the plugin says that {found}")
-            });
+        let inside = inside.map_or_else(String::new, |found| {
+            format!("; of the oldest in flight the plugin says that {found}")
+        });
         let ahead = state
             .in_flight
             .iter()
