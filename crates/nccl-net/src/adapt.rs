@@ -9,7 +9,6 @@ use std::ptr;
 use crate::constants::TRAFFIC_CLASS_UNDEFINED;
 use crate::device::RawDeviceHandle;
 use crate::finalize::Finalize;
-use crate::library::AbiVersion;
 use crate::logger::plugin_logger;
 use crate::properties::Properties;
 use crate::raw_properties::{
@@ -21,11 +20,17 @@ use crate::tables::*;
 
 type Void = *mut c_void;
 
-/// The forms that a call has had.
+/// The forms that a call has had. Its name also tells whose entry an exported function is.
 macro_rules! forms {
     ($($call:ident { $($form:ident($signature:ty)),* })*) => {$(
         #[derive(Clone, Copy)]
-        enum $call { $($form($signature)),* }
+        pub(crate) enum $call { $($form($signature)),* }
+
+        $(impl From<$signature> for $call {
+            fn from(call: $signature) -> Self {
+                Self::$form(call)
+            }
+        })*
     )*};
 }
 
@@ -52,117 +57,41 @@ pub(crate) struct Start {
     name: *const c_char,
     init: Init,
     /// Kept for ever: a plugin may keep the pointer.
-    config: *mut CommConfig,
+    pub(crate) config: *mut CommConfig,
 }
 
 /// The calls of one table, read once its `init` has returned.
 pub(crate) struct Calls {
-    name: *const c_char,
-    devices: DevicesFn,
-    get_properties: GetProperties,
-    listen: Listen,
-    connect: Connect,
-    accept: Accept,
-    reg_mr: RegMr,
-    dereg_mr: DeregMrFn,
-    isend: Isend,
-    irecv: Irecv,
-    test: TestFn,
-    close_send: CloseFn,
-    close_recv: CloseFn,
-    close_listen: CloseFn,
-    irecv_consumed: Option<IrecvConsumedFn>,
-    finalize: Option<FinalizeFn>,
+    pub(crate) name: *const c_char,
+    pub(crate) devices: DevicesFn,
+    pub(crate) get_properties: GetProperties,
+    pub(crate) listen: Listen,
+    pub(crate) connect: Connect,
+    pub(crate) accept: Accept,
+    pub(crate) reg_mr: RegMr,
+    pub(crate) dereg_mr: DeregMrFn,
+    pub(crate) isend: Isend,
+    pub(crate) irecv: Irecv,
+    pub(crate) test: TestFn,
+    pub(crate) close_send: CloseFn,
+    pub(crate) close_recv: CloseFn,
+    pub(crate) close_listen: CloseFn,
+    pub(crate) irecv_consumed: Option<IrecvConsumedFn>,
+    pub(crate) finalize: Option<FinalizeFn>,
     /// Context of v11 and later.
-    context: Void,
+    pub(crate) context: Void,
     /// That of [`Start`].
-    config: *mut CommConfig,
+    pub(crate) config: *mut CommConfig,
 }
 
-/// Reads what a version's table holds before and after `init`; the error is the name of a missing
-/// function.
-macro_rules! adapters {
-    ($($table:ident: $init:ident $properties:ident $listen:ident $connect:ident $accept:ident $reg_mr:ident
-        $isend:ident $irecv:ident [$($optional:ident)*] [$($absent:ident)*];)*) => {$(
-        impl ReadTable for $table {
-            fn start(&self) -> Result<Start, &'static str> {
-                Ok(Start {
-                    name: self.name,
-                    init: Init::$init(self.init.ok_or("init")?),
-                    config: Box::into_raw(Box::new(CommConfig {
-                        traffic_class: TRAFFIC_CLASS_UNDEFINED,
-                    })),
-                })
-            }
-
-            fn calls(&self, start: &Start, context: Void) -> Result<Calls, &'static str> {
-                Ok(Calls {
-                    name: self.name,
-                    devices: self.devices.ok_or("devices")?,
-                    get_properties: GetProperties::$properties(
-                        self.get_properties.ok_or("getProperties")?,
-                    ),
-                    listen: Listen::$listen(self.listen.ok_or("listen")?),
-                    connect: Connect::$connect(self.connect.ok_or("connect")?),
-                    accept: Accept::$accept(self.accept.ok_or("accept")?),
-                    reg_mr: RegMr::$reg_mr(self.reg_mr.ok_or("regMr")?),
-                    dereg_mr: self.dereg_mr.ok_or("deregMr")?,
-                    isend: Isend::$isend(self.isend.ok_or("isend")?),
-                    irecv: Irecv::$irecv(self.irecv.ok_or("irecv")?),
-                    test: self.test.ok_or("test")?,
-                    close_send: self.close_send.ok_or("closeSend")?,
-                    close_recv: self.close_recv.ok_or("closeRecv")?,
-                    close_listen: self.close_listen.ok_or("closeListen")?,
-                    $($optional: self.$optional,)*
-                    $($absent: None,)*
-                    context,
-                    config: start.config,
-                })
-            }
-        }
-    )*};
-}
-
-/// A table of one version.
-trait ReadTable: Copy {
+/// A table of one version; an error is the name of a missing function.
+pub(crate) trait ReadTable {
+    /// What it holds before `init`.
     fn start(&self) -> Result<Start, &'static str>;
+    /// What it holds after it.
     fn calls(&self, start: &Start, context: Void) -> Result<Calls, &'static str>;
-}
-
-/// Reads the table that lies at an address.
-macro_rules! read {
-    ($version:expr, $address:expr, $table:ident => $read:expr) => {{
-        macro_rules! at {
-            ($of:ty) => {{
-                let table = std::ptr::with_exposed_provenance::<$of>($address);
-                // SAFETY: forwarded. Volatile: a plugin writes to it, and may export it as such.
-                let $table = unsafe { table.read_volatile() };
-                $read
-            }};
-        }
-        match $version {
-            AbiVersion::V5 => at!(NetV5),
-            AbiVersion::V6 => at!(NetV6),
-            AbiVersion::V7 => at!(NetV7),
-            AbiVersion::V8 => at!(NetV8),
-            AbiVersion::V9 => at!(NetV9),
-            AbiVersion::V10 => at!(NetV10),
-            AbiVersion::V11 => at!(NetV11),
-            AbiVersion::V12 => at!(NetV12),
-        }
-    }};
-}
-
-adapters! {
-    // init properties listen connect accept regMr isend irecv
-    NetV5: V5 V6 V5 V5 V5 V5 V5 V5 [] [irecv_consumed finalize];
-    NetV6: V5 V6 V5 V5 V5 V5 V5 V5 [] [irecv_consumed finalize];
-    NetV7: V5 V7 V5 V7 V7 V5 V5 V5 [irecv_consumed] [finalize];
-    NetV8: V5 V8 V5 V7 V7 V8 V5 V5 [irecv_consumed] [finalize];
-    NetV9: V5 V9 V5 V7 V7 V8 V9 V9 [irecv_consumed] [finalize];
-    NetV10: V10 V9 V5 V10 V7 V8 V10 V10 [irecv_consumed] [finalize];
-    NetV11: V11 V11 V11 V11 V7 V8 V10 V10 [irecv_consumed finalize] [];
-    NetV12: V11 V12 V11 V11 V7 V8 V10 V10 [irecv_consumed finalize] [];
+    /// Functions that are null.
+    fn missing(&self) -> Vec<&'static str>;
 }
 
 /// Plugins of v10 and later may call the profiler without looking; this one keeps nothing.
@@ -197,8 +126,9 @@ unsafe fn table_name(name: *const c_char) -> String {
 /// # Safety
 /// A table of that version lies at `address`.
 pub(crate) unsafe fn missing_functions(version: AbiVersion, address: usize) -> Vec<String> {
-    let missing = read!(version, address, table => table.missing());
-    missing.into_iter().map(camel_case).collect()
+    // SAFETY: forwarded.
+    let table = unsafe { read_table(version, address) };
+    table.missing().into_iter().map(camel_case).collect()
 }
 
 /// `irecv_consumed` as `irecvConsumed`.
@@ -217,7 +147,20 @@ impl Start {
     /// # Safety
     /// A table of that version lies at `address`.
     pub(crate) unsafe fn read(version: AbiVersion, address: usize) -> Result<Self, &'static str> {
-        read!(version, address, table => table.start())
+        // SAFETY: forwarded.
+        unsafe { read_table(version, address) }.start()
+    }
+
+    /// Of a table with this name and `init`.
+    pub(crate) fn new(name: *const c_char, init: Init) -> Self {
+        let config = CommConfig {
+            traffic_class: TRAFFIC_CLASS_UNDEFINED,
+        };
+        Self {
+            name,
+            init,
+            config: Box::into_raw(Box::new(config)),
+        }
     }
 
     /// # Safety
@@ -271,7 +214,8 @@ impl Calls {
         start: &Start,
         context: Void,
     ) -> Result<Self, &'static str> {
-        read!(version, address, table => table.calls(start, context))
+        // SAFETY: forwarded.
+        unsafe { read_table(version, address) }.calls(start, context)
     }
 
     pub(crate) unsafe fn name(&self) -> String {

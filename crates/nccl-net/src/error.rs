@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::library::AbiVersion;
 use crate::result::ResultCode;
+use crate::tables::AbiVersion;
 
 /// A plugin call that returned something other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

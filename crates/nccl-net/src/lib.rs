@@ -42,7 +42,7 @@ pub use bounded::{NoAnswer, bounded};
 pub use comm::{MAX_REQUEST_BYTES, RecvComm, SendComm};
 pub use device::LoadMeta;
 pub use error::{CallError, HostError, LoadError};
-pub use library::{AbiVersion, CallObserver, CallReport, LoadOptions};
+pub use library::{CallObserver, CallReport, LoadOptions};
 pub use logger::{LogLevel, LogRecord, LogSink, clear_log_sink, set_log_sink};
 pub use memory::{MemoryHandle, MemoryOwner, MemoryType};
 pub use plugin::Plugin;
@@ -52,6 +52,7 @@ pub use queue::{QueueError, QueueSlot, UnpackQueue};
 pub use request::{Done, PostOutcome, Ticket};
 pub use result::{RawResult, ResultCode};
 pub use setup::{Accepting, Connecting, DeviceHandle, Handle128, ListenComm};
+pub use tables::AbiVersion;
 
 /// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

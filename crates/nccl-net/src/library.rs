@@ -9,59 +9,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::adapt::Start;
 use crate::error::LoadError;
 use crate::result::ResultCode;
-
-/// A version of the ncclNet ABI that this crate speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(missing_docs, reason = "the names say it")]
-pub enum AbiVersion {
-    V5 = 5,
-    V6,
-    V7,
-    V8,
-    V9,
-    V10,
-    V11,
-    V12,
-}
-
-impl AbiVersion {
-    /// All of them, newest first: the order of search.
-    pub const ALL: [Self; 8] = [
-        Self::V12,
-        Self::V11,
-        Self::V10,
-        Self::V9,
-        Self::V8,
-        Self::V7,
-        Self::V6,
-        Self::V5,
-    ];
-
-    /// The data symbol of the table.
-    pub const fn symbol(self) -> &'static str {
-        match self {
-            Self::V5 => "ncclNetPlugin_v5",
-            Self::V6 => "ncclNetPlugin_v6",
-            Self::V7 => "ncclNetPlugin_v7",
-            Self::V8 => "ncclNetPlugin_v8",
-            Self::V9 => "ncclNetPlugin_v9",
-            Self::V10 => "ncclNetPlugin_v10",
-            Self::V11 => "ncclNetPlugin_v11",
-            Self::V12 => "ncclNetPlugin_v12",
-        }
-    }
-
-    /// The number.
-    pub const fn number(self) -> u32 {
-        self as u32
-    }
-}
-
-impl fmt::Display for AbiVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "v{}", self.number())
-    }
-}
+use crate::tables::AbiVersion;
 
 /// One plugin call and what it returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use crate::adapt::Start;
 use crate::export::{
     Buffer, Exported, HostLogger, MemoryRegion, NetComm, NetConnect, NetError, NetListen,
-    NetPlugin, NetRecv, NetSend, PeerHandle, PluginCell, RequestId, table_v5, table_v6, table_v7,
-    table_v8, table_v9, table_v10, table_v11, table_v12,
+    NetPlugin, NetRecv, NetSend, PeerHandle, PluginCell, RequestId,
 };
 use crate::library::Found;
+use crate::tables;
 use crate::{
     AbiVersion, DeviceOffload, LoadOptions, Plugin, PointerSupport, Properties, ResultCode,
 };
@@ -208,22 +208,7 @@ pub(crate) fn plugin(version: AbiVersion) -> Plugin {
 }
 
 pub(crate) fn load<P: Exported>(version: AbiVersion, options: LoadOptions) -> Plugin {
-    // Tables live for ever, as those of a library that is never unloaded.
-    macro_rules! table {
-        ($table:expr) => {
-            (&raw const *Box::leak(Box::new($table))).expose_provenance()
-        };
-    }
-    let address = match version {
-        AbiVersion::V5 => table!(table_v5::<P>()),
-        AbiVersion::V6 => table!(table_v6::<P>()),
-        AbiVersion::V7 => table!(table_v7::<P>()),
-        AbiVersion::V8 => table!(table_v8::<P>()),
-        AbiVersion::V9 => table!(table_v9::<P>()),
-        AbiVersion::V10 => table!(table_v10::<P>()),
-        AbiVersion::V11 => table!(table_v11::<P>()),
-        AbiVersion::V12 => table!(table_v12::<P>()),
-    };
+    let address = tables::exported::<P>(version);
     // SAFETY: the table was made above.
     let start = unsafe { Start::read(version, address) }.unwrap();
     let found = Found {

@@ -4,8 +4,9 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Mutex;
 
-use crate::export::table_v7;
+use crate::export::Export;
 use crate::loopback::{Loopback, TAG_THAT_PANICS, load, plugin};
+use crate::tables::NetV7;
 use crate::{
     AbiVersion, CallError, CallReport, DeviceOffload, Handle128, HostError, LoadOptions,
     MemoryType, Plugin, PostOutcome, RecvComm, ResultCode, SendComm,
@@ -226,7 +227,7 @@ fn a_plugin_panic_is_an_internal_error() {
 
 #[test]
 fn null_and_foreign_pointers_are_not_followed() {
-    let table = table_v7::<Loopback>();
+    let table = <NetV7 as Export<Loopback>>::TABLE;
     let invalid = ResultCode::InvalidArgument.to_raw();
     let mut foreign = [0_u64; 64];
     let foreign: *mut c_void = foreign.as_mut_ptr().cast();

@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::adapt::{Calls, Start, missing_functions};
 use crate::error::{CallError, HostError, LoadError};
 use crate::finalize;
-use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
+use crate::library::{CallObserver, CallReport, Found, LoadOptions, find};
 use crate::lock;
 use crate::properties::Properties;
 use crate::result::{RawResult, ResultCode};
+use crate::tables::AbiVersion;
 use crate::tuner::LoadedTuner;
 
 /// Devices that a plugin may plausibly report.

@@ -6,8 +6,8 @@ use crate::constants::{
     MAX_NET_BYTES, NET_DEVICE_HOST, NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION, PTR_CUDA,
     PTR_DMABUF, PTR_HOST,
 };
-use crate::library::AbiVersion;
 use crate::raw_properties::{RawProperties, RawPropertiesV12, RawVDeviceProps8};
+use crate::tables::AbiVersion;
 
 /// Longest name or path taken from a plugin, in bytes; the rest is cut.
 const MAX_STRING_BYTES: usize = 4096;

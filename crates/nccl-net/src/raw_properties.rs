@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
-use crate::library::AbiVersion;
+use crate::tables::AbiVersion;
 
 /// `ncclNetVDeviceProps` of v9 to v11.
 #[repr(C)]

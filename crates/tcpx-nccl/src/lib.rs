@@ -53,7 +53,16 @@ pub use receive::RecvComm;
 pub use send::SendComm;
 pub use tuner::TcpxTuner;
 
-nccl_net::export_plugin!(TcpxPlugin: v6, v7, v8, v9, v10, v11, v12);
+nccl_net::export_plugin!(
+    TcpxPlugin:
+    ncclNetPlugin_v6: NetV6,
+    ncclNetPlugin_v7: NetV7,
+    ncclNetPlugin_v8: NetV8,
+    ncclNetPlugin_v9: NetV9,
+    ncclNetPlugin_v10: NetV10,
+    ncclNetPlugin_v11: NetV11,
+    ncclNetPlugin_v12: NetV12,
+);
 nccl_net::export_tuner!(TcpxTuner);
 
 /// `build_id` with the terminating zero of a C string.

@@ -35,7 +35,7 @@ pub(super) unsafe fn write_out<T>(
 /// Entries of other versions: which one they hand on to, and what of their arguments.
 macro_rules! forwards {
     ($($entry:ident($($argument:ident: $kind:ty),*) => $to:ident($($passed:expr),*);)*) => {$(
-        pub(super) unsafe extern "C" fn $entry<P: Exported>($($argument: $kind),*) -> RawResult {
+        pub(crate) unsafe extern "C" fn $entry<P: Exported>($($argument: $kind),*) -> RawResult {
             // SAFETY: forwarded.
             unsafe { $to::<P>($($passed),*) }
         }
@@ -69,7 +69,7 @@ fn device_index<P: Exported>(plugin: &P, dev: c_int) -> Result<usize, NetError> 
         })
 }
 
-pub(super) unsafe extern "C" fn init_v5<P: Exported>(logger: Option<LoggerFn>) -> RawResult {
+pub(crate) unsafe extern "C" fn init_v5<P: Exported>(logger: Option<LoggerFn>) -> RawResult {
     let cell = P::cell();
     cell.guard("init", || {
         // SAFETY: the host passes its logger, which lives as long as the process.
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn init_v5<P: Exported>(logger: Option<LoggerFn>) -
     })
 }
 
-pub(super) unsafe extern "C" fn init_v11<P: Exported>(
+pub(crate) unsafe extern "C" fn init_v11<P: Exported>(
     context: *mut *mut c_void,
     _comm_id: u64,
     _config: *mut CommConfig,
@@ -95,18 +95,18 @@ pub(super) unsafe extern "C" fn init_v11<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> RawResult {
+pub(crate) unsafe extern "C" fn finalize(_context: *mut c_void) -> RawResult {
     0
 }
 
-pub(super) unsafe extern "C" fn set_net_attr(
+pub(crate) unsafe extern "C" fn set_net_attr(
     _context: *mut c_void,
     _attributes: *mut NetAttr,
 ) -> RawResult {
     0
 }
 
-pub(super) unsafe extern "C" fn devices<P: Exported>(count: *mut c_int) -> RawResult {
+pub(crate) unsafe extern "C" fn devices<P: Exported>(count: *mut c_int) -> RawResult {
     let cell = P::cell();
     cell.guard("devices", || {
         let found = c_int::try_from(cell.plugin()?.devices()?)
@@ -130,7 +130,7 @@ fn load_properties<P: Exported>(dev: c_int) -> Result<(Properties, StaticStrings
     Ok((properties, strings))
 }
 
-pub(super) unsafe extern "C" fn get_properties<P: Exported, R: RawProperties>(
+pub(crate) unsafe extern "C" fn get_properties<P: Exported, R: RawProperties>(
     dev: c_int,
     out: *mut R,
 ) -> RawResult {
@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn get_properties<P: Exported, R: RawProperties>(
     })
 }
 
-pub(super) unsafe extern "C" fn listen_v5<P: Exported>(
+pub(crate) unsafe extern "C" fn listen_v5<P: Exported>(
     dev: c_int,
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
@@ -164,7 +164,7 @@ pub(super) unsafe extern "C" fn listen_v5<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn connect_v5<P: Exported>(
+pub(crate) unsafe extern "C" fn connect_v5<P: Exported>(
     dev: c_int,
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
@@ -213,7 +213,7 @@ pub(super) unsafe extern "C" fn connect_v5<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
+pub(crate) unsafe extern "C" fn accept_v7<P: Exported>(
     listen_comm: *mut c_void,
     recv_comm: *mut *mut c_void,
     device: *mut *mut RawDeviceHandle,
@@ -241,7 +241,7 @@ pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
 
 macro_rules! closes {
     ($($entry:ident: $call:literal, $of:ident;)*) => {$(
-        pub(super) unsafe extern "C" fn $entry<P: Exported>(comm: *mut c_void) -> RawResult {
+        pub(crate) unsafe extern "C" fn $entry<P: Exported>(comm: *mut c_void) -> RawResult {
             P::cell().guard($call, || {
                 // SAFETY: the host passes a comm of ours and does not use it again.
                 let comm = unsafe { CommBox::<P>::close(comm, |comm| comm.$of().map(|_| ())) }?;

@@ -3,7 +3,7 @@
 //! Implement [`NetPlugin`] and the traits of its comms, then name the versions to export:
 //!
 //! ```text
-//! nccl_net::export_plugin!(MyPlugin: v7, v8, v9, v10, v11, v12);
+//! nccl_net::export_plugin!(MyPlugin: ncclNetPlugin_v9: NetV9, ncclNetPlugin_v10: NetV10);
 //! ```
 //!
 //! What the C side gets is decided here, once: no entry unwinds into the host (a panic becomes
@@ -15,21 +15,20 @@
 mod cell;
 mod comm;
 mod connects;
-mod entries;
+pub(crate) mod entries;
 mod error;
 pub mod fork;
 mod host_logger;
-mod register;
+pub(crate) mod register;
 mod tables;
 mod traits;
-mod transfer;
+pub(crate) mod transfer;
 
 pub use cell::PluginCell;
 pub use error::NetError;
 pub use host_logger::{HostLogger, Log};
-pub use tables::{
-    table_v5, table_v6, table_v7, table_v8, table_v9, table_v10, table_v11, table_v12,
-};
+pub(crate) use tables::Entry;
+pub use tables::Export;
 pub use traits::{
     Buffer, Exported, MemoryRegion, NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend,
     PeerHandle, RequestId,

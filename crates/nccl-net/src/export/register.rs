@@ -30,7 +30,7 @@ fn region(data: *mut c_void, len: usize, kind: c_int) -> Result<MemoryRegion, Ne
     })
 }
 
-pub(super) unsafe extern "C" fn reg_mr_v8<P: Exported>(
+pub(crate) unsafe extern "C" fn reg_mr_v8<P: Exported>(
     comm: *mut c_void,
     data: *mut c_void,
     size: usize,
@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn reg_mr_v8<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn reg_mr_v5<P: Exported>(
+pub(crate) unsafe extern "C" fn reg_mr_v5<P: Exported>(
     comm: *mut c_void,
     data: *mut c_void,
     size: c_int,
@@ -69,7 +69,7 @@ pub(super) unsafe extern "C" fn reg_mr_v5<P: Exported>(
 }
 
 /// Offered by no plugin: hosts ask the properties first.
-pub(super) unsafe extern "C" fn reg_mr_dma_buf<P: Exported>(
+pub(crate) unsafe extern "C" fn reg_mr_dma_buf<P: Exported>(
     _comm: *mut c_void,
     _data: *mut c_void,
     _size: usize,
@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn dereg_mr<P: Exported>(
+pub(crate) unsafe extern "C" fn dereg_mr<P: Exported>(
     comm: *mut c_void,
     handle: *mut c_void,
 ) -> RawResult {

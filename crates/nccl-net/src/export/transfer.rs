@@ -146,7 +146,7 @@ forwards! {
 }
 
 /// What has been received is visible: there is nothing to wait for.
-pub(super) unsafe extern "C" fn iflush<P: Exported>(
+pub(crate) unsafe extern "C" fn iflush<P: Exported>(
     _comm: *mut c_void,
     _n: c_int,
     _data: *mut *mut c_void,
@@ -160,7 +160,7 @@ pub(super) unsafe extern "C" fn iflush<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn test<P: Exported>(
+pub(crate) unsafe extern "C" fn test<P: Exported>(
     request: *mut c_void,
     done: *mut c_int,
     sizes: *mut c_int,
