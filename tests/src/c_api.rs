@@ -1,4 +1,4 @@
-//! The C library and programs against it, built from the sources that the tests were built from.
+//! The C library that cargo built before the tests, and programs against it.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::plugin_file::{build_package, workspace};
+use crate::plugin_file::{built, replace, workspace};
 
 /// Flags under which everything in C must compile.
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
@@ -16,28 +16,20 @@ pub fn include() -> PathBuf {
     workspace().join("crates/tcpx-capi/include")
 }
 
-/// A folder with `libtcpx.so` and the name that programs are linked to; built once in a process.
+/// A folder with `libtcpx.so` and the name that programs are linked to; made once in a process.
 pub fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let built = build_package("tcpx-capi").join("libtcpx_capi.so");
+        let built = built("libtcpx_capi.so");
         let folder = built.with_file_name("libtcpx");
         std::fs::create_dir_all(&folder).expect("the target folder can be written");
         for name in ["libtcpx.so", "libtcpx.so.0"] {
-            link(&built, &folder.join(name));
+            replace(&folder.join(name), |fresh| {
+                std::os::unix::fs::symlink(&built, fresh)
+            });
         }
         folder
     })
-}
-
-/// Other test processes may do the same at the same time, with the same outcome.
-fn link(to: &Path, name: &Path) {
-    if std::fs::read_link(name).is_ok_and(|known| known == to) {
-        return;
-    }
-    let fresh = name.with_added_extension(std::process::id().to_string());
-    std::os::unix::fs::symlink(to, &fresh).expect("a link can be made");
-    std::fs::rename(&fresh, name).expect("the link can be renamed");
 }
 
 /// Compiles one file without linking, as C99 or, with `cpp`, as C++. `None`: no such compiler.

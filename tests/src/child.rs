@@ -1,6 +1,7 @@
 //! Tests whose body runs in a process of its own, with variables of its own.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub const ENCRYPTED: [(&str, &str); 2] = [KEY, ("TCPX_ENCRYPT", "1")];
 
 /// The variable that names the test or part that a process was started for.
 const MARK: &str = "TCPX_TEST_CHILD";
+/// The variable that names a file which the process takes away when it has found its test.
+const NEWS: &str = "TCPX_TEST_NEWS";
 /// Longest life of a child.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Longest life of a forked process.
@@ -28,14 +31,23 @@ const FORK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `body` in a new process with the variables `environment`, and fails when it fails.
 ///
-/// `test` is the full name of the calling test. The variables of the surrounding process that
-/// choose the plugin's behaviour are removed first.
+/// `test` is the name of the calling test, whose module is named like its file. The variables of the surrounding process
+/// that choose the plugin's behaviour are removed first.
+#[track_caller]
 pub fn run(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
         body();
         return;
     }
-    finish(test, start(test, test, environment));
+    let news = tempfile::NamedTempFile::new().expect("a file can be made");
+    let news = news.into_temp_path();
+    let mut command = command(test, test, environment);
+    command.env(NEWS, &news);
+    finish(
+        test,
+        command.spawn().expect("the test program starts again"),
+    );
+    assert!(!news.exists(), "{test}: its process found no such test");
 }
 
 /// Waits for the process of a test, which must succeed in time.
@@ -58,10 +70,15 @@ fn finish(test: &str, mut child: Child) {
 
 /// Whether this process was started for `role`.
 pub fn is_child(role: &str) -> bool {
-    std::env::var(MARK).is_ok_and(|value| value == role)
+    let is_it = std::env::var(MARK).is_ok_and(|value| value == role);
+    if is_it && let Some(news) = std::env::var_os(NEWS) {
+        let _ = std::fs::remove_file(news);
+    }
+    is_it
 }
 
-/// Starts this test program again, for the test `test` in the part `role`.
+/// Starts this test program again, for the test `test` of the calling file in the part `role`.
+#[track_caller]
 pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
     command(test, role, environment)
         .spawn()
@@ -100,16 +117,26 @@ pub fn forked(body: impl FnOnce()) {
     assert_eq!(status, 0, "the forked process failed");
 }
 
+#[track_caller]
 fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
     prepare(&mut command, test, role, environment);
     command
 }
 
-/// Has a command that starts this test program do so for the test `test` in the part `role`.
+/// Has a command that starts this test program do so for the test `test` of the calling file in the part `role`.
+#[track_caller]
 pub(crate) fn prepare(command: &mut Command, test: &str, role: &str, environment: &[(&str, &str)]) {
+    // A file without a folder of tests around it is a program of its own.
+    let file = Path::new(Location::caller().file());
+    let test = match (file.parent(), file.file_stem()) {
+        (Some(folder), Some(module)) if !folder.ends_with("tests") => {
+            format!("{}::{test}", module.display())
+        }
+        _ => test.to_owned(),
+    };
     command
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .args([&test, "--exact", "--nocapture", "--test-threads=1"])
         // The test that starts it may have been asked for.
         .arg("--include-ignored")
         .env(MARK, role)

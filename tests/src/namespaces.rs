@@ -211,10 +211,11 @@ impl Hosts {
         Told::start(command)
     }
 
-    /// Starts this test program again on host `a` or `b`, for the test `test` in the part `role`.
+    /// Starts this test program again on host `a` or `b`, for the test `test` of the calling file in the part `role`.
     ///
     /// # Errors
     /// It could not be started.
+    #[track_caller]
     pub fn start_part(
         &self,
         on_a: bool,

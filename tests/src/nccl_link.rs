@@ -83,16 +83,21 @@ pub fn handle_in(file: &Path) -> [u8; 128] {
     handle
 }
 
+/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have something to do.
+const SPINS: Duration = Duration::from_millis(50);
+
 /// Calls `attempt` until it is content, or fails after some minutes.
 #[track_caller]
 pub fn until(what: &str, mut attempt: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let began = Instant::now();
     while !attempt() {
-        assert!(
-            Instant::now() < deadline,
-            "{what}: nothing after {PATIENCE:?}"
-        );
-        std::thread::yield_now();
+        let waited = began.elapsed();
+        assert!(waited < PATIENCE, "{what}: nothing after {PATIENCE:?}");
+        if waited < SPINS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 

@@ -1,8 +1,7 @@
-//! Our own plugin file, built from the sources that the tests were built from.
+//! Our own plugin file, which cargo built before the tests, from the same sources.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 use nccl_net::tables::NetV7;
@@ -12,54 +11,41 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The plugin file, built and verified once in a process: its build id is that of the sources.
+/// The plugin file, verified once in a process: its build id is that of the sources.
 ///
-/// It lies in the target folder of the running test, in the same profile.
+/// Cargo builds it before the test, whose package names its package as a dependency.
 pub fn path() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
-    FILE.get_or_init(build)
+    FILE.get_or_init(|| {
+        let built = built("libnccl_net_tcpx.so");
+        let expected = tcpx_build_id::of_sources(&workspace()).expect("the sources can be read");
+        if let Err(error) = tcpx_build_id::verify(&built, &expected) {
+            panic!("{error}");
+        }
+        // Where a build of that package alone puts it, and the program looks for it: beside the program.
+        let folder = built.parent().expect("a file lies in a folder");
+        if folder.ends_with("deps") {
+            let beside = folder.with_file_name("libnccl_net_tcpx.so");
+            replace(&beside, |fresh| std::fs::hard_link(&built, fresh));
+        }
+        built
+    })
 }
 
-fn build() -> PathBuf {
-    let file = build_package("tcpx-nccl").join("libnccl_net_tcpx.so");
-    let expected = tcpx_build_id::of_sources(&workspace()).expect("the sources can be read");
-    if let Err(error) = tcpx_build_id::verify(&file, &expected) {
-        panic!("{error}");
-    }
-    file
-}
-
-/// Builds a package of the workspace in the profile of the running test; the folder of its files.
-pub(crate) fn build_package(package: &str) -> PathBuf {
-    // target/PROFILE/deps/test
+/// The shared library of a package that the tests depend on. It lies in the folder of the test's own file.
+pub(crate) fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test has a path");
-    let profile_folder = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("tests lie in target/PROFILE/deps");
-    let target_folder = profile_folder
-        .parent()
-        .expect("tests lie in target/PROFILE/deps");
-    let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "dev",
-        Some(name) => name,
-    };
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        // Build scripts that ask for it would run again, and everything be built again.
-        .env_remove("CARGO_MANIFEST_DIR")
-        .args(["build", "--package", package, "--profile", profile])
-        .arg("--target-dir")
-        .arg(target_folder)
-        .current_dir(workspace())
-        .output()
-        .expect("cargo starts");
-    assert!(
-        output.status.success(),
-        "{package} does not build:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    profile_folder.to_owned()
+    test.with_file_name(name)
+}
+
+/// Makes a file under another name, then puts it in the place of `file`: other test processes may do the same at the same
+/// time.
+pub(crate) fn replace(file: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) {
+    let fresh = file.with_added_extension(std::process::id().to_string());
+    make(&fresh).expect("the target folder can be written");
+    std::fs::rename(&fresh, file).expect("the file can be renamed");
+    // Where both are the same file already, a rename leaves both.
+    let _ = std::fs::remove_file(&fresh);
 }
 
 /// Address of a symbol of the plugin file, which stays loaded.

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::workspace::{cargo, metadata, publish, root, run as run_command};
+use crate::workspace::{program, publish, root};
 
 const DOCUMENT: &str = "docs/command-line.md";
 
@@ -22,19 +22,7 @@ that several commands have are shown once.
 
 /// Builds the program and writes its help, or with `--check` fails if the document differs.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let root = root()?;
-    run_command(cargo().current_dir(&root).args([
-        "build",
-        "--quiet",
-        "--locked",
-        "--package",
-        "tcpx-cli",
-    ]))?;
-    let target = metadata(&root)?;
-    let target = target["target_directory"]
-        .as_str()
-        .context("cargo metadata names no target directory")?;
-    let program = PathBuf::from(target).join("debug/tcpx");
+    let program = program(&root()?)?;
     let mut text = HEAD.to_owned();
     describe(&program, &mut Vec::new(), &mut text, &mut HashMap::new())?;
     publish(DOCUMENT, &text, "command-line", arguments)

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::workspace::{cargo, files, metadata, publish, read, root, run as run_command};
+use crate::workspace::{files, program, publish, read, root};
 
 const DOCUMENT: &str = "docs/doctor.md";
 
@@ -26,13 +25,7 @@ Ids stay the same for ever.
 /// Writes the document, or with `--check` fails if it differs.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
-    let build = ["build", "--quiet", "--locked", "--package", "tcpx-cli"];
-    run_command(cargo().current_dir(&root).args(build))?;
-    let target = metadata(&root)?;
-    let target = target["target_directory"]
-        .as_str()
-        .context("cargo metadata names no target directory")?;
-    let output = Command::new(PathBuf::from(target).join("debug/tcpx"))
+    let output = Command::new(program(&root)?)
         .args(["doctor", "--explain", "all", "--json"])
         .env_clear()
         .stdin(Stdio::null())

@@ -52,48 +52,75 @@ const COUNTS: [(&str, u64, &str); 9] = [
     ),
 ];
 
-/// The tests, and the fault of each.
-const TESTS: [(&str, &str); 12] = [
-    ("faults", "kills, resets and crowds at random moments"),
-    ("flips", "flipped bits, plain and sealed"),
+/// The tests, the fault of each, and where they are: a package, its test program and a filter.
+const TESTS: [(&str, &str, [&str; 3]); 12] = [
     (
-        PROCESSES,
+        "faults",
+        "kills, resets and crowds at random moments",
+        [ACROSS, "faults", ""],
+    ),
+    (
+        "flips",
+        "flipped bits, plain and sealed",
+        [ACROSS, "engine", "flips::"],
+    ),
+    (
+        "processes",
         "flipped bits while the program moves files, a hundredth as many",
+        ["tcpx-cli", "processes", "flips::"],
     ),
     (
         "accidents",
         "SIGKILL and SIGSTOP at named points, over every network",
+        [ACROSS, "engine", "accidents::"],
     ),
-    ("rests", "SIGSTOP for a while, which a transfer survives"),
+    (
+        "rests",
+        "SIGSTOP for a while, which a transfer survives",
+        [ACROSS, "engine", "rests::"],
+    ),
     (
         "shortages",
         "no descriptors, memory or threads, no /proc or /tmp, a clock that goes back",
+        [ACROSS, "engine", "shortages::"],
     ),
     (
         "strangers",
         "wrong keys, no keys, other versions, nonsense, silence on the port",
+        [ACROSS, "engine", "strangers::"],
     ),
     (
         "lanes",
         "lanes and control connections that are reset, closed, stalled, swallowed",
+        [ACROSS, "engine", "lanes::"],
     ),
-    ("nics", "cards that are slow, cut, or in one network"),
+    (
+        "nics",
+        "cards that are slow, cut, or in one network",
+        [ACROSS, "engine", "nics::"],
+    ),
     (
         "nccl_lanes",
         "lanes under NCCL that end amid a message, a killed peer, wrong secrets",
+        [ACROSS, "nccl", "lanes::"],
     ),
-    ("nccl_forks", "forks, and a killed parent whose child lives"),
+    (
+        "nccl_forks",
+        "forks, and a killed parent whose child lives",
+        [ACROSS, "nccl", "forks::"],
+    ),
     (
         "resources",
         "descriptors and threads that connections leave behind",
+        [ACROSS, "resources", ""],
     ),
 ];
 
-/// One of the program's own package, of which only what is about flips is run.
-const PROCESSES: &str = "processes";
+/// The package of the tests across crates.
+const ACROSS: &str = "tcpx-tests";
 
 /// Runs them; `--NAME COUNT` sets a count, and words name tests. `--built FOLDER` runs programs that were built before and
-/// lie there by the names of the tests, beside those that they start, where there is no Cargo.
+/// lie there by their names, beside those that they start, where there is no Cargo.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let mut counts = COUNTS.map(|(name, count, _)| (name, count));
     let mut chosen = Vec::new();
@@ -101,12 +128,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let Some(name) = argument.strip_prefix("--") else {
-            let known = TESTS.iter().find(|(test, _)| test == argument);
-            chosen.push(
-                known
-                    .with_context(|| format!("no test {argument}\n{}", usage()))?
-                    .0,
-            );
+            let known = TESTS.iter().find(|(test, ..)| test == argument);
+            chosen.push(known.with_context(|| format!("no test {argument}\n{}", usage()))?);
             continue;
         };
         if name == "built" {
@@ -122,19 +145,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .with_context(|| format!("{argument} {given}: not a number"))?;
     }
     if chosen.is_empty() {
-        chosen = TESTS.map(|(test, _)| test).to_vec();
+        chosen = TESTS.iter().collect();
     }
     let counts = counts
         .map(|(name, count)| format!("{name}={count}"))
         .join(",");
     println!("FAULTS={counts}");
-    for test in chosen {
-        let (package, filter) = match test {
-            PROCESSES => ("tcpx-cli", "flips::"),
-            _ => ("tcpx-tests", ""),
-        };
+    for (_, _, [package, program, filter]) in chosen {
         let mut command = match built {
-            Some(folder) => Command::new(folder.join(test)),
+            Some(folder) => Command::new(folder.join(program)),
             None => {
                 let mut command = cargo();
                 command.current_dir(root()?).args([
@@ -143,7 +162,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                     "--package",
                     package,
                     "--test",
-                    test,
+                    program,
                     "--",
                 ]);
                 command
@@ -160,7 +179,7 @@ fn usage() -> String {
         text.push_str(&format!("\n  --{name} N (default {count}): {what}"));
     }
     text.push_str("\ntests:");
-    for (name, what) in TESTS {
+    for (name, what, _) in TESTS {
         text.push_str(&format!("\n  {name}: {what}"));
     }
     text

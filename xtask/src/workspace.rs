@@ -21,9 +21,30 @@ pub(crate) fn root() -> Result<PathBuf> {
 /// The Cargo that runs this task.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Build scripts that ask for it would run again, and everything that depends on them be built again.
-    command.env_remove("CARGO_MANIFEST_DIR");
+    // What Cargo said of this package when it started this task. Build scripts that ask for it (ring's does) would run
+    // again, here and at the next build outside, and everything that depends on them be built again.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if text == "OUT_DIR" || of_package.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
     command
+}
+
+/// Builds the program as `cargo test --workspace` does, so that neither builds for the other again.
+pub(crate) fn program(root: &Path) -> Result<PathBuf> {
+    let build = ["test", "--quiet", "--no-run", "--locked", "--workspace"];
+    run(cargo()
+        .current_dir(root)
+        .args(build)
+        .args(["--test", "processes"]))?;
+    let target = metadata(root)?;
+    let target = target["target_directory"]
+        .as_str()
+        .context("cargo metadata names no target directory")?;
+    Ok(Path::new(target).join("debug/tcpx"))
 }
 
 /// Runs a command to its end; an exit status other than 0 is an error that shows the command.

@@ -4,6 +4,7 @@
 //! The only test of its process: it looks at every call.
 
 #[expect(dead_code, reason = "not every test needs all of it")]
+#[path = "engine/common.rs"]
 mod common;
 
 use std::time::Duration;

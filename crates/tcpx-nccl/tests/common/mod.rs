@@ -30,6 +30,9 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Everything here runs on loopback within this time, also where a busy machine seldom runs the lanes, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have something to do.
+const SPINS: Duration = Duration::from_millis(50);
+
 pub(crate) fn host_config() -> Config {
     Config {
         interfaces: "lo".to_owned(),
@@ -54,16 +57,18 @@ pub(crate) fn plugin(config: Config) -> TcpxPlugin {
 /// Calls `attempt` until it gives something.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let began = Instant::now();
     loop {
         if let Some(result) = attempt() {
             return result;
         }
-        assert!(
-            Instant::now() < deadline,
-            "{what}: nothing after {PATIENCE:?}"
-        );
-        std::thread::yield_now();
+        let waited = began.elapsed();
+        assert!(waited < PATIENCE, "{what}: nothing after {PATIENCE:?}");
+        if waited < SPINS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 

@@ -1,14 +1,12 @@
 //! Honest programs that ask for more than the peer takes at a time: what is beyond waits, and nothing breaks.
 
-mod common;
-
 use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
 use tcpx::{Connection, Deadlines, ErrorKind, Limits, Options, ProgressMode, Region, Rights};
 
-use common::{contents, filled, random};
+use crate::common::{self, contents, filled, random};
 
 const LONG: Duration = Duration::from_secs(120);
 

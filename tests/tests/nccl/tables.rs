@@ -353,7 +353,7 @@ fn cuda_pointers_of_ranks_that_encrypt() {
 }
 
 #[test]
-#[ignore = "large: run with --release -- --ignored"]
+#[ignore = "large: run with --ignored"]
 fn the_largest_message_of_nccl_passes() {
     child::run(
         "the_largest_message_of_nccl_passes",

@@ -1,10 +1,10 @@
 //! The examples run to their end.
 
-#[path = "../examples/lists.rs"]
+#[path = "../../examples/lists.rs"]
 mod lists;
-#[path = "../examples/messages.rs"]
+#[path = "../../examples/messages.rs"]
 mod messages;
-#[path = "../examples/windows.rs"]
+#[path = "../../examples/windows.rs"]
 mod windows;
 
 #[test]

@@ -198,7 +198,7 @@ fn a_receiver_that_posts_late_gets_all_that_is_sealed() {
 }
 
 #[test]
-#[ignore = "long: run with --release -- --ignored"]
+#[ignore = "long: run with --ignored"]
 fn a_receiver_that_posts_a_minute_late_gets_all() {
     let name = "a_receiver_that_posts_a_minute_late_gets_all";
     child::run(name, &[LOOPBACK, NO_LANES], || {
@@ -295,14 +295,14 @@ fn arrives_behind_an_outage(test: &str, name: &str, lanes: (&str, &str)) {
 }
 
 #[test]
-#[ignore = "long: run with --release -- --ignored"]
+#[ignore = "long: run with --ignored"]
 fn all_arrives_behind_a_link_that_was_down_without_lanes() {
     let test = "all_arrives_behind_a_link_that_was_down_without_lanes";
     arrives_behind_an_outage(test, "down", NO_LANES);
 }
 
 #[test]
-#[ignore = "long: run with --release -- --ignored"]
+#[ignore = "long: run with --ignored"]
 fn all_arrives_behind_a_link_that_was_down_with_lanes() {
     let test = "all_arrives_behind_a_link_that_was_down_with_lanes";
     arrives_behind_an_outage(test, "down-lanes", LANES);

@@ -1,13 +1,11 @@
 //! Windows over the embedded network: puts, gets, batches, notifications, and what may go wrong.
 
-mod common;
-
 use std::thread;
 use std::time::Duration;
 
 use tcpx::{Connection, Deadlines, Error, ErrorKind, Level, Region, Rights, WindowKey};
 
-use common::{contents, filled, random};
+use crate::common::{self, contents, filled, random};
 
 const LONG: Duration = Duration::from_secs(120);
 const WINDOW: usize = 8 << 20;

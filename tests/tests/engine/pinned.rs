@@ -8,6 +8,7 @@ use std::thread;
 use tcpx::Connection;
 use tcpx_memory::CopyWorker;
 use tcpx_tests::buffers::{Destination, Source};
+use tcpx_tests::child;
 use tcpx_tests::content::Content;
 use tcpx_tests::pair::{LONG, Listening, close};
 use tcpx_tests::process::wait;
@@ -30,6 +31,13 @@ fn transfer(from: &Connection, to: &Connection, number: u64) {
 
 #[test]
 fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest() {
+    let test =
+        "a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest";
+    // The slots are those of the whole process.
+    child::run(test, &[], holds_its_window);
+}
+
+fn holds_its_window() {
     let worker = CopyWorker::host().expect("a worker");
     let held = || worker.pinned_in_use();
     let listening = Listening::staged();

@@ -1,8 +1,6 @@
 //! Progress by the program alone: nothing moves unless it asks, everything moves when it does, and the peer notices none
 //! of it.
 
-mod common;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +13,7 @@ use tcpx::{
     wait_any,
 };
 
-use common::{contents, filled, random};
+use crate::common::{self, contents, filled, random};
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -46,7 +46,7 @@ fn five_gib(name: &str, carrier: &Carrier) {
 macro_rules! over {
     ($name:ident, $carrier:expr) => {
         #[test]
-        #[ignore = "large: run with --release -- --ignored"]
+        #[ignore = "large: run with --ignored"]
         fn $name() {
             five_gib(stringify!($name), &$carrier);
         }

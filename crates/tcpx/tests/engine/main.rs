@@ -1,0 +1,9 @@
+//! The engine's interface between two endpoints of this process. One program: each of its own would link everything again.
+
+mod common;
+mod completions;
+mod examples;
+mod limits;
+mod manual;
+mod tcp;
+mod windows;

@@ -1,0 +1,18 @@
+//! The engine between two ends, most of them processes, and through the C library. One program: each of its own would link
+//! everything again. What looks at its whole process runs in one of its own ([`tcpx_tests::child`]).
+
+mod accidents;
+mod buffer_daemon;
+mod c_engine;
+mod c_plugin;
+mod deadlines;
+mod devmem;
+mod flips;
+mod lanes;
+mod large_transfers;
+mod nics;
+mod pinned;
+mod process_transfers;
+mod rests;
+mod shortages;
+mod strangers;
