@@ -1,7 +1,7 @@
 //! `cargo xtask dependencies`: every dependency has its reason in `docs/dependencies.md`, and is named in
 //! the sources of each crate that declares it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -32,8 +32,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             "{name}: used by a crate but not in [workspace.dependencies]: move it there"
         ));
     }
+    let libraries = packages
+        .iter()
+        .filter_map(|package| Some((package.name.as_str(), package.library.as_deref()?)));
+    let libraries = libraries.collect();
     for package in &packages {
-        faults.extend(package.unnamed()?);
+        faults.extend(package.unnamed(&libraries)?);
     }
     if !faults.is_empty() {
         bail!("{} dependency faults:\n{}", faults.len(), faults.join("\n"));
@@ -84,6 +88,8 @@ fn undocumented(declared: &BTreeSet<String>, document: &str) -> Vec<String> {
 struct Package {
     name: String,
     folder: PathBuf,
+    /// The file of its shared library, which others may load.
+    library: Option<String>,
     dependencies: Vec<Dependency>,
 }
 
@@ -97,11 +103,14 @@ struct Dependency {
 impl Package {
     fn from_metadata(package: &Value) -> Result<Self> {
         let manifest = Path::new(text(&package["manifest_path"])?);
+        let mut targets = package["targets"].as_array().into_iter().flatten();
+        let shared = targets.find(|target| target["crate_types"][0] == "cdylib");
         let dependencies = package["dependencies"]
             .as_array()
             .context("cargo metadata lists no dependencies")?;
         Ok(Self {
             name: text(&package["name"])?.to_owned(),
+            library: shared.and_then(|target| Some(format!("lib{}.so", target["name"].as_str()?))),
             folder: manifest.parent().unwrap_or(manifest).to_path_buf(),
             dependencies: dependencies
                 .iter()
@@ -123,8 +132,8 @@ impl Package {
             .map(|dependency| dependency.name.clone())
     }
 
-    /// One line for each dependency that the package's sources never name.
-    fn unnamed(&self) -> Result<Vec<String>> {
+    /// One line for each dependency that the package's sources never name, nor its shared library.
+    fn unnamed(&self, libraries: &BTreeMap<&str, &str>) -> Result<Vec<String>> {
         let script = self.folder.join("build.rs");
         let (mut sources, mut build) = (String::new(), String::new());
         for path in files(&self.folder, "rs", true)? {
@@ -141,7 +150,9 @@ impl Package {
         }
         let idle = self.dependencies.iter().filter(|dependency| {
             let searched = if dependency.builds { &build } else { &sources };
-            !names(searched, &dependency.name)
+            let library = libraries.get(dependency.name.as_str());
+            let is_loaded = library.is_some_and(|file| searched.contains(&format!("\"{file}\"")));
+            !is_loaded && !names(searched, &dependency.name)
         });
         Ok(idle
             .map(|dependency| {
