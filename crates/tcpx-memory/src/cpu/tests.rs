@@ -217,7 +217,7 @@ fn random_lists_arrive() {
 }
 
 #[test]
-#[ignore = "takes some minutes: run with --ignored"]
+#[ignore = "large: run with --ignored"]
 fn a_million_random_lists_arrive() {
     let now = std::time::SystemTime::now();
     let seed = now
@@ -228,7 +228,7 @@ fn a_million_random_lists_arrive() {
 }
 
 #[test]
-#[ignore = "takes some minutes: run with --ignored"]
+#[ignore = "large: run with --ignored"]
 fn every_length_at_every_alignment() {
     let (mut source, mut destination) = memory();
     for length in 1..=8192 {
