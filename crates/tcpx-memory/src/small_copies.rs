@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::driver::sys;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
-use crate::gpu::{Current, Gpu, MappedHost, create_stream};
+use crate::gpu::{Current, Gpu, Kept, MappedHost, create_stream};
 use crate::lease::{Access, Held};
 use crate::region::append_in_pieces;
 use crate::slice::RegionSlice;
@@ -31,6 +31,9 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Slots of a connection once others have taken most of the memory.
 const FEW_SLOTS: usize = 4;
+/// Connections of a GPU that get all slots, and further ones that get few.
+const MANY: usize = 12;
+const FEW: usize = 16;
 
 const HOLDER: &str = "a small copy";
 /// Every slot may be a request at a time.
@@ -78,34 +81,40 @@ unsafe impl Send for Resting {}
 impl SmallCopies {
     /// Most bytes of a copy.
     pub const MOST_BYTES: usize = 4 * SLOT;
-    /// Bytes that the small copies of a GPU's connections take together. The first twelve connections get all slots,
-    /// and 16 more get few; the messages of others travel as large ones do.
-    pub(crate) const ALL_BYTES: usize = 12 * Self::bytes(SLOTS) + 16 * Self::bytes(FEW_SLOTS);
+    /// Bytes that the small copies of a GPU's connections take together. As many connections as [`MANY`] get all slots,
+    /// and [`FEW`] more get few; the messages of others travel as large ones do.
+    pub(crate) const ALL_BYTES: usize = MANY * Self::bytes(SLOTS) + FEW * Self::bytes(FEW_SLOTS);
 
     /// Bytes of pinned memory for so many slots, in whole pages.
     const fn bytes(slots: usize) -> usize {
         slots * SLOT + (Ends::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096)
     }
 
-    /// What an ended connection has left, or new streams and events; for set-up. `None` if the GPU's memory for small
-    /// copies is used up.
+    /// What no other connection has; for set-up. `None` if others have all of it, which was made for the first one.
     ///
     /// # Errors
     /// The driver's refusal.
     pub fn new(gpu: &Gpu) -> Result<Option<Self>, MemoryError> {
-        if let Some(copies) = Self::again(gpu) {
-            return Ok(Some(copies));
+        gpu.kept()?;
+        Ok(Self::again(gpu))
+    }
+
+    /// Makes what all connections on a GPU will have, at the first one: a further stream may wait for kernels that run, and
+    /// holds up all copies meanwhile (up to a second on an H200).
+    pub(crate) fn make_all(gpu: &Gpu, kept: &Kept) -> Result<(), MemoryError> {
+        for count in [SLOTS; MANY].into_iter().chain([FEW_SLOTS; FEW]) {
+            let Some(memory) = kept.cut(Self::bytes(count)) else {
+                break;
+            };
+            let mut copies = Self::made(gpu, memory, count)?.make_persistent_kernel();
+            copies.unused = copies.persistent.take();
+            copies.rest();
         }
-        let kept = gpu.kept()?;
-        let cut = |count, leaving| {
-            let memory = kept.cut(Self::bytes(count), leaving);
-            memory.map(|memory| (memory, count))
-        };
-        // What is left then is for few slots each.
-        let few = 16 * Self::bytes(FEW_SLOTS);
-        let Some((memory, count)) = cut(SLOTS, few).or_else(|| cut(FEW_SLOTS, 0)) else {
-            return Ok(None);
-        };
+        Ok(())
+    }
+
+    /// Makes streams and events.
+    fn made(gpu: &Gpu, memory: MappedHost, count: usize) -> Result<Self, MemoryError> {
         let mut copies = Self {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 2],
@@ -119,7 +128,7 @@ impl SmallCopies {
         };
         let _current = Current::enter(gpu)?;
         copies.prepare()?;
-        Ok(Some(copies))
+        Ok(copies)
     }
 
     /// What an ended connection has left, of which nothing is in flight any more.
@@ -168,7 +177,7 @@ impl SmallCopies {
         self.poll(&mut Vec::new());
         let has_left = self.persistent.as_mut().is_none_or(|persistent| {
             persistent.begin_anew();
-            persistent.has_left()
+            persistent.is_new() || persistent.has_left()
         });
         !self.broken && self.slots.is_empty() && has_left
     }
@@ -213,14 +222,12 @@ impl SmallCopies {
     /// Also copies with the persistent copy kernel, without a driver call for each message that
     /// follows another closely. If the GPU or its driver cannot run it, the driver copies everything.
     pub fn with_persistent_kernel(mut self) -> Self {
-        if self.persistent.is_some() {
-            // It may hold requests that only it knows.
-            return self;
-        }
-        if self.unused.is_some() {
-            self.persistent = self.unused.take();
-            return self;
-        }
+        // One that is there may hold requests that only it knows.
+        self.persistent = self.persistent.take().or_else(|| self.unused.take());
+        self
+    }
+
+    fn make_persistent_kernel(mut self) -> Self {
         let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
         let made = can.then(|| {
             let _current = Current::enter(&self.gpu)?;

@@ -225,6 +225,7 @@ pub(crate) static API: Api = Api {
     ),
     cuMemcpyPeerAsync: device_memory::copy_to_peer,
     cuStreamCreate: call!(|stream: *mut CUstream, flags: c_uint| {
+        costly("cuStreamCreate");
         inside(|world| {
             let new = world.handle();
             if flags == 0 {

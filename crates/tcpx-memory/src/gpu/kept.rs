@@ -72,10 +72,9 @@ impl Kept {
         &self.slots
     }
 
-    /// Zeroed memory for small copies, for the caller alone and for good; `None` if less than that and
-    /// `leaving` is left.
-    pub(crate) fn cut(&self, bytes: usize, leaving: usize) -> Option<MappedHost> {
-        let fits = |cut: usize| cut + bytes + leaving <= SmallCopies::ALL_BYTES;
+    /// Zeroed memory for small copies, for the caller alone and for good; `None` if less than that is left.
+    pub(crate) fn cut(&self, bytes: usize) -> Option<MappedHost> {
+        let fits = |cut: usize| cut + bytes <= SmallCopies::ALL_BYTES;
         let further = |cut: usize| fits(cut).then_some(cut + bytes);
         let order = Ordering::Relaxed;
         let at = self.cut.fetch_update(order, order, further).ok()?;
@@ -151,6 +150,7 @@ impl Gpu {
         if let Err(error) = self.persistent_kernel() {
             tracing::debug!(%error, "small copies go on without the persistent kernel");
         }
+        SmallCopies::make_all(self, &kept)?;
         // Set under the lock, once.
         Ok(self.0.kept.get_or_init(|| kept))
     }

@@ -122,6 +122,11 @@ impl PersistentCopyKernel {
         Ok(persistent)
     }
 
+    /// Whether it was launched to leave at once, and never since.
+    pub(super) fn is_new(&self) -> bool {
+        self.residency == 1 && self.next == 2
+    }
+
     /// For another connection, once [it has left](Self::has_left).
     pub(super) fn begin_anew(&mut self) {
         (self.copies, self.last_copy) = (0, None);

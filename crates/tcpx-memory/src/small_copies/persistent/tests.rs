@@ -254,7 +254,7 @@ fn the_kernel_is_not_used_if_ends_are_seen_by_events() {
     let (gpu, _kept) = gpu();
     let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     copies.ends.as_mut().unwrap().look_at_events();
-    assert!(copies.with_persistent_kernel().persistent.is_none());
+    assert!(copies.make_persistent_kernel().persistent.is_none());
 }
 
 #[test]

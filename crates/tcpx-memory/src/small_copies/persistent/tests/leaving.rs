@@ -39,11 +39,10 @@ fn set_up_does_not_wait_for_room_on_the_gpu() {
 #[test]
 fn without_its_kernel_the_driver_copies_everything() {
     let gpu = Gpu::fake();
+    let mut copies = next(&gpu);
+    copies.unused = None;
     fake::set_launches(Launches::Fail);
-    let mut copies = SmallCopies::new(&gpu)
-        .unwrap()
-        .unwrap()
-        .with_persistent_kernel();
+    let mut copies = copies.make_persistent_kernel();
     fake::set_launches(Launches::Return);
     assert!(copies.persistent.is_none());
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -101,11 +100,17 @@ fn next(gpu: &Gpu) -> SmallCopies {
     SmallCopies::new(gpu).unwrap().unwrap()
 }
 
+/// What the other connections of a GPU have.
+fn others(gpu: &Gpu) -> Vec<SmallCopies> {
+    std::iter::from_fn(|| SmallCopies::new(gpu).unwrap()).collect()
+}
+
 #[test]
 fn the_next_connection_takes_what_one_has_left() {
     for requests in [0, 1] {
         let (gpu, _kept) = gpu();
         let mut copies = copies(&gpu);
+        let _others = others(&gpu);
         let region = Region::cuda(&gpu, 64).unwrap();
         for _ in 0..requests {
             let started = copies.start_write(&region.all(), &[1; 64], None, 1);
@@ -140,6 +145,7 @@ fn the_next_connection_takes_what_one_has_left() {
 fn who_wants_no_persistent_kernel_gets_none_from_others() {
     let (gpu, _kept) = gpu();
     let copies = copies(&gpu);
+    let _others = others(&gpu);
     until(
         copies.persistent.as_ref().unwrap(),
         PersistentCopyKernel::has_left,
@@ -184,7 +190,7 @@ fn what_a_kernel_that_has_not_started_may_touch_is_nobodys() {
 #[test]
 fn connections_beyond_the_memory_get_no_small_copies() {
     let gpu = Gpu::fake();
-    let all: Vec<_> = std::iter::from_fn(|| SmallCopies::new(&gpu).unwrap()).collect();
+    let all = others(&gpu);
     assert_eq!(all.len(), 12 + 16);
     // Late ones have few slots, and none for long messages.
     let mut last = all.into_iter().next_back().unwrap();
