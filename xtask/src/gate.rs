@@ -174,14 +174,19 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             own: Vec::new(),
         }));
     }
-    let mut errors = Vec::new();
+    let mut errors: Vec<(String, String)> = Vec::new();
+    let is_broken = |errors: &[(String, String)], figure: &Figure<'_>| {
+        errors.iter().any(|(case, _)| *case == figure.case.name)
+    };
     for round in 0..MOST_ROUNDS {
         let is_open = |figure: &&Figure<'_>| {
-            round < arguments.least_rounds || figure.verdict() == Verdict::Undecided
+            let is_undecided =
+                || round < arguments.least_rounds || figure.verdict() == Verdict::Undecided;
+            !is_broken(&errors, figure) && is_undecided()
         };
         let mut open: Vec<&Case> = figures.iter().filter(is_open).map(|one| one.case).collect();
         open.dedup_by(|a, b| a.name == b.name);
-        if open.is_empty() || !errors.is_empty() {
+        if open.is_empty() {
             break;
         }
         let began = Instant::now();
@@ -191,11 +196,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                 let mut mine = mine;
                 mine.try_for_each(|figure| figure.add(&outcome))
             });
-            errors.extend(added.err().map(|error| format!("{case}: {error:#}")));
+            errors.extend(added.err().map(|error| (case, format!("{error:#}"))));
         }
         let (round, took) = (round + 1, began.elapsed().as_secs());
         println!("round {round}: {} cases in {took} s", open.len());
     }
+    figures.retain(|figure| !is_broken(&errors, figure));
     let rows = figures.iter().map(Figure::row).collect();
     let notes = vec![
         format!("BASE {}, this tree {}.", builds.base.commit, builds.own.commit),
@@ -219,6 +225,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         out.display(),
         started.elapsed().as_secs()
     );
+    let errors: Vec<_> = errors
+        .iter()
+        .map(|(case, why)| format!("{case}: {why}"))
+        .collect();
     ensure!(
         errors.is_empty(),
         "cases that could not be run:\n{}",
