@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::gate::git;
 use crate::workspace::{cargo, metadata, root, run as run_command};
 
 /// Cargo cannot write a hyphenated library name, and NCCL looks for one.
@@ -75,7 +76,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             "dist takes nothing, --out DIR, --static, --wheel, --image or --check, not {other:?}"
         ),
     };
-    run_command(cargo().current_dir(&root).args([
+    run_command(build_cargo(&root).args([
         "build",
         "--profile",
         PROFILE,
@@ -159,12 +160,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     release::sums(&packages, VERSION)
 }
 
+/// Cargo for what is shipped, whose handshakes name the commit; in a tree without one they name none.
+fn build_cargo(root: &Path) -> Command {
+    let mut cargo = cargo();
+    cargo.current_dir(root);
+    if let Ok(commit) = git(root, &["rev-parse", "HEAD"]) {
+        cargo.env("TCPX_COMMIT", commit);
+    }
+    cargo
+}
+
 /// The program without a C library of its host's: it runs on every Linux, also in an empty container. It loads nothing, so
 /// it moves host memory alone and drives no plugin.
 fn static_program(root: &Path, target: &Path, packages: &Path) -> Result<()> {
-    let mut build = cargo();
+    let mut build = build_cargo(root);
     build
-        .current_dir(root)
         .args(["build", "--profile", PROFILE, "--locked"])
         .args(["--package", "tcpx-cli", "--no-default-features"])
         .args(["--target", STATIC_TARGET]);

@@ -63,7 +63,7 @@ typedef struct tcpx_queue tcpx_queue;
 /**
  * The second one.
  */
-#define TCPX_VERSION_MINOR 1
+#define TCPX_VERSION_MINOR 2
 
 /**
  * The third one.

@@ -103,6 +103,28 @@ def test_another_key_is_an_error_and_the_same_one_is_not() -> None:
         there.end()
 
 
+def test_agents_speak_the_highest_protocol_that_both_know() -> None:
+    for theirs_range in ("1-3", "3-9"):
+        here, there = Node("here"), Peer("there", {"TCPX_PROTOCOLS": theirs_range})
+        local, remote = memory_pair(MIB, there, here)
+        ours, theirs = [(here.address(local), MIB)], [(there.address(remote), MIB)]
+        assert here.transfer("WRITE", ours, theirs, "there", b"moved") == "DONE"
+        assert there.wait_notifs(1) == [("here", b"moved")]
+        assert there.content(remote) == here.content(local)
+        here.close()
+        assert there.end() == 0
+
+
+def test_agents_without_a_common_protocol_are_an_error() -> None:
+    here, there = Node("here"), Peer("there", {"TCPX_PROTOCOLS": "4-5"})
+    here.alloc(4096, 1)
+    there.alloc(4096, 2)
+    with pytest.raises(Exception):
+        here.add(there.metadata())
+    here.close()
+    there.end()
+
+
 def test_memory_that_was_deregistered_is_refused(pair: tuple[Node, Peer]) -> None:
     here, there = pair
     local, remote = here.alloc(MIB, 1), there.alloc(MIB, 2)

@@ -74,12 +74,12 @@ impl Stranger {
                 // What it learns is that its key is another one.
                 let mut answer = Vec::new();
                 stream.read_to_end(&mut answer)?;
-                assert!(answer[16..].iter().all(|byte| *byte == 0), "{answer:?}");
+                assert!(answer[32..].iter().all(|byte| *byte == 0), "{answer:?}");
             }
             Self::NoKey => stream.write_all(&hello(None))?,
             Self::NewerVersion => {
                 let mut hello = hello(Some(&key));
-                hello[8..10].copy_from_slice(&99u16.to_le_bytes());
+                hello[8..12].copy_from_slice(&[99, 0, 98, 0]);
                 stream.write_all(&hello)?;
             }
             Self::RandomBytes => {

@@ -11,3 +11,4 @@ mod log;
 mod plugin_file;
 mod plugin_table;
 mod tables;
+mod versions;

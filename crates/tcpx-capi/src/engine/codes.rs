@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 /// Version of the header: its first number.
 pub const TCPX_VERSION_MAJOR: c_int = 0;
 /// The second one.
-pub const TCPX_VERSION_MINOR: c_int = 1;
+pub const TCPX_VERSION_MINOR: c_int = 2;
 /// The third one.
 pub const TCPX_VERSION_PATCH: c_int = 0;
 /// Number of the binary interface, which the library's file name ends with (libtcpx.so.0). New calls

@@ -17,3 +17,4 @@ mod perf;
 mod plugin;
 mod status;
 mod tampering;
+mod versions;
