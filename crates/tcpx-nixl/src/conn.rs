@@ -400,6 +400,11 @@ impl Conn {
         let _end = DieAtEnd(Arc::clone(self));
         let _ = self.reader.set(std::thread::current());
         loop {
+            // The agent's end says goodbye to the connections that it finds; one that came about amid it is not among them.
+            if self.agent.is_stopping() {
+                self.say_goodbye();
+                return;
+            }
             let limit = match self.go_on() {
                 true => RETRY,
                 false => LOOK,
