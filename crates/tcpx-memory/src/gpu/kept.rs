@@ -150,7 +150,9 @@ impl Gpu {
         if let Err(error) = self.persistent_kernel() {
             tracing::debug!(%error, "small copies go on without the persistent kernel");
         }
-        SmallCopies::make_all(self, &kept)?;
+        if let Err(error) = SmallCopies::make_all(self, &kept) {
+            tracing::warn!(%error, "small messages of GPU memory travel as large ones");
+        }
         // Set under the lock, once.
         Ok(self.0.kept.get_or_init(|| kept))
     }
