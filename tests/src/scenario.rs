@@ -6,6 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::content::{Choices, Content};
 
+/// The shortest sizes, those around the edges of a page and of a chunk, and the longest.
+pub const fn sizes_up_to(longest: usize) -> [usize; 10] {
+    const PAGE: usize = 4096;
+    const CHUNK: usize = 512 << 10;
+    [
+        0,
+        1,
+        23,
+        PAGE - 1,
+        PAGE,
+        PAGE + 1,
+        CHUNK - 1,
+        CHUNK,
+        CHUNK + 1,
+        longest,
+    ]
+}
+
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Side {

@@ -132,6 +132,15 @@ fn every_lie_in_a_size_ends_in_an_error() {
     }
 }
 
+/// One of both ends failed, and says which call did.
+#[track_caller]
+fn assert_named<E: ToString>(call: &str, code: i32, errors: [Option<E>; 2]) {
+    let errors = errors.into_iter().flatten();
+    let words: Vec<_> = errors.map(|error| error.to_string()).collect();
+    let named = words.iter().any(|words| words.contains(call));
+    assert!(named, "{call} returned {code}: {words:?}");
+}
+
 #[test]
 fn an_error_from_any_call_of_a_transfer_ends_it_and_names_the_call() {
     let _serial = double::serial();
@@ -162,13 +171,7 @@ fn an_error_from_any_call_of_a_transfer_ends_it_and_names_the_call() {
                 };
                 let fault = Fault::returns(call, code, after);
                 let (received, sent, _) = transfer(&server, &client, 8 * CHUNK);
-                let words: Vec<_> = [received.err(), sent.err()]
-                    .into_iter()
-                    .flatten()
-                    .map(|error| error.to_string())
-                    .collect();
-                let named = words.iter().any(|words| words.contains(name));
-                assert!(named, "{name} returned {code}: {words:?}");
+                assert_named(name, code, [received.err(), sent.err()]);
                 part(server, client);
                 drop(fault);
             });
@@ -190,13 +193,7 @@ fn an_error_from_any_call_of_the_set_up_ends_it_and_names_the_call() {
             let listening = Listening::new(double_network(), one_channel, one_channel);
             let fault = Fault::returns(call, code, after);
             let (server, client) = listening.try_connect();
-            let words: Vec<_> = [server.err(), client.err()]
-                .into_iter()
-                .flatten()
-                .map(|error| error.to_string())
-                .collect();
-            let named = words.iter().any(|words| words.contains(name));
-            assert!(named, "{name} returned {code}: {words:?}");
+            assert_named(name, code, [server.err(), client.err()]);
             drop(fault);
             // A plugin of this kind accepts on threads of its own: the listen comm of an accept
             // that is given up stays open on purpose, one on each side.

@@ -13,6 +13,7 @@ use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions};
 use tcpx_tests::double;
 use tcpx_tests::pair::Listening;
 use tcpx_tests::process::wait;
+use tcpx_tests::scenario::sizes_up_to;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -98,18 +99,7 @@ fn every_size_through_the_double() {
             options.observer = Some(observer.clone());
             options.eager_limit = 0;
         });
-        for len in [
-            0,
-            1,
-            23,
-            4095,
-            4096,
-            4097,
-            (512 << 10) - 1,
-            512 << 10,
-            (512 << 10) + 1,
-            9 << 20,
-        ] {
+        for len in sizes_up_to(9 << 20) {
             let (source, bytes) = random_region(len);
             let destination = poisoned(len);
             let receive = server.receive(destination.all(), 7).start().expect("room");

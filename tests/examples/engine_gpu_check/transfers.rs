@@ -2,23 +2,14 @@
 
 use tcpx::{Gpu, Level};
 
+use tcpx_tests::scenario::sizes_up_to;
+
 use crate::bench::{Bench, Outcome, close, compare, poisoned, random, region, text};
 
 /// Every interesting size, verified by checksum and by comparison.
 pub(crate) fn sizes(bench: &Bench) -> Outcome {
     let mut fragments = 0;
-    let lens = [
-        0,
-        1,
-        23,
-        4095,
-        4096,
-        4097,
-        (512 << 10) - 1,
-        512 << 10,
-        (512 << 10) + 1,
-        64 << 20,
-    ];
+    let lens = sizes_up_to(64 << 20);
     for &method in bench.methods() {
         for channels in [1, 4] {
             let (sending, receiving) = bench.pair(channels, method)?;

@@ -5,24 +5,15 @@ use std::time::Duration;
 
 use tcpx_tests::instructions::{Carrier, Instructions, Summary};
 use tcpx_tests::process::{Ended, run_pair};
-use tcpx_tests::scenario::Scenario;
+use tcpx_tests::scenario::{Scenario, sizes_up_to};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 /// Far beyond what any of these takes.
 const LIMIT: Duration = Duration::from_secs(240);
 
-const SIZES: [u64; 10] = [
-    0,
-    1,
-    23,
-    4095,
-    4096,
-    4097,
-    (512 << 10) - 1,
-    512 << 10,
-    (512 << 10) + 1,
-    64 << 20,
-];
+fn sizes() -> [u64; 10] {
+    sizes_up_to(64 << 20).map(|bytes| bytes as u64)
+}
 
 fn good(instructions: &Instructions) -> [Summary; 2] {
     let (server, client) = run_pair(Path::new(PEER), instructions, LIMIT);
@@ -43,15 +34,15 @@ fn check_queue(carrier: &Carrier, summary: &Summary) {
 
 fn every_size(carrier: &Carrier) {
     for channels in 1..=4 {
-        let scenario = Scenario::each(0x517e + u64::from(channels), &SIZES);
+        let scenario = Scenario::each(0x517e + u64::from(channels), &sizes());
         let mut instructions = Instructions::new(carrier.clone(), scenario);
         instructions.channels = channels;
         // Without eager messages the smallest take the lanes too.
         let eager = channels % 2 == 0;
         instructions.eager_limit = if eager { 16 << 10 } else { 0 };
         for summary in good(&instructions) {
-            assert_eq!(summary.succeeded, 2 * SIZES.len() as u64);
-            assert_eq!(summary.received, SIZES.iter().sum::<u64>());
+            assert_eq!(summary.succeeded, 2 * sizes().len() as u64);
+            assert_eq!(summary.received, sizes().iter().sum::<u64>());
             let many = channels > 1 && *carrier != Carrier::Tcp;
             let expected = if many {
                 format!("{channels} channels, ")
@@ -64,8 +55,8 @@ fn every_size(carrier: &Carrier) {
             check_queue(carrier, &summary);
             if *carrier != Carrier::Tcp {
                 // A plugin carries every byte, small messages too.
-                let chunks = SIZES.iter().map(|bytes| bytes.div_ceil(512 << 10));
-                assert_eq!(summary.chunks, chunks.sum::<u64>());
+                let chunks = sizes().map(|bytes| bytes.div_ceil(512 << 10));
+                assert_eq!(summary.chunks, chunks.iter().sum::<u64>());
             }
         }
     }

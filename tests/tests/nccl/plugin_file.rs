@@ -12,22 +12,10 @@ use nccl_net::{
 };
 use tcpx_tests::child::{self, LOOPBACK};
 use tcpx_tests::plugin_file;
+use tcpx_tests::scenario::sizes_up_to;
 
 /// Everything here runs on loopback within this time, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-const SIZES: [usize; 10] = [
-    0,
-    1,
-    23,
-    4095,
-    4096,
-    4097,
-    (512 << 10) - 1,
-    512 << 10,
-    (512 << 10) + 1,
-    4 << 20,
-];
 
 #[track_caller]
 fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
@@ -132,7 +120,7 @@ fn host_memory_arrives_in_place_in_every_size() {
             assert_eq!(properties.name, "lo");
             let (mut send, mut receive) = connect(&plugin);
             assert!(receive.device_handle().is_none());
-            for size in SIZES {
+            for size in sizes_up_to(4 << 20) {
                 let mut data = random(size);
                 let mut target = vec![0xee; size + 64];
                 let from = register_send(&send, &mut data, MemoryType::Host);
