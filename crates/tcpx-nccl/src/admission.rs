@@ -157,7 +157,7 @@ impl Admission {
                 stream,
                 peer,
                 deadline: Instant::now() + HANDSHAKE_TIME,
-                handshake: ServerHandshake::new(Some(&self.key), protocols::spoken(), random()?),
+                handshake: ServerHandshake::new(Some(&self.key), protocols::own_build(), random()?),
                 has_spoken: false,
             });
         }

@@ -229,7 +229,7 @@ impl Dialer {
         tcpx_lanes::socket::prepare_comm(&stream)
             .map_err(|error| Failure::Retry(error.to_string()))?;
         let (handshake, hello) =
-            ClientHandshake::new(Some(&self.key), protocols::spoken(), entropy);
+            ClientHandshake::new(Some(&self.key), protocols::own_build(), entropy);
         send(&stream, &hello)?;
         Ok(Phase::Handshake(stream, Box::new(handshake)))
     }

@@ -8,7 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nccl_net::export::{NetError, PeerHandle};
-use tcpx_lanes::protocols::{self, Speaks};
+use tcpx_lanes::protocols::{self, Build};
 use tcpx_wire::handshake::Version;
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
@@ -29,7 +29,7 @@ pub struct Handle {
     /// What the listener's key makes of the secret; zero without one.
     pub check: [u8; 16],
     /// Which versions of the protocol, and which release that is.
-    pub speaks: Speaks,
+    pub build: Build,
 }
 
 /// Where a process can be reached. `Debug` leaves the secret out.
@@ -89,7 +89,7 @@ impl Handle {
             bytes[72..88].copy_from_slice(&door.secret);
         }
         bytes[88..104].copy_from_slice(&self.check);
-        speak(&mut bytes, &self.speaks);
+        write_build(&mut bytes, &self.build);
         PeerHandle(bytes)
     }
 
@@ -107,15 +107,15 @@ impl Handle {
                 &bytes[..8]
             )));
         }
-        let speaks = Speaks {
+        let build = Build {
             highest: Version(u16_at(8)),
             lowest: Version(u16_at(14)),
             release: array(&bytes[59..62]),
             commit: array(&bytes[104..112]),
         };
         // Before the rest, which may look otherwise in another version.
-        protocols::spoken()
-            .agree(&speaks)
+        protocols::own_build()
+            .agree(&build)
             .map_err(|error| NetError::invalid_argument(error.to_string()))?;
         let ip = match u16_at(10) {
             FAMILY_V4 => IpAddr::V4(Ipv4Addr::from(array::<4>(&bytes[16..20]))),
@@ -139,17 +139,17 @@ impl Handle {
                 lanes: bytes[58] & 1 == 1,
             }),
             check: array(&bytes[88..104]),
-            speaks,
+            build,
         })
     }
 }
 
 /// Says which versions and which release that is.
-pub(crate) fn speak(bytes: &mut [u8; PeerHandle::BYTES], speaks: &Speaks) {
-    bytes[8..10].copy_from_slice(&speaks.highest.0.to_le_bytes());
-    bytes[14..16].copy_from_slice(&speaks.lowest.0.to_le_bytes());
-    bytes[59..62].copy_from_slice(&speaks.release);
-    bytes[104..112].copy_from_slice(&speaks.commit);
+pub(crate) fn write_build(bytes: &mut [u8; PeerHandle::BYTES], build: &Build) {
+    bytes[8..10].copy_from_slice(&build.highest.0.to_le_bytes());
+    bytes[14..16].copy_from_slice(&build.lowest.0.to_le_bytes());
+    bytes[59..62].copy_from_slice(&build.release);
+    bytes[104..112].copy_from_slice(&build.commit);
 }
 
 /// The first `N` bytes; missing ones are zero, which callers exclude by their ranges.
@@ -177,7 +177,7 @@ mod tests {
                 lanes: true,
             }),
             check: *b"what a key makes",
-            speaks: Speaks::OURS,
+            build: Build::OURS,
         }
     }
 
@@ -208,11 +208,11 @@ mod tests {
     #[test]
     fn a_handle_of_another_version_names_both() {
         let mut newer = handle("127.0.0.1:4000");
-        newer.speaks = Speaks {
+        newer.build = Build {
             lowest: Version(70),
             highest: Version(71),
             release: [7, 1, 0],
-            commit: [0xcd; Speaks::COMMIT_BYTES],
+            commit: [0xcd; Build::COMMIT_BYTES],
         };
         let why = Handle::decode(&newer.encode()).unwrap_err().to_string();
         for part in [

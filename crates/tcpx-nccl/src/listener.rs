@@ -57,7 +57,7 @@ impl ListenComm {
             listen_id,
             door,
             check,
-            speaks: *protocols::spoken(),
+            build: *protocols::own_build(),
         };
         let comm = Self {
             shared: shared.clone(),

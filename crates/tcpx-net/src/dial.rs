@@ -49,7 +49,7 @@ pub fn dial(
         let client = begin(address, options, |entropy| {
             Ok(ClientHandshake::new(
                 key.as_ref(),
-                protocols::spoken(),
+                protocols::own_build(),
                 entropy,
             ))
         })?;

@@ -141,7 +141,7 @@ impl Agent {
         let port = endpoint.local_addr().port();
         let host = this_host();
         let info = ConnectionInfo {
-            speaks: *protocols::spoken(),
+            build: *protocols::own_build(),
             agent: id,
             host,
             port,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use subtle::ConstantTimeEq;
 use tcpx::{Auth, ClientKey};
 use tcpx_net::interfaces::{self, InterfaceFilter, InterfaceKind};
-use tcpx_net::protocols::{self, Speaks};
+use tcpx_net::protocols::{self, Build};
 
 use crate::bytes::{Reader, push_short_bytes};
 
@@ -21,8 +21,8 @@ pub(crate) type AgentId = [u8; 16];
 /// Where an agent listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionInfo {
-    /// What it speaks with other agents. How metadata of regions and messages look follows from that.
-    pub(crate) speaks: Speaks,
+    /// How metadata of regions and messages look follows from its protocols.
+    pub(crate) build: Build,
     pub(crate) agent: AgentId,
     /// A host's kernel, since it started: whether loopback reaches it.
     pub(crate) host: [u8; 16],
@@ -37,7 +37,7 @@ impl ConnectionInfo {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(MAGIC);
-        bytes.extend(self.speaks.encode());
+        bytes.extend(self.build.encode());
         bytes.extend(self.agent);
         bytes.extend(self.host);
         bytes.extend(self.port.to_le_bytes());
@@ -68,14 +68,14 @@ impl ConnectionInfo {
         if reader.array().ok_or_else(damaged)? != MAGIC {
             return Err("it is none of the backend TCPX".to_owned());
         }
-        let speaks = Speaks::decode(&reader.array().ok_or_else(damaged)?);
+        let build = Build::decode(&reader.array().ok_or_else(damaged)?);
         // Before the rest, which may look otherwise in another version.
-        let agreed = protocols::spoken().agree(&speaks);
+        let agreed = protocols::own_build().agree(&build);
         agreed.map_err(|error| error.to_string())?;
-        Self::read(reader, speaks).ok_or_else(damaged)
+        Self::read(reader, build).ok_or_else(damaged)
     }
 
-    fn read(mut reader: Reader<'_>, speaks: Speaks) -> Option<Self> {
+    fn read(mut reader: Reader<'_>, build: Build) -> Option<Self> {
         let (agent, host, port) = (reader.array()?, reader.array()?, reader.u16()?);
         let key = match reader.short_bytes()? {
             [] => None,
@@ -97,7 +97,7 @@ impl ConnectionInfo {
         }
         reader.end()?;
         Some(Self {
-            speaks,
+            build,
             agent,
             host,
             port,
@@ -291,7 +291,7 @@ mod tests {
     fn info() -> ConnectionInfo {
         let key = tcpx::Key::parse("2NGI7HSPVT2H7BKI6GI6VKCQ42OBPANL").unwrap();
         ConnectionInfo {
-            speaks: Speaks::OURS,
+            build: Build::OURS,
             agent: [7; 16],
             host: [8; 16],
             port: 4711,

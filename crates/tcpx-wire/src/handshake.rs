@@ -30,7 +30,7 @@ pub use server::{ServerHandshake, ServerStep};
 #[cfg(test)]
 pub(crate) use session::test_session;
 pub use session::{Established, Session, SessionId, SessionKey};
-pub use version::{Mismatch, Speaks, Version};
+pub use version::{Build, Mismatch, Version};
 
 /// What to do after bytes were received.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::sync::LazyLock;
 
 use tcpx_wire::handshake::{
-    ClientHandshake, HandshakeError, LaneClient, LaneServer, ServerHandshake, ServerStep, Session,
-    Speaks, Step,
+    Build, ClientHandshake, HandshakeError, LaneClient, LaneServer, ServerHandshake, ServerStep,
+    Session, Step,
 };
 use tcpx_wire::{ClientKey, Identity, Key};
 
@@ -44,8 +44,8 @@ fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
     let mut side = match role % 5 {
         0 => Side::Server(server(true)),
         1 => Side::Server(server(false)),
-        2 => Side::Client(ClientHandshake::new(Some(&FIXED.client), &Speaks::OURS, [1; 32]).0),
-        3 => Side::Client(ClientHandshake::new(None, &Speaks::OURS, [1; 32]).0),
+        2 => Side::Client(ClientHandshake::new(Some(&FIXED.client), &Build::OURS, [1; 32]).0),
+        3 => Side::Client(ClientHandshake::new(None, &Build::OURS, [1; 32]).0),
         _ => Side::LaneClient(
             LaneClient::new(&SESSION, 3, 8, [3; 32])
                 .expect("a constant lane")
@@ -179,7 +179,7 @@ static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
 
 /// The session that the fixed keys and randomness lead to.
 static SESSION: LazyLock<Session> = LazyLock::new(|| {
-    let (mut client, hello) = ClientHandshake::new(Some(&FIXED.client), &Speaks::OURS, [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&FIXED.client), &Build::OURS, [1; 32]);
     let mut server = server(true);
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         unreachable!("the server answers a good hello");
@@ -196,5 +196,5 @@ static SESSION: LazyLock<Session> = LazyLock::new(|| {
 /// A server, with the key or without one, that draws the same random bytes each time.
 fn server(with_key: bool) -> ServerHandshake {
     let identity = with_key.then_some(&FIXED.identity);
-    ServerHandshake::new(identity, &Speaks::OURS, std::array::from_fn(|at| at as u8))
+    ServerHandshake::new(identity, &Build::OURS, std::array::from_fn(|at| at as u8))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tcpx_tests::instructions::{Carrier, Instructions};
 use tcpx_tests::process::{Peer, wait};
 use tcpx_tests::scenario::Scenario;
-use tcpx_wire::handshake::{ClientHandshake, Speaks};
+use tcpx_wire::handshake::{Build, ClientHandshake};
 use tcpx_wire::key::Key;
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
@@ -64,7 +64,7 @@ impl Stranger {
         stream.set_read_timeout(Some(BOUND))?;
         let hello = |key: Option<&Key>| {
             let key = key.map(Key::client_key);
-            let (_, hello) = ClientHandshake::new(key.as_ref(), &Speaks::OURS, [7; 32]);
+            let (_, hello) = ClientHandshake::new(key.as_ref(), &Build::OURS, [7; 32]);
             hello.to_vec()
         };
         let key = Key::generate(&mut |bytes| bytes.fill(9));

@@ -2,11 +2,11 @@
 
 use nccl_net::export::PeerHandle;
 use tcpx_lanes::idle::MAX_LANES;
-use tcpx_lanes::protocols::Speaks;
+use tcpx_lanes::protocols::Build;
 use tcpx_wire::crc::crc32c;
 
 use super::number;
-use crate::handle::{Handle, speak};
+use crate::handle::{Handle, write_build};
 use crate::header::{FROM_RECEIVER, FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::lanes::hello::{Hello, Resumption};
 
@@ -29,7 +29,7 @@ pub fn records(data: &[u8]) {
             let mut bytes = padded(data);
             handle(&PeerHandle(bytes));
             // Of this version, so that inputs of older ones reach the fields behind it.
-            speak(&mut bytes, &Speaks::OURS);
+            write_build(&mut bytes, &Build::OURS);
             handle(&PeerHandle(bytes));
         }
     }

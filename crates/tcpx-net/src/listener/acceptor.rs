@@ -323,7 +323,8 @@ impl Acceptor {
             Err(error) => return self.reports.refused(now, peer, &error),
         };
         self.make_room(now, peer);
-        let mut handshake = ServerHandshake::new(self.key.as_ref(), protocols::spoken(), entropy);
+        let mut handshake =
+            ServerHandshake::new(self.key.as_ref(), protocols::own_build(), entropy);
         if self.is_busy() {
             handshake = handshake.busy();
         }

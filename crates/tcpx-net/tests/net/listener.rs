@@ -11,7 +11,7 @@ use tcpx_net::{
     Auth, Congestion, DialOptions, Dialled, ListenOptions, Listener, NetworkError, SocketError,
     dial, every_address,
 };
-use tcpx_wire::handshake::{ClientHandshake, Established, HandshakeError, Session, Speaks, Step};
+use tcpx_wire::handshake::{Build, ClientHandshake, Established, HandshakeError, Session, Step};
 use tcpx_wire::record::{LENGTH_BYTES, sealed_bytes};
 
 use crate::support::*;
@@ -198,7 +198,7 @@ fn sessions_that_nobody_accepts_are_bounded() {
     let mut late = TcpStream::connect(address).unwrap();
     late.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut handshake, hello) =
-        ClientHandshake::new(None, &Speaks::OURS, [7; ClientHandshake::ENTROPY_BYTES]);
+        ClientHandshake::new(None, &Build::OURS, [7; ClientHandshake::ENTROPY_BYTES]);
     late.write_all(&hello).unwrap();
     let (proof, established) = loop {
         let mut byte = [0];
@@ -292,7 +292,7 @@ fn strangers_neither_delay_a_good_client_nor_stay() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
     let address = listener.local_addr();
-    let hello = ClientHandshake::new(Some(&key(1).client_key()), &Speaks::OURS, [9; 32]).1;
+    let hello = ClientHandshake::new(Some(&key(1).client_key()), &Build::OURS, [9; 32]).1;
     let mut strangers: Vec<_> = (0..200)
         .map(|index| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -329,7 +329,7 @@ fn a_handshake_that_comes_byte_by_byte_is_good() {
 
 fn comes_byte_by_byte(listener: &Listener) -> std::io::Result<()> {
     let (mut handshake, first) =
-        ClientHandshake::new(Some(&key(1).client_key()), &Speaks::OURS, [9; 32]);
+        ClientHandshake::new(Some(&key(1).client_key()), &Build::OURS, [9; 32]);
     let mut stream = TcpStream::connect(listener.local_addr())?;
     stream.set_nodelay(true)?;
     let slowly = |mut stream: &TcpStream, bytes: &[u8]| {

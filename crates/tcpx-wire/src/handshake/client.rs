@@ -9,14 +9,14 @@ use super::message::{
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
-use super::{Established, HandshakeError, Message, Session, SessionId, Speaks, Step};
+use super::{Build, Established, HandshakeError, Message, Session, SessionId, Step};
 use crate::key::ClientKey;
 
 /// Opens a session.
 #[derive(Debug)]
 pub struct ClientHandshake {
     authenticated: bool,
-    speaks: Speaks,
+    build: Build,
     collector: Collector,
     state: State,
 }
@@ -31,10 +31,10 @@ impl ClientHandshake {
     /// authenticated, and the server must have none either.
     pub fn new(
         key: Option<&ClientKey>,
-        speaks: &Speaks,
+        build: &Build,
         entropy: [u8; Self::ENTROPY_BYTES],
     ) -> (Self, Message) {
-        let head = Head::new(speaks, PURPOSE_CONTROL, u8::from(key.is_some()), 0);
+        let head = Head::new(build, PURPOSE_CONTROL, u8::from(key.is_some()), 0);
         let prologue: [u8; HEAD_BYTES] = head.start();
         let secret = key.map_or(Secret::None, Secret::Client);
         let mut state = noise::initiator(&secret, &prologue, Zeroizing::new(entropy));
@@ -56,7 +56,7 @@ impl ClientHandshake {
         };
         let handshake = Self {
             authenticated: key.is_some(),
-            speaks: *speaks,
+            build: *build,
             collector: Collector::new(),
             state: State::Hello(Box::new(state)),
         };
@@ -108,7 +108,7 @@ impl ClientHandshake {
             return Ok(Step::NeedMore);
         };
         // Before the rest, which may differ in another version.
-        let protocol = head.accepted("server hello", &self.speaks, None)?;
+        let protocol = head.accepted("server hello", &self.build, None)?;
         let Some(hello) = self.collector.message::<SERVER_HELLO_BYTES>(input) else {
             self.state = State::Hello(state);
             return Ok(Step::NeedMore);
@@ -124,7 +124,7 @@ impl ClientHandshake {
         }
         let payload = noise::read::<SESSION_BYTES>(&mut state, &hello[HEAD_BYTES..])
             .ok_or(HandshakeError::WrongKey)?;
-        if array(&*payload, SessionId::BYTES + SessionKey::BYTES) != head.speaks.encode() {
+        if array(&*payload, SessionId::BYTES + SessionKey::BYTES) != head.build.encode() {
             return Err(HandshakeError::Changed);
         }
         let mut established = Established {

@@ -21,9 +21,9 @@ pub enum HandshakeError {
     /// No version of the protocol is spoken by both sides.
     #[error("{0}")]
     Version(Box<Mismatch>),
-    /// What a server openly says that it speaks is not what it sealed.
+    /// The protocols or the release that the server's beginning names are not those that it sealed.
     #[error(
-        "somebody on the way has changed what the server says that it speaks; connect again, and over another way if that goes on"
+        "somebody on the way has changed which protocols the server names; connect again, and over another way if that goes on"
     )]
     Changed,
     /// The server has a key, the client has none.

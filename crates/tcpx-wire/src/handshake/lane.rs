@@ -14,7 +14,7 @@ use super::message::{
 use super::noise::{MARK_BYTES, mark};
 use super::server::ServerStep;
 use super::session::SessionKey;
-use super::{HandshakeError, Message, Session, SessionId, Speaks, Version};
+use super::{Build, HandshakeError, Message, Session, SessionId, Version};
 use crate::derive::{expand, extract};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
@@ -24,7 +24,7 @@ use crate::lane_seal::LaneKeys;
 pub struct LaneClient {
     lane: u16,
     lanes: u16,
-    speaks: Speaks,
+    build: Build,
     hello: [u8; LANE_HELLO_BYTES],
     collector: Collector,
     /// Gone once the handshake ended.
@@ -73,9 +73,9 @@ impl LaneClient {
         lanes: u16,
         entropy: [u8; Self::ENTROPY_BYTES],
     ) -> (Self, Message) {
-        let speaks = Speaks::only(session.protocol);
+        let build = Build::only(session.protocol);
         let mut hello: [u8; LANE_HELLO_BYTES] =
-            Head::new(&speaks, purpose, u8::from(session.authenticated), lane).start();
+            Head::new(&build, purpose, u8::from(session.authenticated), lane).start();
         hello[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
         hello[SESSION_AT..LANE_CLAIM_BYTES].copy_from_slice(&session.id.0);
         let (claimed, proof) = hello.split_at_mut(MARK_AT);
@@ -84,7 +84,7 @@ impl LaneClient {
         let handshake = Self {
             lane,
             lanes,
-            speaks,
+            build,
             hello,
             collector: Collector::new(),
             key: Some(session.key.clone()),
@@ -106,7 +106,7 @@ impl LaneClient {
             self.key = Some(key);
             return Ok(None);
         };
-        head.accepted("lane answer", &self.speaks, Some((self.lane, self.lanes)))?;
+        head.accepted("lane answer", &self.build, Some((self.lane, self.lanes)))?;
         let Some(answer) = self.collector.message::<LANE_ANSWER_BYTES>(input) else {
             self.key = Some(key);
             return Ok(None);
@@ -351,7 +351,7 @@ fn refused(status: Status, protocol: Version) -> Message {
 
 /// The beginning of the answer to a lane, whose session has agreed on this version.
 fn head(status: Status, protocol: Version) -> Head {
-    Head::new(&Speaks::only(protocol), status as u8, 0, 0)
+    Head::new(&Build::only(protocol), status as u8, 0, 0)
 }
 
 fn in_range(lane: u16, lanes: u16) -> Result<(), HandshakeError> {

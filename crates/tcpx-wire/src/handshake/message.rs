@@ -6,7 +6,7 @@ use std::ops::Deref;
 use super::error::{FirstBytes, Status};
 use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
-use super::{HandshakeError, Speaks, Version};
+use super::{Build, HandshakeError, Version};
 use crate::key::KeyId;
 use crate::record;
 
@@ -16,8 +16,8 @@ pub(super) const MAGIC: [u8; 8] = *b"TCPX\r\n\x1a\n";
 
 /// Magic, versions, purpose or status, authentication, lane, software: the same in all versions.
 pub(super) const HEAD_BYTES: usize = 32;
-/// Session id, session secret, what the server speaks.
-pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + Speaks::BYTES;
+/// Session id, session secret, the build of the server.
+pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + Build::BYTES;
 /// Noise's first message without a key, and with one: the client says which.
 pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES;
 pub(super) const KEYED_BYTES: usize = EPHEMERAL_BYTES + KeyId::BYTES + TAG_BYTES;
@@ -80,8 +80,8 @@ impl fmt::Debug for Message {
 /// The beginning of a hello or answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// What its sender speaks.
-    pub(super) speaks: Speaks,
+    /// What its sender is.
+    pub(super) build: Build,
     /// Purpose from a client, status from a server.
     pub(super) kind: u8,
     pub(super) auth: u8,
@@ -91,9 +91,9 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn new(speaks: &Speaks, kind: u8, auth: u8, extra: u16) -> Self {
+    pub(super) fn new(build: &Build, kind: u8, auth: u8, extra: u16) -> Self {
         Self {
-            speaks: *speaks,
+            build: *build,
             kind,
             auth,
             extra,
@@ -106,15 +106,15 @@ impl Head {
         u64::from(self.zero) << 16 | u64::from(self.extra)
     }
 
-    /// What a server's answer means to one that `speaks` so and joins as a lane of so many, or to a new session: the
+    /// What a server's answer means to a client of this `build` that joins as a lane of so many, or to a new session: the
     /// version that both sides speak.
     pub(super) fn accepted(
         self,
         message: &'static str,
-        speaks: &Speaks,
+        build: &Build,
         lane: Option<(u16, u16)>,
     ) -> Result<Version, HandshakeError> {
-        let agreed = speaks.agree(&self.speaks)?;
+        let agreed = build.agree(&self.build)?;
         Err(match (Status::parse(message, self.kind)?, lane) {
             (Status::Ok, _) => return Ok(agreed),
             (Status::Busy, _) => HandshakeError::Busy,
@@ -142,8 +142,8 @@ impl Head {
         const { assert!(BYTES >= HEAD_BYTES) };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        let speaks = self.speaks.encode();
-        let (range, software) = speaks.split_at(Speaks::RANGE_BYTES);
+        let build = self.build.encode();
+        let (range, software) = build.split_at(Build::RANGE_BYTES);
         bytes[8..12].copy_from_slice(range);
         bytes[12] = self.kind;
         bytes[13] = self.auth;
@@ -153,12 +153,12 @@ impl Head {
     }
 
     fn parse(bytes: &[u8; HEAD_BYTES]) -> Self {
-        let mut speaks = [0; Speaks::BYTES];
-        let (range, software) = speaks.split_at_mut(Speaks::RANGE_BYTES);
+        let mut build = [0; Build::BYTES];
+        let (range, software) = build.split_at_mut(Build::RANGE_BYTES);
         range.copy_from_slice(&bytes[8..12]);
         software.copy_from_slice(&bytes[SOFTWARE_AT..ZERO_AT]);
         Self {
-            speaks: Speaks::decode(&speaks),
+            build: Build::decode(&build),
             kind: bytes[12],
             auth: bytes[13],
             extra: u16::from_le_bytes(array(bytes, 14)),
@@ -168,7 +168,7 @@ impl Head {
 }
 
 const SOFTWARE_AT: usize = 16;
-const ZERO_AT: usize = SOFTWARE_AT + Speaks::BYTES - Speaks::RANGE_BYTES;
+const ZERO_AT: usize = SOFTWARE_AT + Build::BYTES - Build::RANGE_BYTES;
 const _: () = assert!(ZERO_AT <= HEAD_BYTES);
 
 /// Collects one message at a time out of slices of any length.

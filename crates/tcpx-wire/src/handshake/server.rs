@@ -12,14 +12,14 @@ use super::message::{
 use super::noise::{self, Secret};
 use super::session::SessionKey;
 use super::{
-    Established, HandshakeError, LaneRequest, Message, Session, SessionId, Speaks, Version, lane,
+    Build, Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane,
 };
 use crate::key::{Identity, KeyId};
 
 /// Answers one accepted connection.
 pub struct ServerHandshake {
     key: Option<Identity>,
-    speaks: Speaks,
+    build: Build,
     entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
     busy: bool,
     /// The client's key is none that is let in.
@@ -63,14 +63,10 @@ impl ServerHandshake {
     ///
     /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and clients must have none either.
-    pub fn new(
-        key: Option<&Identity>,
-        speaks: &Speaks,
-        entropy: [u8; Self::ENTROPY_BYTES],
-    ) -> Self {
+    pub fn new(key: Option<&Identity>, build: &Build, entropy: [u8; Self::ENTROPY_BYTES]) -> Self {
         Self {
             key: key.cloned(),
-            speaks: *speaks,
+            build: *build,
             entropy: Zeroizing::new(entropy),
             busy: false,
             is_unknown: false,
@@ -125,7 +121,7 @@ impl ServerHandshake {
             self.state = State::Hello;
             return Ok(ServerStep::NeedMore);
         };
-        let protocol = match self.speaks.agree(&head.speaks) {
+        let protocol = match self.build.agree(&head.build) {
             Ok(protocol) => protocol,
             Err(error) => return Ok(self.refuse(Status::Version, error)),
         };
@@ -235,11 +231,11 @@ impl ServerHandshake {
         // The client may not be one yet. Whoever does not know the pre-shared key cannot open this.
         let mut payload = Zeroizing::new([0; SESSION_BYTES]);
         let (id, rest) = payload.split_at_mut(SessionId::BYTES);
-        let (key, speaks) = rest.split_at_mut(SessionKey::BYTES);
+        let (key, build) = rest.split_at_mut(SessionKey::BYTES);
         id.copy_from_slice(&session.id.0);
         key.copy_from_slice(&session.key.0);
         // What the beginning says openly, nobody changes on the way.
-        speaks.copy_from_slice(&self.speaks.encode());
+        build.copy_from_slice(&self.build.encode());
         let mut server: [u8; SERVER_HELLO_BYTES] = self.hello_head(Status::Ok).start();
         let second = noise::write::<SECOND_BYTES>(&mut state, &*payload);
         server[HEAD_BYTES..].copy_from_slice(&second);
@@ -280,7 +276,7 @@ impl ServerHandshake {
     }
 
     fn hello_head(&self, status: Status) -> Head {
-        Head::new(&self.speaks, status as u8, u8::from(self.key.is_some()), 0)
+        Head::new(&self.build, status as u8, u8::from(self.key.is_some()), 0)
     }
 }
 

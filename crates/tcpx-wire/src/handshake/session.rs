@@ -6,7 +6,7 @@ use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 #[cfg(test)]
-use super::Speaks;
+use super::Build;
 use super::error::Status;
 use super::message::{CONFIRM_BYTES, WELCOME_BYTES};
 use super::{HandshakeError, Message, Version};
@@ -122,6 +122,6 @@ pub(crate) fn test_session(id: SessionId) -> Session {
         id,
         key: SessionKey([5; SessionKey::BYTES]),
         authenticated: true,
-        protocol: Speaks::OURS.highest,
+        protocol: Build::OURS.highest,
     }
 }

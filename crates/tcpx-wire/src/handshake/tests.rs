@@ -48,7 +48,7 @@ fn control(
     Result<Established, HandshakeError>,
     Result<Established, HandshakeError>,
 ) {
-    let (mut client, first) = ClientHandshake::new(client_key, &Speaks::OURS, [1; 32]);
+    let (mut client, first) = ClientHandshake::new(client_key, &Build::OURS, [1; 32]);
     let mut server = server;
     let (mut to_server, mut to_client) = (Wire::new(cuts), Wire::new(cuts));
     to_server.bytes.extend_from_slice(&first);
@@ -101,7 +101,7 @@ fn server(key: Option<&Key>) -> ServerHandshake {
     let identity = key.map(Key::identity);
     ServerHandshake::new(
         identity.as_ref(),
-        &Speaks::OURS,
+        &Build::OURS,
         std::array::from_fn(|at| at as u8),
     )
 }
@@ -176,7 +176,7 @@ proptest! {
         at in any::<prop::sample::Index>(),
         by in 1u8..,
     ) {
-        let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
+        let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
         let mut server = server(Some(&key(7)));
         let damage = |nth: usize, message_bytes: &[u8]| {
             let mut bytes = message_bytes.to_vec();
@@ -248,7 +248,7 @@ proptest! {
 
 #[test]
 fn what_follows_the_handshake_is_left_in_the_input() {
-    let (mut client, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(None, &Build::OURS, [1; 32]);
     let mut server = server(None);
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -301,7 +301,7 @@ fn the_public_key_alone_lets_nobody_in() {
         errors(Some(&stranger), server(Some(&key(7)))),
         (HandshakeError::WrongKey, HandshakeError::UnknownKey)
     );
-    let (_, hello) = ClientHandshake::new(Some(&stranger), &Speaks::OURS, [1; 32]);
+    let (_, hello) = ClientHandshake::new(Some(&stranger), &Build::OURS, [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -340,7 +340,7 @@ fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
     });
     let ring = std::sync::Arc::new(Ring(std::sync::Mutex::new(clients.to_vec())));
     let identity = ours.identity_for(ring.clone());
-    let serve = || ServerHandshake::new(Some(&identity), &Speaks::OURS, [9; 80]);
+    let serve = || ServerHandshake::new(Some(&identity), &Build::OURS, [9; 80]);
     for KnownClient { name, key } in &clients {
         let (client, server) = control(Some(key), serve(), &[64]);
         let (client, server) = (client.unwrap(), server.unwrap());
@@ -359,7 +359,7 @@ fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
 #[test]
 fn an_unknown_key_is_answered_as_a_known_one_is() {
     let answer = |client: &ClientKey| {
-        let (mut client, hello) = ClientHandshake::new(Some(client), &Speaks::OURS, [1; 32]);
+        let (mut client, hello) = ClientHandshake::new(Some(client), &Build::OURS, [1; 32]);
         let ServerStep::Send(answer) = server(Some(&key(7))).receive(&mut &hello[..]).unwrap()
         else {
             panic!("no answer");
@@ -389,13 +389,13 @@ fn fresh_answerer(hello: &Message) -> ServerHandshake {
 /// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other answer.
 #[test]
 fn a_recorded_conversation_opens_no_second_session() {
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
     let mut first = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = first.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
     let proof = sent(client.receive(&mut &answer[..]));
-    let mut again = ServerHandshake::new(Some(&key(7).identity()), &Speaks::OURS, [9; 80]);
+    let mut again = ServerHandshake::new(Some(&key(7).identity()), &Build::OURS, [9; 80]);
     let Ok(ServerStep::Send(other)) = again.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
@@ -410,7 +410,7 @@ fn a_recorded_conversation_opens_no_second_session() {
 fn a_client_cannot_play_the_server() {
     // Its key derives from the same secret, and it knows all that a client's key holds.
     let mut pretender = server(Some(&key(8)));
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
     let Ok(ServerStep::Refuse { .. }) = pretender.receive(&mut &hello[..]) else {
         panic!("it cannot even read the hello");
     };
@@ -440,18 +440,18 @@ fn both_sides_say_which_one_has_the_key() {
 
 #[test]
 fn a_server_without_the_key_cannot_pass_for_one_that_has_it() {
-    let (_, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
+    let (_, hello) = ClientHandshake::new(None, &Build::OURS, [1; 32]);
     let Ok(ServerStep::Send(answer)) = server(None).receive(&mut &hello[..]) else {
         panic!("no answer");
     };
-    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
+    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
     assert!(matches!(
         client.receive(&mut &answer[..]),
         Err(HandshakeError::KeyNotExpected)
     ));
     let mut forged = answer.to_vec();
     forged[13] = 1;
-    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
+    let (mut client, _) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
     assert!(matches!(
         client.receive(&mut &forged[..]),
         Err(HandshakeError::WrongKey)
@@ -466,7 +466,7 @@ fn a_busy_server_says_so() {
 
 #[test]
 fn a_server_that_another_client_took_says_so_sealed() {
-    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Speaks::OURS, [1; 32]);
+    let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &Build::OURS, [1; 32]);
     let mut server = server(Some(&key(7)));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         panic!("no answer");
@@ -483,22 +483,22 @@ fn a_server_that_another_client_took_says_so_sealed() {
 }
 
 /// Versions from `lowest` to `highest`.
-fn speaks(lowest: u16, highest: u16) -> Speaks {
-    Speaks {
+fn build(lowest: u16, highest: u16) -> Build {
+    Build {
         lowest: Version(lowest),
         highest: Version(highest),
-        ..Speaks::OURS
+        ..Build::OURS
     }
 }
 
 #[test]
 fn another_version_is_named_by_both_sides() {
     let (ours, theirs) = (
-        Speaks::OURS,
-        Speaks {
+        Build::OURS,
+        Build {
             release: [9, 1, 2],
             commit: [0xab; 8],
-            ..speaks(98, 99)
+            ..build(98, 99)
         },
     );
     let (_, hello) = ClientHandshake::new(None, &theirs, [1; 32]);
@@ -537,8 +537,8 @@ fn another_version_is_named_by_both_sides() {
 
 /// A control handshake of a client and a server that speak so, with a key; `tamper` changes the server's hello.
 fn agreed(
-    client: Speaks,
-    server: Speaks,
+    client: Build,
+    server: Build,
     tamper: impl Fn(&mut [u8]),
 ) -> Result<[Version; 2], HandshakeError> {
     let (mut client, hello) = ClientHandshake::new(Some(&client_key(7)), &client, [1; 32]);
@@ -565,7 +565,7 @@ fn agreed(
 proptest! {
     #[test]
     fn the_highest_common_version_is_spoken(low in [0..6_u16, 0..6], more in [0..4_u16, 0..4]) {
-        let [client, server] = [0, 1].map(|at| speaks(low[at], low[at] + more[at]));
+        let [client, server] = [0, 1].map(|at| build(low[at], low[at] + more[at]));
         let common = (0..10).rev().find(|version| {
             [client, server].iter().all(|side| (side.lowest.0..=side.highest.0).contains(version))
         });
@@ -576,7 +576,7 @@ proptest! {
 
 #[test]
 fn nobody_on_the_way_has_two_sides_speak_an_older_version() {
-    let both = speaks(3, 4);
+    let both = build(3, 4);
     assert_eq!(agreed(both, both, |_| ()), Ok([Version(4); 2]));
     let lower = |hello: &mut [u8]| hello[8] = 3;
     assert_eq!(agreed(both, both, lower), Err(HandshakeError::Changed));
@@ -608,7 +608,7 @@ fn a_stranger_is_noticed_at_its_first_wrong_byte() {
         server(None).receive(&mut &b"TCPX"[..]),
         Ok(ServerStep::NeedMore)
     ));
-    let (mut client, _) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
+    let (mut client, _) = ClientHandshake::new(None, &Build::OURS, [1; 32]);
     assert!(matches!(
         client.receive(&mut &b"SSH-2.0-"[..]),
         Err(HandshakeError::NotTcpx { .. })
@@ -617,7 +617,7 @@ fn a_stranger_is_noticed_at_its_first_wrong_byte() {
 
 #[test]
 fn an_unknown_purpose_is_refused() {
-    let (_, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
+    let (_, hello) = ClientHandshake::new(None, &Build::OURS, [1; 32]);
     let mut odd = hello.to_vec();
     odd[12] = 9;
     assert!(matches!(
@@ -632,7 +632,7 @@ fn an_unknown_purpose_is_refused() {
 
 #[test]
 fn a_cut_connection_says_what_was_due() {
-    let (_, hello) = ClientHandshake::new(None, &Speaks::OURS, [1; 32]);
+    let (_, hello) = ClientHandshake::new(None, &Build::OURS, [1; 32]);
     let mut server = server(None);
     assert!(matches!(
         server.receive(&mut &hello[..40]),
@@ -651,7 +651,7 @@ fn a_cut_connection_says_what_was_due() {
 #[test]
 fn secrets_stay_out_of_debug_output() {
     let session = session();
-    let (client, _) = ClientHandshake::new(Some(&client_key(0xAB)), &Speaks::OURS, [1; 32]);
+    let (client, _) = ClientHandshake::new(Some(&client_key(0xAB)), &Build::OURS, [1; 32]);
     assert!(format!("{session:?}").contains("SessionKey(hidden)"));
     let server = server(Some(&key(0xAB)));
     // No list of numbers.

@@ -18,7 +18,7 @@ impl fmt::Display for Version {
 /// What a side says of itself in the first bytes of every connection: all versions of the protocol from `lowest` to
 /// `highest`, and what software it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Speaks {
+pub struct Build {
     /// The lowest version.
     pub lowest: Version,
     /// The highest version.
@@ -29,7 +29,7 @@ pub struct Speaks {
     pub commit: [u8; Self::COMMIT_BYTES],
 }
 
-impl Speaks {
+impl Build {
     /// What this crate speaks. Where versions differ, the agreed one ([`Session::protocol`](super::Session::protocol))
     /// decides; there is one version so far.
     pub const OURS: Self = Self {
@@ -112,7 +112,7 @@ const fn number(text: &str) -> u8 {
 }
 
 /// The first bytes of a commit in hexadecimal digits; zero where it is none.
-const fn commit(text: &str) -> [u8; Speaks::COMMIT_BYTES] {
+const fn commit(text: &str) -> [u8; Build::COMMIT_BYTES] {
     const fn digit(byte: u8) -> Option<u8> {
         match byte {
             b'0'..=b'9' => Some(byte - b'0'),
@@ -120,21 +120,21 @@ const fn commit(text: &str) -> [u8; Speaks::COMMIT_BYTES] {
             _ => None,
         }
     }
-    let (text, mut bytes, mut at) = (text.as_bytes(), [0; Speaks::COMMIT_BYTES], 0);
+    let (text, mut bytes, mut at) = (text.as_bytes(), [0; Build::COMMIT_BYTES], 0);
     while at < bytes.len() {
         if text.len() < 2 * bytes.len() {
-            return [0; Speaks::COMMIT_BYTES];
+            return [0; Build::COMMIT_BYTES];
         }
         match (digit(text[2 * at]), digit(text[2 * at + 1])) {
             (Some(high), Some(low)) => bytes[at] = high << 4 | low,
-            _ => return [0; Speaks::COMMIT_BYTES],
+            _ => return [0; Build::COMMIT_BYTES],
         }
         at += 1;
     }
     bytes
 }
 
-impl fmt::Display for Speaks {
+impl fmt::Display for Build {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.release {
             [0, 0, 0] => write!(f, "tcpx (")?,
@@ -156,10 +156,10 @@ impl fmt::Display for Speaks {
 /// Two sides that have no version in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// What this side speaks.
-    pub ours: Speaks,
-    /// What the peer says that it speaks.
-    pub theirs: Speaks,
+    /// This side.
+    pub ours: Build,
+    /// The peer, as it says.
+    pub theirs: Build,
 }
 
 impl fmt::Display for Mismatch {

@@ -8,14 +8,14 @@ fn the_bytes_are_the_documented_ones() {
     }
 
     let shared = Key::generate(&mut |out| out.copy_from_slice(b"foobarfoobarfoob"));
-    let speaks = Speaks {
+    let build = Build {
         release: [1, 2, 3],
         commit: [0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77],
-        ..Speaks::OURS
+        ..Build::OURS
     };
     let entropy: [u8; 80] = std::array::from_fn(|at| at as u8);
-    let (mut client, hello) = ClientHandshake::new(Some(&shared.client_key()), &speaks, [1; 32]);
-    let mut control = ServerHandshake::new(Some(&shared.identity()), &speaks, entropy);
+    let (mut client, hello) = ClientHandshake::new(Some(&shared.client_key()), &build, [1; 32]);
+    let mut control = ServerHandshake::new(Some(&shared.identity()), &build, entropy);
     let Ok(ServerStep::Send(answer)) = control.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
@@ -37,7 +37,7 @@ fn the_bytes_are_the_documented_ones() {
 
     let session = established.session;
     let (mut client, hello) = LaneClient::new(&session, 3, 8, [3; 32]).unwrap();
-    let mut lane = ServerHandshake::new(Some(&shared.identity()), &speaks, entropy);
+    let mut lane = ServerHandshake::new(Some(&shared.identity()), &build, entropy);
     let Ok(ServerStep::Lane(request)) = lane.receive(&mut &hello[..]) else {
         panic!("no lane");
     };

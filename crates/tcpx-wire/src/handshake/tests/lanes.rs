@@ -44,8 +44,7 @@ fn a_recorded_lane_joins_nothing() {
     let session = session();
     let (mut client, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
     let answer = |entropy| {
-        let step =
-            ServerHandshake::new(None, &Speaks::OURS, [entropy; 80]).receive(&mut &hello[..]);
+        let step = ServerHandshake::new(None, &Build::OURS, [entropy; 80]).receive(&mut &hello[..]);
         let Ok(ServerStep::Lane(request)) = step else {
             panic!("a good hello");
         };
