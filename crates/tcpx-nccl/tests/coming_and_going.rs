@@ -1,6 +1,6 @@
 //! Comms that come and go leave nothing behind: no descriptor, no thread, no memory with them.
 //!
-//! A test program of its own: it counts what the whole process holds.
+//! A test program of its own, whose tests take turns: each counts what the whole process holds.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
@@ -8,9 +8,13 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use common::{MIB, Registered, lane_config, pair, plugin, transfer, until};
+use common::{MIB, Pair, Registered, lane_config, pair, plugin, stream_between, transfer, until};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Held by the test whose turn it is.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Descriptors and threads of this process.
 fn held() -> (usize, usize) {
@@ -32,6 +36,7 @@ fn cycle(transfers: bool) {
 
 /// Runs cycles beside three busy loops, all on one core.
 fn cycles(count: usize) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let all = sched_getaffinity(None).unwrap();
     let core = (0..CpuSet::MAX_CPU).find(|core| all.is_set(*core)).unwrap();
     let mut one = CpuSet::new();
@@ -71,6 +76,26 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+#[test]
+fn sixteen_comms_share_three_lanes() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let plugin = plugin(lane_config());
+    let pairs: Vec<Pair> = (0..16).map(|_| pair(&plugin)).collect();
+    std::thread::scope(|scope| {
+        for pair in &pairs {
+            let (send, receive) = (&pair.send, &pair.receive);
+            scope.spawn(move || stream_between(send, receive, MIB + 7, 30));
+        }
+    });
+    // 16 own connections and 3 lanes, each seen from both ends, 2 listeners at most beside them.
+    let sockets = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter(|link| link.to_string_lossy().starts_with("socket:"))
+        .count();
+    assert!(sockets < 16 * 2 * 3, "{sockets} sockets");
 }
 
 #[test]

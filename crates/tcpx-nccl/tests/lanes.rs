@@ -6,52 +6,12 @@
 mod common;
 
 use common::{
-    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
+    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, stream, until,
 };
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend};
-use nccl_net_tcpx::{Config, Mode, RecvComm, SendComm, TcpxPlugin};
+use nccl_net_tcpx::{Config, Mode, TcpxPlugin};
 use tcpx_wire::Key;
-
-/// Sends `messages` of `len` bytes with as many in flight as fit; everything must arrive.
-fn stream(pair: &Pair, len: usize, messages: usize) {
-    stream_between(&pair.send, &pair.receive, len, messages);
-}
-
-fn stream_between(send: &SendComm, receive: &RecvComm, len: usize, messages: usize) {
-    let bytes = random(len + messages, 11);
-    let mut from = Registered::new(send, bytes.clone(), false);
-    let mut to = Registered::new(receive, vec![0; len * messages], false);
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    let (mut sent, mut received) = (0, 0);
-    until("a stream of messages", || {
-        // The contents differ by one byte of offset, so that no message can be taken for another.
-        if sends.len() < messages
-            && let Some(id) = send
-                .isend(from.buffer(sends.len(), len), 0, &from.memory)
-                .unwrap()
-        {
-            sends.push(id);
-        }
-        if receives.len() < messages
-            && let Some(id) = receive
-                .irecv(to.buffer(receives.len() * len, len), 0, &to.memory)
-                .unwrap()
-        {
-            receives.push(id);
-        }
-        if sent < sends.len() && send.test(sends[sent]).unwrap().is_some() {
-            sent += 1;
-        }
-        if received < receives.len() && receive.test(receives[received]).unwrap().is_some() {
-            received += 1;
-        }
-        (sent == messages && received == messages).then_some(())
-    });
-    for (number, message) in to.bytes.chunks(len).enumerate() {
-        assert!(message == &bytes[number..number + len], "message {number}");
-    }
-}
 
 #[test]
 fn messages_of_any_size_stream_in_order_whichever_way_they_take() {
@@ -63,25 +23,6 @@ fn messages_of_any_size_stream_in_order_whichever_way_they_take() {
     // Small ones long enough that grants end, then large ones again.
     stream(&pair, 24, 200);
     stream(&pair, MIB, 20);
-}
-
-#[test]
-fn sixteen_comms_share_three_lanes() {
-    let plugin = plugin(lane_config());
-    let pairs: Vec<Pair> = (0..16).map(|_| pair(&plugin)).collect();
-    std::thread::scope(|scope| {
-        for pair in &pairs {
-            let (send, receive) = (&pair.send, &pair.receive);
-            scope.spawn(move || stream_between(send, receive, MIB + 7, 30));
-        }
-    });
-    // 16 own connections and 3 lanes, each seen from both ends, 2 listeners at most beside them.
-    let sockets = std::fs::read_dir("/proc/self/fd")
-        .unwrap()
-        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
-        .filter(|link| link.to_string_lossy().starts_with("socket:"))
-        .count();
-    assert!(sockets < 16 * 2 * 3, "{sockets} sockets");
 }
 
 #[test]

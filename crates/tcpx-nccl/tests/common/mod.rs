@@ -212,3 +212,43 @@ pub(crate) fn transfer(
     let send = posted(pair.send.isend(buffer, 0, &from.memory));
     assert_eq!(finish(pair, send, receive), len);
 }
+
+/// Sends `messages` of `len` bytes with as many in flight as fit; everything must arrive.
+pub(crate) fn stream(pair: &Pair, len: usize, messages: usize) {
+    stream_between(&pair.send, &pair.receive, len, messages);
+}
+
+pub(crate) fn stream_between(send: &SendComm, receive: &RecvComm, len: usize, messages: usize) {
+    let bytes = random(len + messages, 11);
+    let mut from = Registered::new(send, bytes.clone(), false);
+    let mut to = Registered::new(receive, vec![0; len * messages], false);
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    let (mut sent, mut received) = (0, 0);
+    until("a stream of messages", || {
+        // The contents differ by one byte of offset, so that no message can be taken for another.
+        if sends.len() < messages
+            && let Some(id) = send
+                .isend(from.buffer(sends.len(), len), 0, &from.memory)
+                .unwrap()
+        {
+            sends.push(id);
+        }
+        if receives.len() < messages
+            && let Some(id) = receive
+                .irecv(to.buffer(receives.len() * len, len), 0, &to.memory)
+                .unwrap()
+        {
+            receives.push(id);
+        }
+        if sent < sends.len() && send.test(sends[sent]).unwrap().is_some() {
+            sent += 1;
+        }
+        if received < receives.len() && receive.test(receives[received]).unwrap().is_some() {
+            received += 1;
+        }
+        (sent == messages && received == messages).then_some(())
+    });
+    for (number, message) in to.bytes.chunks(len).enumerate() {
+        assert!(message == &bytes[number..number + len], "message {number}");
+    }
+}
