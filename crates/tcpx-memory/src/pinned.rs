@@ -109,8 +109,7 @@ impl Slots {
 
     /// Slots of ordinary memory.
     pub(crate) fn of_host() -> Result<Arc<Self>, MemoryError> {
-        // It costs nothing before it is used.
-        Self::new(Region::host(PinnedPool::HOST_BYTES)?)
+        Self::new(Region::host(PinnedPool::BYTES)?)
     }
 
     /// A pool of at most so many slots.
@@ -245,10 +244,9 @@ impl Drop for Share {
 impl PinnedPool {
     /// Bytes of a slot.
     pub const SLOT_BYTES: usize = 1 << 20;
-    /// Bytes of all slots of a GPU, unless `TCPX_PINNED_MIB` says otherwise.
-    pub const GPU_BYTES: usize = 64 << 20;
-    /// Bytes of all slots of the host, of ordinary memory.
-    pub const HOST_BYTES: usize = 256 << 20;
+    /// Bytes of all slots of the host, and of a GPU unless `TCPX_PINNED_MIB` says otherwise: in more than these, the
+    /// slots of long chunks, which are taken one behind the other, would have left the shared caches before their next use.
+    pub const BYTES: usize = 64 << 20;
 
     /// The most slots that this pool has at a time.
     pub fn slots(&self) -> usize {
