@@ -59,10 +59,13 @@ pub struct Ended {
 impl Peer {
     /// Starts `program` with instructions; a listening one is listening when this returns.
     pub fn start(program: impl AsRef<Path>, instructions: &Instructions) -> Self {
-        Self::start_as(Command::new(program.as_ref()), instructions)
+        let mut command = Command::new(program.as_ref());
+        command.env("RUST_BACKTRACE", "1");
+        Self::start_as(command, instructions)
     }
 
-    /// As [`Self::start`], of a command that leads to the program.
+    /// As [`Self::start`], of a command that leads to the program. Without backtraces: where there is too little memory
+    /// for one, the process waits for ever for the lock that it holds to write it.
     pub fn start_as(mut command: Command, instructions: &Instructions) -> Self {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -70,9 +73,11 @@ impl Peer {
                 command.env_remove(&name);
             }
         }
+        if command.get_envs().all(|(name, _)| name != "RUST_BACKTRACE") {
+            command.env_remove("RUST_BACKTRACE");
+        }
         let mut child = command
             .envs(instructions.carrier.environment().iter().copied())
-            .env("RUST_BACKTRACE", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -89,16 +89,16 @@ impl Kept {
     }
 }
 
-/// Bytes of the slots that connections share: [`PinnedPool::BYTES`], or what `TCPX_PINNED_MIB` says.
+/// Bytes of the slots that connections share: [`PinnedPool::GPU_BYTES`], or what `TCPX_PINNED_MIB` says.
 fn slot_bytes() -> usize {
     let Ok(text) = std::env::var("TCPX_PINNED_MIB") else {
-        return PinnedPool::BYTES;
+        return PinnedPool::GPU_BYTES;
     };
     match text.parse::<usize>() {
         Ok(mebibytes @ 8..=65_536) => mebibytes * PinnedPool::SLOT_BYTES,
         _ => {
             tracing::warn!(TCPX_PINNED_MIB = %text, "expected 8 to 65536, so it stays at 64");
-            PinnedPool::BYTES
+            PinnedPool::GPU_BYTES
         }
     }
 }
