@@ -34,7 +34,7 @@ for ((round = 1; round <= ${ROUNDS:-5}; round++)); do
   [ "$round" -gt 1 ] && [ $((SECONDS / (round - 1) + 10)) -gt "$(left)" ] && break
   while read -r name pieces bytes; do
     into=$runs/$name.$round.json step "$name.$round" 60 "$bin/tcpx" bench net --from "$from" --to "$to" --rounds 1 \
-      --span 300ms --json --op put,get --piece-bytes "$bytes" --case "one:$((pieces / scale * bytes)):1"
+      --span 300ms --json --op put,get --piece-bytes "$bytes" --modes one --sizes $((pieces / scale * bytes)) --in-flight 1
   done <<<"$shapes"
 done
 

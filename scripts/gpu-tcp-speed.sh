@@ -23,20 +23,12 @@ mkdir "$runs" || exit 2
 mib=$((1 << 20)) span=300ms
 [ "$rehearse" = yes ] && mib=$((1 << 12)) span=30ms
 
-# ours ROUND
+# ours NAME ROUND FLAGS...
 ours() {
-  into=$runs/tcpx.$1.json step "tcpx.$1" 120 "$bin/tcpx" bench net --from "$from" --to "$to" \
-    --rounds 1 --span "$span" --peer raw --json \
-    --case latency:8 \
-    --case latency:4096 \
-    --case latency:65536 \
-    --case "one:$((4 * mib)):1" \
-    --case "one:$((4 * mib)):8" \
-    --case "one:$((64 * mib)):1" \
-    --case "one:$((256 * mib)):1" \
-    --case "one:$((256 * mib)):2" \
-    --case "both:$((256 * mib)):2" \
-    --case "one:$((1024 * mib)):1"
+  local name=$1.$2
+  shift 2
+  into=$runs/$name.json step "$name" 60 "$bin/tcpx" bench net --from "$from" --to "$to" \
+    --rounds 1 --span "$span" --peer raw --json "$@"
 }
 
 # nccl NAME ROUND LABEL ENVIRONMENT...: a process for each of two GPUs.
@@ -68,7 +60,9 @@ else
 fi
 # Rounds outermost, so that a slow minute of the machine does not fall on one row alone.
 for ((round = 1; round <= ${ROUNDS:-5}; round++)); do
-  ours "$round" || break
+  ours latency "$round" --modes latency --sizes 8,4096,65536 || break
+  ours sizes "$round" --modes one --sizes $((4 * mib)),$((64 * mib)),$((1024 * mib)) --in-flight 1,8 || break
+  ours both "$round" --modes one,both --sizes $((256 * mib)) --in-flight 1,2 || break
   # Starting NCCL takes several times as long as measuring it.
   if [ "$others" = yes ] && [ "$round" -le 3 ]; then
     nccl nccl-default "$round" "NCCL's sockets, default" "${sockets[@]}"

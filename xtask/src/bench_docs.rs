@@ -33,10 +33,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let subjects = subjects(&root()?.join(FOLDER))?;
     let choices = page::choices()?;
     let groups = page::groups(&choices, &subjects)?;
-    let plots: Vec<_> = groups.iter().map(page::Group::plot).collect();
     page::check_readme(&groups, &read(&root()?.join("README.md"))?)?;
     publish(TABLES, &tables(&subjects), "bench-docs", arguments)?;
-    publish(PLOT, &plot::svg(&plots), "bench-docs", arguments)?;
+    publish(PLOT, &plot::svg(&groups), "bench-docs", arguments)?;
     publish(PAGE, &page::text(&groups), "bench-docs", arguments)
 }
 
@@ -57,32 +56,24 @@ fn subjects(folder: &Path) -> Result<Vec<(String, Subject)>> {
 /// One section for each file.
 fn tables(subjects: &[(String, Subject)]) -> String {
     let mut text = TABLES_HEAD.to_owned();
-    subjects
-        .iter()
-        .for_each(|(_, subject)| section(&mut text, subject));
+    for (_, subject) in subjects {
+        let machine = subject.machine.trim_end_matches('.');
+        let Subject { date, command, .. } = subject;
+        let rows = report::markdown(&subject.rows);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "\n## {}\n\n{machine}, {date}\n\n```sh\n{command}\n```\n\n{rows}",
+            subject.subject,
+        );
+        let path = subject.path.as_ref();
+        let path = path.map(|path| format!("Path: {}.", path.trim_end_matches('.')));
+        for (at, note) in path.iter().chain(&subject.notes).enumerate() {
+            let before = if at == 0 { "\n" } else { "" };
+            let _ = writeln!(text, "{before}- {note}");
+        }
+    }
     text
-}
-
-fn section(text: &mut String, subject: &Subject) {
-    // Writing to a String cannot fail.
-    let _ = write!(
-        text,
-        "\n## {}\n\n{}, {}\n\n```sh\n{}\n```\n\n{}",
-        subject.subject,
-        subject.machine.trim_end_matches('.'),
-        subject.date,
-        subject.command,
-        report::table(&subject.rows),
-    );
-    if !subject.notes.is_empty() || subject.path.is_some() {
-        text.push('\n');
-    }
-    if let Some(path) = &subject.path {
-        let _ = writeln!(text, "- Path: {}.", path.trim_end_matches('.'));
-    }
-    for note in &subject.notes {
-        let _ = writeln!(text, "- {note}");
-    }
 }
 
 #[cfg(test)]

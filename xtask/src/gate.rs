@@ -9,133 +9,116 @@ mod nics;
 mod rounds;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, value_parser};
+use tcpx_bench::process::Metric;
 use tcpx_bench::report::{Row, Subject, figure, machine};
 use tcpx_bench::statistics::{Interval, Verdict, bootstrap, median};
 
 use crate::workspace::root;
 pub(crate) use build::git;
-use cases::{Case, Metric};
+use cases::{Case, judged};
 use nics::Nics;
-use rounds::{Driver, Round};
+use rounds::Round;
 
 /// Rounds before anything is judged, and at most.
 const LEAST_ROUNDS: usize = 5;
 const MOST_ROUNDS: usize = 25;
 
-const USAGE: &str = "\
-usage: cargo xtask gate BASE [--own FOLDER] [--case GLOB]... [--rounds N] [--gpus A,B] [--out FILE]
-       cargo xtask gate --list
-BASE is a commit, or a folder with its files tcpx-bench and libnccl_net_tcpx.so; --own names this tree's folder,
-where it cannot be built. --gpus has messages move from a GPU's memory to another one's.";
-
-#[derive(Debug, Default)]
+/// Whether this tree is as fast as the commit BASE.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask gate")]
 struct Arguments {
+    /// A commit, or a folder with its files tcpx-bench and libnccl_net_tcpx.so.
+    #[arg(required_unless_present = "list")]
     base: Option<String>,
-    cases: Vec<String>,
-    least_rounds: usize,
-    gpus: Option<[u32; 2]>,
-    out: Option<PathBuf>,
-    /// A folder with files that were built before.
+    /// This tree's folder with such files, where it cannot be built.
+    #[arg(long, value_name = "FOLDER")]
     own: Option<PathBuf>,
-    lists: bool,
+    /// The cases to run; `*` stands for anything.
+    #[arg(long = "case", value_name = "GLOB")]
+    cases: Vec<String>,
+    /// Rounds before anything is judged.
+    #[arg(long, value_name = "N", default_value_t = LEAST_ROUNDS as u64, value_parser = value_parser!(u64).range(LEAST_ROUNDS as u64..=MOST_ROUNDS as u64))]
+    rounds: u64,
+    /// Messages move from a GPU's memory to another one's.
+    #[arg(long, value_name = "GPU,GPU", value_delimiter = ',', num_args = 1)]
+    gpus: Vec<u32>,
+    /// Where the report goes.
+    #[arg(long, value_name = "FILE", default_value = "target/gate/gate.json")]
+    out: PathBuf,
+    /// Names the cases.
+    #[arg(long)]
+    list: bool,
 }
 
-fn parse(arguments: &[String]) -> Result<Arguments> {
-    let mut parsed = Arguments {
-        least_rounds: LEAST_ROUNDS,
-        ..Arguments::default()
-    };
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let mut value = || {
-            let missing = || format!("{argument} takes a value\n{USAGE}");
-            rest.next().with_context(missing)
-        };
-        match argument.as_str() {
-            "--list" => parsed.lists = true,
-            "--case" => parsed.cases.push(value()?.clone()),
-            "--own" => parsed.own = Some(value()?.into()),
-            "--out" => parsed.out = Some(value()?.into()),
-            "--gpus" => {
-                let pair = value()?.split_once(',').context(USAGE)?;
-                parsed.gpus = Some([pair.0.parse()?, pair.1.parse()?]);
-            }
-            "--rounds" => {
-                let rounds = value()?.parse().context(USAGE)?;
-                ensure!(
-                    (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds),
-                    "--rounds takes {LEAST_ROUNDS} to {MOST_ROUNDS}"
-                );
-                parsed.least_rounds = rounds;
-            }
-            base if !base.starts_with('-') && parsed.base.is_none() => {
-                parsed.base = Some(base.to_owned())
-            }
-            other => bail!("{other} is not known\n{USAGE}"),
-        }
-    }
-    Ok(parsed)
-}
-
-/// One metric of one case: what its turns gave, round by round.
-struct Figure<'a> {
+/// What the rounds of a case gave.
+struct Measured<'a> {
     case: &'a Case,
-    metric: Metric,
-    base: Vec<f64>,
-    own: Vec<f64>,
+    rounds: Vec<Round>,
+    /// Why there are no more.
+    error: Option<String>,
 }
 
-impl Figure<'_> {
-    /// Takes the means of both turns of each.
-    fn add(&mut self, round: &Round) -> Result<()> {
-        let mean = |[first, second]: &[rounds::Figures; 2]| {
-            let one =
-                |figures: &rounds::Figures| figures.get(self.metric.name()).copied().flatten();
-            Some(f64::midpoint(one(first)?, one(second)?))
-        };
-        let missing = || format!("the driver gave no {}", self.metric.name());
-        let (base, own) = (mean(&round.base), mean(&round.own));
-        self.base.push(base.with_context(missing)?);
-        self.own.push(own.with_context(missing)?);
-        Ok(())
+impl Measured<'_> {
+    /// The figures of BASE and of this tree, round by round.
+    fn both(&self, metric: Metric) -> [Vec<f64>; 2] {
+        [0, 1].map(|side| {
+            let rounds = self.rounds.iter();
+            rounds
+                .filter_map(|round| round[side].get(&metric).copied())
+                .collect()
+        })
     }
 
     /// How many times as good as BASE this tree is, over the rounds.
-    fn interval(&self) -> Interval {
-        let ratio = |(base, own): (&f64, &f64)| match self.metric.more_is_better() {
+    fn interval(&self, metric: Metric) -> Interval {
+        let [base, own] = self.both(metric);
+        let (_, _, more_is_better, _) = judged(metric);
+        let ratio = |(base, own): (&f64, &f64)| match more_is_better {
             true => own / base,
             false => base / own,
         };
-        let ratios: Vec<f64> = self.base.iter().zip(&self.own).map(ratio).collect();
-        bootstrap(&ratios)
+        bootstrap(&base.iter().zip(&own).map(ratio).collect::<Vec<_>>())
     }
 
-    fn verdict(&self) -> Verdict {
-        Verdict::of(self.interval(), self.metric.bound())
+    fn verdict(&self, metric: Metric) -> Verdict {
+        Verdict::of(self.interval(metric), judged(metric).3)
     }
 
-    fn name(&self) -> String {
-        format!("{}, {}", self.case.name, self.metric.name())
+    fn is_open(&self, least: usize) -> bool {
+        let verdicts = self.case.figures.iter().map(|metric| self.verdict(*metric));
+        let mut undecided = verdicts.filter(|verdict| *verdict == Verdict::Undecided);
+        self.error.is_none() && (self.rounds.len() < least || undecided.next().is_some())
     }
 
-    fn row(&self) -> Row {
-        let interval = self.interval();
-        let (base, own) = (figure(median(&self.base)), figure(median(&self.own)));
-        let (unit, bound) = (self.metric.unit(), self.metric.bound());
+    fn add(&mut self, outcome: Result<Round>) {
+        let is_whole = |round: &Round| {
+            let mut judged = self.case.figures.iter();
+            judged.all(|metric| round.iter().all(|figures| figures.contains_key(metric)))
+        };
+        match outcome {
+            Ok(round) if is_whole(&round) => self.rounds.push(round),
+            Ok(_) => self.error = Some("the driver did not give every figure".to_owned()),
+            Err(error) => self.error = Some(format!("{error:#}")),
+        }
+    }
+
+    fn row(&self, metric: Metric) -> Row {
+        let (name, unit, _, bound) = judged(metric);
+        let interval = self.interval(metric);
+        let [base, own] = self.both(metric).map(|values| figure(median(&values)));
+        let word = self.verdict(metric).word();
         Row {
-            name: self.name(),
+            name: format!("{}, {name}", self.case.name),
             unit: "ratio".to_owned(),
             median: interval.median,
             min: interval.low.max(0.0),
             max: interval.high.min(f64::MAX),
-            runs: u32::try_from(self.base.len()).unwrap_or(u32::MAX),
-            notes: format!(
-                "{base} -> {own} {unit}; bound {bound}: {}",
-                self.verdict().word()
-            ),
+            runs: u32::try_from(self.rounds.len()).unwrap_or(u32::MAX),
+            notes: format!("{base} -> {own} {unit}; bound {bound}: {word}"),
             ..Row::default()
         }
     }
@@ -143,15 +126,14 @@ impl Figure<'_> {
 
 /// Runs the gate; an error where a case fails, cannot be decided or cannot be run.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let arguments = parse(arguments)?;
-    let chosen = cases::all(arguments.gpus)?;
-    let is_chosen = |case: &Case| case.is_chosen(&arguments.cases);
-    let chosen: Vec<Case> = chosen.into_iter().filter(is_chosen).collect();
-    if arguments.lists {
+    let name = "cargo xtask gate".to_owned();
+    let arguments = Arguments::parse_from([&name].into_iter().chain(arguments));
+    let mut chosen = cases::all(arguments.gpus.as_slice().try_into().ok())?;
+    chosen.retain(|case| case.is_chosen(&arguments.cases));
+    let Some(base) = arguments.base.as_deref().filter(|_| !arguments.list) else {
         chosen.iter().for_each(|case| println!("{}", case.name));
         return Ok(());
-    }
-    let base = arguments.base.as_deref().context(USAGE)?;
+    };
     ensure!(
         !chosen.is_empty(),
         "no case has such a name; `cargo xtask gate --list` names them"
@@ -161,62 +143,41 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let builds = build::both(&root, base, arguments.own.as_deref())?;
     println!("built in {} s", started.elapsed().as_secs());
     let nics = Nics::make();
-    let mut figures: Vec<Figure<'_>> = Vec::new();
-    for case in &chosen {
-        if let (true, Err(why)) = (case.needs_nics(), &nics) {
-            println!("skipped: {}: {why}", case.name);
-            continue;
-        }
-        figures.extend(case.metrics().iter().map(|metric| Figure {
-            case,
-            metric: *metric,
-            base: Vec::new(),
-            own: Vec::new(),
-        }));
+    if let Err(why) = &nics {
+        let without = chosen.iter().filter(|case| case.needs_nics());
+        without.for_each(|case| println!("skipped: {}: {why}", case.name));
+        chosen.retain(|case| !case.needs_nics());
+        ensure!(!chosen.is_empty(), "every case was skipped");
     }
-    let mut errors: Vec<(String, String)> = Vec::new();
-    let is_broken = |errors: &[(String, String)], figure: &Figure<'_>| {
-        errors.iter().any(|(case, _)| *case == figure.case.name)
-    };
+    let measured = chosen.iter().map(|case| Measured {
+        case,
+        rounds: Vec::new(),
+        error: None,
+    });
+    let mut measured: Vec<Measured<'_>> = measured.collect();
     for round in 0..MOST_ROUNDS {
-        let is_open = |figure: &&Figure<'_>| {
-            let is_undecided =
-                || round < arguments.least_rounds || figure.verdict() == Verdict::Undecided;
-            !is_broken(&errors, figure) && is_undecided()
-        };
-        let mut open: Vec<&Case> = figures.iter().filter(is_open).map(|one| one.case).collect();
-        open.dedup_by(|a, b| a.name == b.name);
+        let is_open = |one: &&Measured<'_>| one.is_open(arguments.rounds as usize);
+        let open: Vec<&Case> = measured
+            .iter()
+            .filter(is_open)
+            .map(|one| one.case)
+            .collect();
         if open.is_empty() {
             break;
         }
         let began = Instant::now();
-        for (case, outcome) in run_round(&builds, &open, round, nics.as_ref().ok())? {
-            let mine = figures.iter_mut().filter(|figure| figure.case.name == case);
-            let added = outcome.and_then(|outcome| {
-                let mut mine = mine;
-                mine.try_for_each(|figure| figure.add(&outcome))
-            });
-            errors.extend(added.err().map(|error| (case, format!("{error:#}"))));
+        for (case, outcome) in rounds::run(&builds, &open, round % 2 == 1, nics.as_ref().ok())? {
+            let mut of_case = measured.iter_mut().filter(|one| one.case.name == case);
+            if let Some(one) = of_case.next() {
+                one.add(outcome);
+            }
         }
         let (round, took) = (round + 1, began.elapsed().as_secs());
         println!("round {round}: {} cases in {took} s", open.len());
     }
-    figures.retain(|figure| !is_broken(&errors, figure));
-    let rows = figures.iter().map(Figure::row).collect();
-    let notes = vec![
-        format!("BASE {}, this tree {}.", builds.base.commit, builds.own.commit),
-        "A ratio above 1: this tree is better, for rates and times alike. Least and most are the 95 % interval of its median.".to_owned(),
-    ];
-    let subject = Subject::new(
-        "This tree beside BASE",
-        machine("both ends on one host"),
-        rows,
-        notes,
-    );
-    println!("\n{}", subject.table());
-    let out = arguments
-        .out
-        .unwrap_or_else(|| root.join("target/gate/gate.json"));
+    let subject = report(&measured, &builds);
+    println!("\n{}\n{}", subject.machine, subject.table());
+    let out = root.join(arguments.out);
     std::fs::create_dir_all(out.parent().unwrap_or(&root))?;
     std::fs::write(&out, subject.json())
         .with_context(|| format!("cannot write {}", out.display()))?;
@@ -225,64 +186,41 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         out.display(),
         started.elapsed().as_secs()
     );
-    let errors: Vec<_> = errors
+    let failed = measured.iter().filter_map(|one| {
+        let error = one.error.as_ref();
+        error.map(|why| format!("{}: {why}", one.case.name))
+    });
+    let passed = format!(": {}", Verdict::Passed.word());
+    let rows = subject
+        .rows
         .iter()
-        .map(|(case, why)| format!("{case}: {why}"))
-        .collect();
+        .filter(|row| !row.notes.ends_with(&passed));
+    let not_passed = rows.map(|row| format!("{}: {}", row.name, row.notes));
+    let all: Vec<String> = failed.chain(not_passed).collect();
     ensure!(
-        errors.is_empty(),
-        "cases that could not be run:\n{}",
-        errors.join("\n")
-    );
-    let not_passed = figures
-        .iter()
-        .filter(|figure| figure.verdict() != Verdict::Passed);
-    let not_passed: Vec<String> = not_passed
-        .map(|figure| format!("{}: {}", figure.name(), figure.verdict().word()))
-        .collect();
-    ensure!(
-        not_passed.is_empty(),
-        "{} of {} figures have not passed:\n{}",
-        not_passed.len(),
-        figures.len(),
-        not_passed.join("\n")
+        all.is_empty(),
+        "not everything has passed:\n{}",
+        all.join("\n")
     );
     Ok(())
 }
 
-type Outcomes = Vec<(String, Result<Round>)>;
-
-/// A start of both drivers, and each case in turns: BASE, this tree, this tree, BASE, or the other way round.
-fn run_round(
-    builds: &build::Builds,
-    cases: &[&Case],
-    round: usize,
-    nics: Option<&Nics>,
-) -> Result<Outcomes> {
-    let mut outcomes = Outcomes::new();
-    for in_namespaces in [false, true] {
-        let mut mine = cases
-            .iter()
-            .filter(|case| case.needs_nics() == in_namespaces)
-            .peekable();
-        if mine.peek().is_none() {
-            continue;
-        }
-        let place = nics.filter(|_| in_namespaces);
-        let mut base = Driver::start(&builds.base, place)?;
-        let mut own = Driver::start(&builds.own, place)?;
-        for case in mine {
-            let outcome = case
-                .prepare(place)
-                .and_then(|()| rounds::turns(case, &mut base, &mut own, round % 2 == 1));
-            let has_failed = outcome.is_err();
-            outcomes.push((case.name.clone(), outcome));
-            if has_failed {
-                return Ok(outcomes);
-            }
-        }
+/// The figures of the cases that ran.
+fn report(measured: &[Measured<'_>], builds: &build::Builds) -> Subject {
+    let ran = measured.iter().filter(|one| one.error.is_none());
+    let rows = ran.flat_map(|one| one.case.figures.iter().map(|metric| one.row(*metric)));
+    let mut host = "both ends on one host".to_owned();
+    if measured.iter().any(|one| one.case.lends()) {
+        host.push_str(", TCPX_LEND=always where memory is staged");
     }
-    // Between rounds the machine may do what it has put off.
-    std::thread::sleep(Duration::from_millis(200));
-    Ok(outcomes)
+    let notes = vec![
+        format!("BASE {}, this tree {}.", builds.base.commit, builds.own.commit),
+        "A ratio above 1: this tree is better, for rates and times alike. Least and most are the 95 % interval of its median.".to_owned(),
+    ];
+    Subject::new(
+        "This tree beside BASE",
+        machine(&host),
+        rows.collect(),
+        notes,
+    )
 }

@@ -10,6 +10,7 @@
 #[cfg(feature = "measure")]
 mod measure;
 pub mod plot;
+pub mod process;
 pub mod report;
 pub mod statistics;
 

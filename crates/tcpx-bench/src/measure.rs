@@ -19,5 +19,5 @@ pub(crate) mod windows;
 pub use contents::{compare, fill, poison};
 pub use end::{Allocate, Buffers, Part, depth};
 pub use error::Error;
-pub use meter::{Meter, Sample};
+pub use meter::{Meter, Sample, fitting};
 pub use orders::{Mode, Op, Run};

@@ -23,27 +23,10 @@ pub struct Group<'a> {
     pub what: &'a str,
     /// Where the figures come from.
     pub subject: &'a Subject,
+    /// The commands that make them.
+    pub commands: Vec<&'a str>,
     /// Name and figure of each bar.
     pub bars: Vec<(&'a str, &'a Row)>,
-}
-
-/// Rows named `CASE: WHO` in a group for each case.
-pub fn groups(subject: &Subject) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    for row in &subject.rows {
-        let (what, who) = row.name.split_once(": ").unwrap_or(("", &row.name));
-        let same =
-            |group: &&mut Group<'_>| (group.what, &group.bars[0].1.unit) == (what, &row.unit);
-        match groups.iter_mut().find(same) {
-            Some(group) => group.bars.push((who, row)),
-            None => groups.push(Group {
-                what,
-                subject,
-                bars: vec![(who, row)],
-            }),
-        }
-    }
-    groups
 }
 
 /// Each group has a scale of its own, from 0 to its highest run.
@@ -124,14 +107,17 @@ mod tests {
     #[test]
     fn bars_share_their_group_s_scale_and_show_the_spread() {
         let rows = vec![
-            Row::of("a < b: ours", "us", &[1.0, 2.0, 4.0]),
-            Row::of("a < b: peer", "us", &[4.0, 4.0, 8.0]),
-            Row::of("c: ours", "GB/s", &[1.0]),
+            Row::of("ours", "us", &[1.0, 2.0, 4.0]),
+            Row::of("peer", "us", &[4.0, 4.0, 8.0]),
         ];
         let subject = Subject::new("s", "a & b".to_owned(), rows, Vec::new());
-        let groups = groups(&subject);
-        assert_eq!(groups.len(), 2);
-        let text = svg(&groups);
+        let bars = subject.rows.iter().map(|row| (row.name.as_str(), row));
+        let text = svg(&[Group {
+            what: "a < b",
+            subject: &subject,
+            commands: Vec::new(),
+            bars: bars.collect(),
+        }]);
         assert!(text.contains("a &lt; b") && text.contains("a &amp; b, "));
         assert!(text.contains(r#"width="120.0""#) && text.contains(r#"width="240.0""#));
         assert!(

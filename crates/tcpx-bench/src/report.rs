@@ -1,9 +1,9 @@
 //! One report: figures in the form of `benchmarks/*.json` (described for people in `benchmarks/README.md`), and their
 //! table.
 
-use std::fmt::Write as _;
 use std::process::Command;
 
+use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::median;
@@ -54,19 +54,10 @@ pub struct Row {
     /// Processor seconds for 10^9 bytes, both sides together; absent where it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_seconds_per_gb: Option<f64>,
-    /// The same of the end that measured, and of the other one; in files of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_seconds_per_gb_each: Option<[f64; 2]>,
-    /// TCP bytes for each payload byte; in files of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tcp_bytes_per_payload_byte: Option<f64>,
     /// What else is to be said.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub notes: String,
 }
-
-/// Flags of a command that say where files are.
-const FILES: [&str; 3] = ["--plot", "--out", "--key-file"];
 
 impl Subject {
     /// The figures of this process's command; `machine` says what took part.
@@ -76,7 +67,7 @@ impl Subject {
             subject: subject.to_owned(),
             date: today(),
             machine,
-            command: typed(std::env::args()),
+            command: typed(),
             path: None,
             rows,
             notes,
@@ -104,27 +95,18 @@ impl Subject {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        ensure(self.schema == SCHEMA, || {
-            format!("schema {SCHEMA} expected, {} found", self.schema)
-        })?;
-        for (field, text) in [
-            ("subject", &self.subject),
-            ("machine", &self.machine),
-            ("command", &self.command),
-        ] {
-            ensure(!text.trim().is_empty(), || format!("{field} is empty"))?;
+        let Self { schema, rows, .. } = self;
+        if *schema != SCHEMA {
+            return Err(format!("schema {SCHEMA} expected, {schema} found"));
         }
-        ensure(is_date(&self.date), || {
-            format!("date: YYYY-MM-DD expected, {:?} found", self.date)
-        })?;
-        ensure(!self.rows.is_empty(), || {
-            "rows is empty: nothing was measured".to_owned()
-        })?;
-        for row in &self.rows {
-            let wrong = |why| format!("row {:?}: {why}", row.name);
-            row.check().map_err(wrong)?;
+        let texts = [&self.subject, &self.date, &self.machine, &self.command];
+        if texts.iter().any(|text| text.trim().is_empty()) {
+            return Err("subject, date, machine or command is empty".to_owned());
         }
-        Ok(())
+        if rows.is_empty() {
+            return Err("rows is empty: nothing was measured".to_owned());
+        }
+        rows.iter().try_for_each(Row::check)
     }
 
     /// One subject out of repeated runs: a row that several have is the spread over their medians. Everything else is
@@ -156,9 +138,15 @@ impl Subject {
         Some(merged)
     }
 
-    /// The table for a person: the lines of a Markdown table, its columns in line.
+    /// The table for a person.
     pub fn table(&self) -> String {
-        aligned(&table(&self.rows))
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN).set_header(HEAD);
+        table.add_rows(self.rows.iter().map(Row::cells));
+        for column in table.column_iter_mut().take(7).skip(2) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table.to_string()
     }
 }
 
@@ -189,18 +177,10 @@ impl Row {
             return rows.remove(0);
         }
         let values: Vec<f64> = rows.iter().map(|row| row.median).collect();
-        let cpu: Vec<f64> = rows
-            .iter()
-            .filter_map(|row| row.cpu_seconds_per_gb)
-            .collect();
-        let first = rows.remove(0);
         // Some runs with the figure and some without would be a median of something else.
-        let cpu = if cpu.len() == values.len() {
-            &cpu[..]
-        } else {
-            &[]
-        };
-        let mut merged = Self::of(first.name, &first.unit, &values).cpu(cpu);
+        let cpu: Option<Vec<f64>> = rows.iter().map(|row| row.cpu_seconds_per_gb).collect();
+        let first = rows.remove(0);
+        let mut merged = Self::of(first.name, &first.unit, &values).cpu(&cpu.unwrap_or_default());
         // What is said of one run, such as its ratio to a peer, need not hold for all.
         if rows.iter().all(|row| row.notes == first.notes) {
             merged.notes = first.notes;
@@ -209,84 +189,48 @@ impl Row {
     }
 
     fn check(&self) -> Result<(), String> {
-        ensure(!self.name.trim().is_empty(), || "name is empty".to_owned())?;
-        ensure(!self.unit.trim().is_empty(), || "unit is empty".to_owned())?;
-        ensure(self.runs >= 1, || {
-            "runs is 0: nothing was measured".to_owned()
-        })?;
-        let ordered = 0.0 <= self.min && self.min <= self.median && self.median <= self.max;
-        ensure(ordered && self.max.is_finite(), || {
-            format!(
-                "0 <= min <= median <= max expected, {} / {} / {} found",
-                self.min, self.median, self.max
-            )
-        })?;
+        let Self { name, min, max, .. } = self;
+        let ordered = 0.0 <= *min && *min <= self.median && self.median <= *max && max.is_finite();
         let cpu = self.cpu_seconds_per_gb.unwrap_or_default();
-        ensure(cpu.is_finite() && cpu >= 0.0, || {
-            format!("cpu_seconds_per_gb: a number of 0 or more expected, {cpu} found")
-        })
+        let is_named = !name.trim().is_empty() && !self.unit.trim().is_empty();
+        if ordered && is_named && self.runs > 0 && cpu.is_finite() && cpu >= 0.0 {
+            return Ok(());
+        }
+        Err(format!(
+            "row {name:?}: a name, a unit, 1 run or more and 0 <= min <= median <= max expected, {self:?} found"
+        ))
+    }
+
+    fn cells(&self) -> [String; 8] {
+        let cpu = self.cpu_seconds_per_gb;
+        [
+            self.name.clone(),
+            self.unit.clone(),
+            figure(self.median),
+            figure(self.min),
+            figure(self.max),
+            self.runs.to_string(),
+            cpu.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.2}")),
+            self.notes.clone(),
+        ]
     }
 }
+
+/// The columns of a table.
+const HEAD: [&str; 8] = [
+    "what", "unit", "median", "min", "max", "runs", "CPU", "notes",
+];
 
 /// The lines of a Markdown table.
-pub fn table(rows: &[Row]) -> String {
-    let mut text = "| what | unit | median | min | max | runs | CPU | notes |\n|---|---|---:|---:|---:|---:|---:|---|\n"
-        .to_owned();
+pub fn markdown(rows: &[Row]) -> String {
+    let head = HEAD.join(" | ");
+    let mut text = format!("| {head} |\n|---|---|---:|---:|---:|---:|---:|---|\n");
     for row in rows {
-        let cpu = row.cpu_seconds_per_gb;
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} |",
-            cell(&row.name),
-            cell(&row.unit),
-            figure(row.median),
-            figure(row.min),
-            figure(row.max),
-            row.runs,
-            cpu.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.2}")),
-            cell(&row.notes),
-        );
-    }
-    text
-}
-
-/// The same lines with their columns in line.
-fn aligned(table: &str) -> String {
-    let cells = |line: &str| -> Vec<String> {
-        let inner = line
-            .strip_prefix('|')
-            .and_then(|line| line.strip_suffix('|'));
-        let inner = inner.unwrap_or(line).replace("\\|", "\u{1}");
-        let cells = inner.split('|');
-        cells
-            .map(|cell| cell.trim().replace('\u{1}', "|"))
-            .collect()
-    };
-    let lines: Vec<Vec<String>> = table.lines().map(cells).collect();
-    let [head, rule, rows @ ..] = &lines[..] else {
-        return table.to_owned();
-    };
-    let width = |at: usize| {
-        let of = rows.iter().chain([head]).filter_map(|line| line.get(at));
-        of.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let mut text = String::new();
-    for line in rows.iter().fold(vec![head], |mut all, line| {
-        all.push(line);
-        all
-    }) {
-        let mut out = String::new();
-        for (at, cell) in line.iter().enumerate() {
-            let (width, right) = (widths[at], rule[at].ends_with(':'));
-            let _ = match right {
-                true => write!(out, "{cell:>width$}  "),
-                false => write!(out, "{cell:width$}  "),
-            };
-        }
-        text.push_str(out.trim_end());
-        text.push('\n');
+        // Text that cannot end its table cell.
+        let cells = row
+            .cells()
+            .map(|cell| cell.replace('|', "\\|").replace('\n', " "));
+        text.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
     text
 }
@@ -300,11 +244,6 @@ pub fn figure(value: f64) -> String {
         value if value < 100.0 => format!("{value:.1}"),
         value => format!("{value:.0}"),
     }
-}
-
-/// Text that cannot end its table cell.
-fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
 }
 
 /// `4 KiB`; bytes where no power of 1,024 divides it.
@@ -322,26 +261,12 @@ fn digits(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
-    holds.then_some(()).ok_or_else(why)
-}
-
-/// The command as it was typed, without where files are.
-fn typed(arguments: impl Iterator<Item = String>) -> String {
-    let mut words: Vec<String> = Vec::new();
-    let mut arguments = arguments.map(|word| word.replace(['\n', '\r'], " "));
-    while let Some(word) = arguments.next() {
-        let flag = word.split('=').next().unwrap_or_default();
-        if words.is_empty() {
-            // The program by its name.
-            words.push(word.rsplit('/').next().unwrap_or_default().to_owned());
-        } else if !FILES.contains(&flag) {
-            words.push(word);
-        } else if flag == word {
-            arguments.next();
-        }
-    }
-    words.join(" ")
+/// The command as it was typed, the program by its name.
+fn typed() -> String {
+    let words: Vec<String> = std::env::args().collect();
+    let command = words.join(" ").replace(['\n', '\r'], " ");
+    let folder = words.first().and_then(|program| program.rfind('/'));
+    command[folder.map_or(0, |at| at + 1)..].to_owned()
 }
 
 /// What every file says of the host: `devices`, then cores and kernel.
@@ -358,18 +283,6 @@ fn today() -> String {
         .ok()
         .and_then(|said| String::from_utf8(said.stdout).ok());
     said.map_or_else(|| "1970-01-01".to_owned(), |date| date.trim().to_owned())
-}
-
-/// `2026-01-31`: digits and two hyphens, a month and a day that can be.
-fn is_date(text: &str) -> bool {
-    let digits = |byte: (usize, u8)| match byte {
-        (4 | 7, byte) => byte == b'-',
-        (_, byte) => byte.is_ascii_digit(),
-    };
-    text.len() == 10
-        && text.bytes().enumerate().all(digits)
-        && ("01"..="12").contains(&&text[5..7])
-        && ("01"..="31").contains(&&text[8..])
 }
 
 #[cfg(test)]
@@ -390,15 +303,13 @@ mod tests {
         Subject::parse(&valid().to_string()).expect("a whole file");
         for (pointer, value, expected) in [
             ("/schema", json!(2), "schema 1 expected, 2 found"),
-            ("/date", json!("31.1.2026"), "YYYY-MM-DD"),
-            ("/date", json!("2026-13-01"), "YYYY-MM-DD"),
-            ("/machine", json!(" "), "machine is empty"),
+            ("/machine", json!(" "), "machine or command is empty"),
             ("/rows", json!([]), "nothing was measured"),
             ("/rows/0/min", json!(2.5), "min <= median <= max"),
             ("/rows/0/min", json!(-1.0), "0 <= min"),
-            ("/rows/0/runs", json!(0), "runs is 0"),
-            ("/rows/0/unit", json!(""), "unit is empty"),
-            ("/rows/0/cpu_seconds_per_gb", json!(-0.1), "0 or more"),
+            ("/rows/0/runs", json!(0), "1 run or more"),
+            ("/rows/0/unit", json!(""), "a unit"),
+            ("/rows/0/cpu_seconds_per_gb", json!(-0.1), "row"),
             ("/rows/0/p99", json!(1.0), "p99"),
         ] {
             let mut file = valid();
@@ -437,29 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_its_columns_in_line_whatever_a_cell_holds() {
-        let rows = [
+    fn a_table_is_a_line_for_each_row_whatever_a_cell_holds() {
+        let rows = vec![
             Row::of("a|b", "GB/s", &[12.34, 0.5]),
             Row::of("c", "us", &[1234.5]),
         ];
-        let text = table(&rows);
+        let text = markdown(&rows);
         assert!(
             text.contains("| a\\|b | GB/s | 6.42 | 0.500 | 12.3 | 2 | - |  |"),
             "{text}"
         );
-        let text = aligned(&text);
-        let lines: Vec<&str> = text.lines().collect();
-        assert!(
-            lines[1].starts_with("a|b   GB/s    6.42  0.500  12.3     2    -"),
-            "{text}"
-        );
-        assert!(lines[2].starts_with("c     us      1234"), "{text}");
-    }
-
-    #[test]
-    fn a_command_is_told_as_typed_without_its_files() {
-        let words = "/opt/tcpx bench net --sizes 1KiB --plot=b.svg --key-file k --json";
-        let command = typed(words.split(' ').map(str::to_owned));
-        assert_eq!(command, "tcpx bench net --sizes 1KiB --json");
+        let table = Subject::new("s", "m".to_owned(), rows, Vec::new()).table();
+        assert_eq!(table.lines().count(), 4, "{table}");
+        assert!(table.contains("   1234 |"), "{table}");
     }
 }

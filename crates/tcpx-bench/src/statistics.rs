@@ -17,6 +17,15 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
+/// The smallest sample that so many percent do not exceed; none of so few that it would be the largest.
+pub fn percentile(samples: &[f64], percent: usize) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let is_known = sorted.len() >= 100 / (100 - percent);
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.max(1) - 1).copied().filter(|_| is_known)
+}
+
 /// A median with the interval that holds it at 95 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
@@ -103,6 +112,21 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn percentiles_are_known_from_enough_samples_on() {
+        let all: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(
+            [90, 99].map(|at| percentile(&all, at)),
+            [Some(90.0), Some(99.0)]
+        );
+        assert_eq!(
+            [90, 99].map(|at| percentile(&all[..10], at)),
+            [Some(99.0), None]
+        );
+        assert_eq!(percentile(&[7.0], 90), None);
+        assert_eq!(percentile(&[], 99), None);
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! `tcpx bench`: the network over sizes, directions and depths, with its peers in the same rotation; and reports.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
 
+use tcpx_bench::process::Process;
 use tcpx_bench::report::Subject;
-use tcpx_bench::rotation::Plan;
-use tcpx_bench::{Mode, Op, Run, iperf3, plot};
+use tcpx_bench::rotation::{Peer, Plan};
+use tcpx_bench::{Mode, Op, Run, iperf3};
 
-use crate::args::bench::{BenchArgs, BenchCommand, NetArgs, PeerName, ShowArgs};
+use crate::args::bench::{BenchArgs, BenchCommand, NetArgs, PeerArg, ShowArgs};
 use crate::args::perf::Place;
 use crate::error::Error;
 use crate::host::{HostFacts, RealHost};
@@ -59,64 +63,58 @@ pub(crate) fn show(subject: &Subject) -> Result<(), Error> {
 
 /// What the arguments ask for, small messages first.
 fn cases(args: &NetArgs) -> Result<Vec<Run>, Error> {
-    let of = |mode, size: Size, depth| Run::new(mode, Op::Send, size.0, 1, depth);
-    let mut cases: Vec<Run> = args
-        .cases
-        .iter()
-        .map(|case| of(case.mode, case.size, case.in_flight))
-        .collect();
-    if cases.is_empty() {
-        for size in &args.sizes {
-            for mode in &args.modes {
-                let depths = match mode {
-                    Mode::Latency => &[1][..],
-                    _ => &args.in_flight[..],
-                };
-                cases.extend(depths.iter().map(|depth| of(*mode, *size, *depth)));
-            }
+    let mut cases = Vec::new();
+    for size in &args.sizes {
+        some_bytes(*size)?;
+        for mode in &args.modes {
+            let depths = match mode {
+                Mode::Latency => &[1][..],
+                _ => &args.in_flight[..],
+            };
+            let run = |depth: &u16| Run::new(*mode, Op::Send, size.0, 1, *depth);
+            cases.extend(depths.iter().map(run));
         }
     }
-    cases
-        .iter()
-        .try_for_each(|case| some_bytes(Size(case.bytes)))?;
     Ok(cases)
 }
 
+/// Makes a peer ready.
+fn peer(arg: &PeerArg) -> Result<Peer, Error> {
+    Ok(match arg {
+        PeerArg::Raw => Peer::Plain,
+        PeerArg::Iperf3 => {
+            aside!("beside it: {}", iperf3::version()?);
+            Peer::Iperf3
+        }
+        PeerArg::Other(name, words) => {
+            let mut command = Command::new(&words[0]);
+            // A group of its own: it is stopped while it has no turn, if it polls.
+            command.args(&words[1..]).process_group(0);
+            let process =
+                Process::start(&mut command).map_err(Error::io("start", Path::new(&words[0])))?;
+            Peer::Other(name.clone(), process)
+        }
+    })
+}
+
 fn net(args: &NetArgs) -> Result<(), Error> {
-    let plan = Plan {
+    let peers: Result<_, Error> = args.peers.iter().map(peer).collect();
+    let mut plan = Plan {
         cases: cases(args)?,
         ops: args.ops.clone(),
         piece: args.piece_bytes.map_or(0, |size| size.0),
-        plain: args.peers.contains(&PeerName::Raw),
-        iperf3: args.peers.contains(&PeerName::Iperf3),
+        peers: peers?,
         rounds: args.rounds,
         span: args.span.0,
     };
-    if let Some(path) = &args.plot {
-        // Not after minutes of measuring; what the file holds stays until there are figures.
-        let opened = fs::OpenOptions::new().create(true).append(true).open(path);
-        opened.map_err(Error::io("write", path))?;
-    }
-    if plan.iperf3 {
-        aside!("beside it: {}", iperf3::version()?);
-    }
     let devices = Devices::probe();
     let memory = devices.choose(&Place::memory_of(args.from), 0)?;
-    let (mut link_args, mut second) = (args.link.clone(), None);
-    let server = match &args.server {
-        Some(server) => server.clone(),
-        None => {
-            let to = args.to;
-            let to = to.unwrap_or_else(|| place_for_second(&memory, devices.count()));
-            let started = Second::start(&["perf", "server", &to.to_string()], &args.link)?;
-            link_args = started.link(&args.link);
-            let address = started.address().to_string();
-            second = Some(started);
-            address
-        }
-    };
+    let to = args.to;
+    let to = to.unwrap_or_else(|| place_for_second(&memory, devices.count()));
+    let second = Second::start(&["perf", "server", &to.to_string()], &args.link)?;
+    let link_args = second.link(&args.link);
     let link = Link::new(&link_args, &memory, false)?;
-    let connection = link.connect(&link_args, &server)?;
+    let connection = link.connect(&link_args, &second.address().to_string())?;
     say!("{}", link.describe(&connection, &memory));
     let (path, peer) = (connection.path(), connection.peer().memory.clone());
     let measured = measuring::measure(&connection, &memory, args.link.timeout.0, |meter| {
@@ -133,22 +131,14 @@ fn net(args: &NetArgs) -> Result<(), Error> {
     ];
     if !beside.is_empty() {
         notes.push(format!(
-            "Beside it: {}. `raw` are plain send and receive loops over host memory with as many streams, a thread for each end of each; a message is divided among them.",
+            "Beside it: {}. `raw` are plain send and receive loops over host memory with as many streams in one process, a thread for each end of each; a message is divided among them.",
             beside.join("; ")
         ));
     }
     let ends = format!("Network, {} -> {}", short(memory.name()), short(&peer));
     let mut subject = Subject::new(&ends, machine(&memory, &devices), rows, notes);
     subject.path = Some(path);
-    show(&subject)?;
-    draw(args.plot.as_deref(), &subject)
-}
-
-fn draw(path: Option<&std::path::Path>, subject: &Subject) -> Result<(), Error> {
-    path.map_or(Ok(()), |path| {
-        let svg = plot::svg(&plot::groups(subject));
-        fs::write(path, svg).map_err(Error::io("write", path))
-    })
+    show(&subject)
 }
 
 /// One report out of the files of repeated runs.
@@ -164,15 +154,15 @@ fn merge(args: &ShowArgs) -> Result<(), Error> {
     let Some(mut merged) = Subject::merge(subjects) else {
         return Err(Error::usage("no file is given", "name one or more"));
     };
-    let replace = |field: &mut String, given: &Option<String>| {
+    for (field, given) in [
+        (&mut merged.subject, &args.subject),
+        (&mut merged.machine, &args.machine),
+        (&mut merged.command, &args.command),
+    ] {
         if let Some(given) = given {
             field.clone_from(given);
         }
-    };
-    replace(&mut merged.subject, &args.subject);
-    replace(&mut merged.machine, &args.machine);
-    replace(&mut merged.command, &args.command);
+    }
     merged.notes.extend(args.notes.iter().cloned());
-    show(&merged)?;
-    draw(args.plot.as_deref(), &merged)
+    show(&merged)
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tcpx::{MemoryError, Refusals};
-use tcpx_net::ChannelError;
+use tcpx::{MemoryError, NetworkError, Refusals};
+use tcpx_net::{ChannelError, SocketError};
 use tcpx_wire::session::{ConnectionFailure, EndCause};
 
 use crate::advice::{self, split, without_marks};
@@ -216,6 +216,17 @@ impl Error {
             Self::At { source, .. } => source.is_interrupted(),
             other => matches!(other, Self::Interrupted { .. }),
         }
+    }
+
+    /// Whether nobody listens there, perhaps not yet.
+    pub(crate) fn is_refused(&self) -> bool {
+        let Self::Engine(error) = self else {
+            return false;
+        };
+        let refused = |error: &NetworkError| {
+            matches!(error, NetworkError::Socket(SocketError::Refused { .. }))
+        };
+        matches!(&**error, tcpx::Error::Network(error) if refused(error))
     }
 
     /// Where it came about, if that is known.

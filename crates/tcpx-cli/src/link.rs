@@ -234,7 +234,32 @@ impl Link {
 
     /// Connects to the first of the server's addresses that answers.
     pub(crate) fn connect(&self, args: &LinkArgs, server: &str) -> Result<Connection, Error> {
+        self.connect_within(args, server, Duration::ZERO, |_| false)
+    }
+
+    /// The same with a server that may start later: some failures are no end for a while.
+    pub(crate) fn connect_within(
+        &self,
+        args: &LinkArgs,
+        server: &str,
+        patience: Duration,
+        is_passing: fn(&Error) -> bool,
+    ) -> Result<Connection, Error> {
         self.warn(args);
+        let until = Instant::now() + patience;
+        loop {
+            match self.connect_once(args, server) {
+                Err(error) if is_passing(&error) && Instant::now() < until => {
+                    tracing::debug!(error = error.what(), "the server is not there yet");
+                    std::thread::sleep(LOOK);
+                    interrupt::check()?;
+                }
+                end => return end,
+            }
+        }
+    }
+
+    fn connect_once(&self, args: &LinkArgs, server: &str) -> Result<Connection, Error> {
         let mut last = None;
         for address in addresses::resolve(server, args.port)? {
             let options = self.options.clone();

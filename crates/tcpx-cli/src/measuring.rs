@@ -36,7 +36,7 @@ impl Over<'_> {
             true => expected.wait("an order of the benchmark")?,
             false => expected.wait_at_most(limit, "the other end's answer")?,
         };
-        if let Some("ready" | "at") = value["answer"].as_str() {
+        if let Some("ready") = value["answer"].as_str() {
             self.next = Some(self.expect()?);
         }
         Ok(value)
@@ -93,5 +93,5 @@ pub(crate) fn serve(
         next: None,
     };
     let allocate = |bytes| Ok(memory.allocate_pages(bytes)?);
-    Ok(serve::serve(connection, &mut over, &allocate, limit)?)
+    Ok(serve::serve(connection, &mut over, &allocate)?)
 }

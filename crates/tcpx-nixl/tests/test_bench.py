@@ -1,4 +1,4 @@
-"""`python -m tcpx.bench` over the backend: one piece and lists, written and read, and what arrives is compared."""
+"""`python -m tcpx.bench` over the backend: messages and lists, written and read, and what arrives is compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 BENCH = Path(__file__).parents[2] / "tcpx-python/python/tcpx/bench.py"
 
 
-def test_the_backend_is_measured_with_pieces_and_lists(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCH), "--who", "nixl-tcpx,nixl-tcpx-read", "--sizes", "1MiB", "--lists", "1024x4KiB"]
-    command += ["--rounds", "1", "--span", "0.01", "--program", "/bin/true", "--json", str(result)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    names = {row["name"] for row in json.loads(result.read_text())["rows"]}
-    for who in ("nixl-tcpx", "nixl-tcpx-read"):
-        for title in ("1 MiB, 1 in flight", "1 MiB, 8 in flight", "1024 pieces of 4 KiB"):
-            assert f"{title}: {who}" in names, done.stderr
-    assert "4 KiB, half a round trip: nixl-tcpx, p50" in names
+def case(mode: str, op: str, piece: int = 0, depth: int = 1) -> str:
+    run = {"mode": mode, "op": op, "bytes": 4 << 20, "depth": depth, "piece": piece}
+    return json.dumps({"run": run, "ms": 10})
+
+
+def test_the_backend_is_measured_with_pieces_and_lists() -> None:
+    cases = [case("latency", "send"), case("one", "send", 0, 8)]
+    cases += [case("one", op, piece) for op in ("put", "get") for piece in (0, 4096)]
+    command = [sys.executable, str(BENCH), "serve", "nixl-tcpx"]
+    lines = "\n".join(cases) + "\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=300)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(cases), done.stderr
+    for answer in answers:
+        assert all(figure > 0 for figure in answer["figures"].values()), answer

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 
 use serde::Deserialize;
-use tcpx_bench::plot;
+use tcpx_bench::plot::Group;
 use tcpx_bench::report::{Row, Subject, figure};
 
 const HEAD: &str = "\
@@ -55,25 +55,6 @@ pub(super) fn choices() -> Result<Vec<Choice>> {
     serde_json::from_str(CHOICES).context("page.json")
 }
 
-/// A row of the page with its figures; tcpx comes first.
-pub(super) struct Group<'a> {
-    pub(super) what: &'a str,
-    pub(super) subject: &'a Subject,
-    /// The commands that make its figures.
-    pub(super) commands: Vec<&'a str>,
-    pub(super) bars: Vec<(&'a str, &'a Row)>,
-}
-
-impl Group<'_> {
-    pub(super) fn plot(&self) -> plot::Group<'_> {
-        plot::Group {
-            what: self.what,
-            subject: self.subject,
-            bars: self.bars.clone(),
-        }
-    }
-}
-
 /// Finds the figures of the page.
 ///
 /// # Errors
@@ -98,32 +79,21 @@ fn group<'a>(choice: &'a Choice, subjects: &'a [(String, Subject)]) -> Result<Gr
         let found = subject.rows.iter().find(|row| row.name == name);
         found.with_context(|| format!("the page needs the row {name:?}, which {file} lacks"))
     };
-    let ours = row(&choice.ours)?;
-    let mut bars = vec![("tcpx", ours)];
+    let mut bars = vec![("tcpx", row(&choice.ours)?)];
     for (label, name) in &choice.peers {
-        let peer = row(name)?;
-        ensure!(
-            peer.unit == ours.unit,
-            "{name:?} is in {}, not in {}",
-            peer.unit,
-            ours.unit
-        );
-        bars.push((label.as_str(), peer));
+        bars.push((label.as_str(), row(name)?));
     }
-    let commands: Vec<&str> = subject
-        .command
-        .split("; ")
-        .filter(|command| command.contains(&choice.command))
-        .collect();
-    ensure!(
-        !commands.is_empty(),
-        "no command of {file} contains {:?}",
-        choice.command
-    );
+    let (_, ours) = bars[0];
+    for (label, peer) in &bars {
+        let (unit, of_ours) = (&peer.unit, &ours.unit);
+        ensure!(unit == of_ours, "{label:?} is in {unit}, not in {of_ours}");
+    }
+    let commands = subject.command.split("; ");
+    let commands = commands.filter(|command| command.contains(&choice.command));
     Ok(Group {
         what: &choice.what,
         subject,
-        commands,
+        commands: commands.collect(),
         bars,
     })
 }
@@ -133,47 +103,37 @@ pub(super) fn text(groups: &[Group<'_>]) -> String {
     let mut hosts: Vec<&Group<'_>> = Vec::new();
     let mut text = HEAD.to_owned();
     for group in groups {
-        let known = hosts
-            .iter()
-            .position(|host| std::ptr::eq(host.subject, group.subject));
-        let host = known.unwrap_or_else(|| {
+        let is_host = |host: &&Group<'_>| std::ptr::eq(host.subject, group.subject);
+        let host = hosts.iter().position(is_host).unwrap_or(hosts.len());
+        if host == hosts.len() {
             hosts.push(group);
-            hosts.len() - 1
-        });
-        let peers: Vec<String> = group
-            .bars
-            .iter()
-            .skip(1)
-            .map(|(label, row)| format!("{label}: {}", spread(row)))
-            .collect();
-        let ours = group.bars[0].1;
+        }
+        let (_, ours) = group.bars[0];
+        let peers = group.bars[1..].iter();
+        let peers =
+            peers.map(|(label, row)| format!("{label}: {}{}", figure(row.median), spread(row)));
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "| {} | {} | **{}** ({} to {}) | {} | {} |",
+            "| {} | {} | **{}**{} | {} | {} |",
             group.what,
             ours.unit,
             figure(ours.median),
-            figure(ours.min),
-            figure(ours.max),
-            peers.join("<br>"),
+            spread(ours),
+            peers.collect::<Vec<_>>().join("<br>"),
             host + 1,
         );
     }
     text.push_str(PLOT);
     for (index, host) in hosts.iter().enumerate() {
-        let commands: Vec<String> = host
-            .commands
-            .iter()
-            .map(|command| format!("`{command}`"))
-            .collect();
+        let commands = host.commands.iter().map(|command| format!("`{command}`"));
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} |",
             index + 1,
             host.subject.machine,
             host.subject.date,
-            commands.join("<br>"),
+            commands.collect::<Vec<_>>().join("<br>"),
         );
     }
     text.push_str(TAIL);
@@ -193,12 +153,7 @@ pub(super) fn check_readme(groups: &[Group<'_>], readme: &str) -> Result<()> {
 }
 
 fn spread(row: &Row) -> String {
-    format!(
-        "{} ({} to {})",
-        figure(row.median),
-        figure(row.min),
-        figure(row.max)
-    )
+    format!(" ({} to {})", figure(row.min), figure(row.max))
 }
 
 #[cfg(test)]

@@ -81,11 +81,13 @@ fn of_commit(root: &Path, base: &str) -> Result<Build> {
     }
     // Both contenders are driven alike: the driver of this tree, which is a member of any workspace that has
     // `crates/*`, and uses public interfaces alone.
-    let driver = tree.join("crates/tcpx-bench");
+    let crates = tree.join("crates");
+    let driver = crates.join("tcpx-bench");
     if driver.exists() {
         std::fs::remove_dir_all(&driver)?;
     }
-    copy(&root.join("crates/tcpx-bench"), &driver)?;
+    let own = root.join("crates/tcpx-bench");
+    run(Command::new("cp").arg("-r").arg(own).arg(crates))?;
     build(&tree, commit)
 }
 
@@ -108,21 +110,6 @@ fn build(tree: &Path, commit: String) -> Result<Build> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
         .env("CARGO_PROFILE_RELEASE_LTO", "false"))?;
     Ok(Build::in_folder(&target.join(PROFILE), commit))
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() {
-            copy(&source, &target)?;
-        } else {
-            std::fs::copy(&source, &target)
-                .with_context(|| format!("cannot copy {}", source.display()))?;
-        }
-    }
-    Ok(())
 }
 
 /// What git prints.

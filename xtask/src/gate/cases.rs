@@ -4,55 +4,20 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use tcpx_bench::process::Metric::{self, Cpu, Descriptors, Memory, P50, P99, Rate};
+
 use super::nics::Nics;
 
-/// A figure of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metric {
-    /// Median time in microseconds.
-    P50,
-    /// 99th percentile in microseconds. Few samples decide it, so its bound is lower.
-    P99,
-    Rate,
-    /// Processor seconds of both ends for 10^9 bytes.
-    Cpu,
-    Memory,
-    Descriptors,
-}
-
-impl Metric {
-    /// What the driver calls it.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::P50 => "p50",
-            Self::P99 => "p99",
-            Self::Rate => "rate",
-            Self::Cpu => "cpu",
-            Self::Memory => "memory",
-            Self::Descriptors => "descriptors",
-        }
-    }
-
-    pub(super) const fn unit(self) -> &'static str {
-        match self {
-            Self::P50 | Self::P99 => "us",
-            Self::Rate => "GB/s",
-            Self::Cpu => "s/GB",
-            Self::Memory => "KiB",
-            Self::Descriptors => "descriptors",
-        }
-    }
-
-    pub(super) const fn more_is_better(self) -> bool {
-        matches!(self, Self::Rate)
-    }
-
-    /// Least ratio of this tree to BASE, as good is better.
-    pub(super) const fn bound(self) -> f64 {
-        match self {
-            Self::P99 => 0.8,
-            _ => 0.95,
-        }
+/// Its name, its unit, whether more is better, and the least ratio of this tree to BASE, as good is better: few samples
+/// decide a 99th percentile.
+pub(super) const fn judged(metric: Metric) -> (&'static str, &'static str, bool, f64) {
+    match metric {
+        P50 => ("p50", "us", false, 0.95),
+        P99 => ("p99", "us", false, 0.8),
+        Rate => ("rate", "GB/s", true, 0.95),
+        Cpu => ("cpu", "s/GB", false, 0.95),
+        Memory => ("memory", "KiB", false, 0.95),
+        Descriptors => ("descriptors", "descriptors", false, 0.95),
     }
 }
 
@@ -64,7 +29,9 @@ const CASES: &str = include_str!("cases.json");
 #[serde(deny_unknown_fields)]
 pub(super) struct Case {
     pub(super) name: String,
-    figures: Figures,
+    /// What is judged. Cables that are shaped below what a core moves say nothing about cores, nor does a thread that
+    /// polls.
+    pub(super) figures: Vec<Metric>,
     /// Milliseconds to measure for, about.
     ms: u64,
     /// As the driver knows it (`crates/tcpx-bench/src/measure/driver.rs`).
@@ -77,18 +44,6 @@ pub(super) struct Case {
     /// Runs between two namespaces with four cables, in this state.
     #[serde(default)]
     nics: Option<NicState>,
-}
-
-/// What is judged. Cables that are shaped below what a core moves say nothing about cores, nor does a thread that
-/// polls.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Figures {
-    Times,
-    Time,
-    Rates,
-    Rate,
-    Idle,
 }
 
 /// What is done to the cables.
@@ -130,14 +85,12 @@ impl Case {
         request.into()
     }
 
-    pub(super) const fn metrics(&self) -> &'static [Metric] {
-        match self.figures {
-            Figures::Times => &[Metric::P50, Metric::P99],
-            Figures::Time => &[Metric::P50],
-            Figures::Rates => &[Metric::Rate, Metric::Cpu],
-            Figures::Rate => &[Metric::Rate],
-            Figures::Idle => &[Metric::Memory, Metric::Descriptors],
-        }
+    /// Whether it is about memory that is sent by reference to its pages, which peers of one host are else given a copy
+    /// of.
+    pub(super) fn lends(&self) -> bool {
+        ["staged", "gpus"]
+            .iter()
+            .any(|name| self.link.contains_key(*name))
     }
 }
 

@@ -1,166 +1,113 @@
-//! The drivers, and turns between them.
+//! Turns of two drivers.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::{Context, Result};
+use tcpx_bench::process::{Figures, Process};
 
-use super::build::Build;
+use super::build::{Build, Builds};
 use super::cases::Case;
 use super::nics::Nics;
 
 /// Longest time that a driver may take for a case. Its own waits end after 60 s, with a reason.
 const LONGEST: Duration = Duration::from_secs(180);
 
-/// Figures of a case by their names.
-pub(super) type Figures = BTreeMap<String, Option<f64>>;
+/// Both contenders' figures in one round, BASE first: the means of two turns.
+pub(super) type Round = [Figures; 2];
 
-/// Both contenders' figures in one round, of each turn.
-#[derive(Debug)]
-pub(super) struct Round {
-    pub(super) base: [Figures; 2],
-    pub(super) own: [Figures; 2],
-}
-
-/// A running driver.
-pub(super) struct Driver {
-    child: Child,
-    to: ChildStdin,
-    from: Receiver<std::io::Result<String>>,
-}
-
-impl Driver {
-    pub(super) fn start(build: &Build, nics: Option<&Nics>) -> Result<Self> {
-        let mut command = match nics {
-            Some(nics) => nics.command(build),
-            None => {
-                let mut command = Command::new(&build.driver);
-                command.arg("run").arg(&build.plugin);
-                command.env("NCCL_SOCKET_IFNAME", "=lo");
-                command
+/// A start of both drivers, and each case in turns. A driver is of no more use after a failed case.
+pub(super) fn run(
+    builds: &Builds,
+    cases: &[&Case],
+    own_first: bool,
+    nics: Option<&Nics>,
+) -> Result<Vec<(String, Result<Round>)>> {
+    let mut outcomes = Vec::new();
+    let kind = |case: &Case| (case.needs_nics(), case.lends());
+    let mut cases = cases.to_vec();
+    cases.sort_by_key(|case| kind(case));
+    for alike in cases.chunk_by(|a, b| kind(a) == kind(b)) {
+        let (needs_nics, lends) = kind(alike[0]);
+        let place = nics.filter(|_| needs_nics);
+        let mut base = start(&builds.base, place, lends)?;
+        let mut own = start(&builds.own, place, lends)?;
+        for case in alike {
+            let outcome = case
+                .prepare(place)
+                .and_then(|()| turns(case, &mut base, &mut own, own_first));
+            let has_failed = outcome.is_err();
+            outcomes.push((case.name.clone(), outcome));
+            if has_failed {
+                return Ok(outcomes);
             }
-        };
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("cannot start {}", build.driver.display()))?;
-        let to = child.stdin.take().context("no pipe to the driver")?;
-        let lines = BufReader::new(child.stdout.take().context("no pipe from the driver")?).lines();
-        let (heard, from) = channel();
-        // Ends with the driver, or with whoever listens.
-        std::thread::spawn(move || {
-            for line in lines {
-                if heard.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(Self { child, to, from })
-    }
-
-    fn measure(&mut self, case: &Case, limit: Duration) -> Result<Figures> {
-        let mut line = case.request().to_string();
-        line.push('\n');
-        self.to
-            .write_all(line.as_bytes())
-            .context("the driver has gone")?;
-        let answer = match self.from.recv_timeout(limit) {
-            Ok(line) => line?,
-            Err(RecvTimeoutError::Timeout) => bail!("no answer within {} s", limit.as_secs_f64()),
-            Err(RecvTimeoutError::Disconnected) => bail!("the driver has gone"),
-        };
-        let answer: Value = serde_json::from_str(&answer)?;
-        if let Some(error) = answer["error"].as_str() {
-            bail!("{error}");
         }
-        serde_json::from_value(answer["figures"].clone()).context("the driver gave no figures")
     }
+    // Between rounds the machine may do what it has put off.
+    std::thread::sleep(Duration::from_millis(200));
+    Ok(outcomes)
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+fn start(build: &Build, nics: Option<&Nics>, lends: bool) -> Result<Process> {
+    let mut command = match nics {
+        Some(nics) => nics.command(build),
+        None => {
+            let mut command = Command::new(&build.driver);
+            command.arg("run").arg(&build.plugin);
+            command.env("NCCL_SOCKET_IFNAME", "=lo");
+            command
+        }
+    };
+    if lends {
+        command.env("TCPX_LEND", "always");
     }
+    let started = Process::start(&mut command);
+    started.with_context(|| format!("cannot start {}", build.driver.display()))
 }
 
 /// A case twice on each: first, second, second, first.
-pub(super) fn turns(
-    case: &Case,
-    base: &mut Driver,
-    own: &mut Driver,
-    own_first: bool,
-) -> Result<Round> {
-    let mut of_base = || base.measure(case, LONGEST).context("BASE");
-    let mut of_own = || own.measure(case, LONGEST).context("this tree");
-    let (base, own) = if own_first {
+fn turns(case: &Case, base: &mut Process, own: &mut Process, own_first: bool) -> Result<Round> {
+    let request = case.request();
+    let mut of_base = || base.measure(&request, LONGEST).context("BASE");
+    let mut of_own = || own.measure(&request, LONGEST).context("this tree");
+    let ([base, base_again], [own, own_again]) = if own_first {
         let first = of_own()?;
-        let base = [of_base()?, of_base()?];
-        (base, [first, of_own()?])
+        ([of_base()?, of_base()?], [first, of_own()?])
     } else {
         let first = of_base()?;
         let own = [of_own()?, of_own()?];
         ([first, of_base()?], own)
     };
-    Ok(Round { base, own })
+    Ok([mean(&base, &base_again), mean(&own, &own_again)])
+}
+
+/// Of what both turns have.
+fn mean(first: &Figures, second: &Figures) -> Figures {
+    let both = first.iter().filter_map(|(metric, a)| {
+        let mean = f64::midpoint(*a, *second.get(metric)?);
+        Some((*metric, mean))
+    });
+    both.collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
     use crate::gate::cases;
-
-    fn driver(script: &str) -> (tempfile::TempDir, Driver) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("driver");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let build = Build {
-            commit: String::new(),
-            driver: path.clone(),
-            plugin: path,
-        };
-        let driver = Driver::start(&build, None).unwrap();
-        (folder, driver)
-    }
+    use tcpx_bench::process::Metric;
 
     #[test]
-    fn a_driver_that_does_not_answer_is_an_error() {
-        let case = &cases::all(None).unwrap()[0];
-        let (_folder, mut silent) = driver("exec sleep 1000");
-        let error = silent.measure(case, Duration::from_millis(10)).unwrap_err();
-        assert!(error.to_string().contains("no answer"), "{error:#}");
-        let (_folder, mut gone) = driver("read line");
-        let error = gone.measure(case, LONGEST).unwrap_err();
-        assert!(error.to_string().contains("has gone"), "{error:#}");
-    }
-
-    #[test]
-    fn a_round_keeps_both_turns_of_each() {
-        let script = |first: u8| {
-            format!(
+    fn a_round_keeps_the_means_of_both_turns() {
+        let driver = |first: u8| {
+            let script = format!(
                 "at={first}; while read line; do echo \"{{\\\"figures\\\":{{\\\"p50\\\":$at}}}}\"; at=$((at+1)); done"
-            )
+            );
+            Process::start(Command::new("sh").args(["-c", &script])).unwrap()
         };
         let case = &cases::all(None).unwrap()[0];
         for own_first in [false, true] {
-            let (_one, mut base) = driver(&script(1));
-            let (_other, mut own) = driver(&script(10));
-            let round = turns(case, &mut base, &mut own, own_first).unwrap();
-            assert_eq!(
-                round.base.map(|figures| figures["p50"]),
-                [1.0, 2.0].map(Some)
-            );
-            assert_eq!(
-                round.own.map(|figures| figures["p50"]),
-                [10.0, 11.0].map(Some)
-            );
+            let round = turns(case, &mut driver(1), &mut driver(10), own_first).unwrap();
+            assert_eq!(round.map(|figures| figures[&Metric::P50]), [1.5, 10.5]);
         }
     }
 }

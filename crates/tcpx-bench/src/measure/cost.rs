@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tcpx::Report;
 
+use crate::Error;
 use crate::report::Row;
 
 /// What a measurement cost one end.
@@ -15,6 +16,22 @@ pub struct Cost {
     pub cpu_us: u64,
     /// Where the time of its messages went.
     pub spent: Spent,
+}
+
+impl Cost {
+    /// Since this much processor time.
+    pub(crate) fn since(cpu: u64) -> Self {
+        Self {
+            cpu_us: cpu_us().saturating_sub(cpu),
+            ..Self::default()
+        }
+    }
+
+    /// Adds that of other messages.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.cpu_us += other.cpu_us;
+        self.spent.join(&other.spent);
+    }
 }
 
 /// Where the time of transfers went at one end, in microseconds.
@@ -70,64 +87,6 @@ impl Spent {
     }
 }
 
-/// Times in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Latency {
-    /// The shortest.
-    pub min: f64,
-    /// The median.
-    pub p50: f64,
-    /// From ten times on.
-    pub p90: Option<f64>,
-    /// From a hundred times on: of fewer it would be the longest one.
-    pub p99: Option<f64>,
-    /// The longest.
-    pub max: f64,
-    /// How many there are.
-    pub count: usize,
-}
-
-impl Latency {
-    /// `None` when there are no times.
-    pub fn of(times: &[Duration]) -> Option<Self> {
-        let mut sorted = times.to_vec();
-        sorted.sort_unstable();
-        let us = |index: usize| Some(sorted.get(index)?.as_secs_f64() * 1e6);
-        let count = sorted.len();
-        let at = |percent: usize| {
-            // Nearest rank: the smallest time that this many percent do not exceed.
-            let is_known = count >= 100 / (100 - percent);
-            us((count * percent).div_ceil(100).max(1) - 1).filter(|_| is_known)
-        };
-        Some(Self {
-            min: us(0)?,
-            p50: us((count - 1) / 2)?.midpoint(us(count / 2)?),
-            p90: at(90),
-            p99: at(99),
-            max: us(count - 1)?,
-            count,
-        })
-    }
-
-    /// The spread of the times, and their percentiles.
-    pub fn rows(&self, what: &str) -> Vec<Row> {
-        let whole = Row {
-            name: format!("{what}, p50"),
-            unit: "us".to_owned(),
-            runs: u32::try_from(self.count).unwrap_or(u32::MAX),
-            min: self.min,
-            median: self.p50,
-            max: self.max,
-            ..Row::default()
-        };
-        let of = |name: &str, value: Option<f64>| {
-            value.map(|us| Row::of(format!("{what}, {name}"), "us", &[us]))
-        };
-        let parts = [Some(whole), of("p90", self.p90), of("p99", self.p99)];
-        parts.into_iter().flatten().collect()
-    }
-}
-
 /// Processor time of this process, all its threads together, in microseconds.
 pub(crate) fn cpu_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -135,48 +94,22 @@ pub(crate) fn cpu_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
-/// What this process has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Has {
-    /// Bytes of memory.
-    pub(crate) memory: u64,
-    /// Open descriptors.
-    pub(crate) descriptors: u64,
-}
-
-impl Has {
-    pub(crate) fn now() -> std::io::Result<Self> {
-        let memory = std::fs::read_to_string("/proc/self/statm")?;
-        let pages = memory.split_whitespace().nth(1).unwrap_or_default();
-        let pages: u64 = pages.parse().unwrap_or(0);
-        Ok(Self {
-            memory: pages * rustix::param::page_size() as u64,
-            descriptors: std::fs::read_dir("/proc/self/fd")?.count() as u64,
-        })
-    }
+/// Bytes of memory that this process has, and open descriptors.
+pub(crate) fn has_now() -> Result<[u64; 2], Error> {
+    let look = Error::system("look at this process");
+    let memory = std::fs::read_to_string("/proc/self/statm").map_err(look)?;
+    let pages = memory.split_whitespace().nth(1).unwrap_or_default();
+    let pages: u64 = pages.parse().unwrap_or(0);
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_err(look)?.count();
+    Ok([
+        pages * rustix::param::page_size() as u64,
+        descriptors as u64,
+    ])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn us(values: impl IntoIterator<Item = u64>) -> Option<Latency> {
-        let times: Vec<_> = values.into_iter().map(Duration::from_micros).collect();
-        Latency::of(&times)
-    }
-
-    #[test]
-    fn percentiles_are_known_from_enough_times_on() {
-        let all = us((1..=100).rev()).expect("times");
-        assert_eq!((all.min, all.p50, all.max), (1.0, 50.5, 100.0));
-        assert_eq!((all.p90, all.p99), (Some(90.0), Some(99.0)));
-        let ten = us([1, 1, 1, 1, 1, 1, 1, 1, 1, 1000]).expect("times");
-        assert_eq!((ten.p90, ten.p99), (Some(1.0), None));
-        let one = us([7]).expect("a time");
-        assert_eq!((one.p50, one.p90, one.max), (7.0, None, 7.0));
-        assert_eq!(us([4, 2]).expect("times").p50, 3.0);
-        assert_eq!(us([]), None);
-    }
 
     #[test]
     fn shares_add_up_and_nothing_is_divided_by_zero() {

@@ -4,23 +4,28 @@
 //! runs it with the other end, and answers with one line of JSON. It uses public interfaces only, so that the same
 //! source builds against earlier commits.
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ffi::OsStr;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tcpx::{Auth, Connection, Deadlines, Endpoint, Gpu, Key, Options, Region, TcpNetwork};
 use tcpx_net::TcpOptions;
 
-use crate::cost::{Cost, Has, Latency, cpu_us};
+use crate::cost::has_now;
 use crate::end::{Buffers, depth};
+use crate::meter::{Sample, calibrate};
 use crate::orders::{Answer, Link, Mode, Order, Run, Talk};
 use crate::plugin::Comms;
+use crate::process::{self, Figures, Metric, Process};
 use crate::relay::Relay;
+use crate::statistics::median;
 use crate::{Error, Meter, serve};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,22 +46,17 @@ struct Case {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum What {
-    /// Messages: `p50` and `p99` of half a round trip in microseconds, or `rate` in GB/s and `cpu`.
+    /// Messages.
     Run(Run),
     /// The same beside processes that only take time from a core.
     Busy(Run),
     /// The same while a lane is reset every so many milliseconds, by the relay.
     Resets(Run, u64),
-    /// Connections made and closed one after the other: `p50` in microseconds.
-    SetUp,
-    /// So many connections that nobody uses: `memory` in KiB and `descriptors` of both ends, for each.
-    Idle(usize),
-    /// Messages through the tables of an NCCL plugin: a round trip with `window` 0, else one way.
-    Plugin {
-        bytes: usize,
-        comms: usize,
-        window: usize,
-    },
+    /// So many connections, made one after the other, that nobody uses: how long one takes, and what both ends then
+    /// have for each.
+    Connections(usize),
+    /// Messages through the tables of an NCCL plugin, of so many comms at once.
+    Plugin(Run, usize),
 }
 
 /// Runs the driver with these arguments.
@@ -90,62 +90,14 @@ fn print(value: &Value) -> Result<(), Error> {
         .map_err(Error::system("answer"))
 }
 
-/// The other process, by its pipes; killed when dropped.
-struct Pipes {
-    child: Child,
-    to: ChildStdin,
-    from: Lines<BufReader<ChildStdout>>,
-}
-
-impl Pipes {
-    fn start(plugin: &str, prefix: &[String]) -> Result<Self, Error> {
-        let own = std::env::current_exe().map_err(Error::system("find this program"))?;
-        let mut command = match prefix.split_first() {
-            Some((program, rest)) => {
-                let mut command = Command::new(program);
-                command.args(rest).arg(own);
-                command
-            }
-            None => Command::new(own),
-        };
-        command
-            .args(["serve", plugin])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .map_err(Error::system("start the other end"))?;
-        let to = child
-            .stdin
-            .take()
-            .ok_or_else(|| missing("pipe to the other end"))?;
-        let from = child
-            .stdout
-            .take()
-            .ok_or_else(|| missing("pipe from the other end"))?;
-        Ok(Self {
-            child,
-            to,
-            from: BufReader::new(from).lines(),
-        })
-    }
-}
-
-impl Drop for Pipes {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Talk for Pipes {
+/// The other end; the gate ends this process where it does not answer.
+impl Talk for Process {
     fn tell(&mut self, message: Value) -> Result<(), Error> {
-        writeln!(self.to, "{message}").map_err(Error::system("reach the other end"))
+        Self::tell(self, &message).map_err(Error::system("reach the other end"))
     }
 
-    /// Its own waits end; and the gate ends this process where they do not.
-    fn hear(&mut self, _limit: Duration) -> Result<Value, Error> {
-        parse(self.from.next())
+    fn hear(&mut self, limit: Duration) -> Result<Value, Error> {
+        Self::hear(self, limit).map_err(Error::system("hear the other end"))
     }
 }
 
@@ -158,35 +110,38 @@ impl Talk for Standard {
     }
 
     fn hear(&mut self, _limit: Duration) -> Result<Value, Error> {
-        parse(std::io::stdin().lines().next())
+        let line = std::io::stdin().lines().next();
+        let line = line.ok_or_else(|| missing("other end any more"))?;
+        parse(&line.map_err(Error::system("hear the other end"))?)
     }
 }
 
-fn parse(line: Option<std::io::Result<String>>) -> Result<Value, Error> {
-    let line = line.ok_or_else(|| missing("other end any more"))?;
-    let line = line.map_err(Error::system("hear the other end"))?;
-    serde_json::from_str(&line).map_err(|error| Error::failed(error.to_string(), line))
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Error> {
+    serde_json::from_str(line).map_err(|error| Error::failed(error.to_string(), line))
 }
 
 fn run(plugin: &str, prefix: &[String]) -> Result<(), Error> {
+    let own = std::env::current_exe().map_err(Error::system("find this program"))?;
+    let mut words = prefix.iter().map(OsStr::new).chain([own.as_os_str()]);
+    let mut other = Command::new(words.next().unwrap_or_default());
+    other.args(words).args(["serve", plugin]);
     let mut driver = Driver {
         plugin: plugin.into(),
-        pipes: Pipes::start(plugin, prefix)?,
+        other: Process::start(&mut other).map_err(Error::system("start the other end"))?,
         open: None,
         comms: None,
     };
     for line in std::io::stdin().lines() {
         let line = line.map_err(Error::system("hear the gate"))?;
-        let case =
-            serde_json::from_str(&line).map_err(|error| Error::failed(error.to_string(), line));
-        let figures = case.and_then(|case| driver.case(&case));
-        print(&match figures {
-            Ok(figures) => json!({ "figures": figures }),
+        let mut answer = process::Answer::default();
+        match parse(&line).and_then(|case| driver.case(&case)) {
+            Ok(figures) => answer.figures = figures,
             Err(error) => {
                 driver.open = None;
-                json!({ "error": error.to_string() })
+                answer.error = Some(error.to_string());
             }
-        })?;
+        }
+        print(&json!(answer))?;
     }
     Ok(())
 }
@@ -199,19 +154,17 @@ struct Open {
     address: SocketAddr,
     options: Options,
     relay: Option<Relay>,
-    gpu: Option<Gpu>,
 }
 
 struct Driver {
     plugin: PathBuf,
-    pipes: Pipes,
+    other: Process,
     open: Option<Open>,
     comms: Option<Comms>,
 }
 
 impl Driver {
-    fn case(&mut self, case: &Case) -> Result<Value, Error> {
-        let span = Duration::from_millis(case.ms);
+    fn case(&mut self, case: &Case) -> Result<Figures, Error> {
         match &case.what {
             What::Run(run) => self.messages(case, run, 0),
             What::Busy(run) => {
@@ -219,53 +172,40 @@ impl Driver {
                 self.messages(case, run, 0)
             }
             What::Resets(run, every) => self.messages(case, run, *every),
-            What::SetUp => self.set_up(case, span),
-            What::Idle(count) => self.idle(case, *count),
-            What::Plugin {
-                bytes,
-                comms,
-                window,
-            } => self.plugin(*bytes, *comms, *window, span),
+            What::Connections(count) => self.connections(case, *count),
+            What::Plugin(run, comms) => self.plugin(case, run, *comms),
         }
     }
 
     /// A connection like this, new where the last one is unlike.
-    fn open(&mut self, link: &Link) -> Result<(&Open, &mut Pipes), Error> {
+    fn open(&mut self, link: &Link) -> Result<(&Open, &mut Process), Error> {
         if self.open.as_ref().is_none_or(|open| open.link != *link) {
             self.open = None;
             let open = self.connect(link)?;
             self.open = Some(open);
         }
         let open = self.open.as_ref().ok_or_else(|| missing("connection"))?;
-        Ok((open, &mut self.pipes))
+        Ok((open, &mut self.other))
     }
 
     fn connect(&mut self, link: &Link) -> Result<Open, Error> {
-        let talk: &mut dyn Talk = &mut self.pipes;
+        let talk: &mut dyn Talk = &mut self.other;
         let key = tcpx::generate_key()?.to_text();
         talk.say(&Order::Listen {
             link: link.clone(),
             key: key.clone(),
         })?;
-        let Answer::At { at, .. } = talk.answer(PATIENCE)? else {
+        let Answer::At { at: mut address } = talk.answer(PATIENCE)? else {
             return Err(missing("address of the other end"));
         };
-        let listening = match &link.host {
-            Some(host) => {
-                SocketAddr::new(host.parse().map_err(|_| missing("such host"))?, at.port())
-            }
-            None => at,
-        };
-        let relay = match link.relay_us {
-            Some(us) => Some(
-                Relay::start(listening, Duration::from_micros(us))
-                    .map_err(Error::system("relay"))?,
-            ),
-            None => None,
-        };
-        let address = relay.as_ref().map_or(listening, Relay::address);
-        let (options, gpu) = options(link, &key, 0)?;
-        talk.say(&Order::Accept)?;
+        if let Some(host) = &link.host {
+            address.set_ip(host.parse().map_err(|_| missing("such host"))?);
+        }
+        let relay = link.relay_us.map(Duration::from_micros);
+        let relay = relay.map(|delay| Relay::start(address, delay)).transpose();
+        let relay = relay.map_err(Error::system("relay"))?;
+        let address = relay.as_ref().map_or(address, Relay::address);
+        let options = options(link, &key, 0)?;
         let connection = Endpoint::connect(address, &options)?;
         talk.done(PATIENCE)?;
         Ok(Open {
@@ -274,20 +214,20 @@ impl Driver {
             address,
             options,
             relay,
-            gpu,
         })
     }
 
-    fn messages(&mut self, case: &Case, run: &Run, reset_ms: u64) -> Result<Value, Error> {
-        let (open, pipes) = self.open(&case.link)?;
+    fn messages(&mut self, case: &Case, run: &Run, reset_ms: u64) -> Result<Figures, Error> {
+        let (open, other) = self.open(&case.link)?;
         let span = Duration::from_millis(case.ms);
-        let allocate = |bytes| region(open.gpu.as_ref(), bytes);
-        let mut meter = Meter::new(&open.connection, pipes, &allocate, PATIENCE);
-        let mut run = Run {
+        let allocate = |bytes| region(open.options.gpu.as_ref(), bytes);
+        let mut meter = Meter::new(&open.connection, other, &allocate, PATIENCE);
+        let run = Run {
             depth: depth(run.bytes, run.depth),
             ..*run
         };
-        run.count = meter.calibrate(&run, span)?;
+        let run = calibrate(&run, span, |run| meter.run(run, span))?;
+        let run = enough(run);
         let resets = match (reset_ms, &open.relay) {
             (0, _) => None,
             (every, Some(relay)) => Some(relay.reset_every(Duration::from_millis(every))),
@@ -295,38 +235,20 @@ impl Driver {
         };
         let sample = meter.run(&run, span)?;
         drop(resets);
-        Ok(match run.mode {
-            Mode::Latency => percentiles(sample.latency()),
-            _ => json!({ "rate": sample.rate(), "cpu": sample.cpu() }),
-        })
+        Ok(sample.figures(run.mode))
     }
 
-    fn set_up(&mut self, case: &Case, span: Duration) -> Result<Value, Error> {
-        let (open, pipes) = self.open(&case.link)?;
-        let talk: &mut dyn Talk = pipes;
-        let mut times = Vec::new();
-        let began = Instant::now();
-        while times.len() < 5 || began.elapsed() < span {
-            talk.say(&Order::Keep { count: 1 })?;
-            let started = Instant::now();
-            let connection = Endpoint::connect(open.address, &open.options)?;
-            times.push(started.elapsed());
-            talk.done(PATIENCE)?;
-            talk.say(&Order::Close)?;
-            connection.close(PATIENCE)?;
-            talk.done(PATIENCE)?;
-        }
-        // Too few for a 99th percentile.
-        Ok(json!({ "p50": Latency::of(&times).map(|latency| latency.p50) }))
-    }
-
-    fn idle(&mut self, case: &Case, count: usize) -> Result<Value, Error> {
-        let (open, pipes) = self.open(&case.link)?;
-        let talk: &mut dyn Talk = pipes;
+    fn connections(&mut self, case: &Case, count: usize) -> Result<Figures, Error> {
+        let (open, other) = self.open(&case.link)?;
+        let talk: &mut dyn Talk = other;
         let before = both_have(talk)?;
         talk.say(&Order::Keep { count })?;
-        let kept = (0..count).map(|_| Endpoint::connect(open.address, &open.options));
-        let kept = kept.collect::<Result<Vec<_>, _>>()?;
+        let (mut kept, mut times) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let started = Instant::now();
+            kept.push(Endpoint::connect(open.address, &open.options)?);
+            times.push(started.elapsed().as_secs_f64() * 1e6);
+        }
         talk.done(PATIENCE)?;
         let after = both_have(talk)?;
         talk.say(&Order::Close)?;
@@ -335,69 +257,64 @@ impl Driver {
         }
         talk.done(PATIENCE)?;
         let [memory, descriptors] = [0, 1].map(|at| (after[at] - before[at]) / count as f64);
-        Ok(json!({ "memory": (memory / 1024.0).max(0.1), "descriptors": descriptors.max(0.1) }))
+        Ok(Figures::from([
+            (Metric::P50, median(&times)),
+            (Metric::Memory, (memory / 1024.0).max(0.1)),
+            (Metric::Descriptors, descriptors.max(0.1)),
+        ]))
     }
 
-    fn plugin(
-        &mut self,
-        bytes: usize,
-        comms: usize,
-        window: usize,
-        span: Duration,
-    ) -> Result<Value, Error> {
+    fn plugin(&mut self, case: &Case, run: &Run, count: usize) -> Result<Figures, Error> {
         let own = loaded(&mut self.comms, &self.plugin)?;
-        let talk: &mut dyn Talk = &mut self.pipes;
-        talk.say(&Order::Comms { count: comms })?;
+        let talk: &mut dyn Talk = &mut self.other;
+        talk.say(&Order::Comms { count })?;
         let Answer::Handles { handles } = talk.answer(PATIENCE)? else {
             return Err(missing("handles"));
         };
-        let room = (bytes * window.max(1)).max(4096);
-        let back = own.listen(comms)?;
-        talk.say(&Order::Connect { back, bytes: room })?;
-        own.connect(&handles, room)?;
+        let bytes = usize::try_from(run.bytes * u64::from(run.depth)).unwrap_or(usize::MAX);
+        let bytes = bytes.max(4096);
+        let back = own.listen(count)?;
+        talk.say(&Order::Connect { back, bytes })?;
+        own.connect(&handles, bytes)?;
         talk.done(PATIENCE)?;
-        let mut some = |count: usize| -> Result<(Vec<Duration>, f64, Cost), Error> {
-            talk.say(&Order::Through {
-                bytes,
-                window,
-                count,
-            })?;
-            let cpu = cpu_us();
+        let mut through = |run: &Run| {
+            talk.say(&Order::Through { run: *run })?;
             let started = Instant::now();
-            let times = own.take_part(bytes, window, count, true)?;
-            let mut cost = talk.done(PATIENCE)?;
-            let seconds = started.elapsed().as_secs_f64();
-            cost.cpu_us += cpu_us().saturating_sub(cpu);
-            Ok((times, seconds, cost))
+            let part = own.take_part(run, true);
+            let theirs = talk.done(PATIENCE);
+            let mut sample = Sample::of(part, theirs, run.moved() * count as u64)?;
+            // This end's last call says little of what has arrived.
+            sample.part.elapsed = started.elapsed();
+            Ok(sample)
         };
-        let few = (4 * window).max(20);
-        let each = some(few)?.1 / few as f64;
-        let count = ((span.as_secs_f64() / each) as usize).clamp(few, 50_000);
-        let (times, seconds, cost) = some(count)?;
+        let run = enough(calibrate(
+            run,
+            Duration::from_millis(case.ms),
+            &mut through,
+        )?);
+        let sample = through(&run)?;
         talk.say(&Order::Close)?;
         own.close();
         talk.done(PATIENCE)?;
-        if window == 0 {
-            return Ok(percentiles(Latency::of(&times)));
-        }
-        let gigabytes = (bytes * count * comms) as f64 / 1e9;
-        let cpu = cost.cpu_us as f64 / 1e6 / gigabytes;
-        Ok(json!({ "rate": gigabytes / seconds, "cpu": cpu }))
+        Ok(sample.figures(run.mode))
     }
 }
 
-/// Memory and descriptors of both processes.
+/// A run with as many times as a 99th percentile takes, also on a busy host.
+fn enough(run: Run) -> Run {
+    let least = if run.mode == Mode::Latency { 100 } else { 1 };
+    let count = run.count.max(least);
+    Run { count, ..run }
+}
+
+/// Bytes of memory and descriptors of both processes.
 fn both_have(talk: &mut dyn Talk) -> Result<[f64; 2], Error> {
     talk.say(&Order::Has)?;
-    let here = Has::now().map_err(Error::system("look at this process"))?;
-    let Answer::Has(there) = talk.answer(PATIENCE)? else {
+    let Answer::Has { has } = talk.answer(PATIENCE)? else {
         return Err(missing("word of what the other end has"));
     };
-    let sums = [
-        here.memory + there.memory,
-        here.descriptors + there.descriptors,
-    ];
-    Ok(sums.map(|sum| sum as f64))
+    let own = has_now()?;
+    Ok([0, 1].map(|at| (own[at] + has[at]) as f64))
 }
 
 /// The comms of a plugin file, which is loaded when a case first needs it.
@@ -406,11 +323,6 @@ fn loaded<'a>(comms: &'a mut Option<Comms>, plugin: &Path) -> Result<&'a mut Com
         Some(comms) => Ok(comms),
         none => Ok(none.insert(Comms::load(plugin, PATIENCE)?)),
     }
-}
-
-fn percentiles(latency: Option<Latency>) -> Value {
-    let (p50, p99) = (latency.map(|one| one.p50), latency.and_then(|one| one.p99));
-    json!({ "p50": p50, "p99": p99 })
 }
 
 fn region(gpu: Option<&Gpu>, bytes: u64) -> Result<Region, Error> {
@@ -422,7 +334,7 @@ fn region(gpu: Option<&Gpu>, bytes: u64) -> Result<Region, Error> {
     made.map_err(Error::memory("allocate memory"))
 }
 
-fn options(link: &Link, key: &str, end: usize) -> Result<(Options, Option<Gpu>), Error> {
+fn options(link: &Link, key: &str, end: usize) -> Result<Options, Error> {
     let network = TcpNetwork::new(TcpOptions {
         stage_host: link.staged,
         lanes: link.lanes,
@@ -436,9 +348,8 @@ fn options(link: &Link, key: &str, end: usize) -> Result<(Options, Option<Gpu>),
         total: None,
     };
     let gpu = link.gpus.map(|gpus| Gpu::open(gpus[end])).transpose();
-    let gpu = gpu.map_err(|error| Error::memory("open the GPU")(error.into()))?;
-    options.gpu.clone_from(&gpu);
-    Ok((options, gpu))
+    options.gpu = gpu.map_err(|error| Error::memory("open the GPU")(error.into()))?;
+    Ok(options)
 }
 
 /// A process that only takes time from a core.
@@ -496,16 +407,14 @@ impl Other {
                     Some(_) => Ipv4Addr::UNSPECIFIED,
                     None => Ipv4Addr::LOCALHOST,
                 };
-                let (options, gpu) = options(&link, &key, 1)?;
-                let endpoint = Endpoint::listen(SocketAddr::new(IpAddr::V4(ip), 0), options)?;
+                let options = options(&link, &key, 1)?;
+                self.gpu.clone_from(&options.gpu);
+                let endpoint = Endpoint::listen((ip, 0).into(), options)?;
                 let at = endpoint.local_addr();
-                (self.endpoint, self.gpu) = (Some(endpoint), gpu);
-                return Ok(Answer::At {
-                    at,
-                    congestion: None,
-                });
+                talk.say(&Answer::At { at })?;
+                self.connection = Some(endpoint.accept(PATIENCE)?);
+                self.endpoint = Some(endpoint);
             }
-            Order::Accept => self.connection = Some(self.accept()?),
             Order::Run { run } => {
                 let connection = self
                     .connection
@@ -516,9 +425,10 @@ impl Other {
                 return serve::take_part(connection, talk, &run, &mut self.buffers, &allocate);
             }
             Order::Keep { count } => {
+                let endpoint = self.endpoint.as_ref();
+                let endpoint = endpoint.ok_or_else(|| missing("endpoint"))?;
                 for _ in 0..count {
-                    let accepted = self.accept()?;
-                    self.kept.push(accepted);
+                    self.kept.push(endpoint.accept(PATIENCE)?);
                 }
             }
             Order::Close => {
@@ -531,20 +441,17 @@ impl Other {
                 }
             }
             Order::Has => {
-                return Ok(Answer::Has(
-                    Has::now().map_err(Error::system("look at this process"))?,
-                ));
+                return Ok(Answer::Has { has: has_now()? });
             }
             Order::Comms { count } => {
                 let handles = self.comms()?.listen(count)?;
                 return Ok(Answer::Handles { handles });
             }
             Order::Connect { back, bytes } => self.comms()?.connect(&back, bytes)?,
-            Order::Through {
-                bytes,
-                window,
-                count,
-            } => return self.comms()?.serve(bytes, window, count),
+            Order::Through { run } => {
+                let cost = self.comms()?.take_part(&run, false)?.cost;
+                return Ok(Answer::Done { cost });
+            }
             Order::End => {}
             other => {
                 return Err(Error::failed(
@@ -558,10 +465,5 @@ impl Other {
 
     fn comms(&mut self) -> Result<&mut Comms, Error> {
         loaded(&mut self.comms, &self.plugin)
-    }
-
-    fn accept(&self) -> Result<Connection, Error> {
-        let endpoint = self.endpoint.as_ref().ok_or_else(|| missing("endpoint"))?;
-        Ok(endpoint.accept(PATIENCE)?)
     }
 }

@@ -86,11 +86,20 @@ pub(crate) struct End<'a> {
     pub(crate) measures: bool,
 }
 
-/// What one thread does in one direction.
+/// What one thread does in one direction: it receives what was posted and what follows, or else sends.
 struct Job {
-    sends: bool,
     thread: usize,
-    posted: VecDeque<Transfer>,
+    posted: Option<VecDeque<Transfer>>,
+}
+
+/// Times what one end does.
+pub(crate) fn timed<E>(work: impl FnOnce() -> Result<Part, E>) -> Result<Part, E> {
+    let cpu = cpu_us();
+    let started = Instant::now();
+    let mut part = work()?;
+    part.elapsed = started.elapsed();
+    part.cost.cpu_us = cpu_us().saturating_sub(cpu);
+    Ok(part)
 }
 
 impl End<'_> {
@@ -140,43 +149,23 @@ impl End<'_> {
     ) -> Result<Part, Error> {
         self.prepare()?;
         let (sends, receives) = self.run.directions(self.measures);
-        let (out, back) = if self.measures {
-            (THERE, BACK)
-        } else {
-            (BACK, THERE)
+        let (out, back) = match self.measures {
+            true => (THERE, BACK),
+            false => (BACK, THERE),
         };
         let mut jobs = Vec::new();
         for thread in 0..=usize::from(self.run.more_threads) {
-            if receives {
-                jobs.push(Job {
-                    sends: false,
-                    thread,
-                    posted: self.post(thread, back)?,
-                });
-            }
-            if sends {
-                let posted = VecDeque::new();
-                jobs.insert(
-                    0,
-                    Job {
-                        sends: true,
-                        thread,
-                        posted,
-                    },
-                );
-            }
+            let posted = receives.then(|| self.post(thread, back)).transpose()?;
+            let job = |posted| Job { thread, posted };
+            jobs.extend(sends.then(|| job(None)));
+            jobs.extend(posted.map(|posted| job(Some(posted))));
         }
         ready()?;
-        let cpu = cpu_us();
-        let started = Instant::now();
-        let mut part = match (self.run.mode, jobs.pop()) {
-            (Mode::Latency, None) => Part::default(),
-            (Mode::Latency, Some(job)) if job.sends => self.ping()?,
-            (Mode::Latency, Some(job)) => self.pong(job.posted)?,
-            (_, last) => self.all(last, jobs, out, back)?,
-        };
-        part.elapsed = started.elapsed();
-        part.cost.cpu_us = cpu_us().saturating_sub(cpu);
+        let part = timed(|| match (self.run.mode, jobs.pop()) {
+            (Mode::Latency, Some(Job { posted: None, .. })) => self.ping(),
+            (Mode::Latency, Some(job)) => self.pong(job.posted.unwrap_or_default()),
+            (_, last) => self.all(last, jobs, out, back),
+        })?;
         if receives {
             self.compare()?;
         }
@@ -185,9 +174,9 @@ impl End<'_> {
 
     /// All jobs at once, one of them by this thread.
     fn all(&self, own: Option<Job>, others: Vec<Job>, out: u64, back: u64) -> Result<Part, Error> {
-        let work = |job: Job| match job.sends {
-            true => self.send_all(job.thread, out),
-            false => self.receive_all(job, back),
+        let work = |job: Job| match job.posted {
+            None => self.keep_in_flight(|index| self.send(job.thread, out, index)),
+            Some(posted) => self.receive_all(posted, job.thread, back, |_| Ok(())),
         };
         std::thread::scope(|scope| {
             let work = &work;
@@ -199,7 +188,7 @@ impl End<'_> {
                     || Error::failed("a thread ended before its time", "its message stands above");
                 let part = other.join().unwrap_or_else(|_| Err(panicked()))?;
                 whole.times.extend(part.times);
-                whole.cost.spent.join(&part.cost.spent);
+                whole.cost.join(&part.cost);
             }
             Ok(whole)
         })
@@ -216,20 +205,35 @@ impl End<'_> {
         some.map(|index| self.receive(thread, tag, index)).collect()
     }
 
-    fn receive_all(&self, mut job: Job, tag: u64) -> Result<Part, Error> {
+    /// Receives all messages of a thread; `then` follows each.
+    fn receive_all(
+        &self,
+        mut posted: VecDeque<Transfer>,
+        thread: usize,
+        tag: u64,
+        mut then: impl FnMut(u32) -> Result<(), Error>,
+    ) -> Result<Part, Error> {
         let mut part = Part::default();
-        let mut next = u32::try_from(job.posted.len()).unwrap_or(u32::MAX);
-        while let Some(transfer) = job.posted.pop_front() {
+        let first = u32::try_from(posted.len()).unwrap_or(u32::MAX);
+        for index in 0..self.run.count {
+            let Some(transfer) = posted.pop_front() else {
+                break;
+            };
             part.cost.spent.add(&self.of_size(transfer)?);
+            then(index)?;
+            let next = index.saturating_add(first);
             if next < self.run.count {
-                job.posted.push_back(self.receive(job.thread, tag, next)?);
-                next += 1;
+                posted.push_back(self.receive(thread, tag, next)?);
             }
         }
         Ok(part)
     }
 
-    fn send_all(&self, thread: usize, tag: u64) -> Result<Part, Error> {
+    /// Starts all messages, as many of them in flight as the run says.
+    pub(crate) fn keep_in_flight(
+        &self,
+        mut start: impl FnMut(u32) -> Result<Transfer, Error>,
+    ) -> Result<Part, Error> {
         let mut part = Part::default();
         part.times.reserve(self.run.count as usize);
         let mut note = |report: Report| {
@@ -237,16 +241,16 @@ impl End<'_> {
             part.cost.spent.add(&report);
         };
         let depth = usize::from(self.run.depth);
-        let mut sent: VecDeque<Transfer> = VecDeque::with_capacity(depth);
+        let mut running: VecDeque<Transfer> = VecDeque::with_capacity(depth);
         for index in 0..self.run.count {
-            if sent.len() >= depth
-                && let Some(oldest) = sent.pop_front()
+            if running.len() >= depth
+                && let Some(oldest) = running.pop_front()
             {
                 note(oldest.wait()?);
             }
-            sent.push_back(self.send(thread, tag, index)?);
+            running.push_back(start(index)?);
         }
-        for transfer in sent {
+        for transfer in running {
             note(transfer.wait()?);
         }
         Ok(part)
@@ -268,22 +272,12 @@ impl End<'_> {
         Ok(part)
     }
 
-    fn pong(&self, mut posted: VecDeque<Transfer>) -> Result<Part, Error> {
-        let mut part = Part::default();
+    fn pong(&self, posted: VecDeque<Transfer>) -> Result<Part, Error> {
         let mut unacknowledged = VecDeque::with_capacity(UNACKNOWLEDGED);
-        let mut next = u32::try_from(posted.len()).unwrap_or(u32::MAX);
-        for index in 0..self.run.count {
-            let Some(transfer) = posted.pop_front() else {
-                break;
-            };
-            part.cost.spent.add(&self.of_size(transfer)?);
+        let part = self.receive_all(posted, 0, THERE, |index| {
             unacknowledged.push_back(self.send(0, BACK, index)?);
-            if next < self.run.count {
-                posted.push_back(self.receive(0, THERE, next)?);
-                next += 1;
-            }
-            settle(&mut unacknowledged, UNACKNOWLEDGED - 1)?;
-        }
+            settle(&mut unacknowledged, UNACKNOWLEDGED - 1)
+        })?;
         settle(&mut unacknowledged, 0)?;
         Ok(part)
     }

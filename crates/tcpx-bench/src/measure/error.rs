@@ -62,6 +62,12 @@ impl From<tcpx::Error> for Error {
     }
 }
 
+impl From<tcpx::NetworkError> for Error {
+    fn from(error: tcpx::NetworkError) -> Self {
+        tcpx::Error::from(error).into()
+    }
+}
+
 impl Error {
     /// An error with what to do about it.
     pub fn failed(what: impl Into<String>, hint: impl Into<String>) -> Self {

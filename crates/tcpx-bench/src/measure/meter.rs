@@ -5,9 +5,14 @@ use std::time::Duration;
 use tcpx::Connection;
 
 use crate::Error;
-use crate::cost::{Cost, Latency};
+use crate::cost::Cost;
 use crate::end::{Allocate, Buffers, End, Part, depth};
 use crate::orders::{Answer, MOST_MESSAGES, Mode, Op, Order, Run, Talk};
+use crate::process::{Figures, Metric};
+use crate::statistics::{median, percentile};
+
+/// Times that are kept for the percentiles.
+const MOST_TIMES: usize = 4_000_000;
 
 /// A connection that is measured, with this end's memory.
 #[expect(missing_debug_implementations, reason = "it holds what joins the ends")]
@@ -62,9 +67,33 @@ impl Sample {
         us as f64 * 1e3 / (self.moved as f64).max(1.0)
     }
 
-    /// Times of the messages, or halves of round trips.
-    pub fn latency(&self) -> Option<Latency> {
-        Latency::of(&self.part.times)
+    /// Microseconds of each message, or of half of each round trip.
+    pub fn micros(&self) -> Vec<f64> {
+        let us = |time: &Duration| time.as_secs_f64() * 1e6;
+        self.part.times.iter().map(us).collect()
+    }
+
+    /// What is compared of such a measurement.
+    pub(crate) fn figures(&self, mode: Mode) -> Figures {
+        if mode != Mode::Latency {
+            return Figures::from([(Metric::Rate, self.rate()), (Metric::Cpu, self.cpu())]);
+        }
+        let times = self.micros();
+        let p99 = percentile(&times, 99).map(|p99| (Metric::P99, p99));
+        [(Metric::P50, median(&times))]
+            .into_iter()
+            .chain(p99)
+            .collect()
+    }
+
+    /// Adds what came next.
+    pub fn join(&mut self, next: &Self) {
+        let room = MOST_TIMES.saturating_sub(self.part.times.len());
+        self.part.times.extend(next.part.times.iter().take(room));
+        self.part.elapsed += next.part.elapsed;
+        self.part.cost.join(&next.part.cost);
+        self.theirs.join(&next.theirs);
+        self.moved = self.moved.saturating_add(next.moved);
     }
 }
 
@@ -149,12 +178,12 @@ impl<'a> Meter<'a> {
         Sample::of(part, theirs, run.moved())
     }
 
-    /// How many messages of a run take about `span`.
+    /// Warms up for about `span`; how long a message of the run takes.
     ///
     /// # Errors
     /// As [`Self::run`].
-    pub(crate) fn calibrate(&mut self, run: &Run, span: Duration) -> Result<u32, Error> {
-        calibrate(run, span, |run| self.run(run, span))
+    pub fn warm_up(&mut self, run: &Run, span: Duration) -> Result<Duration, Error> {
+        warm_up(run, span, |run| self.run(run, span))
     }
 
     /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any host.
@@ -173,20 +202,37 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// How many messages of a run take about `span`, when `measure` moves them.
-pub(crate) fn calibrate(
+/// Moves what does not count for about `span`; how long one message takes.
+pub(crate) fn warm_up(
     run: &Run,
     span: Duration,
     mut measure: impl FnMut(&Run) -> Result<Sample, Error>,
-) -> Result<u32, Error> {
-    let least = u32::from(run.depth).max(2);
-    let mut count = least;
+) -> Result<Duration, Error> {
+    let mut count = u32::from(run.depth).max(2);
+    let mut each = Duration::ZERO;
     // A few messages say little about many: twice is enough to come near.
     for _ in 0..2 {
-        let sample = measure(&Run { count, ..*run })?;
-        let each = sample.part.elapsed.as_secs_f64() / f64::from(count);
-        let wanted = (span.as_secs_f64() / each.max(1e-9)).min(f64::from(MOST_MESSAGES));
-        count = (wanted as u32).clamp(least, MOST_MESSAGES);
+        each = measure(&Run { count, ..*run })?.part.elapsed / count;
+        count = fitting(span, each).max(count);
     }
-    Ok(count)
+    Ok(each)
+}
+
+/// How many messages go into `span` if one takes `each`.
+pub fn fitting(span: Duration, each: Duration) -> u32 {
+    let count = span.as_nanos() / each.as_nanos().max(1);
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    count.clamp(1, MOST_MESSAGES)
+}
+
+/// A run of as many messages as take about `span`, when `measure` moves them.
+pub(crate) fn calibrate(
+    run: &Run,
+    span: Duration,
+    measure: impl FnMut(&Run) -> Result<Sample, Error>,
+) -> Result<Run, Error> {
+    // A quarter says enough of the whole.
+    let each = warm_up(run, span / 4, measure)?;
+    let count = fitting(span, each).max(u32::from(run.depth).max(2));
+    Ok(Run { count, ..*run })
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
-use crate::cost::{Cost, Has};
+use crate::cost::Cost;
 use crate::end::MOST_BYTES;
 
 /// Most messages of one measurement.
@@ -153,16 +153,11 @@ pub(crate) enum Order {
     Run { run: Run },
     /// A measurement where one end moves all: it is over. [`Answer::Done`].
     Over,
-    /// The same with plain loops. [`Answer::At`], then [`Answer::Done`].
-    Plain { run: Run, streams: u16 },
-    /// `iperf3 -s -1`. [`Answer::At`], then [`Answer::Done`].
-    Iperf3,
     /// No more. [`Answer::Done`].
     End,
-    /// A driver's own, as all below: listen for connections like this. [`Answer::At`].
+    /// A driver's own, as all below: listen for connections like this, [`Answer::At`]; orders are about the first one from
+    /// now on. [`Answer::Done`] when it is there.
     Listen { link: Link, key: String },
-    /// Accept one that orders are about from now on. [`Answer::Done`] when it is there.
-    Accept,
     /// Accept so many more, and keep them. [`Answer::Done`] when they are there.
     Keep { count: usize },
     /// Close those, and all comms. [`Answer::Done`].
@@ -173,12 +168,8 @@ pub(crate) enum Order {
     Comms { count: usize },
     /// Accept them with so much memory each, and connect back through these handles. [`Answer::Done`].
     Connect { back: Vec<Vec<u8>>, bytes: usize },
-    /// Take part in messages through the plugin: round trips with a window of 0, else one way. [`Answer::Done`].
-    Through {
-        bytes: usize,
-        window: usize,
-        count: usize,
-    },
+    /// Take part in messages through the plugin. [`Answer::Done`].
+    Through { run: Run },
 }
 
 /// How a driver connects its ends.
@@ -202,27 +193,17 @@ pub(crate) struct Link {
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(crate) enum Answer {
     /// Its part begins; the keys of windows that it opened.
-    Ready {
-        keys: Vec<Vec<u8>>,
-    },
+    Ready { keys: Vec<Vec<u8>> },
     /// It has done its part.
-    Done {
-        cost: Cost,
-    },
-    /// Where to meet it, and the congestion control of its sockets as it read that back.
-    At {
-        at: SocketAddr,
-        congestion: Option<String>,
-    },
+    Done { cost: Cost },
+    /// Where to connect.
+    At { at: SocketAddr },
     /// Handles of listening comms.
-    Handles {
-        handles: Vec<Vec<u8>>,
-    },
-    Has(Has),
+    Handles { handles: Vec<Vec<u8>> },
+    /// Bytes of memory, and descriptors.
+    Has { has: [u64; 2] },
     /// It cannot, or could not.
-    Failed {
-        reason: Reason,
-    },
+    Failed { reason: Reason },
 }
 
 impl Answer {

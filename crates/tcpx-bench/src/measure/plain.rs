@@ -1,18 +1,16 @@
-//! Plain send and receive loops over host memory: what the machine gives to anybody.
+//! Plain send and receive loops over loopback and host memory: what the machine gives to anybody.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use tcpx::Connection;
+use tcpx::Congestion;
 use tcpx_net::plain;
 
-use crate::cost::{Cost, cpu_us};
-use crate::end::Part;
-use crate::meter::{Meter, Sample};
-use crate::orders::{Answer, MOST_IN_FLIGHT, Mode, Order, Run, Talk};
-use crate::serve::{reached_from, same_congestion};
-use crate::{Error, Op};
+use crate::Error;
+use crate::end::{Part, timed};
+use crate::meter::Sample;
+use crate::orders::{Mode, Run};
 
 /// Most bytes of one call.
 const CALL: usize = 1 << 20;
@@ -33,19 +31,16 @@ struct Share {
 
 impl Share {
     fn of(run: &Run, streams: u16) -> Self {
-        let (streams, slots) = (streams.max(1), run.depth.into());
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        match run.bytes / u64::from(streams) >= LEAST_PART {
-            true => Self {
-                part: bytes(run.bytes.div_ceil(streams.into())),
-                count: run.count,
-                slots,
-            },
-            false => Self {
-                part: bytes(run.bytes),
-                count: run.count.div_ceil(streams.into()),
-                slots,
-            },
+        let is_divided = run.bytes / u64::from(streams) >= LEAST_PART;
+        let (part, count) = match is_divided {
+            true => (run.bytes.div_ceil(streams.into()), run.count),
+            false => (run.bytes, run.count.div_ceil(streams.into())),
+        };
+        Self {
+            part: bytes(part),
+            count,
+            slots: run.depth.into(),
         }
     }
 
@@ -54,204 +49,108 @@ impl Share {
         self.part as u64 * u64::from(self.count) * u64::from(streams)
     }
 
+    /// Memory that was touched before anything is timed: a page fault costs more than a copy.
+    fn memory(self, byte: u8) -> Vec<u8> {
+        vec![byte; self.part * self.slots as usize]
+    }
+
     /// Where a message lies in a stream's memory.
-    fn slot(&self, index: u32) -> std::ops::Range<usize> {
+    fn slot(self, index: u32) -> std::ops::Range<usize> {
         let from = self.part * (index % self.slots) as usize;
         from..from + self.part
     }
 }
 
-/// A stream at one end, with memory that was touched before anything is timed: a page fault costs more than a copy.
-struct End {
-    stream: TcpStream,
-    source: Vec<u8>,
-    sink: Vec<u8>,
-}
-
-/// The other end's part.
-pub(crate) fn serve(
-    connection: &Connection,
-    talk: &mut dyn Talk,
-    run: &Run,
-    streams: u16,
-    limit: Duration,
-) -> Result<Answer, Error> {
-    run.check()?;
-    if streams == 0 || streams > MOST_IN_FLIGHT || run.op != Op::Send {
-        return Err(Error::unexpected(
-            "1 to 64 plain streams",
-            format!("{streams}"),
-        ));
-    }
-    let peer = connection.peer().address.ip();
-    let address = SocketAddr::new(reached_from(peer), 0);
-    let listener =
-        plain::listen(address, &same_congestion(connection)).map_err(tcpx::Error::from)?;
-    let at = listener.local_addr();
-    talk.say(&Answer::At {
-        at: at.map_err(Error::system("look at the listening socket"))?,
-        congestion: plain::congestion_control(&listener),
-    })?;
-    let until = Instant::now() + limit;
-    let mut accepted = Vec::with_capacity(streams.into());
-    while accepted.len() < usize::from(streams) {
-        let (stream, from) = plain::accept(&listener, until).map_err(tcpx::Error::from)?;
-        if from.ip() == peer {
-            accepted.push(stream);
-        }
-    }
-    let part = work(run, accepted, limit, false)?;
-    Ok(Answer::Done { cost: part.cost })
-}
-
-/// Measures plain loops over so many streams; the congestion control of their ends in words.
+/// Measures plain loops over so many streams, both ends in this process, a thread for each end of each direction.
 pub(crate) fn measure(
-    meter: &mut Meter<'_>,
     run: &Run,
     streams: u16,
-    span: Duration,
-) -> Result<(Sample, String), Error> {
-    let patience = meter.patience(run, span);
-    meter.talk.say(&Order::Plain { run: *run, streams })?;
-    let (at, there) = meet(meter, patience)?;
-    let until = Instant::now() + meter.limit;
-    let congestion = same_congestion(meter.connection);
-    let connected: Result<Vec<_>, _> = (0..streams)
-        .map(|_| plain::connect(at, &congestion, until))
-        .collect();
-    let connected = connected.map_err(tcpx::Error::from)?;
-    let here = connected.first().and_then(plain::congestion_control);
-    let started = Instant::now();
-    let part = work(run, connected, meter.limit, true);
-    let theirs = meter.talk.done(patience);
-    let all = started.elapsed();
-    let part = part.map(|part| match run.mode {
-        Mode::Latency => part,
-        // This end's last call says little of what has arrived.
-        _ => Part {
-            elapsed: all,
-            ..part
-        },
+    congestion: &Congestion,
+    limit: Duration,
+) -> Result<Sample, Error> {
+    let until = Instant::now() + limit;
+    let pair = || -> Result<[TcpStream; 2], Error> {
+        let listener = plain::listen((Ipv4Addr::LOCALHOST, 0).into(), congestion)?;
+        let at = listener
+            .local_addr()
+            .map_err(Error::system("look at a socket"))?;
+        let near = plain::connect(at, congestion, until)?;
+        Ok([near, plain::accept(&listener, until)?.0])
+    };
+    let pairs: Result<Vec<_>, _> = (0..streams).map(|_| pair()).collect();
+    let pairs = pairs?;
+    let share = Share::of(run, streams);
+    let (there, back) = run.directions(true);
+    let ways = pairs.iter().flat_map(|[near, far]| {
+        let there = there.then_some((near, far));
+        there.into_iter().chain(back.then_some((far, near)))
     });
-    let ways = if run.mode == Mode::One { 1 } else { 2 };
-    let moved = Share::of(run, streams).moved(streams) * ways;
-    Ok((Sample::of(part, theirs, moved)?, controls(here, there)))
-}
-
-/// Where to meet the other end, and the congestion control there.
-pub(crate) fn meet(
-    meter: &mut Meter<'_>,
-    limit: Duration,
-) -> Result<(SocketAddr, Option<String>), Error> {
-    match meter.talk.answer(limit)? {
-        Answer::At { at, congestion } => {
-            // Its address as it is: one of a single link says of which.
-            let mut address = meter.connection.peer().address;
-            address.set_port(at.port());
-            Ok((address, congestion))
+    let moved = || {
+        for stream in pairs.iter().flatten() {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(false)?;
+            stream.set_read_timeout(Some(limit))?;
+            stream.set_write_timeout(Some(limit))?;
         }
-        other => Err(Error::unexpected("where to meet", format!("{other:?}"))),
-    }
-}
-
-/// The congestion controls of both ends, for a note.
-pub(crate) fn controls(here: Option<String>, there: Option<String>) -> String {
-    let (here, there) = (here.unwrap_or_default(), there.unwrap_or_default());
-    match there.is_empty() || there == here {
-        true => here,
-        false => format!("{here} here and {there} there"),
-    }
-}
-
-/// Runs all streams, a thread for each direction of each.
-fn work(
-    run: &Run,
-    streams: Vec<TcpStream>,
-    limit: Duration,
-    measures: bool,
-) -> Result<Part, Error> {
-    let share = Share::of(run, u16::try_from(streams.len()).unwrap_or(u16::MAX));
-    let (sends, receives) = run.directions(measures);
-    let bytes = |wanted: bool| {
-        if wanted {
-            share.part * share.slots as usize
-        } else {
-            0
+        match run.mode {
+            Mode::Latency => ping_pong(&pairs[0], share),
+            _ => stream_all(ways.collect(), share),
         }
     };
-    let latency = run.mode == Mode::Latency;
-    let end = |stream: TcpStream| {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(limit))?;
-        stream.set_write_timeout(Some(limit))?;
-        Ok(End {
-            stream,
-            source: vec![0x3c; bytes(sends || latency)],
-            sink: vec![0xa5; bytes(receives && !latency)],
-        })
-    };
-    let ends: io::Result<Vec<End>> = streams.into_iter().map(end).collect();
-    let mut ends = ends.map_err(failed)?;
-    let cpu = cpu_us();
-    let started = Instant::now();
-    let mut part = Part::default();
-    match &mut ends[..] {
-        [end] if latency => part.times = ping_pong(end, share, measures).map_err(failed)?,
-        ends => std::thread::scope(|scope| {
+    let directions = if run.mode == Mode::One { 1 } else { 2 };
+    Ok(Sample {
+        part: moved().map_err(Error::system("move bytes through a plain stream"))?,
+        moved: share.moved(streams) * directions,
+        ..Sample::default()
+    })
+}
+
+/// Every stream's messages at once.
+fn stream_all(ways: Vec<(&TcpStream, &TcpStream)>, share: Share) -> io::Result<Part> {
+    let mut ways: Vec<_> = ways
+        .into_iter()
+        .map(|way| (way, share.memory(0x3c), share.memory(0xa5)))
+        .collect();
+    timed(|| {
+        std::thread::scope(|scope| {
             let mut threads = Vec::new();
-            for End {
-                stream,
-                source,
-                sink,
-            } in ends
-            {
-                let stream = &*stream;
-                if sends {
-                    let all = move |index| write(stream, &source[share.slot(index)]);
-                    threads.push(scope.spawn(move || (0..share.count).try_for_each(all)));
-                }
-                if receives {
-                    threads.push(scope.spawn(move || {
-                        (0..share.count)
-                            .try_for_each(|index| read(stream, &mut sink[share.slot(index)]))
-                    }));
-                }
+            for ((from, to), source, sink) in &mut ways {
+                let send = |index| write(from, &source[share.slot(index)]);
+                threads.push(scope.spawn(move || (0..share.count).try_for_each(send)));
+                let receive = |index| read(to, &mut sink[share.slot(index)]);
+                threads.push(scope.spawn(move || (0..share.count).try_for_each(receive)));
             }
-            let other = || Err(io::ErrorKind::Other.into());
-            let ends = threads.into_iter().map(|thread| thread.join());
-            let ends: Vec<io::Result<()>> =
-                ends.map(|end| end.unwrap_or_else(|_| other())).collect();
-            ends.into_iter().collect::<io::Result<()>>().map_err(failed)
-        })?,
-    }
-    part.elapsed = started.elapsed();
-    part.cost = Cost {
-        cpu_us: cpu_us().saturating_sub(cpu),
-        ..Cost::default()
-    };
-    Ok(part)
+            let mut ends = threads.into_iter().map(|thread| thread.join());
+            let other = |_| Err(io::ErrorKind::Other.into());
+            ends.try_for_each(|end| end.unwrap_or_else(other))
+        })
+        .map(|()| Part::default())
+    })
 }
 
-fn failed(source: io::Error) -> Error {
-    Error::system("move bytes through a plain stream")(source)
-}
-
-fn ping_pong(end: &mut End, share: Share, measures: bool) -> io::Result<Vec<Duration>> {
-    let (stream, memory) = (&end.stream, &mut end.source[share.slot(0)]);
-    let mut times = Vec::with_capacity(if measures { share.count as usize } else { 0 });
-    for _ in 0..share.count {
-        let started = Instant::now();
-        if measures {
-            write(stream, memory)?;
-            read(stream, memory)?;
-            times.push(started.elapsed() / 2);
-        } else {
-            read(stream, memory)?;
-            write(stream, memory)?;
-        }
-    }
-    Ok(times)
+/// A message there and back, over and over.
+fn ping_pong([near, far]: &[TcpStream; 2], share: Share) -> io::Result<Part> {
+    let (mut here, mut there) = (share.memory(0x3c), share.memory(0xa5));
+    timed(|| {
+        std::thread::scope(|scope| {
+            let answer = scope.spawn(|| {
+                (0..share.count).try_for_each(|_| {
+                    read(far, &mut there[share.slot(0)])?;
+                    write(far, &there[share.slot(0)])
+                })
+            });
+            let mut part = Part::default();
+            part.times.reserve(share.count as usize);
+            for _ in 0..share.count {
+                let started = Instant::now();
+                write(near, &here[share.slot(0)])?;
+                read(near, &mut here[share.slot(0)])?;
+                part.times.push(started.elapsed() / 2);
+            }
+            let other = |_| Err(io::ErrorKind::Other.into());
+            answer.join().unwrap_or_else(other).map(|()| part)
+        })
+    })
 }
 
 fn write(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
@@ -267,6 +166,7 @@ fn read(mut stream: &TcpStream, into: &mut [u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Op;
 
     #[test]
     fn large_messages_are_divided_and_small_ones_dealt_out() {
@@ -281,23 +181,13 @@ mod tests {
     #[test]
     fn every_mode_moves_what_it_should() {
         let limit = Duration::from_secs(20);
-        for mode in [Mode::Latency, Mode::One, Mode::Both] {
+        for (mode, directions) in [(Mode::Latency, 2), (Mode::One, 1), (Mode::Both, 2)] {
             let run = Run::new(mode, Op::Send, 300_000, 7, 3);
             let streams = if mode == Mode::Latency { 1 } else { 3 };
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listening");
-            let at = listener.local_addr().expect("an address");
-            std::thread::scope(|scope| {
-                let server = scope.spawn(|| {
-                    let accepted = (0..streams).map(|_| listener.accept().expect("a stream").0);
-                    work(&run, accepted.collect(), limit, false)
-                });
-                let connect = |_| TcpStream::connect(at).expect("connected");
-                let connected = (0..streams).map(connect).collect();
-                let part = work(&run, connected, limit, true).expect("measured");
-                let times = if mode == Mode::Latency { 7 } else { 0 };
-                assert_eq!(part.times.len(), times);
-                server.join().expect("no panic").expect("served");
-            });
+            let sample = measure(&run, streams, &Congestion::Automatic, limit).expect("measured");
+            let times = if mode == Mode::Latency { 7 } else { 0 };
+            assert_eq!(sample.part.times.len(), times);
+            assert_eq!(sample.moved, 300_000 * 7 * directions);
         }
     }
 }

@@ -11,8 +11,8 @@ use nccl_net::{
 };
 
 use crate::Error;
-use crate::cost::Cost;
-use crate::orders::Answer;
+use crate::end::{Part, timed};
+use crate::orders::{Mode, Run};
 
 const TAG: i32 = 1;
 /// Bytes of the piece that fills a comm's memory, over and over.
@@ -34,12 +34,6 @@ impl Memory {
         let places = (self.handle.len() / bytes.max(1)).max(1);
         self.posted % places * bytes
     }
-
-    fn count(&mut self, posted: &PostOutcome) -> bool {
-        let is_posted = matches!(posted, PostOutcome::Posted(_));
-        self.posted += usize::from(is_posted);
-        is_posted
-    }
 }
 
 /// One pair of comms between the ends.
@@ -48,6 +42,34 @@ struct Pair {
     source: Memory,
     receive: RecvComm,
     sink: Memory,
+}
+
+impl Pair {
+    /// Posts a message; whether the plugin took it.
+    fn post(&mut self, sends: bool, bytes: usize) -> Result<bool, Error> {
+        let memory = if sends {
+            &mut self.source
+        } else {
+            &mut self.sink
+        };
+        let at = memory.place(bytes);
+        let posted = match sends {
+            true => self.send.isend(&memory.handle, at, bytes, TAG),
+            false => self.receive.irecv(&memory.handle, at, bytes, TAG),
+        };
+        let is_posted = matches!(posted.map_err(failed)?, PostOutcome::Posted(_));
+        memory.posted += usize::from(is_posted);
+        Ok(is_posted)
+    }
+
+    /// Whether the oldest message is over.
+    fn test(&mut self, sends: bool) -> Result<bool, Error> {
+        let done = match sends {
+            true => self.send.test_head().map(|done| done.is_some()),
+            false => self.receive.test_head().map(|done| done.is_some()),
+        };
+        done.map_err(failed)
+    }
 }
 
 /// One end's plugin and comms.
@@ -132,44 +154,19 @@ impl Comms {
     }
 
     /// Every comm moves `count` messages one way, `window` of them in flight.
-    fn stream(
-        &mut self,
-        bytes: usize,
-        window: usize,
-        count: usize,
-        sends: bool,
-    ) -> Result<(), Error> {
+    fn stream(&mut self, bytes: usize, window: u16, count: u32, sends: bool) -> Result<(), Error> {
         let mut until = Instant::now() + self.limit;
         let mut left = vec![(count, 0); self.pairs.len()];
-        while left.iter().any(|(to_post, running)| to_post + running > 0) {
+        while left
+            .iter()
+            .any(|(to_post, running)| to_post + u32::from(*running) > 0)
+        {
             let mut moved = false;
             for (pair, (to_post, running)) in self.pairs.iter_mut().zip(&mut left) {
-                while *to_post > 0 && *running < window {
-                    let posted = match sends {
-                        true => {
-                            let (memory, at) = (&pair.source.handle, pair.source.place(bytes));
-                            let posted = pair.send.isend(memory, at, bytes, TAG);
-                            pair.source.count(&posted.map_err(failed)?)
-                        }
-                        false => {
-                            let (memory, at) = (&pair.sink.handle, pair.sink.place(bytes));
-                            let posted = pair.receive.irecv(memory, at, bytes, TAG);
-                            pair.sink.count(&posted.map_err(failed)?)
-                        }
-                    };
-                    if !posted {
-                        break;
-                    }
+                while *to_post > 0 && *running < window && pair.post(sends, bytes)? {
                     (*to_post, *running, moved) = (*to_post - 1, *running + 1, true);
                 }
-                while *running > 0 {
-                    let done = match sends {
-                        true => pair.send.test_head(),
-                        false => pair.receive.test_head(),
-                    };
-                    if done.map_err(failed)?.is_none() {
-                        break;
-                    }
+                while *running > 0 && pair.test(sends)? {
                     (*running, moved) = (*running - 1, true);
                 }
             }
@@ -185,43 +182,24 @@ impl Comms {
         Ok(())
     }
 
-    /// This end's part: messages to the other end one way, or with a window of 0 one there and one back. The time of
-    /// each half of a round trip where this end begins.
-    pub(crate) fn take_part(
-        &mut self,
-        bytes: usize,
-        window: usize,
-        count: usize,
-        begins: bool,
-    ) -> Result<Vec<Duration>, Error> {
-        if window > 0 {
-            self.stream(bytes, window, count, begins)?;
-            return Ok(Vec::new());
-        }
-        let mut times = Vec::with_capacity(count);
-        for _ in 0..count {
-            let started = Instant::now();
-            self.stream(bytes, 1, 1, begins)?;
-            self.stream(bytes, 1, 1, !begins)?;
-            times.push(started.elapsed() / 2);
-        }
-        Ok(times)
-    }
-
-    /// The other end's part, with what it costs.
-    pub(crate) fn serve(
-        &mut self,
-        bytes: usize,
-        window: usize,
-        count: usize,
-    ) -> Result<Answer, Error> {
-        let cpu = crate::cost::cpu_us();
-        self.take_part(bytes, window, count, false)?;
-        let cost = Cost {
-            cpu_us: crate::cost::cpu_us().saturating_sub(cpu),
-            ..Cost::default()
-        };
-        Ok(Answer::Done { cost })
+    /// One end's part: messages to the other end one way, or one there and one back. The time of each half of a round
+    /// trip where this end measures.
+    pub(crate) fn take_part(&mut self, run: &Run, measures: bool) -> Result<Part, Error> {
+        let bytes = usize::try_from(run.bytes).unwrap_or(usize::MAX);
+        timed(|| {
+            let mut part = Part::default();
+            if run.mode != Mode::Latency {
+                self.stream(bytes, run.depth, run.count, measures)?;
+                return Ok(part);
+            }
+            for _ in 0..run.count {
+                let started = Instant::now();
+                self.stream(bytes, 1, 1, measures)?;
+                self.stream(bytes, 1, 1, !measures)?;
+                part.times.push(started.elapsed() / 2);
+            }
+            Ok(part)
+        })
     }
 }
 

@@ -1,13 +1,13 @@
 //! The other end: does its part of each measurement until there is no more.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tcpx::{Congestion, Connection};
+use tcpx::Connection;
 
+use crate::Error;
+use crate::cost::{Cost, cpu_us};
 use crate::end::{Allocate, Buffers, End};
 use crate::orders::{Answer, Op, Order, Run, Talk};
-use crate::{Error, iperf3, plain};
 
 /// A person may look at figures between two orders, and other programs have their turns.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -29,7 +29,6 @@ pub fn serve(
     connection: &Connection,
     talk: &mut dyn Talk,
     allocate: Allocate<'_>,
-    limit: Duration,
 ) -> Result<Served, Error> {
     let (mut served, mut buffers) = (Served::default(), Buffers::default());
     loop {
@@ -43,8 +42,6 @@ pub fn serve(
                 }
                 take_part(connection, talk, run, &mut buffers, allocate)
             }
-            Order::Plain { run, streams } => plain::serve(connection, talk, run, *streams, limit),
-            Order::Iperf3 => other_program(connection, talk, limit),
             other => Err(Error::unexpected(
                 "an order to measure",
                 format!("{other:?}"),
@@ -88,7 +85,7 @@ pub(crate) fn take_part(
         let cost = end.take_part(ready)?.cost;
         return Ok(Answer::Done { cost });
     }
-    let cpu = crate::cost::cpu_us();
+    let cpu = cpu_us();
     let windows = end.expose()?;
     let keys = windows
         .iter()
@@ -96,67 +93,12 @@ pub(crate) fn take_part(
     talk.say(&Answer::Ready {
         keys: keys.collect(),
     })?;
-    match talk.expect("the end of a measurement", LONGEST)? {
-        Order::Over => {}
-        other => {
-            return Err(Error::unexpected(
-                "the end of a measurement",
-                format!("{other:?}"),
-            ));
-        }
+    let over: Order = talk.expect("the end of a measurement", LONGEST)?;
+    if over != Order::Over {
+        let arrived = format!("{over:?}");
+        return Err(Error::unexpected("the end of a measurement", arrived));
     }
-    let mut cost = crate::cost::Cost::default();
-    cost.cpu_us = crate::cost::cpu_us().saturating_sub(cpu);
+    let cost = Cost::since(cpu);
     end.let_go(windows)?;
     Ok(Answer::Done { cost })
-}
-
-/// Where to listen for this peer.
-pub(crate) fn reached_from(peer: IpAddr) -> IpAddr {
-    match peer {
-        loopback if loopback.is_loopback() => loopback,
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    }
-}
-
-/// What peers' sockets at this end are given: the congestion control that the connection's lanes have.
-pub(crate) fn same_congestion(connection: &Connection) -> Congestion {
-    match connection.congestion_control() {
-        Some(name) => Congestion::Named(name),
-        None => Congestion::Automatic,
-    }
-}
-
-fn other_program(
-    connection: &Connection,
-    talk: &mut dyn Talk,
-    limit: Duration,
-) -> Result<Answer, Error> {
-    let ip = reached_from(connection.peer().address.ip());
-    let (server, port) = iperf3::serve(ip, limit)?;
-    talk.say(&Answer::At {
-        at: SocketAddr::new(ip, port),
-        congestion: connection.congestion_control(),
-    })?;
-    server.end(limit)?;
-    Ok(Answer::done())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_listen_where_the_peer_reaches_them() {
-        for (peer, expected) in [
-            ("10.0.0.2", "0.0.0.0"),
-            ("fd00::2", "::"),
-            ("127.0.0.1", "127.0.0.1"),
-            ("::1", "::1"),
-        ] {
-            let peer = peer.parse().expect("an address");
-            assert_eq!(reached_from(peer).to_string(), expected);
-        }
-    }
 }

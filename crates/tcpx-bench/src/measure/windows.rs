@@ -1,14 +1,12 @@
 //! Messages that the measuring end alone moves: puts into windows of the other end, gets from them.
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tcpx::request::PreparedBatch;
 use tcpx::{Region, Rights, Transfer, Window, WindowKey};
 
 use crate::Error;
-use crate::cost::cpu_us;
-use crate::end::{End, Part, slice};
+use crate::end::{End, Part, slice, timed};
 use crate::orders::Op;
 
 /// How long the owner may take to let go of a window when all is over.
@@ -57,29 +55,15 @@ impl End<'_> {
                 .map(|at| self.batch(at, &keys[at]))
                 .collect::<Result<_, _>>()?,
         };
-        let mut part = Part::default();
-        part.times.reserve(self.run.count as usize);
-        let mut running: VecDeque<Transfer> = VecDeque::with_capacity(keys.len());
-        let cpu = cpu_us();
-        let started = Instant::now();
-        for index in 0..self.run.count as usize {
-            // As many windows as messages in flight: none is used twice at a time.
-            if running.len() >= keys.len()
-                && let Some(oldest) = running.pop_front()
-            {
-                part.times.push(oldest.wait()?.elapsed);
+        // As many windows as messages in flight: none is used twice at a time.
+        let start = |index: u32| {
+            let at = index as usize % keys.len();
+            match batches.get(at) {
+                Some(batch) => Ok(batch.start()?),
+                None => self.whole(at, &keys[at]),
             }
-            let at = index % keys.len();
-            running.push_back(match batches.get(at) {
-                Some(batch) => batch.start()?,
-                None => self.whole(at, &keys[at])?,
-            });
-        }
-        for transfer in running {
-            part.times.push(transfer.wait()?.elapsed);
-        }
-        part.elapsed = started.elapsed();
-        part.cost.cpu_us = cpu_us().saturating_sub(cpu);
+        };
+        let part = timed(|| self.keep_in_flight(start))?;
         if self.run.op == Op::Get {
             self.compare()?;
         }

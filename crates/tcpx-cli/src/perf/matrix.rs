@@ -10,7 +10,7 @@ use tcpx::{Connection, Endpoint};
 use tcpx_bench::report::{Row, Subject};
 use tcpx_bench::{Mode, Op, Run};
 
-use super::client::{self, Amount, Work};
+use super::client::{self, Work};
 use super::world::World;
 use crate::args::perf::{MatrixArgs, Place};
 use crate::error::Error;
@@ -20,24 +20,22 @@ use crate::messages::{self, ANSWER, LONGEST_TRANSFER, REQUEST, brief};
 use crate::output::json::Told;
 use crate::output::say::{self, aside, one_line};
 use crate::sizes::time;
-use crate::{addresses, bench, measuring};
+use crate::{bench, measuring};
 
-/// How long an accept waits before it looks at the clock, and a rank before it tries again.
+/// How long an accept waits before it looks at the clock.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// From rank 0 to another one, which answers with a [`Hello`], an outcome, or nothing.
+/// From rank 0 to another one, which says [`Hello`] first: measure this pair, answered with an [`Outcome`], or end.
+type Order = Option<Pair>;
+
+/// From a memory by its place in the host's list to where another one receives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
-enum Order {
-    Hello,
-    Measure {
-        /// The place of a memory in its host's list.
-        from: usize,
-        to: SocketAddr,
-        bytes: u64,
-        iterations: u32,
-    },
-    End,
+#[serde(deny_unknown_fields)]
+struct Pair {
+    from: usize,
+    to: SocketAddr,
+    bytes: u64,
+    iterations: u32,
 }
 
 /// What a rank says of itself.
@@ -142,69 +140,44 @@ fn memories(parts: &[Part]) -> Vec<Memory> {
 
 /// Connects to rank 0, which may start later, and does what it says.
 fn follow(args: &MatrixArgs, world: &World, control: &Link, parts: &[Part]) -> Result<(), Error> {
-    let until = Instant::now() + args.link.wait.0;
-    let (connection, reached) = loop {
-        let tried = addresses::resolve(&world.leader, args.link.port).and_then(|found| {
-            let mut tried = found
-                .into_iter()
-                .map(|at| Ok((control.connect_to(at)?, at.ip())));
-            let first = tried.next().expect("a name has an address");
-            first.or_else(|error| tried.find_map(Result::ok).ok_or(error))
-        });
-        match tried {
-            Ok(connected) => break connected,
-            Err(error) if Instant::now() >= until => return Err(error),
-            Err(error) => tracing::debug!(error = error.what(), "rank 0 is not there yet"),
-        }
-        std::thread::sleep(LOOK);
-    };
+    let wait = args.link.wait.0;
+    let connection = control.connect_within(&args.link, &world.leader, wait, |error| {
+        !error.is_interrupted()
+    })?;
     let hello = Hello {
         rank: world.rank,
         memories: memories(parts),
-        reached,
+        reached: connection.peer().address.ip(),
     };
-    let obeyed = obey(&connection, &hello, parts, args.link.timeout.0);
+    let obeyed = messages::tell(&connection, ANSWER, &hello)
+        .and_then(|()| obey(&connection, parts, args.link.timeout.0));
     link::part_after(connection, obeyed)
 }
 
-fn obey(
-    connection: &Connection,
-    hello: &Hello,
-    parts: &[Part],
-    limit: Duration,
-) -> Result<(), Error> {
+fn obey(connection: &Connection, parts: &[Part], limit: Duration) -> Result<(), Error> {
     loop {
         let order = messages::expect(connection, REQUEST, LONGEST_TRANSFER)?;
-        match order.wait::<Order>("an order")? {
-            Order::End => return Ok(()),
-            Order::Hello => messages::tell(connection, ANSWER, hello)?,
-            order => messages::tell(connection, ANSWER, &measure(parts, order, limit))?,
-        }
+        let Some(pair) = order.wait::<Order>("an order")? else {
+            return Ok(());
+        };
+        messages::tell(connection, ANSWER, &measure(parts, pair, limit))?;
     }
 }
 
 /// Measures one pair from a memory of this host.
-fn measure(parts: &[Part], order: Order, limit: Duration) -> Outcome {
-    let Order::Measure {
-        from,
-        to,
-        bytes,
-        iterations,
-    } = order
-    else {
-        return Err("not an order to measure".to_owned());
-    };
-    let part = parts.get(from).ok_or("there is no such memory")?;
+fn measure(parts: &[Part], pair: Pair, limit: Duration) -> Outcome {
+    let part = parts.get(pair.from).ok_or("there is no such memory")?;
+    let (bytes, count) = (pair.bytes.max(1), pair.iterations.max(1));
     let work = Work {
-        run: Run::new(Mode::One, Op::Send, bytes.max(1), 1, 1),
-        amount: Amount::Transfers(iterations.max(1)),
+        run: Run::new(Mode::One, Op::Send, bytes, count, 1),
+        time: Duration::MAX,
         interval: None,
         warm_up: Duration::ZERO,
         limit,
     };
-    let connection = part.link.connect_to(to);
+    let connection = part.link.connect_to(pair.to);
     let measured = connection.and_then(|connection| client::one(connection, &part.memory, &work));
-    let figures = measured.and_then(|measured| measured.rate_and_cpu());
+    let figures = measured.map(|(whole, ..)| (whole.rate(), whole.cpu()));
     figures.map_err(|error| brief(&error.what()))
 }
 
@@ -246,7 +219,9 @@ impl<'a> Matrix<'a> {
                 continue;
             };
             let peer = connection.peer().address;
-            match ask::<Hello>(&connection, Order::Hello, limit) {
+            let hello = messages::expect(&connection, ANSWER, limit)
+                .and_then(|hello| hello.wait_at_most::<Hello>(limit, "a rank's first word"));
+            match hello {
                 Ok(hello) if hello.rank > 0 && matches!(others.get(hello.rank), Some(None)) => {
                     others[hello.rank] = Some(connection);
                     hellos.push((hello, peer.ip().to_canonical()));
@@ -283,19 +258,14 @@ impl<'a> Matrix<'a> {
         for (hello, seen) in hellos {
             let seen = if seen.is_loopback() { here } else { seen };
             let ip = world.hosts.get(hello.rank).map_or(seen, |(_, at)| at.ip());
-            ends.extend(
-                hello
-                    .memories
-                    .into_iter()
-                    .enumerate()
-                    .map(|(index, memory)| End {
-                        rank: hello.rank,
-                        index,
-                        at: SocketAddr::new(ip, memory.port),
-                        // What a peer writes must not drive the terminal.
-                        name: format!("{}: {ip} {}", hello.rank, one_line(&memory.name)),
-                    }),
-            );
+            let of_rank = hello.memories.into_iter().enumerate();
+            ends.extend(of_rank.map(|(index, memory)| End {
+                rank: hello.rank,
+                index,
+                at: SocketAddr::new(ip, memory.port),
+                // What a peer writes must not drive the terminal.
+                name: format!("{}: {ip} {}", hello.rank, one_line(&memory.name)),
+            }));
         }
         Ok(Self {
             args,
@@ -324,7 +294,7 @@ impl<'a> Matrix<'a> {
         }
         for connection in self.others.drain(..).flatten() {
             // Whoever is gone does not wait for it.
-            let end = messages::tell(&connection, REQUEST, &Order::End);
+            let end = messages::tell(&connection, REQUEST, &Order::None);
             let _ = link::part_after(connection, end);
         }
         let machine = bench::machine(&self.parts[0].memory, &Devices::probe());
@@ -347,30 +317,22 @@ impl<'a> Matrix<'a> {
 
     fn pair(&self, from: &End, to: &End) -> Outcome {
         let (bytes, limit) = (self.args.size.0, self.args.link.timeout.0);
-        let order = Order::Measure {
+        let pair = Pair {
             from: from.index,
             to: to.at,
             bytes,
             iterations: self.args.rounds,
         };
-        match &self.others[from.rank] {
-            None => measure(&self.parts, order, limit),
-            Some(connection) => {
-                // 100 MB/s is slow enough for any host.
-                let moved = bytes.saturating_mul(u64::from(self.args.rounds) + 4);
-                let patience = limit * 4 + Duration::from_secs(moved / 100_000_000);
-                ask::<Outcome>(connection, order, patience).map_err(|error| error.what())?
-            }
-        }
+        let Some(connection) = &self.others[from.rank] else {
+            return measure(&self.parts, pair, limit);
+        };
+        // 100 MB/s is slow enough for any host.
+        let moved = bytes.saturating_mul(u64::from(self.args.rounds) + 4);
+        let patience = limit * 4 + Duration::from_secs(moved / 100_000_000);
+        let outcome = messages::expect(connection, ANSWER, LONGEST_TRANSFER).and_then(|reply| {
+            messages::tell(connection, REQUEST, &Some(pair))?;
+            reply.wait_at_most(patience, "a rank's outcome")
+        });
+        outcome.map_err(|error| error.what())?
     }
-}
-
-fn ask<T: serde::de::DeserializeOwned>(
-    connection: &Connection,
-    order: Order,
-    limit: Duration,
-) -> Result<T, Error> {
-    let reply = messages::expect(connection, ANSWER, LONGEST_TRANSFER)?;
-    messages::tell(connection, REQUEST, &order)?;
-    reply.wait_at_most(limit, "a rank's answer")
 }

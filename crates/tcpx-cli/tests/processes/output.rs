@@ -75,16 +75,7 @@ fn errors_are_in_the_object_too() {
             1,
         ),
         (
-            &[
-                "bench",
-                "net",
-                "--server",
-                "127.0.0.1",
-                "--insecure",
-                "--port",
-                "1",
-                "--json",
-            ],
+            &["bench", "show", "/nonexistent", "--json"],
             "tcpx.bench",
             1,
         ),
