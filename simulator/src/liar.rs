@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tcpx::Auth;
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{DialOptions, dial};
-use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 use tcpx_wire::crc::crc32c;
 use tcpx_wire::frame::{
     Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, Notified, PlacedChunks,
@@ -428,7 +428,7 @@ impl Liar {
                 total,
                 length: step.min(total - offset) as u32,
                 attempt: 0,
-                behind: 0,
+                payload: ChunkPayload::Follows { behind: 0 },
             }));
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx::{
-    Auth, Connection, Endpoint, Lend, Limits, Options, ProgressMode, Region, Rights, TcpNetwork,
+    Auth, Connection, Endpoint, Lend, Limits, Local, Options, ProgressMode, Region, Rights, TcpNetwork,
     TcpOptions, Window, WindowKey,
 };
 
@@ -43,6 +43,7 @@ pub fn options(plan: &Plan, key: &Auth, limits: Limits, manual: bool, encrypt: b
         window: plan.window,
         stage_host: plan.stage,
         lend: Lend::Always,
+        local: Local::Off,
         ..TcpOptions::default()
     });
     Options {

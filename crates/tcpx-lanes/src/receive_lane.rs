@@ -49,6 +49,12 @@ pub trait Target: Send + Debug {
         false
     }
 
+    /// Whether the peer may expose chunks: their payload is [read](Self::read) where it lies, and nothing of it comes
+    /// from the stream.
+    fn takes_exposed(&self) -> bool {
+        false
+    }
+
     /// Whose chunk this is. `again`: it was [parked](Answer::Park) before.
     ///
     /// # Errors
@@ -59,8 +65,8 @@ pub trait Target: Send + Debug {
         again: bool,
     ) -> Result<Answer<Self::Claim>, Violation>;
 
-    /// Reads from the stream what follows the first `done` bytes of the payload, and behind its end
-    /// into `behind`.
+    /// Reads from the stream, or of an exposed chunk where it lies, what follows the first `done` bytes of the payload,
+    /// and from the stream behind its end into `behind`.
     ///
     /// # Errors
     /// The stream is broken.
@@ -241,10 +247,17 @@ impl<T: Target> ReceiveLane<T> {
             State::Parked(header) => self.arrive(header, true),
             State::Payload {
                 header,
+                claim: None,
+                ..
+            } if header.is_exposed() => Ok(self.complete(header, None, 0)),
+            State::Payload {
+                header,
                 claim,
                 done,
                 ..
-            } if self.seal.seals_payload() => Ok(self.open_payload(header, claim, done)),
+            } if self.seal.seals_payload() && !header.is_exposed() => {
+                Ok(self.open_payload(header, claim, done))
+            }
             State::Payload {
                 header,
                 claim,
@@ -301,6 +314,13 @@ impl<T: Target> ReceiveLane<T> {
 
     /// A header is complete: finds where its payload goes.
     fn arrive(&mut self, header: ChunkHeader, again: bool) -> Result<Step, Violation> {
+        if header.is_exposed() && !self.target.takes_exposed() {
+            return Err(Violation {
+                expected: "a chunk whose payload follows".to_owned(),
+                arrived: "one whose payload lies in the sender's memory".to_owned(),
+                chunk: Some(header),
+            });
+        }
         let claim = match self.target.claim(&header, again)? {
             Answer::Write(claim) => Some(claim),
             Answer::Drain => None,
@@ -346,8 +366,11 @@ impl<T: Target> ReceiveLane<T> {
         let left = header.length as usize - done;
         let read = match &mut claim {
             Some(claim) => {
-                let behind = &mut self.header[..self.seal.header_bytes()];
-                self.target.read(claim, done, behind)
+                let behind = match header.is_exposed() {
+                    true => 0,
+                    false => self.seal.header_bytes(),
+                };
+                self.target.read(claim, done, &mut self.header[..behind])
             }
             None => calls::discard(self.target.socket(), left).map(Progress::Moved),
         };
@@ -443,7 +466,11 @@ impl<T: Target> ReceiveLane<T> {
     /// A chunk was read to its end, of which the sender hears now if it was told of little lately, else before the
     /// lane rests.
     fn acknowledge(&mut self, header: &ChunkHeader) {
-        self.read += self.seal.wire_bytes(header.length as usize) as u64;
+        let bytes = match header.is_exposed() {
+            true => self.seal.header_bytes(),
+            false => self.seal.wire_bytes(header.length as usize),
+        };
+        self.read += bytes as u64;
         if self.read - self.acknowledged >= ACKNOWLEDGED_TOGETHER {
             self.tell_sender();
         }
@@ -487,8 +514,8 @@ impl<T: Target> ReceiveLane<T> {
             _ if waits => 1,
             State::Payload { header, done, .. } => {
                 let more = self.coalescer.low_water();
-                let left = self.seal.wire_left(header.length as usize - done);
-                more.unwrap_or_else(|| left.min(T::LOW_WATER))
+                let left = self.wire_left(header, *done);
+                more.unwrap_or_else(|| left.clamp(1, T::LOW_WATER))
             }
             State::Header => self.coalescer.low_water().unwrap_or(1),
             _ => 1,
@@ -521,11 +548,19 @@ impl<T: Target> ReceiveLane<T> {
         }
     }
 
+    /// Bytes that are still to come from the stream for a chunk of which `done` bytes are at their place.
+    fn wire_left(&self, header: &ChunkHeader, done: usize) -> usize {
+        match header.is_exposed() {
+            true => 0,
+            false => self.seal.wire_left(header.length as usize - done),
+        }
+    }
+
     /// A lane that does not read, because its chunk has no place yet, hears nothing of its end either:
     /// asks whether the rest of the chunk can still come.
     fn dies_waiting(&self) -> Option<Step> {
         let (header, done) = self.waiting()?;
-        let left = self.seal.wire_left(header.length as usize - done);
+        let left = self.wire_left(&header, done);
         let cause = match calls::ended(self.target.socket()) {
             Ok(calls::Ended::Not) => return None,
             // Everything that came before is in the socket, and may be enough.
@@ -607,6 +642,8 @@ mod tests {
 
     use tcpx_wire::frame::TransferId;
 
+    use tcpx_wire::chunk_header::ChunkPayload;
+
     use super::*;
 
     const LENGTH: usize = 64;
@@ -662,7 +699,7 @@ mod tests {
             total: 0,
             length: LENGTH as u32,
             attempt: 0,
-            behind: 0,
+            payload: ChunkPayload::Follows { behind: 0 },
         };
         for near in [true, false] {
             let (socket, mut far) = UnixStream::pair().expect("a pair");

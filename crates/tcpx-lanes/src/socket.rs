@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Uid};
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::congestion::{self, Congestion};
@@ -320,6 +321,35 @@ pub fn set_option(
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// The process at the other end of a Unix socket as it is called here, `None` for one outside of this process's
+/// namespace, and the user that it had: unix(7), `SO_PEERCRED`.
+///
+/// # Errors
+/// The socket is of another kind.
+pub fn peer_process(socket: &impl AsFd) -> io::Result<(Option<Pid>, Uid)> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `peer`, which has that many and is all integers. The binding of
+    // `rustix` takes the process for a number above zero, which it is not always.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match answer {
+        0 => Ok((Pid::from_raw(peer.pid), Uid::from_raw(peer.uid))),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

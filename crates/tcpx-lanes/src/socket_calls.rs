@@ -308,6 +308,70 @@ pub fn receive_bytes(socket: impl AsFd, into: &mut [u8]) -> io::Result<Moved> {
     })
 }
 
+/// Copies from another process's memory, in its order, into `part` and, once that is full, into `behind`. The kernel
+/// asks whether this process may: process_vm_readv(2). Less than all may come where one call does not take it, or where
+/// the other process has no memory; of `remote` no more than [`MAX_SPANS`] are taken.
+///
+/// # Errors
+/// There is no such process, this one may not read its memory, or nothing is where the first span says; or the part is
+/// not writable.
+pub fn read_process(
+    process: rustix::process::Pid,
+    remote: &[Span],
+    part: Part<'_>,
+    behind: &mut [u8],
+) -> io::Result<usize> {
+    // No more than a thousand, which fits.
+    let count = remote.len().min(MAX_SPANS) as libc::c_ulong;
+    let moved = part.with_spans(Span::EMPTY, Span::of_mut(behind), |spans| {
+        call(|| {
+            // SAFETY: the local spans are writable as for `receive`. The kernel reads the remote ones in another address
+            // space, and checks each: they may say anything.
+            unsafe {
+                libc::process_vm_readv(
+                    process.as_raw_nonzero().get(),
+                    spans.as_ptr().cast(),
+                    spans.len() as libc::c_ulong,
+                    remote.as_ptr().cast(),
+                    count,
+                    0,
+                )
+            }
+        })
+    })??;
+    match moved {
+        Moved::Bytes(bytes) => Ok(bytes),
+        Moved::WouldBlock | Moved::End => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+/// As [`read_process`], into borrowed memory alone.
+///
+/// # Errors
+/// As there.
+pub fn read_process_bytes(
+    process: rustix::process::Pid,
+    at: Span,
+    into: &mut [u8],
+) -> io::Result<usize> {
+    let local = Span::of_mut(into);
+    // SAFETY: the local span is borrowed exclusively; the remote one as in `read_process`.
+    let moved = call(|| unsafe {
+        libc::process_vm_readv(
+            process.as_raw_nonzero().get(),
+            (&raw const local).cast(),
+            1,
+            (&raw const at).cast(),
+            1,
+            0,
+        )
+    })?;
+    match moved {
+        Moved::Bytes(bytes) => Ok(bytes),
+        Moved::WouldBlock | Moved::End => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
 /// Drops up to `len` bytes without copying them anywhere: tcp(7), `MSG_TRUNC`.
 ///
 /// # Errors

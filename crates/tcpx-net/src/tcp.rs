@@ -15,6 +15,7 @@ mod advert;
 mod agree;
 mod dials;
 mod lanes;
+mod local;
 mod loops;
 mod loss;
 mod open;
@@ -39,6 +40,8 @@ use tcpx_wire::Taper;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Features, Network, Setup, Side};
+pub use local::Local;
+use local::{Door, LocalPath};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -81,6 +84,8 @@ pub struct TcpOptions {
     /// To whom slots are sent by references to their pages, so that the sender copies nothing. Where the system refuses
     /// it, slots are copied.
     pub lend: Lend,
+    /// Whether payload in host memory is read where it lies by a peer on the same host; as `TCPX_LOCAL` says by default.
+    pub local: Local,
 }
 
 /// Who may read slots of pinned memory where they lie.
@@ -119,6 +124,7 @@ impl Default for TcpOptions {
             stage_host: false,
             socket_buffer: 0,
             lend: Lend::of_process(),
+            local: Local::of_process(),
         }
     }
 }
@@ -184,10 +190,16 @@ impl Network for TcpNetwork {
             (true, true) => Protection::All,
         };
         let wanted = self.lanes(setup.channels);
-        let wish = agree::wish(wanted, self.options.interfaces.as_deref(), setup)?;
+        let mut wish = agree::wish(wanted, self.options.interfaces.as_deref(), setup)?;
+        let door = Door::open(self.options.local, self.window(), setup);
+        wish.0.has_door = door.is_some();
         let mut early = open::early(&wish, setup);
         let agreed = agree::agree(wish, setup, &mut early, exchange)?;
         let lanes = agreed.lanes;
+        let local = match door.filter(|_| agreed.has_door) {
+            Some(door) => door.prove(setup, exchange)?,
+            None => LocalPath::default(),
+        };
         // A filter may still refuse what comes.
         if setup.side == Side::Server && agreed.cards.filter.is_none() {
             exchange.ready();
@@ -230,6 +242,7 @@ impl Network for TcpNetwork {
             socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
+            local,
         };
         let channel = lanes::start(streams, setup.peer, parts, self.options.loops)?;
         Ok(vec![Box::new(channel)])

@@ -7,8 +7,8 @@ use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, version u8, attempt u8, behind u16, sequence u64, transfer u64,
-/// offset u64, total u64, length u32, CRC32C of the 44 bytes before.
+/// On the wire, little endian: magic u32, kind u8, attempt u8, behind or place u16, sequence u64, transfer u64,
+/// offset u64, total u64, length u32, CRC32C of the 44 bytes before. The kind says where the payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// Counts the chunks of its transfer from 0. Under NCCL the number of the message in its comm.
@@ -20,14 +20,29 @@ pub struct ChunkHeader {
     pub offset: u64,
     /// Bytes of the whole transfer, or message; 0 where both sides know it before.
     pub total: u64,
-    /// Bytes of payload that follow; 1 to [`Settings::MAX_CHUNK_BYTES`].
+    /// Bytes of payload; 1 to [`Settings::MAX_CHUNK_BYTES`].
     pub length: u32,
     /// How often lanes died with it before, at most 255: its sender does not know whether it had
     /// arrived. A chunk with 0 comes once, and a later attempt makes those before it void.
     pub attempt: u8,
-    /// What its sender had queued for the same lane behind it, in whole [units](Self::BEHIND_UNIT) of payload: so
-    /// much follows at once. 0 where that is not known, and where the channel has several lanes.
-    pub behind: u16,
+    /// Where the payload is.
+    pub payload: ChunkPayload,
+}
+
+/// Where the payload of a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkPayload {
+    /// It follows its header.
+    Follows {
+        /// What the sender had queued for the same lane behind it, in whole [units](ChunkHeader::BEHIND_UNIT) of payload:
+        /// so much follows at once. 0 where that is not known, and where the channel has several lanes.
+        behind: u16,
+    },
+    /// It lies in the sender's memory, on the same host, and the receiver reads it there. Nothing of it follows.
+    Exposed {
+        /// The entry of the sender's table that says where.
+        entry: u16,
+    },
 }
 
 impl ChunkHeader {
@@ -35,8 +50,10 @@ impl ChunkHeader {
     pub const BYTES: usize = 48;
     /// First four bytes of a header, as an integer ("TCPC" on the wire).
     pub const MAGIC: u32 = u32::from_le_bytes(*b"TCPC");
-    /// Version of the layout.
-    pub const VERSION: u8 = 2;
+    /// Kind of a chunk whose payload follows; version 2 of the layout.
+    pub const FOLLOWS: u8 = 2;
+    /// Kind of a chunk whose payload lies in the sender's memory.
+    pub const EXPOSED: u8 = 3;
     /// Bytes in one unit of `behind`.
     pub const BEHIND_UNIT: u64 = 1 << 16;
 
@@ -56,11 +73,16 @@ impl ChunkHeader {
         if magic != Self::MAGIC {
             return Err(error("magic", hex(Self::MAGIC), hex(magic)));
         }
-        let [version, attempt] = field(bytes, 4);
-        if version != Self::VERSION {
-            let (ours, theirs) = (Self::VERSION.to_string(), version.to_string());
-            return Err(error("version", ours, theirs));
-        }
+        let [kind, attempt] = field(bytes, 4);
+        let number = u16::from_le_bytes(field(bytes, 6));
+        let payload = match kind {
+            Self::FOLLOWS => ChunkPayload::Follows { behind: number },
+            Self::EXPOSED => ChunkPayload::Exposed { entry: number },
+            _ => {
+                let known = format!("{} or {}", Self::FOLLOWS, Self::EXPOSED);
+                return Err(error("kind", known, kind.to_string()));
+            }
+        };
         let sum = crc32c(&bytes[..CRC_AT]);
         let arrived = u32::from_le_bytes(field(bytes, CRC_AT));
         if arrived != sum {
@@ -73,7 +95,7 @@ impl ChunkHeader {
             total: u64::from_le_bytes(field(bytes, 32)),
             length: u32::from_le_bytes(field(bytes, 40)),
             attempt,
-            behind: u16::from_le_bytes(field(bytes, 6)),
+            payload,
         };
         if !(1..=Settings::MAX_CHUNK_BYTES).contains(&header.length) {
             let most = format!("1 to {} bytes", Settings::MAX_CHUNK_BYTES);
@@ -98,13 +120,20 @@ impl ChunkHeader {
 
     /// Bytes of payload that follow its chunk at once, as far as that is known.
     pub fn bytes_behind(&self) -> u64 {
-        u64::from(self.behind) * Self::BEHIND_UNIT
+        match self.payload {
+            ChunkPayload::Follows { behind } => u64::from(behind) * Self::BEHIND_UNIT,
+            ChunkPayload::Exposed { .. } => 0,
+        }
     }
 
-    /// Changes the attempt and what follows in a header's bytes.
-    pub fn renew(bytes: &mut [u8; Self::BYTES], attempt: u8, behind: u16) {
-        bytes[5] = attempt;
-        bytes[6..8].copy_from_slice(&behind.to_le_bytes());
+    /// Whether its payload lies in the sender's memory.
+    pub const fn is_exposed(&self) -> bool {
+        matches!(self.payload, ChunkPayload::Exposed { .. })
+    }
+
+    /// Changes the attempt in a header's bytes, and where the payload is.
+    pub fn renew(bytes: &mut [u8; Self::BYTES], attempt: u8, payload: ChunkPayload) {
+        bytes[4..8].copy_from_slice(&payload.encode(attempt));
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     }
@@ -113,9 +142,7 @@ impl ChunkHeader {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&Self::MAGIC.to_le_bytes());
-        bytes[4] = Self::VERSION;
-        bytes[5] = self.attempt;
-        bytes[6..8].copy_from_slice(&self.behind.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.payload.encode(self.attempt));
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
@@ -124,6 +151,18 @@ impl ChunkHeader {
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
+    }
+}
+
+impl ChunkPayload {
+    /// Kind, attempt, and behind or entry.
+    fn encode(self, attempt: u8) -> [u8; 4] {
+        let (kind, number) = match self {
+            Self::Follows { behind } => (ChunkHeader::FOLLOWS, behind),
+            Self::Exposed { entry } => (ChunkHeader::EXPOSED, entry),
+        };
+        let [low, high] = number.to_le_bytes();
+        [kind, attempt, low, high]
     }
 }
 
@@ -161,7 +200,7 @@ mod tests {
             total: 0,
             length: 524_288,
             attempt: 0,
-            behind: 0,
+            payload: ChunkPayload::Follows { behind: 0 },
         }
     }
 
@@ -185,14 +224,20 @@ mod tests {
             says_total: bool,
             length in 1..=Settings::MAX_CHUNK_BYTES,
             attempt: u8,
-            behind: u16,
+            number: u16,
+            is_exposed: bool,
         ) {
             let transfer = TransferId(transfer);
+            let payload = match is_exposed {
+                true => ChunkPayload::Exposed { entry: number },
+                false => ChunkPayload::Follows { behind: number },
+            };
             let total = if says_total { offset + u64::from(length) } else { 0 };
-            let header = ChunkHeader { sequence, transfer, offset, total, length, attempt, behind };
+            let header = ChunkHeader { sequence, transfer, offset, total, length, attempt, payload };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
-            let mut bytes = ChunkHeader { attempt: !attempt, behind: 0, ..header }.encode();
-            ChunkHeader::renew(&mut bytes, attempt, behind);
+            let other = ChunkPayload::Follows { behind: 0 };
+            let mut bytes = ChunkHeader { attempt: !attempt, payload: other, ..header }.encode();
+            ChunkHeader::renew(&mut bytes, attempt, payload);
             prop_assert_eq!(bytes, header.encode());
         }
 
@@ -215,11 +260,16 @@ mod tests {
         assert_eq!(bytes[40..44], [0, 0, 8, 0]);
         let again = ChunkHeader {
             attempt: 2,
-            behind: 0x0102,
+            payload: ChunkPayload::Follows { behind: 0x0102 },
             total: 6 << 32,
             ..header()
         };
         assert_eq!(again.encode()[5..8], [2, 2, 1]);
+        let exposed = ChunkHeader {
+            payload: ChunkPayload::Exposed { entry: 0x0304 },
+            ..again
+        };
+        assert_eq!(exposed.encode()[4..8], [3, 2, 4, 3]);
         assert_eq!(again.encode()[32..40], [0, 0, 0, 0, 6, 0, 0, 0]);
     }
 
@@ -230,7 +280,7 @@ mod tests {
             assert_eq!((error.field, error.arrived.as_str()), (field, arrived));
         };
         refused(|bytes| bytes[0] = 0, "magic", "0x43504300");
-        refused(|bytes| bytes[4] = 1, "version", "1");
+        refused(|bytes| bytes[4] = 1, "kind", "1");
         refused(|bytes| bytes[40..44].fill(0), "length", "0");
         refused(|bytes| bytes[43] = 0x40, "length", "1074266112");
         let beyond = "524288 bytes at 18446744073709551615";

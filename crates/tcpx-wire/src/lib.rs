@@ -54,7 +54,7 @@ pub mod session;
 pub mod time;
 pub mod window;
 
-pub use chunk_header::{ChunkHeader, ChunkHeaderError};
+pub use chunk_header::{ChunkHeader, ChunkHeaderError, ChunkPayload};
 pub use descriptor::{Descriptor, Descriptors, EvenList, EvenPieces, Limits, ScatterError};
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
 pub use key::{

@@ -63,8 +63,8 @@ pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
 pub use tcpx_net::{
-    Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Lend, Network, NetworkError, Peer,
-    PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
+    Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Lend, Local, Network, NetworkError,
+    Peer, PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
 };
 pub use tcpx_wire::frame::Limits;
 pub use tcpx_wire::session::{Deadlines, Delivered};

@@ -12,7 +12,7 @@ use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Error, Key, Level, Options, ProgressMode, Region,
     Rights, TcpNetwork, Transfer, WindowKey,
 };
-use tcpx_net::{DialOptions, TcpOptions};
+use tcpx_net::{DialOptions, Local, TcpOptions};
 use tcpx_tests::child;
 use tcpx_tests::pair::{LONG, Listening, close};
 use tcpx_wire::session::{Delivered, EndCause};
@@ -30,17 +30,26 @@ const SOCKET_BUFFER: u32 = 64 << 10;
 /// Where gets read in the window, behind what puts write.
 const READ: u64 = BYTES as u64;
 
-/// What lanes there are, and whether they are sealed.
+/// What lanes there are, whether they are sealed, and whether payload is read where it lies.
 #[derive(Clone, Copy, Debug)]
 struct Lanes {
     count: u16,
     sealed: bool,
+    local: bool,
 }
 
-fn options(key: &str, Lanes { count, sealed }: Lanes) -> Options {
+fn options(
+    key: &str,
+    Lanes {
+        count,
+        sealed,
+        local,
+    }: Lanes,
+) -> Options {
     let network = TcpNetwork::new(TcpOptions {
         lanes: count,
         socket_buffer: SOCKET_BUFFER,
+        local: if local { Local::On } else { Local::Off },
         ..TcpOptions::default()
     });
     let key = Key::parse(key).expect("a key");
@@ -255,23 +264,32 @@ fn all_end_in_time(test: &str, role: &str, lanes: Lanes, cancels: bool) {
     peer.goes_on(own);
 }
 
-/// One lane and several, plain and sealed.
-const LANES: [Lanes; 4] = [
+/// One lane and several, plain and sealed; and a peer that reads payload where it lies.
+const LANES: [Lanes; 5] = [
     Lanes {
         count: 1,
         sealed: false,
+        local: false,
     },
     Lanes {
         count: 8,
         sealed: false,
+        local: false,
     },
     Lanes {
         count: 1,
         sealed: true,
+        local: false,
     },
     Lanes {
         count: 8,
         sealed: true,
+        local: false,
+    },
+    Lanes {
+        count: 2,
+        sealed: false,
+        local: true,
     },
 ];
 

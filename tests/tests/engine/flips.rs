@@ -13,7 +13,7 @@ use tcpx_tests::content::{Content, scramble};
 use tcpx_tests::faults::{count, random};
 use tcpx_tests::proxy::{Flips, Proxy};
 use tcpx_wire::TransferId;
-use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 use tcpx_wire::lane_seal::{HEADER_BYTES, LaneKeys, TAG_BYTES};
 use tcpx_wire::record::{LENGTH_BYTES, Records};
 
@@ -317,7 +317,7 @@ fn nothing_opens_from_a_flipped_bit_of_a_sealed_stream_on() {
                     total: PART as u64,
                     length: PART as u32,
                     attempt: 0,
-                    behind: 0,
+                    payload: ChunkPayload::Follows { behind: 0 },
                 };
                 stream.extend_from_slice(&sealer.seal_header(&header.encode()));
                 let mut text = text.to_vec();

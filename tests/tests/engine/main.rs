@@ -10,6 +10,7 @@ mod devmem;
 mod flips;
 mod lanes;
 mod large_transfers;
+mod local;
 mod nics;
 mod pinned;
 mod process_transfers;

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::MemoryError;
-use tcpx_wire::{ChunkHeader, TransferId};
+use tcpx_wire::{ChunkHeader, ChunkPayload, TransferId};
 
 use super::from_gpu::{FromGpu, PARTS};
 use super::inlet::MAX_CHUNK_BYTES;
@@ -69,7 +69,7 @@ pub(super) fn header(
         total,
         length,
         attempt: 0,
-        behind: 0,
+        payload: ChunkPayload::Follows { behind: 0 },
     }
 }
 

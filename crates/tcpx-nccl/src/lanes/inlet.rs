@@ -458,6 +458,8 @@ impl CompletionSink for Inlet {
 mod tests {
     use tcpx_wire::TransferId;
 
+    use tcpx_wire::ChunkPayload;
+
     use super::*;
     use crate::lanes::group::Group;
 
@@ -469,7 +471,7 @@ mod tests {
             total,
             length,
             attempt: 0,
-            behind: 0,
+            payload: ChunkPayload::Follows { behind: 0 },
         }
     }
 

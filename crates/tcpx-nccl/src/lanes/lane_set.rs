@@ -566,6 +566,7 @@ impl LaneSet {
     }
 
     /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
+    #[expect(clippy::result_large_err, reason = "the chunk itself comes back")]
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
         self.chunks.push(chunk)?;
         self.has_pushed();

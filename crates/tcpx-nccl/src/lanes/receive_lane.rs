@@ -259,6 +259,8 @@ mod tests {
     use tcpx_lanes::sealing::Protection;
     use tcpx_wire::TransferId;
 
+    use tcpx_wire::ChunkPayload;
+
     use super::*;
 
     const BYTES: usize = 100_000;
@@ -329,7 +331,7 @@ mod tests {
             total: BYTES as u64,
             length: BYTES as u32,
             attempt,
-            behind: 0,
+            payload: ChunkPayload::Follows { behind: 0 },
         };
         header.encode()
     }

@@ -20,6 +20,8 @@ const NAME_BYTES: usize = 16;
 const ASKED: u8 = 1;
 /// Flag: payload is to be encrypted.
 const ENCRYPT: u8 = 2;
+/// Flag: a peer on the same host may prove itself.
+const DOOR: u8 = 4;
 
 /// Most addresses that are told.
 pub(super) const MAX_ADDRESSES: usize = 64;
@@ -44,6 +46,8 @@ pub(super) struct Advert {
     pub(super) asked: bool,
     /// Payload is to be encrypted: both sides say so, or none.
     pub(super) encrypt: bool,
+    /// A peer on the same host may prove itself: another round follows where both sides say so.
+    pub(super) has_door: bool,
     pub(super) addresses: Vec<NicAddress>,
 }
 
@@ -55,7 +59,8 @@ impl Advert {
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&self.lanes.to_le_bytes());
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        let flags = flag(self.asked, ASKED) | flag(self.encrypt, ENCRYPT);
+        let flags =
+            flag(self.asked, ASKED) | flag(self.encrypt, ENCRYPT) | flag(self.has_door, DOOR);
         // At most MAX_ADDRESSES.
         bytes.extend_from_slice(&[flags, told as u8, 0, 0]);
         for entry in self.addresses.iter().take(told) {
@@ -113,7 +118,11 @@ impl Advert {
         }
         let (entries, odd) = rest.as_chunks::<ENTRY_BYTES>();
         let counted = entries.len() == usize::from(count) && entries.len() <= MAX_ADDRESSES;
-        if !counted || !odd.is_empty() || flags & !(ASKED | ENCRYPT) != 0 || [z0, z1] != [0, 0] {
+        if !counted
+            || !odd.is_empty()
+            || flags & !(ASKED | ENCRYPT | DOOR) != 0
+            || [z0, z1] != [0, 0]
+        {
             return Err((
                 format!(
                     "at most {MAX_ADDRESSES} addresses of {ENTRY_BYTES} bytes, as many as said"
@@ -126,6 +135,7 @@ impl Advert {
             lanes,
             asked: flags & ASKED != 0,
             encrypt: flags & ENCRYPT != 0,
+            has_door: flags & DOOR != 0,
             addresses,
         })
     }
@@ -216,6 +226,7 @@ mod tests {
             lanes,
             asked,
             encrypt: lanes.is_multiple_of(2),
+            has_door: lanes == 1,
             addresses,
         }
     }
@@ -281,7 +292,7 @@ mod tests {
         assert_eq!(changed(6, 65).1, "65");
         assert_eq!(changed(6, 0).1, "0");
         assert!(changed(9, 2).1.contains("for 2 of them"));
-        assert!(changed(8, 4).1.contains("flags 4"));
+        assert!(changed(8, 8).1.contains("flags 8"));
         assert!(changed(13, 5).1.contains("family 5"));
         assert!(changed(14, 33).1.contains("/33"));
         assert!(changed(16, 0xE0).1.contains("224."));

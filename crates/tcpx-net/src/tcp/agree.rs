@@ -24,6 +24,8 @@ pub(super) struct Agreed {
     pub(super) routes: Vec<Way>,
     /// Our cards.
     pub(super) cards: Cards,
+    /// Both sides let a peer on the same host prove itself.
+    pub(super) has_door: bool,
 }
 
 /// The cards of this side that carry lanes.
@@ -83,6 +85,7 @@ pub(super) fn wish(
         lanes,
         asked,
         encrypt: setup.encrypt,
+        has_door: false,
         addresses: told(&cards.nics, setup.listening),
     };
     Ok((ours, cards))
@@ -149,6 +152,7 @@ pub(super) fn agree(
         lanes: ours.agree(&theirs),
         at_first: ours.at_first(&theirs),
         routes,
+        has_door: ours.has_door && theirs.has_door,
         cards,
     })
 }

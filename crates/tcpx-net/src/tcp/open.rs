@@ -44,6 +44,7 @@ pub(super) fn open(
         at_first,
         routes,
         cards,
+        has_door: _,
     } = agreed;
     match setup.side {
         Side::Client => {

@@ -14,6 +14,7 @@ use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::lane_seal::Forged;
 
+use super::local::{Read, Source};
 use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, position};
 use super::shared::{LaneSocket, Shared};
@@ -62,6 +63,8 @@ pub(super) struct Reading {
     claim: Claim,
     /// Its destination, or a pinned slot; `None` until there is one.
     into: Option<RegionSlice>,
+    /// Its header, if its payload lies in the peer's memory, and where that is once it was looked up.
+    exposed: Option<(ChunkHeader, Option<Source>)>,
 }
 
 impl OpenWindows {
@@ -86,6 +89,33 @@ impl OpenWindows {
         counters.wire_calls.fetch_add(1, Ordering::Relaxed);
         let received = &counters.bytes_received;
         received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Copies some of a chunk from where it lies in the peer's memory.
+    fn copy(
+        &self,
+        header: &ChunkHeader,
+        source: &mut Option<Source>,
+        into: &RegionSlice,
+        done: usize,
+    ) -> io::Result<Progress> {
+        let Some(peer) = &self.shared.parts.local.peer else {
+            return Ok(Progress::Withdrawn);
+        };
+        if source.is_none() {
+            *source = peer.find(header)?;
+        }
+        let read = match source {
+            Some(source) => peer.read(source, into, done)?,
+            None => Read::LetGo,
+        };
+        Ok(match read {
+            Read::LetGo => Progress::Withdrawn,
+            Read::Bytes(bytes) => {
+                self.count(bytes);
+                Progress::Moved(Moved::Bytes(bytes))
+            }
+        })
     }
 
     fn receive(
@@ -135,19 +165,29 @@ impl Target for OpenWindows {
         self.near
     }
 
+    fn takes_exposed(&self) -> bool {
+        self.shared.parts.local.peer.is_some()
+    }
+
     fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Reading>, Violation> {
-        if header.behind > 0 && !self.shared.parts.tells_behind {
+        if header.bytes_behind() > 0 && !self.shared.parts.tells_behind {
             return Err(Violation {
                 expected: "a chunk that says nothing of those behind it".to_owned(),
                 arrived: format!(
-                    "{} units behind chunk {} of window {}",
-                    header.behind, header.sequence, header.transfer
+                    "{} bytes behind chunk {} of window {}",
+                    header.bytes_behind(),
+                    header.sequence,
+                    header.transfer
                 ),
                 chunk: Some(*header),
             });
         }
         Ok(match self.shared.receive.claim(self.socket.lane, header)? {
-            Arrival::Claimed(claim) => Answer::Write(Reading { claim, into: None }),
+            Arrival::Claimed(claim) => Answer::Write(Reading {
+                claim,
+                into: None,
+                exposed: header.is_exposed().then_some((*header, None)),
+            }),
             Arrival::Unwanted => Answer::Drain,
             Arrival::HeldBy(holder) => {
                 // Its sender gave that lane up. Nothing of it may be written once this one begins,
@@ -164,13 +204,20 @@ impl Target for OpenWindows {
         done: usize,
         behind: &mut [u8],
     ) -> io::Result<Progress> {
-        let Reading { claim, into } = reading;
+        let Reading {
+            claim,
+            into,
+            exposed,
+        } = reading;
         if claim.window.is_closing() {
             return Ok(Progress::Withdrawn);
         }
         let Some(into) = self.landing(claim, into) else {
             return Ok(Progress::NoRoom);
         };
+        if let Some((header, source)) = exposed {
+            return self.copy(header, source, into, done);
+        }
         let moved = self.receive(claim, into, done, behind)?;
         if let Moved::Bytes(bytes) = moved {
             self.count(bytes.min(into.len() - done));
@@ -179,7 +226,7 @@ impl Target for OpenWindows {
     }
 
     fn place(&mut self, reading: &mut Reading, done: usize, opened: &[u8]) -> io::Result<Placing> {
-        let Reading { claim, into } = reading;
+        let Reading { claim, into, .. } = reading;
         let Some(into) = self.landing(claim, into) else {
             return Ok(Placing::NoRoom);
         };
@@ -203,6 +250,7 @@ impl Target for OpenWindows {
         let Reading {
             claim,
             into: Some(into),
+            ..
         } = reading
         else {
             // Bytes were read, so there was memory for them.
@@ -222,7 +270,7 @@ impl Target for OpenWindows {
     }
 
     fn put_back(&mut self, reading: Reading) {
-        let Reading { claim, into } = reading;
+        let Reading { claim, into, .. } = reading;
         drop(into);
         self.shared.receive.put_back(claim);
         self.shared.roster.signal.wake();

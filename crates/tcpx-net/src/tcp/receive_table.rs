@@ -460,6 +460,8 @@ mod tests {
     use tcpx_memory::{Access, Region};
     use tcpx_wire::TransferId;
 
+    use tcpx_wire::chunk_header::ChunkPayload;
+
     use super::*;
 
     const CHUNK: u32 = 8;
@@ -485,7 +487,7 @@ mod tests {
             total: region.len() as u64,
             length: CHUNK,
             attempt: 0,
-            behind: 0,
+            payload: ChunkPayload::Follows { behind: 0 },
         }
     }
 

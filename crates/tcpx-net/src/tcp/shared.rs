@@ -17,6 +17,7 @@ use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
 
 use super::Lend;
+use super::local::LocalPath;
 use super::pace::Paces;
 use super::receive_table::{Claim, ReceiveTable, position};
 use super::repair::Repair;
@@ -157,6 +158,7 @@ pub(super) struct Parts {
     pub(super) dead_after: Duration,
     pub(super) staging: Staging,
     pub(super) repair: Repair,
+    pub(super) local: LocalPath,
 }
 
 #[cfg(test)]
@@ -175,6 +177,7 @@ impl Parts {
             dead_after: Duration::from_secs(10),
             staging: Staging::new(&[], stage_host, window).unwrap(),
             repair: Repair::Never,
+            local: LocalPath::default(),
         }
     }
 }

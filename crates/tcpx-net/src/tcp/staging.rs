@@ -319,7 +319,7 @@ fn staged_channel() -> Arc<Shared> {
 #[cfg(test)]
 mod tests {
     use tcpx_memory::Region;
-    use tcpx_wire::chunk_header::ChunkHeader;
+    use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
     use tcpx_wire::{ChunkPlan, TransferId};
 
     use super::super::receive_table::Arrival;
@@ -348,7 +348,7 @@ mod tests {
             total: 64,
             length: 32,
             attempt: 0,
-            behind: 0,
+            payload: ChunkPayload::Follows { behind: 0 },
         };
         let Ok(Arrival::Claimed(claim)) = shared.receive.claim(0, &header) else {
             panic!("its window is open");

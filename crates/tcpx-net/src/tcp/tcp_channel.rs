@@ -15,7 +15,7 @@ use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 use super::loss::Lost;
 use super::receive_table::Closing;
 use super::repair::Repair;
-use super::shared::{Event, LaneSocket, Shared, lock};
+use super::shared::{Event, LaneSocket, Parts, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use super::watch;
 use crate::channel::{
@@ -223,6 +223,7 @@ impl Channel for TcpChannel {
                 attempt: 0,
                 permit: None,
                 spliced: None,
+                exposed: None,
             });
             self.shared.wake_sender(bytes);
         }
@@ -278,6 +279,12 @@ impl Channel for TcpChannel {
         self.drain_windows(out);
         let missing = self.shared.roster.take_missing();
         out.extend(missing.map(|lane| Completion::LaneMissing { lane }));
+        if let Some(why) = self.shared.parts.local.news() {
+            out.push(Completion::PathChanged {
+                path: self.path(),
+                why: why.to_owned(),
+            });
+        }
         if self.is_closing() {
             if lanes_gone {
                 self.fail_remaining(out);
@@ -451,7 +458,10 @@ impl Channel for TcpChannel {
     }
 
     fn path(&self) -> String {
-        format!("{}{}", self.shared.parts.name, self.shared.parts.ways)
+        let Parts {
+            name, ways, local, ..
+        } = &self.shared.parts;
+        format!("{name}{ways}{}", local.describe())
     }
 
     fn congestion_control(&self) -> Option<String> {

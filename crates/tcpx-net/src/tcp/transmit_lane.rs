@@ -58,6 +58,8 @@ pub(super) struct Writing {
     by_pages: bool,
     /// Its payload is a copy that nobody else has.
     is_own: bool,
+    /// Nothing follows its header: the peer reads its payload where it lies.
+    is_exposed: bool,
 }
 
 impl Queue {
@@ -150,10 +152,14 @@ impl Queue {
         if *is_own || chunk.permit.is_some() {
             return;
         }
-        let copied = Region::host(chunk.payload.len()).and_then(|own| {
-            own.with_bytes_mut(.., |bytes| chunk.payload.read_to(bytes))??;
-            Ok(own.all())
-        });
+        let copied = match chunk.exposed.take() {
+            // Nothing of it goes out, and the peer counts nothing that it reads from now on.
+            Some(_) => Region::host(1).map(|own| own.all()),
+            None => Region::host(chunk.payload.len()).and_then(|own| {
+                own.with_bytes_mut(.., |bytes| chunk.payload.read_to(bytes))??;
+                Ok(own.all())
+            }),
+        };
         match copied {
             Ok(own) => {
                 *is_own = true;
@@ -171,10 +177,14 @@ impl Queue {
             chunk,
             head,
             by_pages,
+            is_exposed,
             ..
         } = writing;
         let from = done.saturating_sub(head.len());
         let head = head.rest(done);
+        if *is_exposed {
+            return calls::send_bytes(self.socket.as_fd(), head);
+        }
         let sealed = self.seal.send(self.socket.as_fd(), head, &chunk.payload);
         if let Some(moved) = sealed {
             return moved;
@@ -233,7 +243,9 @@ impl Owner for Queue {
             }
             match self.shared.transmit.take(self.socket.lane) {
                 Some(Taken::Chunk(mut chunk)) => {
-                    if self.shared.parts.tells_behind {
+                    if let Some(exposed) = self.shared.parts.local.expose(&chunk) {
+                        chunk.expose(exposed);
+                    } else if self.shared.parts.tells_behind {
                         chunk.tell_behind(self.shared.transmit.queued_bytes());
                     }
                     self.chunk = chunk.payload.len() as u64;
@@ -244,6 +256,7 @@ impl Owner for Queue {
                     return Next::Chunk(Writing {
                         head: self.seal.begin(&chunk.header),
                         by_pages,
+                        is_exposed: chunk.exposed.is_some(),
                         chunk,
                         is_own: false,
                     });
@@ -255,7 +268,10 @@ impl Owner for Queue {
     }
 
     fn wire_bytes(&self, writing: &Writing) -> usize {
-        self.seal.wire_bytes(writing.chunk.payload.len())
+        match writing.is_exposed {
+            true => writing.head.len(),
+            false => self.seal.wire_bytes(writing.chunk.payload.len()),
+        }
     }
 
     fn send(&mut self, writing: &mut Writing, done: usize) -> io::Result<Moved> {

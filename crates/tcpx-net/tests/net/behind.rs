@@ -5,14 +5,14 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use tcpx_net::TcpOptions;
-use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 
 use crate::support::*;
 
 /// Sends the only chunk of a window's transfer, and says that no end of others follows.
 fn write_promising(mut lane: &TcpStream, window: u64, length: u32) {
     let header = ChunkHeader {
-        behind: u16::MAX,
+        payload: ChunkPayload::Follows { behind: u16::MAX },
         ..whole(window, length)
     };
     lane.write_all(&header.encode()).unwrap();
@@ -120,10 +120,10 @@ fn a_sender_says_how_much_it_has_ready_behind_a_chunk_where_there_is_one_lane() 
             for _ in 0..chunks {
                 let header = read_header(&raw.lanes[0]);
                 read_payload(&raw.lanes[0], &header);
-                said.push(header.behind);
+                said.push(header.bytes_behind() / ChunkHeader::BEHIND_UNIT);
             }
         });
-        let expected: &[u16] = if lanes == 1 { &[0, 5, 3, 0] } else { &[0] };
+        let expected: &[u64] = if lanes == 1 { &[0, 5, 3, 0] } else { &[0] };
         assert_eq!(said, expected);
     }
 }

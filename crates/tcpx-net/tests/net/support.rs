@@ -15,7 +15,7 @@ use tcpx_net::{
     Exchange, ListenOptions, Listener, Meanwhile, Network, NetworkError, Posted, Readiness,
     ReceiveWindow, SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
 };
-use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 use tcpx_wire::key::Key;
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::{ChunkPlan, TransferId};
@@ -336,7 +336,7 @@ pub(crate) fn part(window: u64, index: u32, (length, total): (u32, u64)) -> Chun
         total,
         length,
         attempt: 0,
-        behind: 0,
+        payload: ChunkPayload::Follows { behind: 0 },
     }
 }
 

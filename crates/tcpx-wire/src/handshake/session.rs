@@ -113,6 +113,11 @@ secret!(SessionKey, 0);
 impl SessionKey {
     /// Bytes of a session key.
     pub const BYTES: usize = 32;
+
+    /// What the two ends of the session alone know by this name; whoever sees it learns nothing of the key.
+    pub fn shared_value(&self, name: &[u8]) -> [u8; 32] {
+        crate::derive::authenticate(&self.0, name)
+    }
 }
 
 /// A session for tests of what follows a handshake.

@@ -264,6 +264,7 @@ pub(super) fn copying(
             attempt: 0,
             permit,
             spliced: None,
+            exposed: None,
         },
         cancelled: false,
         next: None,

@@ -26,6 +26,13 @@ impl Queue {
 
     /// The lane is gone: the others send what may not have arrived, or its owner ends it with the channel.
     fn hand_over(&mut self, unwritten: Option<Outgoing>) {
+        let is_exposed = |chunk: &Outgoing| chunk.exposed.is_some();
+        let lane = self.socket.lane;
+        let had_exposed = unwritten.as_ref().is_some_and(is_exposed)
+            || self.shared.transmit.chunks.keeps(lane, is_exposed);
+        if had_exposed && !self.shared.is_over() {
+            self.shared.parts.local.failed();
+        }
         let count = self
             .shared
             .transmit

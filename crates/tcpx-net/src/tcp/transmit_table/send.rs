@@ -2,8 +2,9 @@
 
 use tcpx_memory::{Fence, RegionSlice};
 use tcpx_wire::TransferId;
-use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 
+use super::super::local::Exposed;
 use super::super::permits::Permit;
 use crate::channel::SendChunk;
 use crate::error::ChunkPosition;
@@ -14,6 +15,8 @@ pub(in crate::tcp) struct Outgoing {
     pub(in crate::tcp) slot: u16,
     pub(in crate::tcp) header: [u8; ChunkHeader::BYTES],
     pub(in crate::tcp) position: ChunkPosition,
+    /// The peer reads the payload where it lies, until this is dropped: before the payload is.
+    pub(in crate::tcp) exposed: Option<Exposed>,
     /// The source itself, or a pinned slot with a copy of it.
     pub(in crate::tcp) payload: RegionSlice,
     /// How many lanes died with it.
@@ -27,8 +30,9 @@ pub(in crate::tcp) struct Outgoing {
 impl Outgoing {
     /// The peer may have it already: marks the header so.
     pub(super) fn mark_again(&mut self) {
+        self.exposed = None;
         self.attempt = self.attempt.saturating_add(1);
-        self.encode(0);
+        self.encode(ChunkPayload::Follows { behind: 0 });
     }
 
     /// Says in the header how many bytes follow its own at once.
@@ -36,12 +40,18 @@ impl Outgoing {
         match ChunkHeader::units_behind(bytes) {
             // As it was made.
             0 => {}
-            behind => self.encode(behind),
+            behind => self.encode(ChunkPayload::Follows { behind }),
         }
     }
 
-    fn encode(&mut self, behind: u16) {
-        ChunkHeader::renew(&mut self.header, self.attempt, behind);
+    /// Says in the header that the peer reads the payload where it lies.
+    pub(in crate::tcp) fn expose(&mut self, exposed: Exposed) {
+        self.exposed = Some(exposed);
+        self.encode(ChunkPayload::Exposed { entry: self.slot });
+    }
+
+    fn encode(&mut self, payload: ChunkPayload) {
+        ChunkHeader::renew(&mut self.header, self.attempt, payload);
     }
 }
 
@@ -105,7 +115,7 @@ pub(in crate::tcp) fn describe(chunk: &SendChunk) -> ([u8; ChunkHeader::BYTES], 
         total: chunk.total,
         length: u32::try_from(length).unwrap_or(u32::MAX),
         attempt: 0,
-        behind: 0,
+        payload: ChunkPayload::Follows { behind: 0 },
     };
     (header.encode(), position)
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use tcpx_memory::{CopyWorker, PinnedPool, Region};
 use tcpx_wire::TransferId;
-use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 
 use super::super::staging::alone;
 use super::*;
@@ -37,6 +37,7 @@ fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
             attempt: 0,
             permit: None,
             spliced: None,
+            exposed: None,
         });
     };
     for slot in 0..4 {
@@ -106,7 +107,7 @@ fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outg
         total: 0,
         length: 8,
         attempt: 0,
-        behind: 0,
+        payload: ChunkPayload::Follows { behind: 0 },
     };
     let position = ChunkPosition {
         sequence,
@@ -124,6 +125,7 @@ fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outg
         attempt: 0,
         permit: None,
         spliced: None,
+        exposed: None,
     });
     drop(pinned);
     match table.take(lane) {
