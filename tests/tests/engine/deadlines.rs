@@ -80,8 +80,14 @@ fn stopped_process(lanes: Lanes) {
     word.write_from(0, &key).expect("free");
     let told = connection.send(word.all(), KEY_OF_WINDOW).start();
     told.and_then(Transfer::wait).expect("it is received");
+    let posted = posted.expect("connected");
     let echo = |tag| {
         let heard = connection.receive(word.all(), tag).start()?.wait()?;
+        // The send had ended, and its memory was filled with something else: none of that is success.
+        if let Some(Ok(_)) = posted.test() {
+            let is_sent = destination.with_bytes(.., |bytes| bytes.iter().all(|byte| *byte == 0));
+            assert!(is_sent.expect("free"), "it got what nobody sent");
+        }
         let back = word.slice(..heard.bytes as usize).expect("within");
         connection.send(back, tag).start()?.wait()
     };
@@ -361,6 +367,78 @@ fn stopped_getter(lanes: Lanes) {
         connection.send(back, tag).start()?.wait()
     };
     while echo(ECHO).is_ok() {}
+}
+
+/// Sends of one chunk each, to receives that a stopped process has posted.
+const SHORT: usize = 200 << 10;
+const SHORT_SENDS: u64 = 48;
+const FIRST_SHORT: u64 = 100;
+
+/// The process that is stopped: what it receives is as it was sent.
+fn stopped_receiver(lanes: Lanes) {
+    let variable = |name| std::env::var(name).expect("it was started with it");
+    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
+    let options = options(&variable("TEST_KEY"), lanes);
+    let connection = Endpoint::connect(address, &options).expect("it listens");
+    let posted = (FIRST_SHORT..FIRST_SHORT + SHORT_SENDS).map(|tag| {
+        let memory = Region::host(SHORT).expect("memory");
+        let receive = connection.receive(memory.all(), tag).start();
+        (memory, receive.expect("connected"))
+    });
+    let posted: Vec<_> = posted.collect();
+    let word = Region::host(WindowKey::BYTES).expect("memory");
+    let window = connection
+        .expose(word.all(), Rights::Put)
+        .expect("connected");
+    word.write_from(0, &window.key().to_bytes()).expect("free");
+    let told = connection.send(word.all(), KEY_OF_WINDOW).start();
+    told.and_then(Transfer::wait).expect("it is received");
+    let heard = connection.receive(word.all(), ECHO).start();
+    heard
+        .and_then(Transfer::wait)
+        .expect("it says when all has ended");
+    for (memory, receive) in posted {
+        if receive.wait().is_ok() {
+            let is_sent = memory.with_bytes(.., |bytes| bytes.iter().all(|byte| *byte == 0));
+            assert!(is_sent.expect("free"), "it got what nobody sent");
+        }
+    }
+    connection.close(LONG).expect("all was right");
+}
+
+#[test]
+fn what_is_read_once_its_send_has_ended_is_no_success() {
+    let test = "what_is_read_once_its_send_has_ended_is_no_success";
+    let lanes = LANES[4];
+    if child::is_child(test) {
+        return stopped_receiver(lanes);
+    }
+    for _ in 0..5 {
+        let mut peer = Peer::start(test, test, lanes);
+        peer.signal(Signal::STOP);
+        peer.wait_until_stopped();
+        let total = Some(DEADLINE);
+        let stall = 10 * LONG;
+        let sends = (FIRST_SHORT..FIRST_SHORT + SHORT_SENDS).map(|tag| {
+            let memory = Region::host(SHORT).expect("memory");
+            let send = peer.connection.send(memory.all(), tag);
+            let send = send.deadlines(Deadlines { stall, total }).start();
+            (memory, send.expect("room"))
+        });
+        let sends: Vec<_> = sends.collect();
+        for (memory, send) in &sends {
+            let ended = send.wait_timeout(DEADLINE + LATE).expect("it ends in time");
+            ended.expect_err("its peer is stopped");
+            let poisoned = memory.with_bytes_mut(.., |bytes| bytes.fill(0xEE));
+            poisoned.expect("nothing points at it");
+        }
+        let word = Region::host(16).expect("memory");
+        let told = peer.connection.send(word.all(), ECHO).start();
+        peer.signal(Signal::CONT);
+        told.and_then(Transfer::wait).expect("it is received");
+        let ended = peer.process.wait().expect("it is our child");
+        assert!(ended.success(), "{ended}");
+    }
 }
 
 /// The receiver is later than any limit that the engine could have thought of by itself.

@@ -196,3 +196,138 @@ fn impossible(what: String) -> io::Error {
         format!("the peer's table says {what}"),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use rustix::process::getpid;
+    use tcpx_memory::{Access, Gather, Region};
+    use tcpx_wire::TransferId;
+
+    use super::super::exposed::{Exposed, Table};
+    use super::*;
+
+    const PROOF: [u8; PROOF_BYTES] = [7; PROOF_BYTES];
+    const LENGTH: usize = 600_000;
+
+    fn header(window: u64, entry: u16, length: usize) -> ChunkHeader {
+        ChunkHeader {
+            sequence: 0,
+            transfer: TransferId(window),
+            offset: 0,
+            total: 0,
+            length: length as u32,
+            attempt: 0,
+            payload: ChunkPayload::Exposed { entry },
+        }
+    }
+
+    fn expose(table: &Arc<Table>, header: &ChunkHeader, payload: &RegionSlice) -> Exposed {
+        let ChunkPayload::Exposed { entry } = header.payload else {
+            panic!("it is exposed");
+        };
+        let exposed = table.expose(entry, &header.encode(), payload);
+        exposed.expect("few parts")
+    }
+
+    fn filled() -> Region {
+        let region = Region::host(LENGTH).unwrap();
+        let bytes: Vec<u8> = (0..LENGTH).map(|at| (at / 7) as u8).collect();
+        region.write_from(0, &bytes).unwrap();
+        region
+    }
+
+    fn gathered(source: &Region, pieces: impl Iterator<Item = Range<usize>>) -> RegionSlice {
+        let pieces = pieces.map(|piece| (0, piece));
+        let gather = Gather::new(&[source.all()], pieces, Access::Read).unwrap();
+        gather.region("a test").unwrap().all()
+    }
+
+    fn peer(table: &Table) -> PeerMemory {
+        PeerMemory::proven(getpid(), table.address(), &PROOF).unwrap()
+    }
+
+    #[test]
+    fn memory_without_the_proof_is_nobodys() {
+        let table = Table::new(&PROOF, 2);
+        for (at, proof) in [(table.address(), [8; PROOF_BYTES]), (16, PROOF)] {
+            assert!(PeerMemory::proven(getpid(), at, &proof).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_exposed_is_read_whole_in_one_part_and_in_many() {
+        let (table, source) = (Table::new(&PROOF, 2), filled());
+        let pieces = (0..200).rev().map(|at| at * 3000..(at + 1) * 3000);
+        let gathered = gathered(&source, pieces);
+        for (window, payload) in [(1, source.all()), (2, gathered)] {
+            let header = header(window, 1, LENGTH);
+            let _exposed = expose(&table, &header, &payload);
+            let into = Region::host(LENGTH).unwrap();
+            let mut found = peer(&table).find(&header).unwrap().unwrap();
+            let mut done = 0;
+            while done < LENGTH {
+                match peer(&table).read(&mut found, &into.all(), done).unwrap() {
+                    Read::Bytes(bytes) => done += bytes,
+                    Read::LetGo => panic!("it is exposed"),
+                }
+            }
+            let (mut sent, mut came) = (vec![0; LENGTH], vec![0; LENGTH]);
+            payload.read_to(&mut sent).unwrap();
+            into.read_to(0, &mut came).unwrap();
+            assert!(sent == came, "window {window}");
+        }
+    }
+
+    #[test]
+    fn what_was_let_go_of_is_not_read_to_its_end_whoever_has_the_entry_now() {
+        for exposed_again in [false, true] {
+            let (table, source) = (Table::new(&PROOF, 2), filled());
+            let first = header(5, 1, LENGTH);
+            let exposed = expose(&table, &first, &source.all());
+            let into = Region::host(LENGTH).unwrap().all();
+            let mut found = peer(&table).find(&first).unwrap().unwrap();
+            let read = peer(&table).read(&mut found, &into, 0).unwrap();
+            assert_eq!(read, Read::Bytes(SLICE_BYTES));
+            drop(exposed);
+            let next = header(6, 1, LENGTH);
+            let _next = exposed_again.then(|| expose(&table, &next, &source.all()));
+            let read = peer(&table).read(&mut found, &into, SLICE_BYTES).unwrap();
+            assert_eq!(read, Read::LetGo);
+            assert!(peer(&table).find(&first).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_chunk_in_too_many_parts_is_not_exposed() {
+        let (table, source) = (Table::new(&PROOF, 1), filled());
+        for (parts, is_exposed) in [(MOST_PARTS, true), (MOST_PARTS + 1, false)] {
+            let gathered = gathered(&source, (0..parts).map(|at| at * 2..at * 2 + 1));
+            let header = header(1, 0, parts);
+            let exposed = table.expose(0, &header.encode(), &gathered);
+            assert_eq!(exposed.is_some(), is_exposed, "{parts} parts");
+        }
+    }
+
+    #[test]
+    fn a_table_that_says_what_cannot_be_is_an_error() {
+        let (table, source) = (Table::new(&PROOF, 1), filled());
+        let header = header(1, 0, LENGTH);
+        let _exposed = expose(&table, &header, &source.slice(..10).unwrap());
+        // Another length than the header's reads what lies behind; there is a list with none.
+        let words = [[1, 1, 0, 2], [1, 1, 0, 1 << 40], [1, 1, 16, 1]];
+        for entry in words {
+            let memory: Vec<u64> = [u64::from_ne_bytes([7; 8]); 4]
+                .into_iter()
+                .chain(entry)
+                .collect();
+            let peer = PeerMemory::proven(getpid(), memory.as_ptr().addr() as u64, &PROOF).unwrap();
+            let into = Region::host(LENGTH).unwrap().all();
+            let found = peer.find(&header);
+            let read = found.and_then(|found| peer.read(&mut found.unwrap(), &into, 0));
+            assert!(read.is_err(), "{entry:?}: {read:?}");
+        }
+    }
+}
