@@ -78,6 +78,8 @@ impl Peer {
         }
         let mut child = command
             .envs(instructions.carrier.environment().iter().copied())
+            // What happens to lanes happens to payload on them.
+            .env("TCPX_LOCAL", "off")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
