@@ -209,7 +209,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 fn report(measured: &[Measured<'_>], builds: &build::Builds) -> Subject {
     let ran = measured.iter().filter(|one| one.error.is_none());
     let rows = ran.flat_map(|one| one.case.figures.iter().map(|metric| one.row(*metric)));
-    let mut host = "both ends on one host".to_owned();
+    let mut host = "both ends on one host, over TCP".to_owned();
     if measured.iter().any(|one| one.case.lends()) {
         host.push_str(", TCPX_LEND=always where memory is staged");
     }

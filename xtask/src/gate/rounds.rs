@@ -58,6 +58,8 @@ fn start(build: &Build, nics: Option<&Nics>, lends: bool) -> Result<Process> {
             command
         }
     };
+    // The gate's cases are about TCP.
+    command.env("TCPX_LOCAL", "off");
     if lends {
         command.env("TCPX_LEND", "always");
     }
