@@ -38,8 +38,8 @@ mod worker;
 
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
 pub use dma_buf::{DmaBuf, DmaBufError};
-pub use error::{CudaError, MemoryError};
-pub use fence::{After, Fence};
+pub use error::{CudaError, MemoryError, PointerFault};
+pub use fence::{After, Event, Fence, Stream};
 pub use gpu::{ContextGuard, Gpu, InContext, PointerInfo};
 pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;

@@ -7,7 +7,7 @@ use tcpx_memory::{After, BouncePool, Fence, MemoryKind, Region, UnpackMethod, Wo
 use tcpx_wire::Fragment;
 
 use crate::support::{Bench, Outcome, POISON, Random, same, settle, text, unpack_work};
-use crate::user::{LEGACY, User};
+use crate::user::{LEGACY, User, after};
 
 const LEN: usize = 1 << 20;
 const DELAY: Duration = Duration::from_millis(60);
@@ -49,15 +49,12 @@ fn ordered(
 
 pub(crate) fn after_stream(bench: &Bench) -> Outcome {
     let stream = bench.user()?.stream;
-    ordered(bench, stream, |_| Ok(After::Stream(stream.addr() as u64)))
+    ordered(bench, stream, |_| Ok(after(stream)))
 }
 
 pub(crate) fn after_event(bench: &Bench) -> Outcome {
     let stream = bench.user()?.stream;
-    ordered(bench, stream, |user| {
-        user.record(stream)?;
-        Ok(After::Event(user.event.addr() as u64))
-    })
+    ordered(bench, stream, |user| user.record(stream))
 }
 
 pub(crate) fn after_default_streams(bench: &Bench) -> Outcome {
@@ -75,7 +72,7 @@ pub(crate) fn others_go_on(bench: &Bench) -> Outcome {
     let scratch = user.alloc(16)?;
     settle()?;
     user.slow_fill(user.stream, scratch, 16, 1, 200_000_000)?;
-    let fence = Fence::take(&bench.gpu, After::Stream(user.stream.addr() as u64)).map_err(text)?;
+    let fence = Fence::take(&bench.gpu, after(user.stream)).map_err(text)?;
     let jobs = bench.jobs();
     let start = Instant::now();
     let copy = |to: &Region| Work::Copy {

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUresult, CUstream};
-use tcpx_memory::Gpu;
+use tcpx_memory::{After, Gpu};
 
 const PTX: &str = concat!(include_str!("gpu_check.ptx"), "\0");
 
@@ -149,11 +149,14 @@ impl User {
         result
     }
 
-    pub(crate) fn record(&self, stream: CUstream) -> Result<(), String> {
+    /// What waits for an event, recorded now.
+    pub(crate) fn record(&self, stream: CUstream) -> Result<After, String> {
         self.inside(|| {
             // SAFETY: both are of this context.
             let result = unsafe { sys::cuEventRecord(self.event, stream) };
-            check("cuEventRecord", result)
+            check("cuEventRecord", result)?;
+            // SAFETY: it stays until the process ends, and each check records it once.
+            Ok(unsafe { After::event(self.event.addr() as u64) })
         })
     }
 
@@ -241,6 +244,12 @@ impl User {
             Ok(flag)
         })
     }
+}
+
+/// What waits for the work on a stream of the program.
+pub(crate) fn after(stream: CUstream) -> After {
+    // SAFETY: the program's streams stay until the process ends.
+    unsafe { After::stream(stream.addr() as u64) }
 }
 
 impl Flag {

@@ -81,6 +81,23 @@ pub(crate) fn ignore_captures(api: &Api) -> Result<u32, CudaError> {
     )
 }
 
+/// Refuses a stream on which nothing can be recorded, because it is being captured, or because it is the legacy one and
+/// waits for one that is. Its context is current. Whatever the answer, the capture goes on.
+pub(crate) fn refuse_captured(gpu: &Gpu, stream: sys::CUstream) -> Result<(), CudaError> {
+    const IMPLICIT: i32 = 906;
+    let (mut status, device) = (0, gpu.ordinal());
+    // SAFETY: the stream is alive, and the pointer is valid for one status.
+    let code = unsafe { (gpu.api().cuStreamIsCapturing)(stream, &raw mut status) };
+    if code == IMPLICIT {
+        return Err(CudaError::DefaultStreamsCaptured { device });
+    }
+    gpu.api().check("cuStreamIsCapturing", code)?;
+    match status {
+        0 => Ok(()),
+        _ => Err(CudaError::StreamCaptured { device }),
+    }
+}
+
 fn exchange_capture_mode(api: &Api, mut mode: u32) -> Result<u32, CudaError> {
     // SAFETY: the pointer is valid for one mode, which the driver exchanges.
     let code = unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };

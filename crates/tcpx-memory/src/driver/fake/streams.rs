@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::super::sys::{CUdeviceptr, CUstream};
 use super::{
-    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, inside,
-    outside_captures, pointer, world::gated_stream,
+    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, captures::of_stream,
+    captures::unless_captured, pointer, world::context, world::gated_stream,
 };
 
 /// The driver's names for the default streams are this and the number below it.
@@ -46,7 +46,7 @@ pub(super) fn behind(stream: CUstream) -> Option<usize> {
 }
 
 pub(super) unsafe extern "C" fn query(stream: CUstream) -> i32 {
-    outside_captures(|world| {
+    of_stream(stream, |world| {
         if stream.addr() <= PER_THREAD && !ALONE.get() && world.has_blocking_work() {
             return NOT_READY;
         }
@@ -60,7 +60,9 @@ pub(super) unsafe extern "C" fn wait_value(
     value: u32,
     _flags: c_uint,
 ) -> i32 {
-    inside(|world| world.push(stream, Operation::Wait(word as usize, value)))
+    unless_captured(stream, |world| {
+        world.push(stream, Operation::Wait(word as usize, value))
+    })
 }
 
 pub(super) unsafe extern "C" fn write_value(
@@ -69,7 +71,7 @@ pub(super) unsafe extern "C" fn write_value(
     value: u32,
     _flags: c_uint,
 ) -> i32 {
-    inside(|world| match world.lost.get(&stream.addr()) {
+    unless_captured(stream, |world| match world.lost.get(&stream.addr()) {
         Some(Fault::Record) => UNKNOWN,
         _ => world.push(stream, Operation::Write(word as usize, value)),
     })
@@ -102,7 +104,8 @@ impl World {
 
     /// Whether a stream that synchronises with the legacy one has work.
     fn has_blocking_work(&self) -> bool {
-        let queues = self.blocking.iter().filter_map(|one| self.streams.get(one));
+        let own = self.blocking.iter().filter(|one| *one.1 == context());
+        let queues = own.filter_map(|one| self.streams.get(one.0));
         queues.into_iter().any(|queue| !queue.is_empty())
     }
 
