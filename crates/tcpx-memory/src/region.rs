@@ -155,9 +155,10 @@ impl Region {
     ) -> Result<Self, MemoryError> {
         Self::check_address(gpu, address, len)?;
         let host = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the caller's promise.
         Ok(match gpu {
+            // SAFETY: the caller's promise.
             Some(gpu) => unsafe { Self::from_cuda_raw(gpu, address as u64, len, owner) },
+            // SAFETY: as above.
             None => unsafe { Self::from_host_raw(host, len, owner) },
         })
     }

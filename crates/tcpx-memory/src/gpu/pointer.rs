@@ -288,7 +288,7 @@ mod tests {
         let address = region.all().address() as usize;
         assert_eq!(check_host_memory(address, 100_000), Ok(()));
         assert_eq!(check_host_memory(0, 0), Ok(()));
-        let bytes = vec![1_u8; 3];
+        let bytes = [1_u8; 3];
         assert_eq!(check_host_memory(bytes.as_ptr().addr(), 3), Ok(()));
         drop(region);
         // Other tests may map something there again, but not at these.
