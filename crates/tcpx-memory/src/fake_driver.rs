@@ -23,6 +23,11 @@ pub fn costly_calls() -> Vec<&'static str> {
     fake::costly_calls()
 }
 
+/// Memory of the program's that is the GPU's from now on, until other such memory lies there.
+pub fn adopt(memory: &[u8]) {
+    fake::adopt(memory.as_ptr().expose_provenance(), memory.len());
+}
+
 /// Runs `run` while a stream of the primary context is captured as a graph, in the mode that forbids most; whether the
 /// capture has survived. `blocking` streams synchronise with the default ones.
 pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {

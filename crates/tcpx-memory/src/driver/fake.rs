@@ -23,6 +23,8 @@ pub(crate) use captures::{Mode, begin_capture, end_capture};
 pub(crate) use captures::{after, capture_mode};
 use captures::{outside_captures, unless_captured};
 use launch::{FUNCTIONS, launched};
+#[cfg(feature = "fake-driver")]
+pub(crate) use memory::adopt;
 #[cfg(test)]
 pub(crate) use memory::mapped;
 use memory::{Place, allocate, describe, release};

@@ -90,6 +90,23 @@ pub(super) fn release(world: &mut World, address: usize) -> i32 {
     OK
 }
 
+/// Memory that others allocated as memory of the primary context.
+#[cfg(feature = "fake-driver")]
+pub(crate) fn adopt(address: usize, len: usize) {
+    let memory = Memory {
+        layout: Layout::from_size_align(len, 1).unwrap(),
+        place: Place::Device(0),
+        context: super::CONTEXT,
+    };
+    let end = address + len;
+    world(|world| {
+        let is_apart =
+            |at: &usize, other: &mut Memory| *at >= end || at + other.layout.size() <= address;
+        world.memory.retain(is_apart);
+        world.memory.insert(address, memory);
+    });
+}
+
 /// A range of addresses of a device, of which some parts are mapped; each part is as long as its number says. Nothing may
 /// be read there.
 pub(crate) fn mapped(gpu: &crate::Gpu, device: u64, parts: &[(usize, bool)]) -> u64 {
