@@ -111,6 +111,14 @@ pub enum MemoryError {
         /// Where another one is.
         other: MemoryKind,
     },
+    /// A piece names a parent that was not given.
+    #[error("a piece is of parent {parent}, and {parents} were given; count them from 0")]
+    NoParent {
+        /// Which parent, from 0.
+        parent: usize,
+        /// How many there are.
+        parents: usize,
+    },
     /// A region of pieces where memory with one address is needed.
     #[error(
         "this region of {kind} is made of pieces of others; copy it to a plain one, or name its pieces"
@@ -286,6 +294,9 @@ pub enum CudaError {
         "this thread has no current CUDA context; make one current, or open the GPU by its ordinal"
     )]
     NoCurrentContext,
+    /// The process is ending, and the driver is torn down.
+    #[error("the process is ending, and its CUDA driver with it; end transfers before")]
+    ProcessEnds,
     /// What is done on the stream now becomes a part of a graph, and happens when that is launched.
     #[error(
         "the stream of GPU {device} is being captured as a graph, which a transfer cannot be a part of; start it before or after the capture, or after work on another stream"

@@ -27,6 +27,7 @@ pub(crate) use module::{Function, Module, parameter};
 pub(crate) use sync::{create_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};
+use crate::ending;
 use crate::error::CudaError;
 use crate::fence::EventPool;
 use crate::kind::MemoryKind;
@@ -174,6 +175,7 @@ impl Gpu {
             left: kept::Left::default(),
             small_copies: Mutex::default(),
         });
+        ending::watch();
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
         Ok(gpu)

@@ -19,6 +19,7 @@ mod checksum;
 mod cpu;
 mod dma_buf;
 pub mod driver;
+mod ending;
 mod error;
 #[cfg(feature = "fake-driver")]
 pub mod fake_driver;

@@ -87,6 +87,8 @@ functions! {
     cuMemcpyPeerAsync = "cuMemcpyPeerAsync", "4.0",
         (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuStreamCreate = "cuStreamCreate", "2.0", (*mut CUstream, c_uint);
+    cuStreamCreateWithPriority = "cuStreamCreateWithPriority", "5.5", (*mut CUstream, c_uint, i32);
+    cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange", "5.5", (*mut i32, *mut i32);
     cuStreamDestroy = "cuStreamDestroy_v2", "4.0", (CUstream);
     cuStreamQuery = "cuStreamQuery", "2.0", (CUstream);
     cuStreamIsCapturing = "cuStreamIsCapturing", "10.0", (CUstream, *mut i32);

@@ -8,12 +8,12 @@ mod launch;
 mod memory;
 mod persistent;
 mod streams;
+mod teardown;
 mod world;
 
 #[cfg(feature = "fake-driver")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 
@@ -55,7 +55,9 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// The process's driver is this one from now on.
 #[cfg(feature = "fake-driver")]
 pub(crate) fn install() {
-    INSTALLED.store(true, Ordering::SeqCst);
+    if !INSTALLED.swap(true, Ordering::SeqCst) {
+        teardown::at_exit();
+    }
 }
 
 #[cfg(feature = "fake-driver")]
@@ -237,17 +239,9 @@ pub(crate) static API: Api = Api {
         }
     ),
     cuMemcpyPeerAsync: device_memory::copy_to_peer,
-    cuStreamCreate: call!(|stream: *mut CUstream, flags: c_uint| {
-        costly("cuStreamCreate");
-        inside(|world| {
-            let new = world.handle();
-            if flags == 0 {
-                world.blocking.insert(new, world::context());
-            }
-            world.streams.insert(new, VecDeque::new());
-            handle(stream, new)
-        })
-    }),
+    cuStreamCreate: streams::create,
+    cuStreamCreateWithPriority: streams::create_first,
+    cuCtxGetStreamPriorityRange: call!(|_last: *mut i32, first: *mut i32| answer(first, -5)),
     cuStreamDestroy: call!(|stream: CUstream| {
         inside(|world| {
             let left = world.streams.remove(&stream.addr());

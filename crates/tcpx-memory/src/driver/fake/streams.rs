@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::super::sys::{CUdeviceptr, CUstream};
+use super::captures::{of_stream, unless_captured};
+use super::world::{context, costly, gated_stream, inside};
 use super::{
-    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, captures::of_stream,
-    captures::unless_captured, pointer, world::context, world::gated_stream,
+    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, handle, pointer,
 };
 
 /// The driver's names for the default streams are this and the number below it.
@@ -43,6 +44,31 @@ pub(super) fn behind(stream: CUstream) -> Option<usize> {
         return Some(stream.addr());
     }
     DEFAULT.get()
+}
+
+pub(super) unsafe extern "C" fn create(stream: *mut CUstream, flags: c_uint) -> i32 {
+    costly("cuStreamCreate");
+    inside(|world| {
+        let new = world.handle();
+        if flags == 0 {
+            world.blocking.insert(new, context());
+        }
+        world.streams.insert(new, VecDeque::new());
+        handle(stream, new)
+    })
+}
+
+/// The crate's own: none of them may wait behind the program's.
+pub(super) unsafe extern "C" fn create_first(
+    stream: *mut CUstream,
+    flags: c_uint,
+    priority: i32,
+) -> i32 {
+    if priority != -5 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { create(stream, flags) }
 }
 
 pub(super) unsafe extern "C" fn query(stream: CUstream) -> i32 {

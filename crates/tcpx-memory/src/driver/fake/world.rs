@@ -12,6 +12,7 @@ use super::captures::Captures;
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use super::memory::Memory;
 use super::persistent::{PersistentKernels, Residency};
+use super::teardown;
 use super::{CONTEXT, INVALID_CONTEXT, streams};
 use tcpx_wire::Descriptor;
 
@@ -110,6 +111,7 @@ pub(super) fn world<R>(call: impl FnOnce(&mut World) -> R) -> R {
 
 /// As `world`, for calls that need a current context.
 pub(super) fn inside(call: impl FnOnce(&mut World) -> i32) -> i32 {
+    let _inside = teardown::Call::begin();
     if context() == CONTEXT || context() >= FURTHER {
         world(call)
     } else {
