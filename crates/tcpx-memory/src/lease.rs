@@ -548,7 +548,7 @@ mod tests {
                 .map(|index| Fragment {
                     source_offset: 16 * index + 8,
                     length: 8,
-                    destination_offset: 128 * half + 8 * (15 - u64::from(index)),
+                    destination_offset: 128 * half + 8 * (15 - index),
                 })
                 .collect();
             let limits = Limits {

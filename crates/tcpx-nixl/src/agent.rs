@@ -612,7 +612,7 @@ mod tests {
     fn a_region_is_found_with_its_own_secret_alone() {
         let config = Config::read(&[], |_| None).unwrap();
         let agent = Agent::start("agent", config).unwrap();
-        let bytes = vec![0_u8; 64];
+        let bytes = [0_u8; 64];
         let register = || agent.register(bytes.as_ptr().addr(), 64, None).unwrap();
         let (one, other) = (register(), register());
         assert!(

@@ -55,73 +55,76 @@ impl Gpu {
             len,
             fault,
         };
-        let device = self.ordinal();
+        let too_long = |end: u64| {
+            let known = (end - address) as usize;
+            fault(PointerFault::TooLong { known })
+        };
         let _current = Current::enter(self)?;
-        let end = address
-            .checked_add(len as u64)
-            .ok_or_else(|| fault(PointerFault::TooLong { known: 0 }))?;
+        let end = address.checked_add(len as u64);
+        let end = end.ok_or_else(|| too_long(address))?;
         let mut at = address;
         while at < end {
-            let too_long = PointerFault::TooLong {
-                known: (at - address) as usize,
-            };
-            let unknown = match at == address {
-                true => PointerFault::Unknown { device },
-                false => too_long.clone(),
-            };
-            let is_managed = self
-                .known(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, at)
-                .is_some();
-            match self.known(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) {
-                None => return Err(fault(unknown)),
-                Some(kind) if kind != DEVICE && !is_managed => {
-                    return Err(fault(PointerFault::OfHost));
-                }
-                Some(_) => {}
+            let (behind, may_go_on) = self.part(at).map_err(|part| match part {
+                PointerFault::Unknown { .. } if at > address => too_long(at),
+                other => fault(other),
+            })?;
+            if behind < end && !may_go_on {
+                return Err(too_long(behind));
             }
-            if !is_managed {
-                let owner = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at)?;
-                if owner != u64::from(device) {
-                    let owner = owner as u32;
-                    return Err(fault(PointerFault::OfAnotherGpu { device, owner }));
-                }
-                // Memory that belongs to a device, not to a context, has none.
-                let context = self.known(Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, at);
-                if context.is_some_and(|context| context != self.context()) {
-                    return Err(fault(PointerFault::OfAnotherContext { device }));
-                }
-            }
-            // Drivers before CUDA 11 know neither of these three, nor memory that is mapped in parts.
-            let flags = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, at);
-            if flags.is_ok_and(|flags| flags != READ_AND_WRITE) {
-                return Err(fault(PointerFault::NoAccess { device }));
-            }
-            if self.attribute(Attribute::CU_POINTER_ATTRIBUTE_MAPPED, at) == Ok(0) {
-                return Err(fault(unknown));
-            }
-            let behind = |start, len| {
-                let start = self.known(start, at)?;
-                Some(start + self.known(len, at)?).filter(|behind| *behind > at)
-            };
-            let known = behind(
-                Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-                Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-            );
-            // A range of addresses may have parts that are not mapped.
-            let mapped = behind(
-                Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
-                Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
-            );
-            let Some(known) = known else {
-                return Err(fault(unknown));
-            };
-            if known < end {
-                let known = (known - address) as usize;
-                return Err(fault(PointerFault::TooLong { known }));
-            }
-            at = mapped.unwrap_or(known).min(known);
+            at = behind;
         }
         Ok(())
+    }
+
+    /// Where the memory ends that an address lies in, and whether more of the same may follow: memory that is mapped
+    /// by its parts.
+    fn part(&self, at: u64) -> Result<(u64, bool), PointerFault> {
+        let device = self.ordinal();
+        let unknown = PointerFault::Unknown { device };
+        let known = |attribute| self.known(attribute, at);
+        let behind = |start, len| {
+            let behind = known(start)?.checked_add(known(len)?)?;
+            (behind > at).then_some(behind)
+        };
+        let kind = known(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+        let kind = kind.ok_or_else(|| unknown.clone())?;
+        let allocated = behind(
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        );
+        let allocated = allocated.ok_or_else(|| unknown.clone())?;
+        if known(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED).is_some() {
+            return Ok((allocated, false));
+        }
+        if kind != DEVICE {
+            return Err(PointerFault::OfHost);
+        }
+        let owner = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at);
+        let owner = owner.map_or(device, |owner| owner as u32);
+        if owner != device {
+            return Err(PointerFault::OfAnotherGpu { device, owner });
+        }
+        match known(Attribute::CU_POINTER_ATTRIBUTE_CONTEXT) {
+            Some(context) if context == self.context() => return Ok((allocated, false)),
+            Some(_) => return Err(PointerFault::OfAnotherContext { device }),
+            // It belongs to the device: mapped by its parts, each with its rights, or of a pool.
+            None => {}
+        }
+        if self.attribute(Attribute::CU_POINTER_ATTRIBUTE_MAPPED, at) == Ok(0) {
+            return Err(unknown);
+        }
+        let flags = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, at);
+        if flags.is_ok_and(|flags| flags != READ_AND_WRITE) {
+            return Err(PointerFault::NoAccess { device });
+        }
+        let mapped = behind(
+            Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
+            Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+        );
+        Ok((
+            mapped.map_or(allocated, |mapped| mapped.min(allocated)),
+            true,
+        ))
     }
 
     /// An attribute that is there and not 0.
