@@ -213,7 +213,8 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_LEVEL_VERIFIED 2
 
 /**
- * CUDA work that comes first: all of the context's default streams. The default.
+ * CUDA work that comes first: all of the context's default streams. The default. TCPX_ERR_MEMORY while a stream that
+ * synchronises with them is being captured as a graph; the capture goes on.
  */
 #define TCPX_AFTER_DEFAULT_STREAMS 0
 
@@ -223,12 +224,13 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_AFTER_NOTHING 1
 
 /**
- * What was submitted so far to the CUstream in `stream`.
+ * What was submitted so far to the CUstream in `stream`. TCPX_ERR_MEMORY while that is being captured as a graph; the
+ * capture goes on.
  */
 #define TCPX_AFTER_STREAM 2
 
 /**
- * The CUevent in `stream`, which was recorded and stays until the transfer has ended.
+ * The CUevent in `stream`, which was recorded outside of a capture and stays until the transfer has ended.
  */
 #define TCPX_AFTER_EVENT 3
 
@@ -810,7 +812,9 @@ int tcpx_region_cuda(uint32_t device, size_t bytes, tcpx_region **region);
 
 /**
  * Makes a region of `bytes` bytes at `data` that the program has allocated: host memory
- * (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA).
+ * (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA), managed memory and memory
+ * that is mapped in parts among it. Pinned host memory is host memory. TCPX_ERR_MEMORY if that is not so: the driver
+ * is asked, and of host memory the kernel.
  *
  * `release` is called with `user`, once, when nothing of the library points at the memory any more:
  * after tcpx_region_release, and after every transfer and window there has ended. It is called on a

@@ -35,7 +35,6 @@ mod transfer;
 mod vendor_environment;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use tcpx_bench::pattern;
 use tcpx_net::plugin;
@@ -45,18 +44,12 @@ use crate::error::Error;
 use crate::output::json::{self, Told};
 use crate::output::say::{self, say};
 
-/// Longest wait for the copy workers to give everything back to the driver.
-const LAST_WAIT: Duration = Duration::from_secs(2);
-
 fn main() -> ExitCode {
     let code = start();
     if plugin::is_linker_stuck() {
         // An orderly end would wait for the plugin's constructor.
         plugin::leave_process(u8::from(code != ExitCode::SUCCESS));
     }
-    // The driver is torn down when this function returns, and no thread should be inside it then. A worker
-    // that takes longer is stuck, and the verdict has been printed.
-    tcpx_memory::CopyWorker::wait_until_idle(LAST_WAIT);
     code
 }
 

@@ -61,8 +61,11 @@ impl DmaBuf {
         })))
     }
 
-    /// A dma-buf that somebody else exported; `region` must be the memory behind it, from its start.
-    pub fn from_fd(fd: OwnedFd, region: Region) -> Self {
+    /// A dma-buf that somebody else exported.
+    ///
+    /// # Safety
+    /// `region` is the memory behind it, from its start: a device writes there what it is told to write to the region.
+    pub unsafe fn from_fd(fd: OwnedFd, region: Region) -> Self {
         Self(Arc::new(Inner { fd, region }))
     }
 

@@ -111,6 +111,14 @@ pub enum MemoryError {
         /// Where another one is.
         other: MemoryKind,
     },
+    /// A piece names a parent that was not given.
+    #[error("a piece is of parent {parent}, and {parents} were given; count them from 0")]
+    NoParent {
+        /// Which parent, from 0.
+        parent: usize,
+        /// How many there are.
+        parents: usize,
+    },
     /// A region of pieces where memory with one address is needed.
     #[error(
         "this region of {kind} is made of pieces of others; copy it to a plain one, or name its pieces"
@@ -179,9 +187,71 @@ pub enum MemoryError {
         /// The system's reason.
         why: String,
     },
+    /// Memory that the program names by an address cannot be used.
+    #[error("{len} bytes at {address:#x}: {fault}")]
+    Pointer {
+        /// The address of its first byte.
+        address: u64,
+        /// How many bytes.
+        len: usize,
+        /// Why not.
+        fault: PointerFault,
+    },
     /// The CUDA driver refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+}
+
+/// Why memory that the program names by an address cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PointerFault {
+    /// The driver knows no memory there.
+    #[error(
+        "the CUDA driver of GPU {device} knows no memory there; it was freed or never allocated: give memory that stays until the transfer has ended, and name host memory as such"
+    )]
+    Unknown {
+        /// The device that was named.
+        device: u32,
+    },
+    /// Less is allocated there, or mapped.
+    #[error("only {known} of them are allocated there; give a range inside the allocation")]
+    TooLong {
+        /// Bytes there are.
+        known: usize,
+    },
+    /// It is not a GPU's.
+    #[error("this is pinned host memory; name it as host memory")]
+    OfHost,
+    /// It is another GPU's.
+    #[error(
+        "the memory is on GPU {owner}, and GPU {device} was named; name GPU {owner}, and use a connection that was opened for it"
+    )]
+    OfAnotherGpu {
+        /// The device that was named.
+        device: u32,
+        /// The device that it is on.
+        owner: u32,
+    },
+    /// It is this GPU's, but another context's.
+    #[error(
+        "the memory belongs to another CUDA context of GPU {device}; allocate it in the device's primary context, as the CUDA runtime does"
+    )]
+    OfAnotherContext {
+        /// The device.
+        device: u32,
+    },
+    /// The device has no right to it.
+    #[error("GPU {device} may not read and write there; map the memory with cuMemSetAccess")]
+    NoAccess {
+        /// The device.
+        device: u32,
+    },
+    /// The kernel knows no readable memory there.
+    #[error(
+        "not all of that is readable memory of this process; it was unmapped or never allocated, or is a GPU's: give memory that stays until the transfer has ended, and name the GPU of its memory"
+    )]
+    NotMapped,
 }
 
 impl MemoryError {
@@ -224,6 +294,25 @@ pub enum CudaError {
         "this thread has no current CUDA context; make one current, or open the GPU by its ordinal"
     )]
     NoCurrentContext,
+    /// The process is ending, and the driver is torn down.
+    #[error("the process is ending, and its CUDA driver with it; end transfers before")]
+    ProcessEnds,
+    /// What is done on the stream now becomes a part of a graph, and happens when that is launched.
+    #[error(
+        "the stream of GPU {device} is being captured as a graph, which a transfer cannot be a part of; start it before or after the capture, or after work on another stream"
+    )]
+    StreamCaptured {
+        /// The device's ordinal.
+        device: u32,
+    },
+    /// Whoever waited for the default streams would wait for a stream that is being captured, and break that.
+    #[error(
+        "a graph of GPU {device} is being captured from a stream that synchronises with the default streams, so nothing can wait for those; name the stream that the memory's work is on, or none, or capture a non-blocking stream"
+    )]
+    DefaultStreamsCaptured {
+        /// The device's ordinal.
+        device: u32,
+    },
     /// No device memory left.
     #[error("GPU {device} has no {bytes} bytes of {what} left; free some or ask for less")]
     OutOfMemory {

@@ -5,6 +5,7 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::driver::fake;
+use crate::fence::After;
 
 /// The process's driver is the fake from now on.
 pub fn install() {
@@ -20,6 +21,22 @@ pub fn make_current() {
 /// (allocations, pinning, loading of modules).
 pub fn costly_calls() -> Vec<&'static str> {
     fake::costly_calls()
+}
+
+/// Memory of the program's that is the GPU's from now on, until other such memory lies there.
+pub fn adopt(memory: &[u8]) {
+    fake::adopt(memory.as_ptr().expose_provenance(), memory.len());
+}
+
+/// Runs `run` while a stream of the primary context is captured as a graph, in the mode that forbids most; whether the
+/// capture has survived. `blocking` streams synchronise with the default ones.
+pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {
+    make_current();
+    let stream = fake::begin_capture(blocking, fake::Mode::Global);
+    fake::leave();
+    // SAFETY: the fake keeps its streams.
+    run(unsafe { After::stream(stream) });
+    fake::end_capture(stream)
 }
 
 /// A function of the fake by the driver's name for it; null for one that has none here. A test gives this to a plugin.

@@ -6,11 +6,17 @@ use std::sync::{Arc, Mutex};
 
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::{Current, Gpu, LEGACY};
+use crate::gpu::{Current, Gpu, legacy, refuse_captured};
 use crate::kind::MemoryKind;
 use crate::lock;
 
 /// Which of the caller's GPU work an operation must wait for.
+///
+/// An operation is no part of a graph. On a stream that is being captured it is refused before anything is recorded
+/// ([`CudaError::StreamCaptured`]), and so is one after the default streams while a stream is captured that synchronises
+/// with them ([`CudaError::DefaultStreamsCaptured`]); the capture goes on. Only one that another thread begins between
+/// the driver's answer and the call after it is broken, as by any use of the legacy stream; operations after a
+/// non-blocking stream, or after nothing, never touch a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum After {
     /// Nothing: the caller knows that the bytes are ready.
@@ -20,11 +26,46 @@ pub enum After {
     /// streams is the caller's to name.
     #[default]
     DefaultStreams,
-    /// All work submitted so far to this `CUstream`.
-    Stream(u64),
-    /// This `CUevent`. It must have been recorded, and must be neither destroyed nor recorded again
-    /// before the operation has ended.
-    Event(u64),
+    /// All work submitted so far to a stream of the program: [`After::stream`].
+    Stream(Stream),
+    /// An event of the program: [`After::event`].
+    Event(Event),
+}
+
+/// A stream of the program, which outlives this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(sys::CUstream);
+
+// SAFETY: streams may be used from any thread; the handle is only a number to us.
+unsafe impl Send for Stream {}
+// SAFETY: as above; every driver call is itself thread-safe.
+unsafe impl Sync for Stream {}
+
+impl After {
+    /// All work submitted so far to this `CUstream`; the driver's own names for the default streams, 0 to 2, are
+    /// [`After::DefaultStreams`].
+    ///
+    /// # Safety
+    /// It is a stream that is not destroyed before the last operation has started that this was given to.
+    pub unsafe fn stream(handle: u64) -> Self {
+        match handle {
+            0..=2 => Self::DefaultStreams,
+            _ => Self::Stream(Stream(std::ptr::with_exposed_provenance_mut(
+                handle as usize,
+            ))),
+        }
+    }
+
+    /// The work before this `CUevent`.
+    ///
+    /// # Safety
+    /// It is an event that has been recorded, outside of a capture, and is neither destroyed nor recorded again before
+    /// the last operation has ended that this was given to.
+    pub unsafe fn event(handle: u64) -> Self {
+        Self::Event(Event(std::ptr::with_exposed_provenance_mut(
+            handle as usize,
+        )))
+    }
 }
 
 /// Fences start with this many events and grow when more operations wait at a time.
@@ -50,9 +91,9 @@ struct Inner {
     reached: AtomicBool,
 }
 
-/// An event handle.
-#[derive(Clone, Copy)]
-pub(crate) struct Event(sys::CUevent);
+/// An event, of the program or of ours, which outlives this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(sys::CUevent);
 
 // SAFETY: events may be used from any thread; the handle is only a number to us.
 unsafe impl Send for Event {}
@@ -81,7 +122,7 @@ impl Event {
 
     /// Whether the work before the event has ended.
     pub(crate) fn is_ready(self, api: &Api) -> Result<bool, CudaError> {
-        // SAFETY: the event is alive, by ownership or by the promise of `After::Event`.
+        // SAFETY: the event is alive, by ownership or by the promise of `After::event`.
         match unsafe { (api.cuEventQuery)(self.0) } {
             NOT_READY => Ok(false),
             code => api.check("cuEventQuery", code).map(|()| true),
@@ -98,8 +139,8 @@ impl Fence {
     /// Captures what `after` names, on the calling thread.
     ///
     /// # Errors
-    /// [`CudaError::FencesExhausted`], or the driver's refusal, for example of a stream that belongs
-    /// to another context or is being captured.
+    /// [`CudaError::StreamCaptured`], [`CudaError::DefaultStreamsCaptured`], [`CudaError::FencesExhausted`], or the
+    /// driver's refusal, for example of a stream that belongs to another context.
     pub fn take(gpu: &Gpu, after: After) -> Result<Self, CudaError> {
         let fence = |event, pooled| {
             Self(Some(Arc::new(Inner {
@@ -111,19 +152,16 @@ impl Fence {
         };
         let stream = match after {
             After::Nothing => return Ok(Self::none()),
-            After::Event(event) => {
-                let event = Event(std::ptr::with_exposed_provenance_mut(event as usize));
-                return Ok(fence(event, false));
-            }
-            After::DefaultStreams => LEGACY,
-            After::Stream(stream) => stream,
+            After::Event(event) => return Ok(fence(event, false)),
+            After::DefaultStreams => legacy(),
+            After::Stream(Stream(stream)) => stream,
         };
         let _current = Current::enter(gpu)?;
         if after == After::DefaultStreams && gpu.default_streams_rest() {
             return Ok(Self::none());
         }
+        refuse_captured(gpu, stream)?;
         let event = gpu.events().take(gpu)?;
-        let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
         match event.record(gpu.api(), stream) {
             Ok(()) => Ok(fence(event, true)),
             Err(error) => {
@@ -238,6 +276,8 @@ impl EventPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Region;
+    use crate::driver::fake::{self, Mode};
 
     #[test]
     fn a_fence_on_nothing_is_reached() {
@@ -245,5 +285,57 @@ mod tests {
         assert!(Fence::none().was_reached());
         assert!(Fence::none().gpu().is_none());
         assert_eq!(After::default(), After::DefaultStreams);
+    }
+
+    /// Of every kind of stream, in every mode, by the thread itself and by another.
+    fn in_each_capture(run: impl Fn(&Gpu, bool, u64)) {
+        for mode in [Mode::Global, Mode::ThreadLocal, Mode::Relaxed] {
+            for blocking in [true, false] {
+                for by_itself in [true, false] {
+                    let gpu = Gpu::fake();
+                    let begin = || {
+                        let _current = gpu.enter().unwrap();
+                        fake::begin_capture(blocking, mode)
+                    };
+                    let stream = match by_itself {
+                        true => begin(),
+                        false => std::thread::scope(|scope| scope.spawn(begin).join().unwrap()),
+                    };
+                    run(&gpu, blocking, stream);
+                    let kind = if blocking { "blocking" } else { "non-blocking" };
+                    assert!(fake::end_capture(stream), "{mode:?}, {kind}, {by_itself}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_captured_stream_is_refused_and_goes_on() {
+        in_each_capture(|gpu, blocking, stream| {
+            let device = 0;
+            let taken = Fence::take(gpu, fake::after(stream));
+            let refused = CudaError::StreamCaptured { device };
+            assert_eq!(taken.map(drop), Err(refused));
+            let taken = Fence::take(gpu, After::DefaultStreams);
+            let refused = CudaError::DefaultStreamsCaptured { device };
+            match blocking {
+                true => assert_eq!(taken.map(drop), Err(refused)),
+                false => assert_eq!(taken.unwrap().is_reached(), Ok(true)),
+            }
+            let (other, open) = fake::gated_stream();
+            let fence = Fence::take(gpu, fake::after(other)).unwrap();
+            assert_eq!(fence.is_reached(), Ok(false));
+            open.store(true, Ordering::SeqCst);
+        });
+    }
+
+    #[test]
+    fn set_up_and_blocking_access_break_no_capture() {
+        in_each_capture(|gpu, blocking, _| {
+            let again = Gpu::fake_in(gpu.context() as usize);
+            let region = Region::cuda(&again, 100).unwrap();
+            let read = region.read_to(0, &mut [0; 100]);
+            assert_eq!(read.is_err(), blocking, "{read:?}");
+        });
     }
 }

@@ -15,17 +15,19 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 pub use pointer::PointerInfo;
+pub(crate) use pointer::check_host_memory;
 
 pub use context::InContext;
 pub(crate) use context::{
-    Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
+    Current, MappedHost, device_alloc, device_free, host_free, ignore_captures, refuse_captured,
 };
-pub(crate) use default_streams::LEGACY;
+pub(crate) use default_streams::legacy;
 pub(crate) use kept::Kept;
 pub(crate) use module::{Function, Module, parameter};
 pub(crate) use sync::{create_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};
+use crate::ending;
 use crate::error::CudaError;
 use crate::fence::EventPool;
 use crate::kind::MemoryKind;
@@ -173,6 +175,7 @@ impl Gpu {
             left: kept::Left::default(),
             small_copies: Mutex::default(),
         });
+        ending::watch();
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
         Ok(gpu)
@@ -181,8 +184,17 @@ impl Gpu {
     /// A GPU in memory.
     #[cfg(test)]
     pub(crate) fn fake() -> Self {
+        Self::fake_in(driver::fake::new_context())
+    }
+
+    /// Another one, set up anew, in a context that is there.
+    #[cfg(test)]
+    pub(crate) fn fake_in(context: usize) -> Self {
         let api = &driver::fake::API;
-        let context = retain_primary(api, 0).unwrap();
+        let context = ContextHandle {
+            context: std::ptr::without_provenance_mut(context),
+            retained: false,
+        };
         let gpu = Self::new(api, 0, 0, context).unwrap();
         gpu.kept().unwrap();
         gpu

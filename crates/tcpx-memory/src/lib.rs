@@ -19,6 +19,7 @@ mod checksum;
 mod cpu;
 mod dma_buf;
 pub mod driver;
+mod ending;
 mod error;
 #[cfg(feature = "fake-driver")]
 pub mod fake_driver;
@@ -38,8 +39,8 @@ mod worker;
 
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
 pub use dma_buf::{DmaBuf, DmaBufError};
-pub use error::{CudaError, MemoryError};
-pub use fence::{After, Fence};
+pub use error::{CudaError, MemoryError, PointerFault};
+pub use fence::{After, Event, Fence, Stream};
 pub use gpu::{ContextGuard, Gpu, InContext, PointerInfo};
 pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;

@@ -17,7 +17,7 @@ pub(crate) use gathered::DeviceParts;
 pub use gathered::{Gather, HostParts};
 
 use crate::error::MemoryError;
-use crate::gpu::{Gpu, MappedHost};
+use crate::gpu::{Gpu, MappedHost, check_host_memory};
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Lease, LeaseTable};
 use crate::slice::{RegionSlice, resolve};
@@ -137,6 +137,41 @@ impl Region {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         Self::new(gpu.kind(), len, Backing::foreign_cuda(gpu, ptr, owner))
+    }
+
+    /// Memory that the program names by its address: of a GPU, or host memory. `owner` is dropped with the last
+    /// reference.
+    ///
+    /// # Errors
+    /// As [`check_address`](Self::check_address).
+    ///
+    /// # Safety
+    /// As [`from_cuda_raw`](Self::from_cuda_raw) and [`from_host_raw`](Self::from_host_raw).
+    pub unsafe fn from_address(
+        gpu: Option<&Gpu>,
+        address: usize,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self, MemoryError> {
+        Self::check_address(gpu, address, len)?;
+        let host = std::ptr::with_exposed_provenance_mut(address);
+        Ok(match gpu {
+            // SAFETY: the caller's promise.
+            Some(gpu) => unsafe { Self::from_cuda_raw(gpu, address as u64, len, owner) },
+            // SAFETY: as above.
+            None => unsafe { Self::from_host_raw(host, len, owner) },
+        })
+    }
+
+    /// Asks the driver, or the kernel for host memory, whether so many bytes are there.
+    ///
+    /// # Errors
+    /// [`MemoryError::Pointer`] if they are not, or cannot be reached by this GPU.
+    pub fn check_address(gpu: Option<&Gpu>, address: usize, len: usize) -> Result<(), MemoryError> {
+        match gpu {
+            Some(gpu) => gpu.check_memory(address as u64, len),
+            None => check_host_memory(address, len),
+        }
     }
 
     /// From now on leases of this region keep nobody away: operations that write the same bytes at a time all run, and

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nccl_net::export::{MemoryRegion, NetError};
-use tcpx_memory::{CopyWorker, Gpu, Region};
+use tcpx_memory::{CopyWorker, Gpu, MemoryError, Region};
 
 use crate::config::Mode;
 use crate::error;
@@ -67,17 +67,11 @@ impl Device {
     }
 
     /// The host program's memory as a region of this device.
-    pub(crate) fn region(&self, region: MemoryRegion) -> Region {
-        let owner = Arc::new(());
-        match &self.gpu {
-            // SAFETY: the host program keeps registered memory valid until it deregisters it, and
-            // posts nothing on it afterwards; that is the contract of regMr.
-            Some(gpu) => unsafe {
-                Region::from_cuda_raw(gpu, region.data.addr() as u64, region.len, owner)
-            },
-            // SAFETY: as above.
-            None => unsafe { Region::from_host_raw(region.data, region.len, owner) },
-        }
+    pub(crate) fn region(&self, region: MemoryRegion) -> Result<Region, MemoryError> {
+        let address = region.data.expose_provenance();
+        // SAFETY: the host program keeps registered memory valid until it deregisters it, and
+        // posts nothing on it afterwards; that is the contract of regMr.
+        unsafe { Region::from_address(self.gpu.as_ref(), address, region.len, Arc::new(())) }
     }
 
     pub(crate) const fn worker(&self) -> &Arc<CopyWorker> {

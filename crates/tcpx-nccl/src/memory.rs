@@ -60,8 +60,8 @@ impl Memory {
         let invalid = |error: MemoryError| NetError::invalid_argument(error.to_string());
         let leased = |device: &Device| {
             // For as long as it is registered: then jobs take no lease of their own.
-            let lease = device.region(region).lease(.., Access::Write);
-            let lease = lease.map_err(invalid)?;
+            let memory = device.region(region).map_err(invalid)?;
+            let lease = memory.lease(.., Access::Write).map_err(invalid)?;
             lease.reserve_users(JOBS_AT_ONCE);
             Ok((device.clone(), lease))
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Endpoint, Error, ErrorKind, Gpu};
+use tcpx::{Auth, Endpoint, Error, ErrorKind, Gpu, Region};
 use tcpx_net::protocols;
 
 use crate::abi::Status;
@@ -241,7 +241,7 @@ impl Agent {
         len: usize,
         gpu: Option<u64>,
     ) -> Result<Arc<Registered>, Status> {
-        if address == 0 || address.checked_add(len).is_none() {
+        if address == 0 {
             return Err(Status::INVALID_PARAM);
         }
         let kind = match gpu {
@@ -252,10 +252,16 @@ impl Agent {
                     tracing::error!("memory of GPU {number} cannot be registered: {error}");
                     Status::NOT_SUPPORTED
                 })?;
-                self.open_door(&gpu)?;
                 Kind::Cuda(gpu)
             }
         };
+        Region::check_address(kind.gpu(), address, len).map_err(|error| {
+            tracing::error!("memory cannot be registered: {error}");
+            Status::INVALID_PARAM
+        })?;
+        if let Some(gpu) = kind.gpu() {
+            self.open_door(gpu)?;
+        }
         let secret = RegionSecret::generate().map_err(|error| {
             tracing::error!(
                 "memory cannot be registered: the system gave no random bytes: {error}"
@@ -590,10 +596,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn memory_that_is_not_there_is_not_registered() {
+        let config = Config::read(&[], |_| None).unwrap();
+        let agent = Agent::start("agent", config).unwrap();
+        let byte = 0_u8;
+        let address = (&raw const byte).addr();
+        for (address, len) in [(0x1000, 64), (address, usize::MAX), (address, 1 << 62)] {
+            let refused = agent.register(address, len, None).map(drop);
+            assert_eq!(refused, Err(Status::INVALID_PARAM), "{len} at {address:#x}");
+        }
+        agent.stop();
+    }
+
+    #[test]
     fn a_region_is_found_with_its_own_secret_alone() {
         let config = Config::read(&[], |_| None).unwrap();
         let agent = Agent::start("agent", config).unwrap();
-        let register = || agent.register(0x1000, 64, None).unwrap();
+        let bytes = [0_u8; 64];
+        let register = || agent.register(bytes.as_ptr().addr(), 64, None).unwrap();
         let (one, other) = (register(), register());
         assert!(
             agent

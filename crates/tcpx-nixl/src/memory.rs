@@ -20,6 +20,15 @@ pub(crate) enum Kind {
     Cuda(Gpu),
 }
 
+impl Kind {
+    pub(crate) const fn gpu(&self) -> Option<&Gpu> {
+        match self {
+            Self::Host => None,
+            Self::Cuda(gpu) => Some(gpu),
+        }
+    }
+}
+
 /// One registered piece of memory.
 #[derive(Debug)]
 pub(crate) struct Registered {
@@ -100,10 +109,7 @@ impl Registered {
 
     /// The number of its GPU.
     pub(crate) fn gpu(&self) -> Option<u32> {
-        match &self.kind {
-            Kind::Host => None,
-            Kind::Cuda(gpu) => Some(gpu.ordinal()),
-        }
+        self.kind.gpu().map(Gpu::ordinal)
     }
 
     /// Where `address` lies in it, if all of `len` bytes do.

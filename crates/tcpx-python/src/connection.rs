@@ -304,7 +304,7 @@ impl Connection {
         let level = crate::options::level(level)?;
         let connection = self.open()?;
         let memory = memory(object, access, self.gpu.as_ref())?;
-        let after = after(stream.as_ref(), memory.on_gpu, memory.is_torch, py)?;
+        let after = after(stream.as_ref(), memory.on_gpu, memory.torch_gpu, py)?;
         let slice = memory.region.all();
         let outcome = crate::held::detached(py, || {
             let request = match access {

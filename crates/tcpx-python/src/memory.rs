@@ -31,8 +31,8 @@ pub(crate) struct Memory {
     pub(crate) region: Region,
     /// The bytes are on a GPU, whose stream counts.
     pub(crate) on_gpu: bool,
-    /// A torch tensor: torch's current stream is what its work is on.
-    pub(crate) is_torch: bool,
+    /// The GPU of a torch tensor: torch's current stream of that is what its work is on.
+    pub(crate) torch_gpu: Option<u32>,
 }
 
 /// The bytes of `object`, which stays alive until no transfer needs them.
@@ -51,7 +51,7 @@ pub(crate) fn memory(
     if let Ok(tuple) = object.cast::<PyTuple>() {
         return raw(tuple, gpu);
     }
-    if is_torch(object) {
+    if is_torch(object)? {
         return torch(object, gpu);
     }
     if object.hasattr("__dlpack__")? {
@@ -63,14 +63,13 @@ pub(crate) fn memory(
     )))
 }
 
-fn is_torch(object: &Bound<'_, PyAny>) -> bool {
-    let module = object.get_type().module();
-    let is_torch = module.is_ok_and(|module| {
-        module
-            .to_str()
-            .is_ok_and(|name| name == "torch" || name.starts_with("torch."))
-    });
-    is_torch && object.hasattr("data_ptr").unwrap_or(false)
+/// A tensor of torch, or of a class made from that, in a program that uses torch.
+fn is_torch(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let modules = object.py().import("sys")?.getattr("modules")?;
+    let class = modules
+        .get_item("torch")
+        .and_then(|torch| torch.getattr("Tensor"));
+    class.map_or(Ok(false), |class| object.is_instance(&class))
 }
 
 fn torch(tensor: &Bound<'_, PyAny>, gpu: Option<&Gpu>) -> PyResult<Memory> {
@@ -91,12 +90,17 @@ fn torch(tensor: &Bound<'_, PyAny>, gpu: Option<&Gpu>) -> PyResult<Memory> {
     };
     let address: usize = tensor.call_method0("data_ptr")?.extract()?;
     let bytes: usize = tensor.getattr("nbytes")?.extract()?;
-    let held = Held::Object(tensor.clone().unbind());
-    let region = region(place, address, bytes, held, gpu)?;
+    // The tensor may be given another storage meanwhile.
+    let storage = tensor.call_method0("untyped_storage")?;
+    let region = region(place, address, bytes, Held::Object(storage.unbind()), gpu)?;
+    let torch_gpu = match place {
+        Place::Host => None,
+        Place::Cuda(number) => Some(number),
+    };
     Ok(Memory {
         region,
-        on_gpu: matches!(place, Place::Cuda(_)),
-        is_torch: true,
+        on_gpu: torch_gpu.is_some(),
+        torch_gpu,
     })
 }
 
@@ -114,7 +118,7 @@ fn host_buffer(buffer: PyUntypedBuffer, access: Use) -> PyResult<Memory> {
     Ok(Memory {
         region,
         on_gpu: false,
-        is_torch: false,
+        torch_gpu: None,
     })
 }
 
@@ -142,7 +146,7 @@ fn raw(tuple: &Bound<'_, PyTuple>, gpu: Option<&Gpu>) -> PyResult<Memory> {
     Ok(Memory {
         region: region(place, address, bytes, held, gpu)?,
         on_gpu: matches!(place, Place::Cuda(_)),
-        is_torch: false,
+        torch_gpu: None,
     })
 }
 
@@ -276,7 +280,7 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
     Ok(Memory {
         region: region(place, address, bytes, Held::Object(capsule.unbind()), gpu)?,
         on_gpu: matches!(place, Place::Cuda(_)),
-        is_torch: false,
+        torch_gpu: None,
     })
 }
 
@@ -290,27 +294,28 @@ fn region(
     if bytes == 0 {
         return Region::host(0).map_err(|error| raise(error.into()));
     }
-    let owner = Arc::new(Owner::new(held));
-    match place {
-        // SAFETY: the object that the memory belongs to is held until the region's last reference has ended, and
-        // says that these bytes are its own (or the caller does, for a raw address). A read-only object is leased for
-        // reading alone. That Python code leaves the bytes alone meanwhile is the documented duty of the caller,
-        // as with every buffer handed to the operating system.
-        Place::Host => Ok(unsafe { Region::from_host_raw(address as *mut u8, bytes, owner) }),
-        Place::Cuda(ordinal) => match gpu {
-            Some(gpu) if gpu.ordinal() == ordinal => {
-                // SAFETY: as above; the address is of this GPU, as its owner says.
-                Ok(unsafe { Region::from_cuda_raw(gpu, address as u64, bytes, owner) })
-            }
-            Some(gpu) => Err(PyValueError::new_err(format!(
+    let gpu = match (place, gpu) {
+        (Place::Host, _) => None,
+        (Place::Cuda(ordinal), Some(gpu)) if gpu.ordinal() == ordinal => Some(gpu),
+        (Place::Cuda(ordinal), Some(gpu)) => {
+            return Err(PyValueError::new_err(format!(
                 "the memory is on GPU {ordinal}, the connection moves that of GPU {}; open one with gpu={ordinal}",
                 gpu.ordinal()
-            ))),
-            None => Err(PyValueError::new_err(format!(
+            )));
+        }
+        (Place::Cuda(ordinal), None) => {
+            return Err(PyValueError::new_err(format!(
                 "the memory is on GPU {ordinal}, the connection was opened for host memory; open it with gpu={ordinal}"
-            ))),
-        },
-    }
+            )));
+        }
+    };
+    let owner = Arc::new(Owner::new(held));
+    // SAFETY: the object that the memory belongs to is held until the region's last reference has ended, and
+    // says that these bytes are its own (or the caller does, for a raw address). A read-only object is leased for
+    // reading alone. That Python code leaves the bytes alone meanwhile is the documented duty of the caller,
+    // as with every buffer handed to the operating system.
+    let region = unsafe { Region::from_address(gpu, address, bytes, owner) };
+    region.map_err(|error| raise(error.into()))
 }
 
 fn not_contiguous(what: &str, instead: &str) -> PyErr {

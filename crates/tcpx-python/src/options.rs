@@ -61,12 +61,12 @@ pub(crate) fn deadlines(timeout: Option<f64>, stall: Option<f64>) -> PyResult<Op
 /// What a transfer of GPU memory waits for on the GPU.
 ///
 /// `stream` is an address or number, a torch or CUDA stream object (`cuda_stream`,
-/// `__cuda_stream__`), `"ready"` for nothing at all, or `None`: torch's current stream for a torch tensor, else the
+/// `__cuda_stream__`), `"ready"` for nothing at all, or `None`: for a torch tensor torch's current stream of its GPU, else the
 /// default streams.
 pub(crate) fn after(
     stream: Option<&Bound<'_, PyAny>>,
     on_gpu: bool,
-    is_torch: bool,
+    torch_gpu: Option<u32>,
     py: Python<'_>,
 ) -> PyResult<After> {
     if let Some(stream) = stream
@@ -82,22 +82,19 @@ pub(crate) fn after(
             )),
         };
     }
-    let handle = match stream {
-        Some(stream) => stream_handle(stream)?,
-        None if is_torch => {
+    let handle = match (stream, torch_gpu) {
+        (Some(stream), _) => stream_handle(stream)?,
+        (None, Some(number)) => {
             let current = py
                 .import("torch")?
                 .getattr("cuda")?
-                .call_method0("current_stream")?;
+                .call_method1("current_stream", (number,))?;
             stream_handle(&current)?
         }
-        None => return Ok(After::DefaultStreams),
+        (None, None) => return Ok(After::DefaultStreams),
     };
-    match handle {
-        // The driver's own numbers of its two default streams.
-        0..=2 => Ok(After::DefaultStreams),
-        handle => Ok(After::Stream(handle)),
-    }
+    // SAFETY: the caller's stream is one that lives, as the guide says of streams.
+    Ok(unsafe { After::stream(handle) })
 }
 
 fn stream_handle(stream: &Bound<'_, PyAny>) -> PyResult<u64> {

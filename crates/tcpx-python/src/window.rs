@@ -128,7 +128,7 @@ pub(crate) struct Batch {
     stream: Option<Py<PyAny>>,
     parts: Vec<Part>,
     on_gpu: bool,
-    is_torch: bool,
+    torch_gpu: Option<u32>,
     notification: Option<Vec<u8>>,
 }
 
@@ -150,7 +150,7 @@ impl Batch {
             stream,
             parts: Vec::new(),
             on_gpu: false,
-            is_torch: false,
+            torch_gpu: None,
             notification: None,
         }
     }
@@ -166,7 +166,7 @@ impl Batch {
             .map_err(|error| crate::error::setting(object.py(), &error.to_string()))?;
         let memory = memory(object, access, self.gpu.as_ref())?;
         self.on_gpu |= memory.on_gpu;
-        self.is_torch |= memory.is_torch;
+        self.torch_gpu = self.torch_gpu.or(memory.torch_gpu);
         self.parts.push(Part {
             access,
             slice: memory.region.all(),
@@ -182,7 +182,7 @@ impl Batch {
 
     pub(crate) fn launch(&mut self, py: Python<'_>) -> PyResult<Transfer> {
         let stream = self.stream.as_ref().map(|stream| stream.bind(py).clone());
-        let after = after(stream.as_ref(), self.on_gpu, self.is_torch, py)?;
+        let after = after(stream.as_ref(), self.on_gpu, self.torch_gpu, py)?;
         let transfer = crate::held::detached(py, || {
             let mut batch = self.connection.batch().after(after).level(self.level);
             for part in &self.parts {

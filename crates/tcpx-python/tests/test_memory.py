@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
+import sys
 import threading
+import types
 import weakref
 
 import numpy
@@ -108,6 +111,7 @@ def test_an_address_is_enough(pair):
         (object(), TypeError, "expected a tensor"),
         ((1, 2), TypeError, "(address, bytes, device)"),
         ((0, 8, "cpu"), ValueError, "null"),
+        ((0x123456000, 8, "cpu"), tcpx.MemoryError, "not all of that is readable memory"),
         ((4096, 8, "tpu:0"), ValueError, "tpu:0"),
         ((4096, 8, "cuda:x"), ValueError, "cuda:x"),
         ((4096, 8, "cuda:0"), ValueError, "gpu=0"),
@@ -217,6 +221,51 @@ def test_ten_thousand_transfers_leave_nothing(pair):
         del answer
         gc.collect()
     assert not [one for one in watched if one() is not None]
+
+
+class Tensor:
+    """As much of a torch tensor as the package asks for; its storage can be exchanged."""
+
+    device = types.SimpleNamespace(type="cpu", index=None)
+
+    def __init__(self, storage):
+        self.set_(storage)
+
+    def set_(self, storage):
+        self.storage = storage
+
+    def untyped_storage(self):
+        return self.storage
+
+    def is_contiguous(self):
+        return True
+
+    @property
+    def nbytes(self):
+        return len(self.storage)
+
+    def data_ptr(self):
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.storage))
+
+
+class Parameter(Tensor):
+    """A class of the program's own that is made from tensors."""
+
+
+def test_subclasses_of_tensors_are_tensors_and_storages_live(pair, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    client, server = pair
+    tensor = Parameter(Watched(1000))
+    gone = weakref.ref(tensor.storage)
+    receive = server.recv(tensor)
+    tensor.set_(Watched(1000))
+    gc.collect()
+    storage = gone()
+    assert storage is not None
+    client.send(Parameter(Watched(b"x" * 1000))).wait(PATIENCE)
+    receive.wait(PATIENCE)
+    assert storage == b"x" * 1000
+    assert tensor.storage == bytes(1000)
 
 
 def test_torch_tensors_arrive_and_unfit_ones_are_refused(pair):

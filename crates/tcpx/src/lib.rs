@@ -60,7 +60,7 @@ pub use event::{ChunkEvent, Event, Observer};
 pub use options::{Options, ProgressMode, generate_key};
 pub use report::{Progress, Report};
 pub use tcpx_memory::{
-    After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
+    After, CudaError, Gpu, MemoryError, MemoryKind, PointerFault, Region, RegionSlice, UnpackMethod,
 };
 pub use tcpx_net::{
     Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Lend, Local, Network, NetworkError,

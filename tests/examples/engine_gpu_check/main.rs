@@ -15,10 +15,9 @@ mod user;
 mod windows;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bench::{Bench, Outcome};
-use tcpx_memory::CopyWorker;
 
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
@@ -40,18 +39,7 @@ const CHECKS: [Check; 12] = [
     ("large", transfers::large),
 ];
 
-/// Longest wait for the copy workers to do what was asked of them.
-const LAST_WAIT: Duration = Duration::from_secs(5);
-
 fn main() -> ExitCode {
-    let code = check();
-    // The driver is torn down when this function returns: no worker may be inside it then. One that is not
-    // through by now has a check to blame that failed.
-    CopyWorker::wait_until_idle(LAST_WAIT);
-    code
-}
-
-fn check() -> ExitCode {
     let bench = match Bench::from_arguments(std::env::args().skip(1)) {
         Ok(bench) => bench,
         Err(error) => {

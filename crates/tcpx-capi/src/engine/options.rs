@@ -118,7 +118,8 @@ pub(super) struct TransferOptions<'a> {
 
 impl TransferOptions<'_> {
     /// # Safety
-    /// `options` is NULL or points to a filled structure whose notification can be read.
+    /// `options` is NULL or points to a filled structure whose notification can be read, and whose stream or event is
+    /// one, as [`After::stream`] and [`After::event`] say.
     pub(super) unsafe fn new(options: *const tcpx_transfer_options) -> Outcome<Self> {
         // SAFETY: the caller's promise.
         let Some(given) = (unsafe { options.as_ref() }) else {
@@ -143,10 +144,10 @@ impl TransferOptions<'_> {
             after: match given.after {
                 TCPX_AFTER_DEFAULT_STREAMS => After::DefaultStreams,
                 TCPX_AFTER_NOTHING => After::Nothing,
-                // The driver's own numbers of its default streams.
-                TCPX_AFTER_STREAM if stream <= 2 => After::DefaultStreams,
-                TCPX_AFTER_STREAM => After::Stream(stream),
-                TCPX_AFTER_EVENT => After::Event(stream),
+                // SAFETY: the caller's promise.
+                TCPX_AFTER_STREAM => unsafe { After::stream(stream) },
+                // SAFETY: the caller's promise.
+                TCPX_AFTER_EVENT => unsafe { After::event(stream) },
                 other => return Err(no_such("after", other)),
             },
             deadlines: deadlines(given.timeout_ms, given.stall_ms),

@@ -75,7 +75,9 @@ pub unsafe extern "C" fn tcpx_region_cuda(
 }
 
 /// Makes a region of `bytes` bytes at `data` that the program has allocated: host memory
-/// (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA).
+/// (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA), managed memory and memory
+/// that is mapped in parts among it. Pinned host memory is host memory. TCPX_ERR_MEMORY if that is not so: the driver
+/// is asked, and of host memory the kernel.
 ///
 /// `release` is called with `user`, once, when nothing of the library points at the memory any more:
 /// after tcpx_region_release, and after every transfer and window there has ended. It is called on a
@@ -100,11 +102,6 @@ pub unsafe extern "C" fn tcpx_region_wrap(
         if bytes > 0 {
             needed("data", data)?;
         }
-        if data.addr().checked_add(bytes).is_none() || bytes > isize::MAX as usize {
-            return Err(Failure::argument(format!(
-                "{bytes} bytes at {data:p} reach past the end of all memory"
-            )));
-        }
         let gpu = match memory {
             TCPX_MEMORY_HOST => None,
             TCPX_MEMORY_CUDA => Some(gpu(device)?),
@@ -122,14 +119,9 @@ pub unsafe extern "C" fn tcpx_region_wrap(
         })?;
         let owner = Arc::new(owner);
         let held = Arc::clone(&owner);
-        let made = match &gpu {
-            // SAFETY: the caller vouches for the memory until the owner's end calls `release`.
-            None => unsafe { Region::from_host_raw(data.cast(), bytes, held) },
-            Some(gpu) => {
-                // SAFETY: as above; the address is of this device, as the caller says.
-                unsafe { Region::from_cuda_raw(gpu, data.addr() as u64, bytes, held) }
-            }
-        };
+        let address = data.expose_provenance();
+        // SAFETY: the caller vouches for the memory until the owner's end calls `release`.
+        let made = unsafe { Region::from_address(gpu.as_ref(), address, bytes, held) }?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { enter(made, region) }?;
         owner.arm();
@@ -214,4 +206,71 @@ pub extern "C" fn tcpx_region_release(region: *mut tcpx_region) -> c_int {
         drop(region);
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+    use std::time::Duration;
+
+    use tcpx::Gpu;
+    use tcpx_memory::fake_driver;
+
+    use super::*;
+    use crate::engine::codes::{TCPX_ERR_MEMORY, TCPX_OK};
+
+    fn wrap(address: usize, bytes: usize, memory: c_int) -> c_int {
+        let mut region = ptr::null_mut();
+        let data = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the memory is there and stays, or the call says that it is not.
+        unsafe {
+            tcpx_region_wrap(
+                data,
+                bytes,
+                memory,
+                0,
+                None,
+                ptr::null_mut(),
+                &raw mut region,
+            )
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_refused() {
+        fake_driver::install();
+        let gpu = Gpu::open(0).unwrap();
+        let of_gpu = Region::cuda(&gpu, 4096).unwrap();
+        let freed = Region::cuda(&gpu, 4096).unwrap().all().address() as usize;
+        assert!(Region::wait_for_frees(Duration::from_secs(60)));
+        let pinned = Region::pinned(&gpu, 4096).unwrap();
+        let host = Region::host(4096).unwrap();
+        let at = |region: &Region| region.all().address() as usize;
+        let there = [
+            (at(&of_gpu), 4096, TCPX_MEMORY_CUDA),
+            (at(&host), 4096, TCPX_MEMORY_HOST),
+            (at(&pinned), 4096, TCPX_MEMORY_HOST),
+            (0, 0, TCPX_MEMORY_HOST),
+        ];
+        for (address, bytes, memory) in there {
+            assert_eq!(
+                wrap(address, bytes, memory),
+                TCPX_OK,
+                "{bytes} at {address:#x}"
+            );
+        }
+        let not_there = [
+            (0x1_2345_6000, 4096, TCPX_MEMORY_CUDA),
+            (0x1_2345_6000, 4096, TCPX_MEMORY_HOST),
+            (freed, 4096, TCPX_MEMORY_CUDA),
+            (at(&of_gpu), 1 << 30, TCPX_MEMORY_CUDA),
+            (at(&host), 4096, TCPX_MEMORY_CUDA),
+            (at(&pinned), 4096, TCPX_MEMORY_CUDA),
+            (at(&host), usize::MAX, TCPX_MEMORY_HOST),
+        ];
+        for (address, bytes, memory) in not_there {
+            let answer = wrap(address, bytes, memory);
+            assert_eq!(answer, TCPX_ERR_MEMORY, "{bytes} at {address:#x}");
+        }
+    }
 }

@@ -24,13 +24,15 @@ pub const TCPX_LEVEL_SENT: c_int = 1;
 /// Level: as placed, and the checksums (CRC32C) of both ends were compared.
 pub const TCPX_LEVEL_VERIFIED: c_int = 2;
 
-/// CUDA work that comes first: all of the context's default streams. The default.
+/// CUDA work that comes first: all of the context's default streams. The default. TCPX_ERR_MEMORY while a stream that
+/// synchronises with them is being captured as a graph; the capture goes on.
 pub const TCPX_AFTER_DEFAULT_STREAMS: c_int = 0;
 /// None: the bytes are ready.
 pub const TCPX_AFTER_NOTHING: c_int = 1;
-/// What was submitted so far to the CUstream in `stream`.
+/// What was submitted so far to the CUstream in `stream`. TCPX_ERR_MEMORY while that is being captured as a graph; the
+/// capture goes on.
 pub const TCPX_AFTER_STREAM: c_int = 2;
-/// The CUevent in `stream`, which was recorded and stays until the transfer has ended.
+/// The CUevent in `stream`, which was recorded outside of a capture and stays until the transfer has ended.
 pub const TCPX_AFTER_EVENT: c_int = 3;
 
 /// Progress by a thread that waits, and by the library's own at all other times.

@@ -11,6 +11,7 @@ mod copies;
 mod dma_buf;
 mod far;
 mod order;
+mod pointers;
 mod small;
 mod support;
 mod sweep;
@@ -30,7 +31,7 @@ use tcpx_memory::driver::{DriverStatus, probe};
 /// A check by its name.
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 22] = [
+const CHECKS: [Check; 24] = [
     ("contexts", contexts::contexts),
     ("typed_errors", copies::typed_errors),
     ("blocking_access", copies::blocking_access),
@@ -48,6 +49,8 @@ const CHECKS: [Check; 22] = [
     ("fence_does_not_hold_up_others", order::others_go_on),
     ("spinning_kernel", order::spinning_kernel),
     ("graph_capture", order::graph_capture),
+    ("captures_beside_copies", order::captures_beside_copies),
+    ("pointers", pointers::pointers),
     ("small_copies_both_ways", small::both_ways),
     ("small_copies_fresh_bytes", small::fresh_bytes),
     ("small_copies_full_gpu", small::full_gpu),

@@ -1,13 +1,14 @@
 //! Order with the program's own GPU work, and independence from it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::CUstream;
-use tcpx_memory::{After, BouncePool, Fence, MemoryKind, Region, UnpackMethod, Work};
+use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
+use tcpx_memory::{After, BouncePool, CudaError, Fence, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_wire::Fragment;
 
 use crate::support::{Bench, Outcome, POISON, Random, same, settle, text, unpack_work};
-use crate::user::{LEGACY, User};
+use crate::user::{LEGACY, User, after};
 
 const LEN: usize = 1 << 20;
 const DELAY: Duration = Duration::from_millis(60);
@@ -49,15 +50,12 @@ fn ordered(
 
 pub(crate) fn after_stream(bench: &Bench) -> Outcome {
     let stream = bench.user()?.stream;
-    ordered(bench, stream, |_| Ok(After::Stream(stream.addr() as u64)))
+    ordered(bench, stream, |_| Ok(after(stream)))
 }
 
 pub(crate) fn after_event(bench: &Bench) -> Outcome {
     let stream = bench.user()?.stream;
-    ordered(bench, stream, |user| {
-        user.record(stream)?;
-        Ok(After::Event(user.event.addr() as u64))
-    })
+    ordered(bench, stream, |user| user.record(stream))
 }
 
 pub(crate) fn after_default_streams(bench: &Bench) -> Outcome {
@@ -75,7 +73,7 @@ pub(crate) fn others_go_on(bench: &Bench) -> Outcome {
     let scratch = user.alloc(16)?;
     settle()?;
     user.slow_fill(user.stream, scratch, 16, 1, 200_000_000)?;
-    let fence = Fence::take(&bench.gpu, After::Stream(user.stream.addr() as u64)).map_err(text)?;
+    let fence = Fence::take(&bench.gpu, after(user.stream)).map_err(text)?;
     let jobs = bench.jobs();
     let start = Instant::now();
     let copy = |to: &Region| Work::Copy {
@@ -159,8 +157,13 @@ pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
 }
 
 /// While the program captures a graph, every kind of job ends well, memory comes and goes, and the program
-/// gets its graph.
+/// gets its graph: of both kinds of streams, in every mode. A fence on the captured stream is refused, and so is one on
+/// the default streams where that synchronises with them.
 pub(crate) fn graph_capture(bench: &Bench) -> Outcome {
+    use CUstreamCaptureMode::{
+        CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED,
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    };
     let user = bench.user()?;
     let bytes = Random::new().bytes(6 << 20);
     let fragment = Fragment {
@@ -168,20 +171,100 @@ pub(crate) fn graph_capture(bench: &Bench) -> Outcome {
         length: 1448,
         destination_offset: 7,
     };
-    user.capture(|| {
-        for from in bench.kinds() {
-            for to in bench.kinds() {
-                let source = bench.region_of(from, &bytes)?;
-                let target = bench.region(to, bytes.len())?;
-                all_jobs(bench, &[(&source, target.clone())], &[fragment])?;
-                let mut expected = bytes.clone();
-                expected[7..7 + 1448].copy_from_slice(&bytes[1..=1448]);
+    let mut expected = bytes.clone();
+    expected[7..7 + 1448].copy_from_slice(&bytes[1..=1448]);
+    let sources = bench.kinds().map(|kind| bench.region_of(kind, &bytes));
+    for mode in [
+        CU_STREAM_CAPTURE_MODE_GLOBAL,
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        CU_STREAM_CAPTURE_MODE_RELAXED,
+    ] {
+        for (stream, blocking) in [(user.stream, false), (user.blocking, true)] {
+            let mut targets = Vec::new();
+            user.capture(stream, mode, || {
+                refused(bench, stream, blocking)?;
+                for source in &sources {
+                    for to in bench.kinds() {
+                        let source = source.as_ref().map_err(text)?;
+                        let target = bench.region(to, bytes.len())?;
+                        all_jobs(bench, &[(source, target.clone())], &[fragment])?;
+                        targets.push(target);
+                    }
+                }
+                drop(bench.region(bench.gpu.kind(), bytes.len())?);
+                settle()
+            })
+            .map_err(|error| format!("{mode:?}, blocking: {blocking}: {error}"))?;
+            for target in targets {
                 same(&target, &expected)?;
             }
         }
-        settle()
+    }
+    Ok("all jobs between 3 kinds of memory, 2 kinds of streams, 3 modes".to_owned())
+}
+
+/// A hundred captures with a kernel in each, of both kinds of streams, while another thread copies without a pause.
+pub(crate) fn captures_beside_copies(bench: &Bench) -> Outcome {
+    const CAPTURES: usize = 100;
+    let user = bench.user()?;
+    let bytes = Random::new().bytes(1 << 20);
+    let source = bench.region_of(bench.gpu.kind(), &bytes)?;
+    let target = bench.region(MemoryKind::Host, bytes.len())?;
+    let scratch = user.alloc(16)?;
+    let over = AtomicBool::new(false);
+    let copied = std::thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            let mut copies = 0;
+            while !over.load(Ordering::Relaxed) {
+                let work = Work::Copy {
+                    from: source.all(),
+                    to: target.all(),
+                };
+                bench.run(work, None)?;
+                let memory = bench.region(bench.gpu.kind(), 100_000)?;
+                drop(memory);
+                copies += 1;
+            }
+            Ok::<_, String>(copies)
+        });
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let captured = (0..CAPTURES).try_for_each(|number| {
+            let blocking = number % 2 == 1;
+            let stream = if blocking { user.blocking } else { user.stream };
+            let capture = user.capture(stream, mode, || {
+                user.slow_fill(stream, scratch, 16, 1, 0)?;
+                refused(bench, stream, blocking)?;
+                user.slow_fill(stream, scratch, 16, 2, 0)
+            });
+            capture.map_err(|error| format!("capture {number}, blocking: {blocking}: {error}"))
+        });
+        over.store(true, Ordering::Relaxed);
+        let copied = copier
+            .join()
+            .map_err(|_| "the copier panicked".to_owned())?;
+        captured.and(copied)
     })?;
-    Ok("all jobs between 3 kinds of memory".to_owned())
+    same(&target, &bytes)?;
+    user.free(scratch)?;
+    Ok(format!("{CAPTURES} captures, {copied} copies"))
+}
+
+/// Fences that would get into a graph, or break it, are refused.
+fn refused(bench: &Bench, stream: CUstream, blocking: bool) -> Result<(), String> {
+    let device = bench.gpu.ordinal();
+    let own = Fence::take(&bench.gpu, after(stream)).map(drop);
+    if own != Err(CudaError::StreamCaptured { device }) {
+        return Err(format!("on the captured stream: {own:?}"));
+    }
+    let default = Fence::take(&bench.gpu, After::DefaultStreams).map(drop);
+    let wanted = match blocking {
+        true => Err(CudaError::DefaultStreamsCaptured { device }),
+        false => Ok(()),
+    };
+    match default == wanted {
+        true => Ok(()),
+        false => Err(format!("on the default streams: {default:?}")),
+    }
 }
 
 /// A copy, an unpack by every method, and a checksum for every pair of memories.

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUresult, CUstream};
-use tcpx_memory::Gpu;
+use tcpx_memory::{After, Gpu};
 
 const PTX: &str = concat!(include_str!("gpu_check.ptx"), "\0");
 
@@ -18,7 +18,10 @@ pub(crate) struct User {
     slow_fill: CUfunction,
     spin_until: CUfunction,
     pub(crate) stream: CUstream,
+    /// One that synchronises with the default streams.
+    pub(crate) blocking: CUstream,
     pub(crate) event: CUevent,
+    device: i32,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -45,10 +48,13 @@ impl User {
             slow_fill: ptr::null_mut(),
             spin_until: ptr::null_mut(),
             stream: ptr::null_mut(),
+            blocking: ptr::null_mut(),
             event: ptr::null_mut(),
+            device: gpu.ordinal() as i32,
         };
         let (mut module, mut stream, mut event) =
             (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let mut blocking = ptr::null_mut();
         let functions = user.inside(|| {
             // SAFETY: the pointers are valid for one handle each, the text ends in a zero.
             unsafe {
@@ -57,6 +63,7 @@ impl User {
                     sys::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()),
                 )?;
                 check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, 1))?;
+                check("cuStreamCreate", sys::cuStreamCreate(&raw mut blocking, 0))?;
                 check("cuEventCreate", sys::cuEventCreate(&raw mut event, 2))?;
             }
             let function = |name: &CStr| {
@@ -69,7 +76,7 @@ impl User {
             Ok((function(c"slow_fill")?, function(c"spin_until")?))
         })?;
         (user.slow_fill, user.spin_until) = functions;
-        (user.stream, user.event) = (stream, event);
+        (user.stream, user.blocking, user.event) = (stream, blocking, event);
         // Both kernels once, so that nothing is loaded lazily behind a spinning one.
         let flag = user.flag()?;
         flag.raise();
@@ -128,20 +135,103 @@ impl User {
         })
     }
 
-    /// Captures what `run` submits to the program's stream as a graph, in the mode in which a forbidden call
-    /// of any thread breaks the capture.
-    pub(crate) fn capture<R>(&self, run: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    /// Managed memory.
+    pub(crate) fn managed(&self, len: usize) -> Result<u64, String> {
+        self.inside(|| {
+            let mut address = 0;
+            // SAFETY: the pointer is valid for one address; every device and the CPU may use it.
+            check("cuMemAllocManaged", unsafe {
+                sys::cuMemAllocManaged(&raw mut address, len, 1)
+            })?;
+            Ok(address)
+        })
+    }
+
+    /// Memory of the driver's pool, which stays until the process ends.
+    pub(crate) fn pooled(&self, len: usize) -> Result<u64, String> {
+        let mut address = 0;
+        // SAFETY: the pointer is valid for one address.
+        self.inside(|| unsafe {
+            let result = sys::cuMemAllocAsync(&raw mut address, len, self.stream);
+            check("cuMemAllocAsync", result)
+        })?;
+        self.wait(self.stream)?;
+        Ok(address)
+    }
+
+    fn place(&self) -> sys::CUmemLocation {
+        // SAFETY: plain numbers, for which zeros are valid.
+        let mut place: sys::CUmemLocation = unsafe { std::mem::zeroed() };
+        place.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        place.id = self.device;
+        place
+    }
+
+    fn parts(&self) -> sys::CUmemAllocationProp {
+        // SAFETY: plain numbers and a null pointer, for which zeros are valid.
+        let mut parts: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        parts.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        parts.location = self.place();
+        parts
+    }
+
+    /// Addresses for so many parts, and the length of one. They stay until the process ends, as what is mapped there.
+    pub(crate) fn reserve(&self, parts: usize) -> Result<(u64, usize), String> {
+        let (mut address, mut part) = (0, 0);
+        let kind = self.parts();
+        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: the pointers are valid for one value each.
+        self.inside(|| unsafe {
+            let result = sys::cuMemGetAllocationGranularity(&raw mut part, &raw const kind, least);
+            check("cuMemGetAllocationGranularity", result)?;
+            let result = sys::cuMemAddressReserve(&raw mut address, parts * part, 0, 0, 0);
+            check("cuMemAddressReserve", result)
+        })?;
+        Ok((address, part))
+    }
+
+    /// Maps a part of its own there.
+    pub(crate) fn map(&self, address: u64, len: usize) -> Result<(), String> {
+        let (mut handle, kind) = (0, self.parts());
+        // SAFETY: the pointers are valid, and the addresses are reserved.
+        self.inside(|| unsafe {
+            let result = sys::cuMemCreate(&raw mut handle, len, &raw const kind, 0);
+            check("cuMemCreate", result)?;
+            check("cuMemMap", sys::cuMemMap(address, len, 0, handle, 0))
+        })
+    }
+
+    /// Lets the device read and write what is mapped there.
+    pub(crate) fn allow(&self, address: u64, len: usize) -> Result<(), String> {
+        let access = sys::CUmemAccessDesc {
+            location: self.place(),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pointer is valid for one description, and the addresses are mapped.
+        self.inside(|| unsafe {
+            let result = sys::cuMemSetAccess(address, len, &raw const access, 1);
+            check("cuMemSetAccess", result)
+        })
+    }
+
+    /// Captures what `run` submits to a stream as a graph; in the global mode a forbidden call of any thread breaks the
+    /// capture.
+    pub(crate) fn capture<R>(
+        &self,
+        stream: CUstream,
+        mode: sys::CUstreamCaptureMode,
+        run: impl FnOnce() -> Result<R, String>,
+    ) -> Result<R, String> {
         self.inside(|| {
             // SAFETY: a stream of this context.
-            let result = unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) };
+            let result = unsafe { sys::cuStreamBeginCapture_v2(stream, mode) };
             check("cuStreamBeginCapture", result)
         })?;
         let result = run();
         self.inside(|| {
             let mut graph = ptr::null_mut();
             // SAFETY: the stream captures, the pointer is valid for one handle.
-            let ended = unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) };
+            let ended = unsafe { sys::cuStreamEndCapture(stream, &raw mut graph) };
             check("cuStreamEndCapture", ended)?;
             // SAFETY: the graph is ours and was not instantiated.
             check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })
@@ -149,11 +239,14 @@ impl User {
         result
     }
 
-    pub(crate) fn record(&self, stream: CUstream) -> Result<(), String> {
+    /// What waits for an event, recorded now.
+    pub(crate) fn record(&self, stream: CUstream) -> Result<After, String> {
         self.inside(|| {
             // SAFETY: both are of this context.
             let result = unsafe { sys::cuEventRecord(self.event, stream) };
-            check("cuEventRecord", result)
+            check("cuEventRecord", result)?;
+            // SAFETY: it stays until the process ends, and each check records it once.
+            Ok(unsafe { After::event(self.event.addr() as u64) })
         })
     }
 
@@ -241,6 +334,12 @@ impl User {
             Ok(flag)
         })
     }
+}
+
+/// What waits for the work on a stream of the program.
+pub(crate) fn after(stream: CUstream) -> After {
+    // SAFETY: the program's streams stay until the process ends.
+    unsafe { After::stream(stream.addr() as u64) }
 }
 
 impl Flag {

@@ -87,8 +87,11 @@ functions! {
     cuMemcpyPeerAsync = "cuMemcpyPeerAsync", "4.0",
         (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuStreamCreate = "cuStreamCreate", "2.0", (*mut CUstream, c_uint);
+    cuStreamCreateWithPriority = "cuStreamCreateWithPriority", "5.5", (*mut CUstream, c_uint, i32);
+    cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange", "5.5", (*mut i32, *mut i32);
     cuStreamDestroy = "cuStreamDestroy_v2", "4.0", (CUstream);
     cuStreamQuery = "cuStreamQuery", "2.0", (CUstream);
+    cuStreamIsCapturing = "cuStreamIsCapturing", "10.0", (CUstream, *mut i32);
     cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode", "10.1", (*mut c_uint);
     cuEventCreate = "cuEventCreate", "2.0", (*mut CUevent, c_uint);
     cuEventRecord = "cuEventRecord", "2.0", (CUevent, CUstream);
@@ -157,7 +160,7 @@ fn hint(code: i32) -> &'static str {
         803 | 804 => {
             "the driver's library does not fit its kernel module; reinstall NVIDIA's driver"
         }
-        900..=908 => "a stream is being captured; submit transfers outside of the capture",
+        900..=908 => "a stream is being captured; start transfers outside of the capture",
         _ => "see the driver's documentation of this code, and the kernel log for a device error",
     }
 }

@@ -2,22 +2,32 @@
 //! stream does its next few pieces of work only when an event on it is queried. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
+mod captures;
 pub(crate) mod device_memory;
 mod launch;
 mod memory;
 mod persistent;
 mod streams;
+mod teardown;
 mod world;
 
 #[cfg(feature = "fake-driver")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 
+#[cfg(any(test, feature = "fake-driver"))]
+pub(crate) use captures::{Mode, begin_capture, end_capture};
+#[cfg(test)]
+pub(crate) use captures::{after, capture_mode};
+use captures::{outside_captures, unless_captured};
 use launch::{FUNCTIONS, launched};
-use memory::{allocate, describe, release};
+#[cfg(feature = "fake-driver")]
+pub(crate) use memory::adopt;
+#[cfg(test)]
+pub(crate) use memory::mapped;
+use memory::{Place, allocate, describe, release};
 #[cfg(test)]
 pub(crate) use persistent::{
     Launches, desert, fill_gpu, hurry, lose_persistent, requests_done, set_launches,
@@ -26,13 +36,11 @@ pub(crate) use persistent::{
 pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
 #[cfg(feature = "fake-driver")]
 pub(crate) use world::costly_calls;
-use world::{
-    CAPTURE_MODE, CURRENT, Fault, Operation, World, costly, inside, outside_captures, pointer,
-};
+use world::{CURRENT, Fault, Operation, World, costly, inside, pointer};
 #[cfg(test)]
 pub(crate) use world::{
-    capture, capture_mode, contexts_on_this_thread, gated_stream, hide_streams_of, launches, looks,
-    lose_streams_of, refuse_launches_to,
+    contexts_on_this_thread, gated_stream, hide_streams_of, launches, looks, lose_streams_of,
+    new_context, refuse_launches_to,
 };
 
 use tcpx_wire::Descriptor;
@@ -47,7 +55,9 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// The process's driver is this one from now on.
 #[cfg(feature = "fake-driver")]
 pub(crate) fn install() {
-    INSTALLED.store(true, Ordering::SeqCst);
+    if !INSTALLED.swap(true, Ordering::SeqCst) {
+        teardown::at_exit();
+    }
 }
 
 #[cfg(feature = "fake-driver")]
@@ -59,6 +69,12 @@ pub(super) fn installed() -> Option<&'static Api> {
 #[cfg(feature = "fake-driver")]
 pub(crate) fn make_current() {
     CURRENT.with_borrow_mut(|stack| stack.push(CONTEXT));
+}
+
+/// Takes it back.
+#[cfg(feature = "fake-driver")]
+pub(crate) fn leave() {
+    CURRENT.with_borrow_mut(Vec::pop);
 }
 
 /// A function of the fake by the driver's name, as code that is not of this crate looks it up.
@@ -84,7 +100,6 @@ const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_CONTEXT: i32 = 201;
 const NOT_READY: i32 = 600;
-const CAPTURE_UNSUPPORTED: i32 = 900;
 const UNKNOWN: i32 = 999;
 
 /// Copies from or to here are refused.
@@ -93,7 +108,7 @@ pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
 /// Pieces of work that a stream does at each query.
 const AT_A_LOOK: usize = 16;
 
-/// The fake's one context.
+/// The primary context of the fake's GPU.
 pub(crate) const CONTEXT: usize = 0x1000;
 
 macro_rules! call {
@@ -169,7 +184,7 @@ pub(crate) static API: Api = Api {
     cuCtxGetDevice: call!(|device: *mut CUdevice| answer(device, 0)),
     cuMemAlloc: call!(|address: *mut CUdeviceptr, len: usize| {
         costly("cuMemAlloc");
-        outside_captures(|world| match allocate(world, len) {
+        outside_captures(|world| match allocate(world, len, Place::Device(0)) {
             Some(memory) => answer(address, memory as u64),
             None => OUT_OF_MEMORY,
         })
@@ -180,7 +195,7 @@ pub(crate) static API: Api = Api {
     }),
     cuMemHostAlloc: call!(|address: *mut *mut c_void, len: usize, _flags: c_uint| {
         costly("cuMemHostAlloc");
-        outside_captures(|world| match allocate(world, len) {
+        outside_captures(|world| match allocate(world, len, Place::Host) {
             Some(memory) => handle(address, memory),
             None => OUT_OF_MEMORY,
         })
@@ -199,7 +214,7 @@ pub(crate) static API: Api = Api {
     }),
     cuMemcpyAsync: call!(
         |to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream| {
-            inside(|world| {
+            unless_captured(stream, |world| {
                 if to == BAD_ADDRESS || from == BAD_ADDRESS {
                     return INVALID_VALUE;
                 }
@@ -224,17 +239,9 @@ pub(crate) static API: Api = Api {
         }
     ),
     cuMemcpyPeerAsync: device_memory::copy_to_peer,
-    cuStreamCreate: call!(|stream: *mut CUstream, flags: c_uint| {
-        costly("cuStreamCreate");
-        inside(|world| {
-            let new = world.handle();
-            if flags == 0 {
-                world.blocking.insert(new);
-            }
-            world.streams.insert(new, VecDeque::new());
-            handle(stream, new)
-        })
-    }),
+    cuStreamCreate: streams::create,
+    cuStreamCreateWithPriority: streams::create_first,
+    cuCtxGetStreamPriorityRange: call!(|_last: *mut i32, first: *mut i32| answer(first, -5)),
     cuStreamDestroy: call!(|stream: CUstream| {
         inside(|world| {
             let left = world.streams.remove(&stream.addr());
@@ -242,10 +249,8 @@ pub(crate) static API: Api = Api {
         })
     }),
     cuStreamQuery: streams::query,
-    cuThreadExchangeStreamCaptureMode: call!(|mode: *mut c_uint| {
-        // SAFETY: every caller passes a valid place.
-        answer(mode, CAPTURE_MODE.replace(unsafe { mode.read() }))
-    }),
+    cuStreamIsCapturing: captures::is_capturing,
+    cuThreadExchangeStreamCaptureMode: captures::exchange_mode,
     cuEventCreate: call!(|event: *mut CUevent, _flags: c_uint| {
         inside(|world| {
             let new = world.handle();
@@ -254,7 +259,7 @@ pub(crate) static API: Api = Api {
         })
     }),
     cuEventRecord: call!(|event: CUevent, stream: CUstream| {
-        inside(|world| {
+        captures::recording(event, stream, |world| {
             if world.lost.get(&stream.addr()) == Some(&Fault::Record) {
                 return UNKNOWN;
             }
@@ -275,7 +280,7 @@ pub(crate) static API: Api = Api {
         })
     }),
     cuEventQuery: call!(|event: CUevent| {
-        outside_captures(|world| match world.events.get(&event.addr()) {
+        captures::asking(event, |world| match world.events.get(&event.addr()) {
             None => INVALID_VALUE,
             Some((_, None)) => OK,
             Some((_, Some(stream))) if world.lost.get(stream) == Some(&Fault::Query) => UNKNOWN,
@@ -316,7 +321,7 @@ pub(crate) static API: Api = Api {
         {
             return INVALID_VALUE;
         }
-        inside(|world| {
+        unless_captured(stream, |world| {
             if let Operation::Residency(stay) = operation {
                 return persistent::launch(world, stream.addr(), stay);
             }

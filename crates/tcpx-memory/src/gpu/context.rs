@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use super::Gpu;
 use crate::driver::{Api, sys};
+use crate::ending::{self, Inside};
 use crate::error::CudaError;
 use crate::kind::MemoryKind;
 
@@ -20,6 +21,7 @@ pub(crate) struct Current(Option<Entered>);
 
 /// What is undone at the end.
 struct Entered {
+    _inside: Option<Inside>,
     api: &'static Api,
     pushed: bool,
     capture_mode: u32,
@@ -81,6 +83,23 @@ pub(crate) fn ignore_captures(api: &Api) -> Result<u32, CudaError> {
     )
 }
 
+/// Refuses a stream on which nothing can be recorded, because it is being captured, or because it is the legacy one and
+/// waits for one that is. Its context is current. Whatever the answer, the capture goes on.
+pub(crate) fn refuse_captured(gpu: &Gpu, stream: sys::CUstream) -> Result<(), CudaError> {
+    const IMPLICIT: i32 = 906;
+    let (mut status, device) = (0, gpu.ordinal());
+    // SAFETY: the stream is alive, and the pointer is valid for one status.
+    let code = unsafe { (gpu.api().cuStreamIsCapturing)(stream, &raw mut status) };
+    if code == IMPLICIT {
+        return Err(CudaError::DefaultStreamsCaptured { device });
+    }
+    gpu.api().check("cuStreamIsCapturing", code)?;
+    match status {
+        0 => Ok(()),
+        _ => Err(CudaError::StreamCaptured { device }),
+    }
+}
+
 fn exchange_capture_mode(api: &Api, mut mode: u32) -> Result<u32, CudaError> {
     // SAFETY: the pointer is valid for one mode, which the driver exchanges.
     let code = unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
@@ -94,14 +113,20 @@ impl Current {
     }
 
     pub(crate) fn enter_raw(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
+        let is_kept = !context.is_null() && KEPT.get() == context;
+        let inside = match is_kept {
+            true => None,
+            false => Some(ending::enter().ok_or(CudaError::ProcessEnds)?),
+        };
         let mut now = std::ptr::null_mut();
         // SAFETY: the pointer is valid for one handle.
         let known = unsafe { (api.cuCtxGetCurrent)(&raw mut now) } == 0;
         if known && now == context {
-            if !context.is_null() && KEPT.get() == context {
+            if is_kept {
                 return Ok(Self(None));
             }
             return Ok(Self(Some(Entered {
+                _inside: inside,
                 api,
                 pushed: false,
                 capture_mode: ignore_captures(api)?,
@@ -112,6 +137,7 @@ impl Current {
 
     /// As [`Self::enter_raw`], also where the context is current: for code that may change what is.
     pub(crate) fn push(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
+        let inside = ending::enter().ok_or(CudaError::ProcessEnds)?;
         let capture_mode = ignore_captures(api)?;
         // SAFETY: the context is alive: the `Gpu` retains it, or its owner keeps it for us.
         let pushed = api.check("cuCtxPushCurrent", unsafe {
@@ -122,6 +148,7 @@ impl Current {
             return Err(error);
         }
         Ok(Self(Some(Entered {
+            _inside: Some(inside),
             api,
             pushed: true,
             capture_mode,

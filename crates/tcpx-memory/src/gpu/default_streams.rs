@@ -10,13 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::sync::destroy_stream;
-use super::{Current, Gpu, MappedHost, is_at_rest};
+use super::{Current, Gpu, MappedHost, is_at_rest, refuse_captured};
 use crate::driver::sys;
 use crate::error::CudaError;
-
-/// `CU_STREAM_LEGACY`, the driver's name for the default stream that waits for all others that are not
-/// non-blocking, those of the threads included.
-pub(crate) const LEGACY: u64 = 1;
 
 /// Longest wait for the stream of the trial: work that the program starts meanwhile may delay it.
 const LIMIT: Duration = Duration::from_millis(100);
@@ -25,8 +21,10 @@ const HOLD: Duration = Duration::from_millis(20);
 /// What the stream of the trial waits for.
 const OPEN: u32 = 1;
 
-fn legacy() -> sys::CUstream {
-    std::ptr::with_exposed_provenance_mut(LEGACY as usize)
+/// `CU_STREAM_LEGACY`, the driver's name for the default stream that waits for all others that are not
+/// non-blocking, those of the threads included.
+pub(crate) fn legacy() -> sys::CUstream {
+    std::ptr::without_provenance_mut(1)
 }
 
 impl Gpu {
@@ -34,8 +32,13 @@ impl Gpu {
     /// ended. The context is current.
     pub(crate) fn default_streams_rest(&self) -> bool {
         // The event that is recorded instead reports an error.
-        self.0.legacy_answers_for_all.get() == Some(&true)
-            && is_at_rest(self.api(), legacy()) == Ok(true)
+        self.0.legacy_answers_for_all.get() == Some(&true) && self.legacy_rests() == Ok(true)
+    }
+
+    /// Whether the legacy stream has no work. To ask it would break the capture of a stream that it waits for.
+    fn legacy_rests(&self) -> Result<bool, CudaError> {
+        refuse_captured(self, legacy())?;
+        is_at_rest(self.api(), legacy())
     }
 
     /// Tries what [`default_streams_rest`](Self::default_streams_rest) relies on, with a word of pinned memory that is
@@ -56,8 +59,8 @@ impl Gpu {
         let Some(wait) = api.cuStreamWaitValue32_v2 else {
             return Ok(Some(false));
         };
-        if is_at_rest(api, legacy()) != Ok(true) {
-            // It is busy by itself, and the trial would wait for that.
+        if self.legacy_rests() != Ok(true) {
+            // It is busy, or captured, by itself, and the trial would wait for that.
             return Ok(Some(false));
         }
         let mut stream = std::ptr::null_mut();
@@ -79,7 +82,7 @@ impl Gpu {
             let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
             // SAFETY: the word is pinned, aligned and stays until the stream has passed; the GPU only reads it.
             let held = unsafe { wait(stream, word.device, OPEN, equal) };
-            let busy = (held == 0).then(|| is_at_rest(api, legacy()) == Ok(false));
+            let busy = (held == 0).then(|| self.legacy_rests() == Ok(false));
             drop(ask);
             busy
         });
@@ -98,7 +101,7 @@ impl Gpu {
         }
         destroy_stream(api, stream);
         // Busy because of that stream alone, not of work that the program started meanwhile.
-        let rests = is_at_rest(api, legacy());
+        let rests = self.legacy_rests();
         Ok(Some(busy && rests == Ok(true)))
     }
 }

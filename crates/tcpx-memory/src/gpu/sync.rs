@@ -50,13 +50,19 @@ impl SyncPath {
     }
 }
 
-/// Creates a stream that does not synchronise with the default one; the context must be current.
+/// Creates a stream that does not synchronise with the default one; the context must be current. Its kernels, which are
+/// short, come before those of the program that wait for room.
 pub(crate) fn create_stream(api: &Api) -> Result<sys::CUstream, CudaError> {
-    let mut stream = std::ptr::null_mut();
+    let (mut stream, mut first) = (std::ptr::null_mut(), 0);
+    let last = std::ptr::null_mut();
+    // SAFETY: the pointer is valid for one number; the other is not wanted.
+    api.check("cuCtxGetStreamPriorityRange", unsafe {
+        (api.cuCtxGetStreamPriorityRange)(last, &raw mut first)
+    })?;
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     // SAFETY: the pointer is valid for one handle.
-    api.check("cuStreamCreate", unsafe {
-        (api.cuStreamCreate)(&raw mut stream, flags)
+    api.check("cuStreamCreateWithPriority", unsafe {
+        (api.cuStreamCreateWithPriority)(&raw mut stream, flags, first)
     })?;
     Ok(stream)
 }

@@ -185,7 +185,10 @@ impl Gather {
         let mut behind = std::ptr::null_mut();
         let mut total = 0_usize;
         for (parent, Range { start, end }) in pieces {
-            let (base, offset, len, of) = bases[parent];
+            let parents = bases.len();
+            let known = bases.get(parent);
+            let &(base, offset, len, of) =
+                known.ok_or(MemoryError::NoParent { parent, parents })?;
             if start > end || end > len {
                 return Err(MemoryError::OutOfBounds { start, end, len });
             }
@@ -391,6 +394,19 @@ mod tests {
         assert!(region.lease(0..5, Access::Read).is_err());
         drop(slice);
         assert!(region.lease(.., Access::Write).is_ok());
+    }
+
+    #[test]
+    fn a_piece_of_no_parent_is_refused() {
+        let parents = [numbered(10).all()];
+        for (parents, parent) in [(&parents[..], 1), (&[], 0)] {
+            let refused = Gather::new(parents, [(parent, 0..5)].into_iter(), Access::Read);
+            let parents = parents.len();
+            assert_eq!(
+                refused.map(drop),
+                Err(MemoryError::NoParent { parent, parents })
+            );
+        }
     }
 
     #[test]

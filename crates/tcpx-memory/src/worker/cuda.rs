@@ -32,6 +32,7 @@ use staging::{STAGING, Staging};
 
 use super::queue::JobQueue;
 use super::{CopyWorker, spawn};
+use crate::ending;
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::{Gpu, MappedHost};
 use crate::lock;
@@ -82,7 +83,7 @@ fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
     let (sender, started) = mpsc::sync_channel::<Started>(1);
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
     spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {
-        thread_queue.serve(|| match engine(&thread_gpu, &thread_queue) {
+        thread_queue.serve(|| match set_up(&thread_gpu, &thread_queue) {
             Ok(engine) => {
                 // If the starter is gone, the queue is stopped or will be.
                 sender.send(Ok(engine.no_kernel())).ok();
@@ -116,6 +117,12 @@ fn worker_of(
         gpu: Some(gpu.clone()),
         no_kernel,
     })
+}
+
+/// As [`engine`], unless the process ends.
+fn set_up(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
+    let _inside = ending::enter().ok_or(CudaError::ProcessEnds)?;
+    engine(gpu, queue)
 }
 
 /// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the process ends.

@@ -26,7 +26,7 @@ pub(super) unsafe extern "C" fn export(
         let inside = world
             .memory
             .iter()
-            .any(|(&base, layout)| base <= start && start + len <= base + layout.size());
+            .any(|(&base, memory)| base <= start && start + len <= base + memory.layout.size());
         let file = std::fs::File::open("/dev/null");
         match file {
             Ok(file) if inside && kind == 1 && flags == 0 => {

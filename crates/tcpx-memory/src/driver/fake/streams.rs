@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::super::sys::{CUdeviceptr, CUstream};
+use super::captures::{of_stream, unless_captured};
+use super::world::{context, costly, gated_stream, inside};
 use super::{
-    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, inside,
-    outside_captures, pointer, world::gated_stream,
+    AT_A_LOOK, Fault, INVALID_VALUE, NOT_READY, OK, Operation, UNKNOWN, World, handle, pointer,
 };
 
 /// The driver's names for the default streams are this and the number below it.
@@ -45,8 +46,33 @@ pub(super) fn behind(stream: CUstream) -> Option<usize> {
     DEFAULT.get()
 }
 
+pub(super) unsafe extern "C" fn create(stream: *mut CUstream, flags: c_uint) -> i32 {
+    costly("cuStreamCreate");
+    inside(|world| {
+        let new = world.handle();
+        if flags == 0 {
+            world.blocking.insert(new, context());
+        }
+        world.streams.insert(new, VecDeque::new());
+        handle(stream, new)
+    })
+}
+
+/// The crate's own: none of them may wait behind the program's.
+pub(super) unsafe extern "C" fn create_first(
+    stream: *mut CUstream,
+    flags: c_uint,
+    priority: i32,
+) -> i32 {
+    if priority != -5 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { create(stream, flags) }
+}
+
 pub(super) unsafe extern "C" fn query(stream: CUstream) -> i32 {
-    outside_captures(|world| {
+    of_stream(stream, |world| {
         if stream.addr() <= PER_THREAD && !ALONE.get() && world.has_blocking_work() {
             return NOT_READY;
         }
@@ -60,7 +86,9 @@ pub(super) unsafe extern "C" fn wait_value(
     value: u32,
     _flags: c_uint,
 ) -> i32 {
-    inside(|world| world.push(stream, Operation::Wait(word as usize, value)))
+    unless_captured(stream, |world| {
+        world.push(stream, Operation::Wait(word as usize, value))
+    })
 }
 
 pub(super) unsafe extern "C" fn write_value(
@@ -69,7 +97,7 @@ pub(super) unsafe extern "C" fn write_value(
     value: u32,
     _flags: c_uint,
 ) -> i32 {
-    inside(|world| match world.lost.get(&stream.addr()) {
+    unless_captured(stream, |world| match world.lost.get(&stream.addr()) {
         Some(Fault::Record) => UNKNOWN,
         _ => world.push(stream, Operation::Write(word as usize, value)),
     })
@@ -102,7 +130,8 @@ impl World {
 
     /// Whether a stream that synchronises with the legacy one has work.
     fn has_blocking_work(&self) -> bool {
-        let queues = self.blocking.iter().filter_map(|one| self.streams.get(one));
+        let own = self.blocking.iter().filter(|one| *one.1 == context());
+        let queues = own.filter_map(|one| self.streams.get(one.0));
         queues.into_iter().any(|queue| !queue.is_empty())
     }
 

@@ -1,17 +1,19 @@
 //! What the fake driver has: streams with their work, events, memory, and what tests make of them.
 
 use std::alloc::Layout;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ffi::c_uint;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::captures::Captures;
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
+use super::memory::Memory;
 use super::persistent::{PersistentKernels, Residency};
-use super::{CAPTURE_UNSUPPORTED, CONTEXT, INVALID_CONTEXT, streams};
+use super::teardown;
+use super::{CONTEXT, INVALID_CONTEXT, streams};
 use tcpx_wire::Descriptor;
 
 use crate::bounce::UnpackMethod;
@@ -60,11 +62,14 @@ pub(super) enum Fault {
 #[derive(Default)]
 pub(super) struct World {
     pub(super) streams: HashMap<usize, VecDeque<Operation>>,
-    /// Those that synchronise with the default ones.
-    pub(super) blocking: HashSet<usize>,
+    /// Those that synchronise with the default ones, with their context.
+    pub(super) blocking: HashMap<usize, usize>,
+    pub(super) captures: Captures,
     /// An event's last recording, and the stream it waits for.
     pub(super) events: HashMap<usize, (u64, Option<usize>)>,
-    pub(super) memory: HashMap<usize, Layout>,
+    pub(super) memory: HashMap<usize, Memory>,
+    /// The parts of memory that is mapped in parts.
+    pub(super) mapped: HashMap<usize, Vec<(Range<usize>, bool)>>,
     pub(super) freed: VecDeque<(usize, Layout)>,
     /// Destinations that no launch may write to.
     pub(super) refused: HashSet<u64>,
@@ -83,12 +88,7 @@ static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
 thread_local! {
     pub(super) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    pub(super) static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
 }
-
-/// Graph captures in flight, in the mode that concerns every thread, and how often one was broken.
-static CAPTURES: AtomicUsize = AtomicUsize::new(0);
-static BROKEN_CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
 /// Calls so far that wait for kernels, or hold up copies of the process.
 static COSTLY: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
@@ -105,41 +105,32 @@ pub(crate) fn costly_calls() -> Vec<&'static str> {
     COSTLY.lock().unwrap().clone()
 }
 
-/// Captures a graph while `run` runs; `false` if a call of any thread has broken a capture.
-pub(crate) fn capture(run: impl FnOnce()) -> bool {
-    let broken = BROKEN_CAPTURES.load(Ordering::SeqCst);
-    CAPTURES.fetch_add(1, Ordering::SeqCst);
-    run();
-    CAPTURES.fetch_sub(1, Ordering::SeqCst);
-    BROKEN_CAPTURES.load(Ordering::SeqCst) == broken
-}
-
-/// The calling thread's capture mode.
-pub(crate) fn capture_mode() -> c_uint {
-    CAPTURE_MODE.get()
-}
-
-/// As `inside`, for calls that the driver refuses while another thread captures.
-pub(super) fn outside_captures(call: impl FnOnce(&mut World) -> i32) -> i32 {
-    if CAPTURES.load(Ordering::SeqCst) > 0 && CAPTURE_MODE.get() == 0 {
-        BROKEN_CAPTURES.fetch_add(1, Ordering::SeqCst);
-        return CAPTURE_UNSUPPORTED;
-    }
-    inside(call)
-}
-
 pub(super) fn world<R>(call: impl FnOnce(&mut World) -> R) -> R {
     call(WORLD.lock().unwrap().get_or_insert_with(World::default))
 }
 
 /// As `world`, for calls that need a current context.
 pub(super) fn inside(call: impl FnOnce(&mut World) -> i32) -> i32 {
-    let current = CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0));
-    if current == CONTEXT {
+    let _inside = teardown::Call::begin();
+    if context() == CONTEXT || context() >= FURTHER {
         world(call)
     } else {
         INVALID_CONTEXT
     }
+}
+
+/// The context that is current on the calling thread.
+pub(super) fn context() -> usize {
+    CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))
+}
+
+/// Contexts beside the primary one begin here.
+const FURTHER: usize = 1 << 40;
+
+/// A context that nobody else has, so that the default streams of one test are not those of another.
+pub(crate) fn new_context() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(FURTHER);
+    NEXT.fetch_add(0x1000, Ordering::Relaxed)
 }
 
 /// Puts a gate into a stream of the caller's: nothing behind it runs before it is opened.

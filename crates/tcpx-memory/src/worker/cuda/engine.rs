@@ -17,6 +17,7 @@ use super::unpack::Unpacking;
 use crate::awake::{self, Awake};
 use crate::bounce::UnpackMethod;
 use crate::cpu;
+use crate::ending;
 use crate::error::{CudaError, MemoryError};
 use crate::job::Work;
 use crate::kind::MemoryKind;
@@ -115,7 +116,11 @@ impl Engine {
         loop {
             // Read before the queue: after a stop nothing more is submitted.
             let stopping = self.queue.is_stopping();
-            if self.round(stopping) {
+            let progress = match ending::enter() {
+                Some(_inside) => self.round(stopping),
+                None => awake.asleep(|| ending::stand_still()),
+            };
+            if progress {
                 last = Instant::now();
                 continue;
             }

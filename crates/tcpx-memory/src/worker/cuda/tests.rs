@@ -14,7 +14,7 @@ use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 use super::*;
 use crate::bounce::{BouncePool, UnpackMethod};
 use crate::driver::fake;
-use crate::fence::{After, Fence};
+use crate::fence::Fence;
 use crate::job::{CompletionSink, Job, Work};
 use crate::kind::MemoryKind;
 use crate::lease::Access;
@@ -47,14 +47,18 @@ impl Bench {
     }
 
     fn region(&self, kind: MemoryKind, bytes: &[u8]) -> Region {
-        let region = match kind {
-            MemoryKind::Host => Region::host(bytes.len()),
-            MemoryKind::Pinned => Region::pinned(&self.gpu, bytes.len()),
-            MemoryKind::Cuda { .. } => Region::cuda(&self.gpu, bytes.len()),
-        };
-        let region = region.unwrap();
+        let region = self.empty(kind, bytes.len());
         region.write_from(0, bytes).unwrap();
         region
+    }
+
+    fn empty(&self, kind: MemoryKind, len: usize) -> Region {
+        let region = match kind {
+            MemoryKind::Host => Region::host(len),
+            MemoryKind::Pinned => Region::pinned(&self.gpu, len),
+            MemoryKind::Cuda { .. } => Region::cuda(&self.gpu, len),
+        };
+        region.unwrap()
     }
 
     fn kinds(&self) -> [MemoryKind; 3] {
@@ -271,7 +275,7 @@ fn a_job_waits_for_its_fence_and_others_do_not_wait_for_it() {
     let source = bench.region(bench.gpu.kind(), &[1; 100]);
     let targets = [0, 1].map(|_| bench.region(MemoryKind::Pinned, &[0; 100]));
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
     let (sink, ended) = channel();
     let copy = |to: &Region| Work::Copy {
         from: source.all(),
@@ -298,7 +302,7 @@ fn a_worker_that_is_dropped_ends_the_jobs_that_wait() {
     let source = bench.region(MemoryKind::Host, &[1; 100]);
     let target = bench.region(bench.gpu.kind(), &[0; 100]);
     let (stream, _gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
     let (sink, ended) = channel();
     bench.submit(
         1,
@@ -411,7 +415,7 @@ fn a_worker_that_can_take_no_more_jobs_pauses_between_looks() {
     let bench = Bench::new();
     let source = bench.region(MemoryKind::Host, &[1; 10]);
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
     let (sink, ended) = channel();
     // Once all of these were accepted, as many wait for their fence as may, and the queue is full.
     let jobs = 2 * super::super::queue::CAPACITY as u64;
@@ -462,21 +466,33 @@ fn the_worker_does_not_disturb_a_graph_capture() {
     let bench = Bench::new();
     let bytes = noise(5 << 20, 9);
     let sources = bench.kinds().map(|kind| bench.region(kind, &bytes));
-    let mode = fake::capture_mode();
-    let whole = fake::capture(|| {
-        for from in &sources {
-            for kind in bench.kinds() {
-                let to = bench.region(kind, &vec![1; bytes.len()]);
-                let moved = bench.run(Work::Copy {
-                    from: from.all(),
-                    to: to.all(),
-                });
-                assert_eq!(moved, Ok(bytes.len() as u64), "{} to {kind}", from.kind());
-                assert!(content(&to) == bytes, "{} to {kind}", from.kind());
+    let own = fake::capture_mode();
+    for mode in [
+        fake::Mode::Global,
+        fake::Mode::ThreadLocal,
+        fake::Mode::Relaxed,
+    ] {
+        for blocking in [true, false] {
+            let current = bench.gpu.enter().unwrap();
+            let stream = fake::begin_capture(blocking, mode);
+            drop(current);
+            let mut targets = Vec::new();
+            for from in &sources {
+                for kind in bench.kinds() {
+                    let to = bench.empty(kind, bytes.len());
+                    let moved = bench.run(Work::Copy {
+                        from: from.all(),
+                        to: to.all(),
+                    });
+                    assert_eq!(moved, Ok(bytes.len() as u64), "{} to {kind}", from.kind());
+                    targets.push(to);
+                }
             }
+            drop(bench.empty(bench.gpu.kind(), 100));
+            assert!(Region::wait_for_frees(LIMIT));
+            assert!(fake::end_capture(stream), "{mode:?}, blocking: {blocking}");
+            assert!(targets.iter().all(|to| content(to) == bytes));
         }
-        assert!(Region::wait_for_frees(LIMIT));
-    });
-    assert!(whole, "a call of this crate broke the capture");
-    assert_eq!(fake::capture_mode(), mode, "the thread's own mode is back");
+    }
+    assert_eq!(fake::capture_mode(), own, "the thread's own mode is back");
 }
