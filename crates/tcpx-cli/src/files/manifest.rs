@@ -294,6 +294,8 @@ pub(crate) struct Found {
 pub(crate) struct Selection {
     pub(crate) found: Vec<Found>,
     pub(crate) left_out: LeftOut,
+    /// The folder that no file may lie outside of when it is opened.
+    pub(crate) within: Option<PathBuf>,
 }
 
 /// What of the things that are named is sent.
@@ -420,6 +422,7 @@ pub(crate) fn collect(paths: &[PathBuf], name: &str, rules: &Rules) -> Result<Se
         }
     }
     let mut selection = walk.selection;
+    selection.within.clone_from(&rules.within);
     if !rules.include.is_empty() {
         drop_empty(&mut selection.found);
     }

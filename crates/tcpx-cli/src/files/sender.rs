@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use tcpx::{Connection, Transfer};
 
 use super::digest::{DigestKey, Side};
@@ -66,7 +68,12 @@ fn attempt(
     opening: Opening,
     dry_run: bool,
 ) -> Result<Summary, Error> {
-    let Selection { found, left_out } = selection;
+    let Selection {
+        found,
+        left_out,
+        within,
+    } = selection;
+    let within = within.as_deref();
     let entries: Vec<Entry> = found.iter().map(|found| found.entry.clone()).collect();
     let total = manifest::total(&entries);
     talk.expect_bytes(&entries);
@@ -100,7 +107,7 @@ fn attempt(
         }
         _ => return Err(Error::unexpected("what the receiver has", "a longer list")),
     };
-    let kept = compare(talk, &found, &present, disk)?;
+    let kept = compare(talk, &found, within, &present, disk)?;
     let there = kept.values().map(|kept| kept.bytes).sum();
     let started = Instant::now();
     if dry_run {
@@ -113,7 +120,7 @@ fn attempt(
         return Ok(Summary::new(&entries, left_out, there, took, None));
     }
     talk.show(terms, &entries, there);
-    let digests = stream(talk, terms, found, kept, key.clone())?;
+    let digests = stream(talk, terms, (found, within), kept, key.clone())?;
     let digest = overall(&manifest_digest, &digests);
     let [ours, theirs] = [Side::Sender, Side::Receiver].map(|side| key.end(side, &digest));
     talk.last_word(Ok(&ours.to_string()))?;
@@ -147,13 +154,16 @@ struct Kept {
 fn compare(
     talk: &Talk<'_>,
     found: &[Found],
+    within: Option<&Path>,
     present: &[Present],
     disk: Duration,
 ) -> Result<BTreeMap<usize, Kept>, Error> {
     if present.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let hashers = present.iter().map(|there| beginning(talk, found, there));
+    let hashers = present
+        .iter()
+        .map(|there| beginning(talk, found, within, there));
     let hashers = hashers.collect::<Result<Vec<_>, _>>()?;
     let digest = |hasher: &blake3::Hasher| hasher.finalize().to_string();
     let digests: Digests = hashers.iter().map(|one| one.as_ref().map(digest)).collect();
@@ -177,6 +187,7 @@ fn compare(
 fn beginning(
     talk: &Talk<'_>,
     found: &[Found],
+    within: Option<&Path>,
     there: &Present,
 ) -> Result<Option<blake3::Hasher>, Error> {
     let Some(Found {
@@ -190,7 +201,7 @@ fn beginning(
         return Ok(None);
     }
     talk.look()?;
-    let mut source = Source::open(path, entry)?;
+    let mut source = Source::open(path, entry, within)?;
     let hashed = store::hash(&mut source.file, there.bytes);
     interrupt::check()?;
     hashed.map(Some).map_err(|error| source.failed(error))
@@ -209,10 +220,11 @@ enum Filled {
 fn stream(
     talk: &Talk<'_>,
     terms: Terms<'_>,
-    found: Vec<Found>,
+    (found, within): (Vec<Found>, Option<&Path>),
     kept: BTreeMap<usize, Kept>,
     key: DigestKey,
 ) -> Result<Vec<Content>, Error> {
+    let within = within.map(Path::to_owned);
     let memory = terms.memory;
     let mut pace = Pace::new(terms.most);
     let (free, free_pieces) = mpsc::channel();
@@ -227,7 +239,7 @@ fn stream(
             full,
             current: None,
         };
-        let read = read_all(&mut packer, found, kept, &key);
+        let read = read_all(&mut packer, found, within.as_deref(), kept, &key);
         let _ = packer.full.send(Filled::End(read));
     });
     reader.map_err(Error::process("start a thread"))?;
@@ -346,6 +358,7 @@ impl Packer {
 fn read_all(
     packer: &mut Packer,
     found: Vec<Found>,
+    within: Option<&Path>,
     mut kept: BTreeMap<usize, Kept>,
     key: &DigestKey,
 ) -> Result<Vec<Content>, Error> {
@@ -367,7 +380,7 @@ fn read_all(
                     Some(kept) => (kept.hasher, kept.bytes),
                     None => (blake3::Hasher::new(), 0),
                 };
-                let mut source = Source::open(&path.unwrap_or_default(), &entry)?;
+                let mut source = Source::open(&path.unwrap_or_default(), &entry, within)?;
                 source.read_from(packer, &mut hasher, from..*bytes)?;
                 hasher
             }
@@ -412,8 +425,28 @@ struct Source {
 }
 
 impl Source {
-    fn open(path: &Path, entry: &Entry) -> Result<Self, Error> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+    /// Opens it. A path that lay within a folder may have got a link in it since it was looked at; what was opened has not.
+    fn open(path: &Path, entry: &Entry, within: Option<&Path>) -> Result<Self, Error> {
+        let failed = Error::io("open", path);
+        // A pipe that took its place keeps nobody waiting.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = File::options();
+        let file = options.read(true).custom_flags(flags).open(path);
+        let file = file.map_err(failed)?;
+        let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+        if let Some(within) = within
+            && !std::fs::read_link(opened)
+                .map_err(failed)?
+                .starts_with(within)
+        {
+            return Err(Error::failed(
+                format!(
+                    "{} leads outside of the folder that is shared",
+                    path.display()
+                ),
+                "let nobody else write into that folder",
+            ));
+        }
         let source = Self {
             file,
             path: path.to_owned(),
@@ -481,5 +514,41 @@ impl Source {
             at += count as u64;
         }
         self.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_takes_a_file_s_place_leads_nobody_outside() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().canonicalize().expect("there");
+        let shared = root.join("shared");
+        std::fs::create_dir_all(shared.join("a")).expect("created");
+        for path in ["shared/a/x", "x"] {
+            std::fs::write(root.join(path), b"12345").expect("written");
+        }
+        let rules = manifest::Rules::new(false, &[], &[], Some(shared.clone())).expect("none");
+        let paths = manifest::shared(&shared, &["a".to_owned()]).expect("there");
+        let selection = manifest::collect(&paths, "", &rules).expect("found");
+        let open = |within| {
+            let file = selection.found.last().expect("a file");
+            let entry = Entry {
+                seconds: root.join("x").metadata().expect("there").mtime(),
+                nanoseconds: root.join("x").metadata().expect("there").mtime_nsec() as u32,
+                ..file.entry.clone()
+            };
+            Source::open(file.source.as_deref().expect("a path"), &entry, within).map(drop)
+        };
+        std::fs::remove_dir_all(shared.join("a")).expect("removed");
+        std::os::unix::fs::symlink("..", shared.join("a")).expect("linked");
+        assert!(
+            open(None).is_ok(),
+            "it is a file of the right size and time"
+        );
+        let error = open(selection.within.as_deref()).expect_err("outside");
+        assert!(error.to_string().contains("leads outside"), "{error}");
     }
 }
