@@ -155,7 +155,10 @@ impl Peer {
     }
 
     fn say(&self, tag: u64, message: &serde_json::Value) {
-        let text = message.to_string();
+        self.say_text(tag, &message.to_string());
+    }
+
+    fn say_text(&self, tag: u64, text: &str) {
         let region = Region::host(text.len()).expect("memory");
         region.write_from(0, text.as_bytes()).expect("written");
         let send = self.0.send(region.all(), tag).level(Level::Verified);
@@ -545,4 +548,46 @@ fn two_servers_and_two_clients_leave_whole_files_in_one_folder() {
         assert_eq!(names_in(&places.out), ["a"]);
     }
     assert!(good >= 6, "{good}");
+}
+
+#[test]
+fn a_client_that_lies_about_what_it_has_harms_itself_alone() {
+    let places = Places::new();
+    places.write("a", 5_000);
+    let server = share(&places.from);
+    let wanted = serde_json::json!({
+        "want": "pull", "paths": ["a"], "follow": false, "include": [], "exclude": [],
+        "dry_run": false,
+    });
+    for (present, digests) in [
+        (r#"[{"index":9,"bytes":5000,"is_final":true}]"#, "[null]"),
+        (r#"[{"index":0,"bytes":5001,"is_final":false}]"#, "[null]"),
+        (r#"[{"index":-1,"bytes":0,"is_final":false}]"#, ""),
+        ("[{", ""),
+    ] {
+        let peer = Peer::connect(&server);
+        let [offered, manifest, digest, word] = [9, 5, 7, 3].map(|tag| peer.expect(tag));
+        peer.say(1, &wanted);
+        assert!(peer.hear(offered).starts_with(r#"{"Ok":"#));
+        assert!(peer.hear(manifest).contains(r#""path":"a""#));
+        peer.say(2, &serde_json::json!({ "Ok": present.len() }));
+        peer.say_text(6, present);
+        if digests.is_empty() {
+            assert!(peer.hear(word).starts_with(r#"{"Err":"#), "{present}");
+        } else {
+            // Nothing that it claims is believed: its digest would be that of other bytes.
+            assert_eq!(peer.hear(digest), digests);
+            peer.say_text(8, "[true]");
+        }
+    }
+    // More than any list is.
+    let peer = Peer::connect(&server);
+    let [offered, manifest, word] = [9, 5, 3].map(|tag| peer.expect(tag));
+    peer.say(1, &wanted);
+    peer.hear(offered);
+    peer.hear(manifest);
+    peer.say(2, &serde_json::json!({ "Ok": 1_u64 << 40 }));
+    assert!(peer.hear(word).contains("a longer list"));
+    run(fetch(&server, &["a"], &places.out, &[])).assert_code(0);
+    assert!(fs::read(places.out.join("a")).expect("there") == contents(5_000));
 }
