@@ -9,11 +9,11 @@ use tcpx_net::{IoError, SocketError};
 use crate::doctor::catalogue::find;
 use crate::doctor::check::Check;
 use crate::error::{Error, went_away};
+use crate::files::store::StoreError;
 use crate::key::KeyError;
 use crate::messages::Reason;
 use crate::plugin_file::PluginFileError;
 use crate::plugin_file::contents::ContentsError;
-use crate::transfer::store::StoreError;
 
 /// What a person can do about an error.
 #[derive(Debug)]
@@ -59,7 +59,8 @@ pub(crate) fn of(error: &Error) -> Advice {
         Error::PluginContents(error) => of_contents(error),
         Error::Manifest(_) => "rename the file at the sender, then send it again".into(),
         Error::Store(error) => of_store(error).into(),
-        Error::Interrupted { .. } => "start the server again and run the line that it prints: the transfer goes on with what is there".into(),
+        Error::LeftOut { .. } => "what is listed above has not arrived, and all others have: make it readable, or leave it out with --exclude".into(),
+        Error::Interrupted { .. } => RESUME.into(),
         Error::Io { .. } => "look at the path and its permissions, then try again".into(),
         Error::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),
         Error::Output(_) => "make room where the output goes, then run it again".into(),
@@ -83,6 +84,9 @@ pub(crate) fn check_for(error: &Error) -> Option<&'static Check> {
     // A mark comes from the place that knows most.
     marked(&error.full_text()).or_else(|| find(of(error).check?))
 }
+
+/// True whether the server has ended or stays, and whatever key it has then.
+const RESUME: &str = "run the same line again if the server stays (--keep, --serve), else start the server again and run the line that it prints then: the transfer goes on with what is there";
 
 const STALLED: &str = "look at the other side and at the path between the hosts (a smaller MTU on the way drops large packets: `tcpx doctor --explain D007`), or allow more with --timeout";
 
@@ -182,7 +186,7 @@ pub(crate) fn of_contents(error: &ContentsError) -> Advice {
 fn of_store(error: &StoreError) -> &'static str {
     match error {
         StoreError::Exists(_) => {
-            "start the server with --overwrite to replace it, or choose another --out directory"
+            "receive with --overwrite to replace it, or choose another --out directory"
         }
         StoreError::OtherKind { .. } => "move it away, or choose another --out directory",
         StoreError::Busy(_) => "wait for the other transfer, or choose another --out directory",

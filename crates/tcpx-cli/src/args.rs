@@ -7,6 +7,7 @@ pub(crate) mod demo;
 pub(crate) mod devmem;
 pub(crate) mod doctor;
 pub(crate) mod env;
+pub(crate) mod files;
 pub(crate) mod key;
 pub(crate) mod link;
 pub(crate) mod output;
@@ -38,7 +39,7 @@ Variables without a flag:
 
 Each flag with `[env: NAME]` can be given by that variable; the flag wins.
 Sizes are written 4096, 512KiB, 4MiB or 1GB; times 30s, 500ms or 10m.
-Exit codes: 0 ok, 1 a transfer or a check failed, 2 the command line is wrong, 129, 130 or 143 after HUP, Ctrl-C or TERM.";
+Exit codes: 0 ok, 1 a transfer or a check failed, 2 the command line is wrong, 23 files were left out, 129, 130 or 143 after HUP, Ctrl-C or TERM.";
 
 /// What `--version` prints; `-V` prints the number alone.
 const LONG_VERSION: &str = concat!(
@@ -82,19 +83,27 @@ pub(crate) enum Command {
     /// Show everything on this host: two processes, both networks, each byte compared.
     #[command(after_help = "Examples:\n  tcpx demo\n  tcpx demo --host --size 64MiB")]
     Demo(demo::DemoArgs),
-    /// Move files and directories, or a greeting, to another host and check them.
+    /// Send files and directories to a host that runs `tcpx receive`, or share a directory.
     #[command(
-        after_help = "Examples:\n  tcpx transfer server --out DIR      # prints the line to run at the client\n  TCPX_KEY=... tcpx transfer HOST_A -f weights/\n  tar c weights | TCPX_KEY=... tcpx transfer HOST_A -f - --name weights.tar"
+        after_help = "Examples:\n  tcpx send weights/ HOST            # while HOST runs `tcpx receive --out DIR`\n  tar c weights | tcpx send - HOST --name weights.tar\n  tcpx send --serve /models          # for `tcpx receive HOST:weights`\n\nExit code 23: some things were left out, and are listed; all others have arrived."
+    )]
+    Send(Box<files::SendArgs>),
+    /// Receive files and directories from whoever runs `tcpx send`, or fetch them from a directory that is shared.
+    #[command(
+        after_help = "Examples:\n  tcpx receive --out DIR             # prints the line to run at the sender\n  tcpx receive HOST:weights          # while HOST runs `tcpx send --serve /models`\n\nExit code 23: the sender left some things out, and they are listed; all others have arrived."
+    )]
+    Receive(Box<files::ReceiveArgs>),
+    /// Move a greeting from memory to memory and check every byte.
+    #[command(
+        after_help = "Examples:\n  tcpx transfer server               # prints the line to run at the client\n  tcpx transfer HOST_A"
     )]
     Transfer(transfer::TransferArgs),
     /// Set up a connection and its lanes, and print what was agreed.
-    #[command(
-        after_help = "Examples:\n  tcpx connection server\n  TCPX_KEY=... tcpx connection HOST_A"
-    )]
+    #[command(after_help = "Examples:\n  tcpx connection server\n  tcpx connection HOST_A")]
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     #[command(
-        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE\n  srun -N 4 tcpx perf --key-file server.key"
+        after_help = "Examples:\n  tcpx perf server host\n  tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE\n  srun -N 4 tcpx perf --key-file server.key"
     )]
     Perf(Box<perf::PerfArgs>),
     /// Measure the network beside its peers.
@@ -113,7 +122,7 @@ pub(crate) enum Command {
     Status(status::StatusArgs),
     /// Make a server's key file, and print the key for its clients.
     #[command(
-        after_help = "Examples:\n  tcpx key server.key\n  tcpx transfer server --key-file server.key --out DIR --keep\n\nA key for each client:\n  tcpx key keys alice; tcpx key keys bob\n  tcpx transfer server --key-file keys --out DIR --keep\n  rm keys/bob.key"
+        after_help = "Examples:\n  tcpx key server.key\n  tcpx receive --key-file server.key --out DIR --keep\n\nA key for each client:\n  tcpx key keys alice; tcpx key keys bob\n  tcpx receive --key-file keys --out DIR --keep\n  rm keys/bob.key"
     )]
     Key(key::KeyArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
@@ -194,6 +203,8 @@ impl Cli {
     /// How the command is linked, if it has a connection.
     pub(crate) fn link(&self) -> Option<&LinkArgs> {
         match &self.command {
+            Command::Send(args) => Some(&args.link),
+            Command::Receive(args) => Some(&args.link),
             Command::Transfer(args) => Some(&args.link),
             Command::Connection(args) => Some(&args.link),
             Command::Perf(args) => Some(match &args.side {
@@ -213,6 +224,8 @@ impl Cli {
     pub(crate) fn memory(&self) -> Option<MemoryArgs> {
         let place = match &self.command {
             Command::Demo(args) => return Some(args.memory.clone()),
+            Command::Send(args) => return Some(args.memory.clone()),
+            Command::Receive(args) => return Some(args.memory.clone()),
             Command::Transfer(args) => return Some(args.memory.clone()),
             Command::Connection(args) => return Some(args.memory.clone()),
             Command::Perf(args) => match &args.side {
@@ -407,7 +420,7 @@ mod tests {
                 "--key-file",
                 "k",
             ],
-            &["tcpx", "transfer", "server", "--overwrite"],
+            &["tcpx", "send", "--serve", ".", "--dry-run"],
             &["tcpx", "transfer", "server", "--abi", "v4"],
             &["tcpx", "transfer", "server", "--unpack", "magic"],
             &["tcpx", "transfer", "server", "--channels", "0"],

@@ -58,12 +58,7 @@ fn greet(connection: &Connection, is_server: bool, limit: Duration) -> Result<()
     let request = messages::expect(connection, REQUEST, limit)?.wait("a request to connect")?;
     if request != Request::Nothing {
         let expected = "a request to connect";
-        return Err(refuse(
-            connection,
-            expected,
-            &request,
-            "tcpx transfer server",
-        ));
+        return Err(refuse(connection, expected, &request));
     }
     messages::tell_ready(connection)
 }

@@ -11,14 +11,14 @@ use tcpx_net::{ChannelError, SocketError};
 use tcpx_wire::session::{ConnectionFailure, EndCause};
 
 use crate::advice::{self, split, without_marks};
+use crate::files::manifest::ManifestError;
+use crate::files::store::StoreError;
 use crate::key::KeyError;
 use crate::messages::Reason;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
 use crate::plugin_file::contents::ContentsError;
 use crate::sizes::{grouped, time};
-use crate::transfer::manifest::ManifestError;
-use crate::transfer::store::StoreError;
 
 #[cfg(test)]
 mod tests;
@@ -45,6 +45,9 @@ pub(crate) enum Error {
     Manifest(#[from] ManifestError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// All others have arrived.
+    #[error("{count} of the things to send {} left out", if *.count == 1 { "was" } else { "were" })]
+    LeftOut { count: u64 },
     #[error("cancelled by the user")]
     Interrupted { signal: u8 },
     /// Where another error came about: the peer, and how far the transfer was.
@@ -174,10 +177,11 @@ impl Error {
         advice::of(self).hint.into_owned()
     }
 
-    /// 2 when the command line is wrong, else 1.
+    /// 2 when the command line is wrong, 23 when some files were left out as with rsync, else 1.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage { .. } => 2,
+            Self::LeftOut { .. } => 23,
             Self::Interrupted { signal } => 128 + signal,
             Self::At { source, .. } => return source.exit_code(),
             _ => 1,

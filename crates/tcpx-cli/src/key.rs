@@ -105,10 +105,11 @@ impl KeySources {
         if let Some(found) = self.given()? {
             return Ok(found);
         }
-        if !io::stdin().is_terminal() {
+        // The prompt is at the terminal itself: standard input may be a file to send.
+        if !io::stdin().is_terminal() && !io::stderr().is_terminal() {
             return Err(KeyError::Missing);
         }
-        let typed = rpassword::prompt_password("key (printed by the server): ")
+        let typed = rpassword::prompt_password("key (the server printed it): ")
             .map_err(KeyError::Prompt)?;
         Ok((parse(&typed, "what was typed")?, KeyOrigin::Typed))
     }

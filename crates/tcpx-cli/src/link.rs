@@ -3,7 +3,8 @@
 #[cfg(feature = "devmem")]
 mod devmem;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
 use crate::environment;
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
-use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
+use crate::key::{self, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
 use crate::output::json::{self, Told};
@@ -33,6 +34,9 @@ const GOODBYE: Duration = Duration::from_secs(10);
 
 /// Silence below this would end connections to busy hosts.
 const LEAST_DEAD_AFTER: Duration = Duration::from_secs(1);
+
+/// Clients that a server of files serves at once; further ones wait.
+const MOST_CLIENTS: usize = 64;
 
 /// Everything that is decided before the other side is there.
 #[derive(Debug)]
@@ -114,6 +118,42 @@ impl Link {
         self
     }
 
+    /// A link that encrypts the contents unless told otherwise, and a line that says so where it does not.
+    pub(crate) fn for_contents(
+        args: &LinkArgs,
+        plain: bool,
+        memory: &MemoryChoice,
+        is_server: bool,
+    ) -> Result<Self, Error> {
+        let encrypt = args.network.encrypt;
+        if plain && encrypt {
+            return Err(Error::usage(
+                "--plain and --encrypt (or TCPX_ENCRYPT) contradict each other",
+                "leave one of them out: contents are encrypted without either",
+            ));
+        }
+        let link = Self::new(args, memory, is_server)?;
+        let why_not = if encrypt {
+            // Whether that is possible the network says.
+            None
+        } else if plain {
+            Some("--plain was given")
+        } else if args.insecure {
+            Some("there is no key")
+        } else if !is_tcp(&args.network) {
+            Some("only the network tcp encrypts")
+        } else {
+            None
+        };
+        let Some(why_not) = why_not else {
+            return Ok(link.encrypted());
+        };
+        aside!(
+            "note: contents travel in the clear, as {why_not}: anyone on the path can read them"
+        );
+        Ok(link)
+    }
+
     /// Encrypts payload, for a command that does so unless told otherwise.
     pub(crate) fn encrypted(mut self) -> Self {
         self.options.encrypt = true;
@@ -171,6 +211,11 @@ impl Link {
             "\n  {}\n",
             self.invitation(args, command, bound)
         ));
+        // Not in the line: it would stay in the shell's history.
+        if let (KeyOrigin::Fresh, Auth::Key(key)) = (&self.origin, &self.options.auth) {
+            let key = key.client_key().to_text();
+            say::invitation(format_args!("key, which it asks for: {key}"));
+        }
         self.warn(args);
         self.listening.get_or_init(|| endpoint);
         Ok(())
@@ -196,6 +241,58 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// Serves all clients that come, each in a thread of its own, until a signal comes.
+    pub(crate) fn serve_together(
+        &self,
+        schema: &str,
+        session: impl Fn(Connection) -> Result<Told, Error> + Sync,
+    ) -> Result<Told, Error> {
+        let served = |connection: Connection| {
+            let peer = connection.peer().address;
+            let told = session(connection);
+            if let Err(error) | Ok(Told::Bad(_, error)) = &told {
+                aside!("client {peer}:");
+                say::failure(error);
+            }
+            // One object a client; its end is no end of the server.
+            if let Err(error @ Error::Output(_)) = json::conclude(schema, told) {
+                say::failure(&error);
+            }
+        };
+        let running = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            loop {
+                if running.load(Ordering::Relaxed) == MOST_CLIENTS {
+                    if interrupt::check().is_err() {
+                        return Ok(Told::Nothing);
+                    }
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+                let connection = match self.accept(None) {
+                    Ok(connection) => connection,
+                    Err(error) if error.is_interrupted() => return Ok(Told::Nothing),
+                    Err(error) => {
+                        say::failure(&error);
+                        std::thread::sleep(LOOK);
+                        continue;
+                    }
+                };
+                running.fetch_add(1, Ordering::Relaxed);
+                let (served, running) = (&served, &running);
+                let work = move || {
+                    served(connection);
+                    running.fetch_sub(1, Ordering::Relaxed);
+                };
+                let thread = std::thread::Builder::new().name("tcpx-client".into());
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    running.fetch_sub(1, Ordering::Relaxed);
+                    say::failure(&Error::process("start a thread")(error));
+                }
+            }
+        })
     }
 
     /// The next client, within `limit`; without one, until a signal comes.
@@ -291,18 +388,15 @@ impl Link {
         )
     }
 
-    /// The line that a person runs at the other side, with a client's key.
+    /// The line that a person runs at the other side.
     fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
-        let mut line = String::new();
         let mut more = String::new();
-        match (&self.origin, &self.options.auth) {
-            (KeyOrigin::Fresh, Auth::Key(key)) => {
-                line = format!("{KEY_VARIABLE}={} ", key.client_key().to_text());
-            }
-            (KeyOrigin::None, _) => more.push_str(" --insecure"),
-            (KeyOrigin::File(_), _) => more.push_str(" --key-file FILE"),
-            (KeyOrigin::Folder(_), _) => more.push_str(" --key-file NAME.key"),
-            _ => line = format!("{KEY_VARIABLE}=... "),
+        match &self.origin {
+            KeyOrigin::None => more.push_str(" --insecure"),
+            KeyOrigin::File(_) => more.push_str(" --key-file FILE"),
+            KeyOrigin::Folder(_) => more.push_str(" --key-file NAME.key"),
+            // The client asks for it, or has the variable, too.
+            KeyOrigin::Fresh | KeyOrigin::Variable | KeyOrigin::Typed => {}
         }
         if bound.port() != DEFAULT_PORT {
             more.push_str(&format!(" --port {}", bound.port()));
@@ -320,11 +414,12 @@ impl Link {
         if args.network.encrypt {
             more.push_str(" --encrypt");
         }
-        let ip = addresses::reachable(bound).ip();
-        format!(
-            "{line}tcpx {}{more}",
-            command.replace("SERVER_IP", &ip.to_string())
-        )
+        let ip = match addresses::reachable(bound).ip() {
+            // A path may follow it behind a colon.
+            IpAddr::V6(ip) if command.contains("SERVER_IP:") => format!("[{ip}]"),
+            ip => ip.to_string(),
+        };
+        format!("tcpx {}{more}", command.replace("SERVER_IP", &ip))
     }
 
     pub(crate) fn warn(&self, args: &LinkArgs) {

@@ -1,4 +1,4 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem, doctor, status, plugin, env.
+//! The tcpx program: demo, send, receive, transfer, connection, perf, bench, devices, devmem, doctor, status, plugin, env.
 
 mod addresses;
 mod advice;
@@ -15,6 +15,7 @@ mod doctor;
 mod env;
 mod environment;
 mod error;
+mod files;
 mod generate;
 mod host;
 mod interrupt;
@@ -83,6 +84,8 @@ fn start() -> ExitCode {
 fn run(cli: &Cli) -> Result<Told, Error> {
     match &cli.command {
         Command::Demo(args) => demo::run(args),
+        Command::Send(args) => files::send(args),
+        Command::Receive(args) => files::receive(args),
         Command::Transfer(args) => transfer::run(args),
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),

@@ -83,8 +83,8 @@ pub(crate) fn serve(
 ) -> Result<Served, Error> {
     let request = messages::expect(connection, REQUEST, limit)?.wait("a request to measure")?;
     if request != Request::Measure {
-        let (expected, instead) = ("a request to measure", "tcpx transfer server");
-        return Err(messages::refuse(connection, expected, &request, instead));
+        let expected = "a request to measure";
+        return Err(messages::refuse(connection, expected, &request));
     }
     messages::tell_ready(connection)?;
     let mut over = Over {

@@ -8,8 +8,8 @@ use tcpx::{Connection, Deadlines, Level, Region, Transfer};
 pub(crate) use tcpx_bench::orders::{Reason, brief};
 
 use crate::error::Error;
+use crate::files::digest::DigestKey;
 use crate::interrupt::{self, LOOK};
-use crate::transfer::digest::DigestKey;
 
 /// Tag of the payload, as the historic programs used it.
 pub(crate) const PAYLOAD: u64 = 42;
@@ -30,6 +30,9 @@ pub(crate) const DIGESTS: u64 = 7;
 /// Tag of the server's answer to that: which of them it keeps.
 pub(crate) const KEPT: u64 = 8;
 
+/// Tag of a server's answer to a client that fetches: what it sends.
+pub(crate) const OFFER: u64 = 9;
+
 /// A bound for what waits during a whole transfer, whose pieces have limits of their own.
 pub(crate) const LONGEST_TRANSFER: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -44,25 +47,47 @@ pub(crate) enum Request {
     Nothing,
     /// One payload with tag 42: the greeting, then the pattern of `seed`.
     Greeting { bytes: u64, seed: u64 },
-    /// Files and directories: a manifest of `bytes` with this BLAKE3 digest follows. `key` is that of the digests
-    /// behind it: the first message of a connection travels sealed.
-    Files {
-        bytes: u64,
-        digest: String,
-        key: DigestKey,
-    },
+    /// The client sends files and directories.
+    Push(Offer),
+    /// The client fetches files and directories of a folder that the server shares.
+    Pull(Wanted),
     /// Measurements: orders follow.
     Measure,
 }
 
+/// What the sender of files offers: a manifest of `bytes` with this BLAKE3 digest follows. `key` is that of the digests
+/// behind it: the first message of a connection travels sealed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Offer {
+    pub(crate) bytes: u64,
+    pub(crate) digest: String,
+    pub(crate) key: DigestKey,
+    /// Both ends compare what they have, and nothing is moved.
+    pub(crate) dry_run: bool,
+}
+
+/// What a client fetches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Wanted {
+    /// Below the folder that the server shares; `.` is all of it.
+    pub(crate) paths: Vec<String>,
+    pub(crate) follow: bool,
+    pub(crate) include: Vec<String>,
+    pub(crate) exclude: Vec<String>,
+    pub(crate) dry_run: bool,
+}
+
 impl Request {
-    /// For a person.
-    fn words(&self) -> &'static str {
+    /// For a person: what it is, and the server that it is for.
+    fn words(&self) -> (&'static str, &'static str) {
         match self {
-            Self::Nothing => "a request to connect",
-            Self::Greeting { .. } => "a request to send a greeting",
-            Self::Files { .. } => "a request to send files",
-            Self::Measure => "a request to measure",
+            Self::Nothing => ("a request to connect", "tcpx connection server"),
+            Self::Greeting { .. } => ("a request to send a greeting", "tcpx transfer server"),
+            Self::Push(_) => ("a request to send files", "tcpx receive"),
+            Self::Pull(_) => ("a request to fetch files", "tcpx send --serve DIR"),
+            Self::Measure => ("a request to measure", "tcpx perf server"),
         }
     }
 }
@@ -79,6 +104,9 @@ impl From<&Error> for Reason {
 /// The server's answer to a request: it is ready, and a list of so many bytes follows that says what of the
 /// files is there already.
 pub(crate) type Answer = Result<u64, Reason>;
+
+/// The server's answer to a client that fetches.
+pub(crate) type Offered = Result<Offer, Reason>;
 
 /// The last word of either side about files, at any time: the keyed digest of the manifest and all contents, once everything
 /// was sent or is in its place.
@@ -210,29 +238,26 @@ pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
 
 /// Tells the client that this side refuses, and gives back why. That is the news here, even where the
 /// client did not stay to hear it.
-pub(crate) fn refused(connection: &Connection, reason: Reason, why: Error) -> Error {
-    if let Err(error) = tell(connection, ANSWER, &Answer::Err(reason)) {
+pub(crate) fn refused(connection: &Connection, tag: u64, reason: Reason, why: Error) -> Error {
+    if let Err(error) = tell(connection, tag, &Answer::Err(reason)) {
         tracing::debug!(%error, "the peer did not hear of the refusal");
     }
     why
 }
 
 /// Tells a client that this server does something else; returns the server's own error.
-pub(crate) fn refuse(
-    connection: &Connection,
-    expected: &'static str,
-    arrived: &Request,
-    instead: &str,
-) -> Error {
+pub(crate) fn refuse(connection: &Connection, expected: &'static str, arrived: &Request) -> Error {
+    let (words, instead) = arrived.words();
     let reason = Reason {
         why: format!("the server waits for {expected}"),
         hint: format!("start `{instead}` there, or run the line that the server printed"),
     };
-    refused(
-        connection,
-        reason,
-        Error::unexpected(expected, arrived.words()),
-    )
+    // Where the client listens.
+    let tag = match arrived {
+        Request::Pull(_) => OFFER,
+        _ => ANSWER,
+    };
+    refused(connection, tag, reason, Error::unexpected(expected, words))
 }
 
 #[cfg(test)]
@@ -241,11 +266,12 @@ mod tests {
 
     #[test]
     fn messages_survive_their_encoding() {
-        let request = Request::Files {
+        let request = Request::Push(Offer {
             bytes: u64::MAX,
             digest: "a b".into(),
             key: DigestKey::from([7; 32]),
-        };
+            dry_run: false,
+        });
         let text = serde_json::to_vec(&request).expect("encoded");
         assert_eq!(
             parse::<Request>(&text, "a request").expect("decoded"),

@@ -93,6 +93,34 @@ impl fmt::Display for Size {
     }
 }
 
+/// Bytes that moved, in powers of 1000 as their rates: `381 MB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Amount(pub(crate) u64);
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1_000 {
+            let plural = if self.0 == 1 { "" } else { "s" };
+            return write!(f, "{} byte{plural}", self.0);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let mut number = self.0 as f64 / 1e3;
+        let mut units = ["kB", "MB", "GB", "TB", "PB"].into_iter();
+        let mut unit = units.next().unwrap_or_default();
+        // What would be rounded to four digits has the next unit.
+        while number >= 999.5
+            && let Some(next) = units.next()
+        {
+            (number, unit) = (number / 1e3, next);
+        }
+        match number {
+            _ if number < 9.995 => write!(f, "{number:.2} {unit}"),
+            _ if number < 99.95 => write!(f, "{number:.1} {unit}"),
+            _ => write!(f, "{number:.0} {unit}"),
+        }
+    }
+}
+
 /// A time limit, typed as `30`, `30s`, `500ms`, `10m` or `2h`; a bare number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit(pub(crate) Duration);
@@ -208,6 +236,23 @@ mod tests {
         assert_eq!(Size(256 << 20).to_string(), "256 MiB");
         assert_eq!(Size((5 << 30) + 3).to_string(), "5.00 GiB");
         assert_eq!(Size(1_000_000_000).to_string(), "953.67 MiB");
+    }
+
+    #[test]
+    fn amounts_have_three_digits_and_decimal_units() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (999, "999 bytes"),
+            (1_000, "1.00 kB"),
+            (9_996, "10.0 kB"),
+            (110_400_000, "110 MB"),
+            (999_499_999, "999 MB"),
+            (999_500_000, "1.00 GB"),
+            (u64::MAX, "18447 PB"),
+        ] {
+            assert_eq!(Amount(bytes).to_string(), text);
+        }
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub(crate) struct NetworkArgs {
     /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's, but for bbr cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
-    /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp. `tcpx transfer` does so unless it is given --plain.
+    /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp. `tcpx send`, `receive` and `transfer` do so unless they are given --plain.
     #[arg(long, env = "TCPX_ENCRYPT", value_parser = FalseyValueParser::new())]
     pub(crate) encrypt: bool,
     /// Copy small GPU messages that follow each other closely with a persistent kernel, without a driver call for each.
@@ -158,6 +158,16 @@ pub(crate) struct MemoryArgs {
     /// Use host memory.
     #[arg(long)]
     pub(crate) host: bool,
+}
+
+impl MemoryArgs {
+    /// Host memory.
+    pub(crate) fn host() -> Self {
+        Self {
+            gpu: None,
+            host: true,
+        }
+    }
 }
 
 fn unpack(text: &str) -> Result<UnpackMethod, String> {

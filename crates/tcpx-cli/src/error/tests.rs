@@ -248,6 +248,7 @@ fn own() -> Vec<Error> {
             source: system(),
         },
         Error::Output(system()),
+        Error::LeftOut { count: 1 },
         Error::NoClient {
             address: peer(),
             waited: LONG,
@@ -353,6 +354,7 @@ fn inner() -> Vec<Error> {
         ManifestError::Reserved(name()),
         ManifestError::Twice(name()),
         ManifestError::NoParent(name()),
+        ManifestError::Unasked(name()),
         ManifestError::LinkOutside {
             link: name(),
             target: "/etc".into(),
@@ -402,6 +404,7 @@ fn is_in_own(error: &Error) -> bool {
         | Error::PluginContents(_)
         | Error::Manifest(_)
         | Error::Store(_)
+        | Error::LeftOut { .. }
         | Error::Interrupted { .. }
         | Error::At { .. }
         | Error::Io { .. }

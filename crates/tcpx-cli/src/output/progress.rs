@@ -8,7 +8,7 @@ use tcpx::{Report, Transfer};
 use super::say::{aside, is_lively, is_quiet};
 use crate::error::Error;
 use crate::interrupt;
-use crate::sizes::{Size, rate, time};
+use crate::sizes::{Amount, time};
 
 /// How often a waiting command looks at the transfer. Nothing depends on it but the bar.
 const REFRESH: Duration = Duration::from_millis(50);
@@ -74,11 +74,7 @@ impl Progress {
                 self.last_line = Instant::now();
                 let moved = done.saturating_sub(self.before);
                 let rate = rate(moved, self.started.elapsed());
-                aside!(
-                    "  {}: {}",
-                    self.label,
-                    line(done, self.total, rate.unwrap_or(0.0))
-                );
+                aside!("  {}: {}", self.label, line(done, self.total, rate));
             }
             None => {}
         }
@@ -143,21 +139,27 @@ impl Drop for Progress {
     }
 }
 
-/// A line of progress; `rate` in GB/s.
-fn line(done: u64, total: Option<u64>, rate: f64) -> String {
+/// A line of progress; `rate` in bytes a second.
+fn line(done: u64, total: Option<u64>, rate: u64) -> String {
     let mut line = match total {
-        Some(total) => format!("{} of {}", Size(done), Size(total)),
-        None => Size(done).to_string(),
+        Some(total) => format!("{} of {}", Amount(done), Amount(total)),
+        None => Amount(done).to_string(),
     };
-    if rate > 0.0 {
-        line.push_str(&format!(", {rate:.2} GB/s"));
+    if rate > 0 {
+        line.push_str(&format!(", {}/s", Amount(rate)));
         if let Some(left) = total.map(|total| total.saturating_sub(done)) {
             #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-            let left = Duration::try_from_secs_f64(left as f64 / (rate * 1e9));
+            let left = Duration::try_from_secs_f64(left as f64 / rate as f64);
             line.push_str(&format!(", {} left", time(left.unwrap_or(Duration::MAX))));
         }
     }
     line
+}
+
+/// Bytes a second.
+pub(crate) fn rate(bytes: u64, span: Duration) -> u64 {
+    let nanoseconds = span.as_nanos().max(1);
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -166,9 +168,9 @@ mod tests {
 
     #[test]
     fn a_line_tells_rate_and_time_left_where_they_are_known() {
-        let text = line(1 << 30, Some(3 << 30), 1.073_741_824);
-        assert_eq!(text, "1 GiB of 3 GiB, 1.07 GB/s, 2.00 s left");
-        assert_eq!(line(1 << 20, None, 0.5), "1 MiB, 0.50 GB/s");
-        assert_eq!(line(0, Some(1 << 20), 0.0), "0 bytes of 1 MiB");
+        let text = line(1_000_000_000, Some(3_000_000_000), 1_000_000_000);
+        assert_eq!(text, "1.00 GB of 3.00 GB, 1.00 GB/s, 2.00 s left");
+        assert_eq!(line(1_000_000, None, 500_000), "1.00 MB, 500 kB/s");
+        assert_eq!(line(0, Some(1_000_000), 0), "0 bytes of 1.00 MB");
     }
 }

@@ -99,7 +99,7 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
                 why: messages::brief(&error.what()),
                 hint: "send fewer bytes".into(),
             };
-            return Err(messages::refused(connection, reason, error));
+            return Err(messages::refused(connection, ANSWER, reason, error));
         }
     };
     tcpx_bench::poison(&destination)?;

@@ -113,19 +113,12 @@ fn without_threads_there_is_an_error_and_no_panic() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().to_str().expect("a name");
-    let stays = [
-        "transfer",
-        "server",
-        "--host",
-        "--insecure",
-        "--keep",
-        "--out",
-        out,
-    ];
+    let stays = ["receive", "--host", "--insecure", "--keep", "--out", out];
     let server = Server::start(tcpx(&stays));
     let mut some_failed = false;
     for threads in 1..=6 {
-        let plain = server.client(&["transfer"], &["--host", "--insecure", "--timeout", "10s"]);
+        let insecure = ["--host", "--insecure", "--timeout", "10s"];
+        let plain = server.client(&["send", "/etc/passwd"], &insecure);
         // The limit counts all processes of a user: this one has no others.
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "64321", "--clear-groups", "prlimit"]);

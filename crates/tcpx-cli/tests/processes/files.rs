@@ -14,13 +14,13 @@ use tcpx_tests::plugin_file;
 use crate::support::{Ended, Running, Server, tcpx};
 
 /// Bytes without a pattern that repeats at any power of two.
-fn contents(bytes: usize) -> Vec<u8> {
+pub(crate) fn contents(bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|index| (index % 251) as u8 ^ (index / 65_521) as u8)
         .collect()
 }
 
-fn names_in(directory: &Path) -> Vec<String> {
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).expect("readable");
     entries
         .map(|entry| {
@@ -33,16 +33,20 @@ fn names_in(directory: &Path) -> Vec<String> {
         .collect()
 }
 
-fn serve(out: &Path, more: &[&str]) -> Server {
+pub(crate) fn serve(out: &Path, more: &[&str]) -> Server {
     let out = out.to_str().expect("text");
-    Server::start(tcpx(
-        &[&["transfer", "server", "--host", "--out", out], more].concat(),
-    ))
+    Server::start(tcpx(&[&["receive", "--host", "--out", out], more].concat()))
 }
 
-fn send(server: Server, file: &Path, more: &[&str]) -> (Ended, Ended) {
-    let file = ["--host", "--file", file.to_str().expect("text")];
-    let client = server.client(&["transfer"], &[&file[..], more].concat());
+/// The command that sends `paths` to the server.
+pub(crate) fn sender(server: &Server, paths: &[&Path], more: &[&str]) -> Command {
+    let paths = paths.iter().map(|path| path.to_str().expect("text"));
+    let send = ["send"].into_iter().chain(paths).collect::<Vec<_>>();
+    server.client(&send, &[&["--host"], more].concat())
+}
+
+pub(crate) fn send(server: Server, file: &Path, more: &[&str]) -> (Ended, Ended) {
+    let client = sender(&server, &[file], more);
     server.finish(client)
 }
 
@@ -63,8 +67,12 @@ fn a_file_arrives_whole_under_its_name_with_equal_digests() {
                 .map(str::to_owned);
             line.unwrap_or_else(|| panic!("no digest in {ended:?}"))
         };
-        server.assert_code(0).assert_says("transfer: PASSED");
-        client.assert_code(0).assert_says("transfer: PASSED");
+        server
+            .assert_code(0)
+            .assert_says("received \"model.safetensors\"");
+        client
+            .assert_code(0)
+            .assert_says("sent \"model.safetensors\"");
         assert_eq!(digest(&server), digest(&client));
         assert_eq!(names_in(&out), ["model.safetensors"]);
         assert!(
@@ -100,9 +108,7 @@ fn an_existing_file_is_kept_unless_overwriting_was_asked_for() {
 
     let (server, client) = send(serve(&out, &[]), &file, &[]);
     for side in [server, client] {
-        side.assert_code(1)
-            .assert_says("transfer: FAILED")
-            .assert_complains("exists already");
+        side.assert_code(1).assert_complains("exists already");
         side.assert_complains("--overwrite");
     }
     assert_eq!(fs::read(out.join("a")).expect("readable"), b"old");
@@ -115,15 +121,42 @@ fn an_existing_file_is_kept_unless_overwriting_was_asked_for() {
 }
 
 #[test]
-fn a_server_without_a_place_for_files_refuses_them() {
+fn who_asks_a_server_for_another_thing_is_told_which_to_start() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("a");
     fs::write(&file, b"new").expect("written");
-    let server = Server::start(tcpx(&["transfer", "server", "--host"]));
-    let (server, client) = send(server, &file, &[]);
-    for side in [server, client] {
-        side.assert_code(1).assert_complains("--out DIR");
+    let folder = directory.path().to_str().expect("text");
+    let servers: [&[&str]; 3] = [
+        &["transfer", "server", "--host"],
+        &["receive", "--host", "--out", folder],
+        &["send", "--host", "--serve", folder],
+    ];
+    for (asks, right) in [(0, "tcpx receive"), (1, "tcpx send --serve DIR")] {
+        for (index, arguments) in servers.iter().enumerate() {
+            if index == asks + 1 {
+                continue;
+            }
+            let server = Server::start(tcpx(arguments));
+            let client = match asks {
+                0 => sender(&server, &[&file], &[]),
+                _ => fetch(&server, &["a"], directory.path(), &[]),
+            };
+            let client = Running::start(client).end();
+            client.assert_code(1).assert_complains(right);
+        }
     }
+}
+
+/// The command that fetches `paths` of the server's folder.
+pub(crate) fn fetch(server: &Server, paths: &[&str], out: &Path, more: &[&str]) -> Command {
+    let sources = paths.iter().map(|path| format!("127.0.0.1:{path}"));
+    let out = ["--out", out.to_str().expect("text"), "--port", &server.port];
+    let mut command = tcpx(&["receive", "--host"]);
+    command.args(sources).args(out).args(more);
+    if let Some(key) = &server.key {
+        command.env("TCPX_KEY", key);
+    }
+    command
 }
 
 /// Asks the server to take these entries, as no client of ours would.
@@ -144,11 +177,14 @@ fn offer(server: &Server, entries: &serde_json::Value, digest: Option<&str>) {
         let send = connection.send(region.all(), tag).level(Level::Verified);
         send.start().expect("started").wait().expect("sent");
     };
-    let manifest = entries.to_string();
+    let manifest = serde_json::json!({
+        "entries": entries, "left_out": { "count": 0, "first": [] },
+    });
+    let manifest = manifest.to_string();
     let right = blake3::hash(manifest.as_bytes()).to_string();
     let request = serde_json::json!({
-        "want": "files", "bytes": manifest.len(), "digest": digest.unwrap_or(&right),
-        "key": vec![7; 32],
+        "want": "push", "bytes": manifest.len(), "digest": digest.unwrap_or(&right),
+        "key": vec![7; 32], "dry_run": false,
     });
     send(1, request.to_string().as_bytes());
     send(5, manifest.as_bytes());
@@ -171,7 +207,7 @@ fn hostile_names_are_refused_and_nothing_is_written() {
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("out");
     fs::create_dir(&out).expect("created");
-    let file = || serde_json::json!({ "file": { "bytes": 5 } });
+    let file = || serde_json::json!({ "file": { "bytes": 5, "on_disk": 5 } });
     let link = |target: &str| serde_json::json!({ "link": { "target": target } });
     for entries in [
         vec![entry("../escaped", file())],
@@ -186,7 +222,7 @@ fn hostile_names_are_refused_and_nothing_is_written() {
         let server = serve(&out, &[]);
         offer(&server, &entries.into(), None);
         let server = server.running.end();
-        server.assert_code(1).assert_says("transfer: FAILED");
+        server.assert_code(1);
         let escaped = server.stderr.escape_debug();
         assert!(!server.stderr.contains('\u{1b}'), "{escaped}");
         assert!(names_in(&out).is_empty(), "{escaped}");
@@ -198,7 +234,10 @@ fn hostile_names_are_refused_and_nothing_is_written() {
 fn a_list_of_files_that_differs_from_its_digest_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let server = serve(directory.path(), &[]);
-    let entries = vec![entry("b", serde_json::json!({ "file": { "bytes": 0 } }))];
+    let entries = vec![entry(
+        "b",
+        serde_json::json!({ "file": { "bytes": 0, "on_disk": 0 } }),
+    )];
     let digest = blake3::hash(b"another list").to_string();
     offer(&server, &entries.into(), Some(&digest));
     let server = server.running.end();
@@ -209,7 +248,7 @@ fn a_list_of_files_that_differs_from_its_digest_is_refused() {
 }
 
 /// What a person sees of a tree: kinds, names, contents, modes and times.
-fn look(root: &Path) -> BTreeMap<String, String> {
+pub(crate) fn look(root: &Path) -> BTreeMap<String, String> {
     let mut seen = BTreeMap::new();
     let mut todo = vec![root.to_owned()];
     while let Some(path) = todo.pop() {
@@ -269,7 +308,7 @@ fn a_directory_keeps_names_modes_times_and_links() {
     fs::remove_file(out.join("model/blobs/7.bin")).expect("removed");
     let (server, client) = send(serve(&out, &[]), &from, &[]);
     server.assert_code(0);
-    client.assert_code(0).assert_says("of it already");
+    client.assert_code(0).assert_says("were there already");
     assert_eq!(look(&out.join("model")), look(&from));
 }
 
@@ -281,8 +320,9 @@ fn several_paths_arrive_side_by_side() {
     tree(&directory.path().join("model"));
     let other = directory.path().join(".dot");
     fs::write(&other, contents(3 << 20)).expect("written");
-    let other = other.to_str().expect("text");
-    let (server, client) = send(serve(&out, &[]), &directory.path().join("model"), &[other]);
+    let server = serve(&out, &[]);
+    let client = sender(&server, &[&directory.path().join("model"), &other], &[]);
+    let (server, client) = server.finish(client);
     server.assert_code(0);
     client.assert_code(0);
     let model = look(&out.join("model"));
@@ -297,9 +337,9 @@ fn standard_input_reaches_standard_output() {
     for bytes in [0, 1, (5 << 20) + 7] {
         fs::write(&input, contents(bytes)).expect("written");
         let output = directory.path().join("received");
-        let server = tcpx(&["transfer", "server", "--out", "-"]);
+        let server = tcpx(&["receive", "--out", "-"]);
         let server = Server::start_aside(server, fs::File::create(&output).expect("created"));
-        let mut client = server.client(&["transfer"], &["--file", "-"]);
+        let mut client = sender(&server, &[Path::new("-")], &[]);
         client.stdin(fs::File::open(&input).expect("opened"));
         let (server, client) = server.finish(client);
         client.assert_code(0);
@@ -313,7 +353,7 @@ fn standard_input_reaches_standard_output() {
     let out = directory.path().join("out");
     fs::create_dir(&out).expect("created");
     let server = serve(&out, &[]);
-    let mut client = server.client(&["transfer"], &["--file", "-", "--name", "log.txt"]);
+    let mut client = sender(&server, &[Path::new("-")], &["--name", "log.txt"]);
     client.stdin(fs::File::open(&input).expect("opened"));
     let (server, client) = server.finish(client);
     client.assert_code(0);
@@ -331,8 +371,7 @@ fn a_server_that_keeps_serves_until_a_signal() {
     for name in ["a", "b"] {
         let file = directory.path().join(name);
         fs::write(&file, contents(100_000)).expect("written");
-        let file = ["--file", file.to_str().expect("text")];
-        Running::start(server.client(&["transfer"], &file))
+        Running::start(sender(&server, &[&file], &[]))
             .end()
             .assert_code(0);
     }
@@ -340,8 +379,7 @@ fn a_server_that_keeps_serves_until_a_signal() {
     fs::write(out.join("c"), b"old").expect("written");
     let file = directory.path().join("c");
     fs::write(&file, b"new").expect("written");
-    let file = ["--file", file.to_str().expect("text")];
-    let refused = Running::start(server.client(&["transfer"], &file)).end();
+    let refused = Running::start(sender(&server, &[&file], &[])).end();
     refused.assert_code(1).assert_complains("exists already");
     signal(&server.running, Signal::TERM);
     server.running.end().assert_code(0);
@@ -350,17 +388,9 @@ fn a_server_that_keeps_serves_until_a_signal() {
     assert_eq!(names, ["a", "b", "c"]);
 }
 
-fn signal(running: &Running, signal: Signal) {
+pub(crate) fn signal(running: &Running, signal: Signal) {
     let pid = i32::try_from(running.pid()).ok().and_then(Pid::from_raw);
     kill_process(pid.expect("a process"), signal).expect("signalled");
-}
-
-/// A file of zeros that takes no space.
-fn sparse(path: &Path, bytes: u64) {
-    fs::File::create(path)
-        .expect("created")
-        .set_len(bytes)
-        .expect("sized");
 }
 
 /// A server and a client in the middle of a file: some of it is written, and far from all.
@@ -372,9 +402,7 @@ fn in_the_middle(out: &Path, file: &Path, more: &[&str]) -> (Server, Running) {
     };
     let before = written();
     let server = serve(out, more);
-    let arguments = ["--host", "--file", file.to_str().expect("text")];
-    let client = server.client(&["transfer"], &[&arguments[..], more].concat());
-    let client = Running::start(client);
+    let client = Running::start(sender(&server, &[file], more));
     let until = Instant::now() + Duration::from_secs(60);
     while written() == before || written() < 16 << 20 {
         assert!(Instant::now() < until, "nothing arrives");
@@ -416,8 +444,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let (server, mut client) = in_the_middle(&out, &file, &[]);
     client.kill();
     let server = server.running.end();
-    server.assert_code(1).assert_says("transfer: FAILED");
-    server.assert_complains("the peer went away");
+    server.assert_code(1).assert_complains("the peer went away");
     server.assert_complains("kept: ");
     let kept = partial(&out);
     let there = kept.metadata().expect("there").len();
@@ -441,7 +468,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
         .assert_code(130)
         .assert_complains("cancelled by the user");
     assert!(
-        !client.stdout.contains("of it already"),
+        !client.stdout.contains("were there already"),
         "{}",
         client.stdout
     );
@@ -451,7 +478,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
         .assert_complains("the peer reports: cancelled by the user");
     let (server, client) = send(serve(&out, &[]), &file, &[]);
     server.assert_code(0);
-    client.assert_code(0).assert_says("of it already");
+    client.assert_code(0).assert_says("were there already");
     assert_eq!(names_in(&out), ["a"]);
     assert!(fs::read(out.join("a")).expect("readable") == fs::read(&file).expect("readable"));
 }
@@ -461,7 +488,7 @@ fn a_signal_ends_the_server_in_order() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    sparse(&file, 2 << 30);
+    random(&file, 1 << 30);
     let (server, client) = in_the_middle(&out, &file, &[]);
     signal(&server.running, Signal::TERM);
     let server = server.running.end();
@@ -483,7 +510,7 @@ fn a_source_that_changes_is_noticed() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    sparse(&file, 1 << 30);
+    random(&file, 1 << 30);
     let (server, client) = in_the_middle(&out, &file, &[]);
     // The same size: only its time tells.
     let writer = fs::File::options().write(true).open(&file).expect("opened");
@@ -526,7 +553,7 @@ fn json_tells_of_success_and_failure_and_a_full_pipe_is_one() {
     client.assert_code(0);
     let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
     let value = read(&client.stdout);
-    assert_eq!(value["schema"], "tcpx.transfer");
+    assert_eq!(value["schema"], "tcpx.send");
     assert_eq!(
         (&value["ok"], &value["bytes"]),
         (&true.into(), &70_000.into())
@@ -542,8 +569,7 @@ fn json_tells_of_success_and_failure_and_a_full_pipe_is_one() {
     let what = value["error"]["what"].as_str().expect("text");
     assert!(what.contains("exists already"), "{what}");
     let server = serve(&out, &["--overwrite"]);
-    let arguments = ["--json", "--file", file.to_str().expect("text")];
-    let mut client = server.client(&["transfer"], &arguments);
+    let mut client = sender(&server, &[&file], &["--json"]);
     let full = fs::File::options()
         .write(true)
         .open("/dev/full")
@@ -563,14 +589,12 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
     let out = directory.path().join("out");
     fs::create_dir(&out).expect("created");
     let file = directory.path().join("a");
-    sparse(&file, 64 << 20);
+    random(&file, 64 << 20);
     // At most 16 MiB a file, in units of 512 bytes; the program ignores the signal, so that the write itself fails.
     let server = serve_behind("ulimit -f 32768", &out);
     let (server, client) = send(server, &file, &[]);
     for side in [&server, &client] {
-        side.assert_code(1)
-            .assert_says("transfer: FAILED")
-            .assert_complains("could not write in");
+        side.assert_code(1).assert_complains("could not write in");
         side.assert_complains("ulimit -f");
     }
     server.assert_complains("kept: ");
@@ -579,7 +603,7 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
     assert!((8 << 20..=16 << 20).contains(&kept), "{kept}");
     let (server, client) = send(serve(&out, &[]), &file, &[]);
     server.assert_code(0);
-    client.assert_code(0).assert_says("of it already");
+    client.assert_code(0).assert_says("were there already");
     assert_eq!(names_in(&out), ["a"]);
     assert_eq!(out.join("a").metadata().expect("there").len(), 64 << 20);
 }
@@ -591,7 +615,7 @@ fn serve_behind(setting: &str, out: &Path) -> Server {
         .arg("-c")
         .arg(format!("{setting}; exec \"$0\" \"$@\""));
     let out = out.to_str().expect("text");
-    let program = tcpx(&["transfer", "server", "--host", "--out", out]);
+    let program = tcpx(&["receive", "--host", "--out", out]);
     command.arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {
@@ -622,7 +646,7 @@ fn the_receivers_umask_and_modes_are_its_own() {
     set(&out.join("model"), 0o700);
     let (server, client) = send(serve_behind("umask 027", &out), &from, &[]);
     server.assert_code(0);
-    client.assert_code(0).assert_says("of it already");
+    client.assert_code(0).assert_says("were there already");
     let modes = ["model", "model/there", "model/new"];
     let modes = modes.map(|name| out.join(name).metadata().expect("there").mode() & 0o777);
     assert_eq!(modes, [0o700, 0o600, 0o640]);
@@ -636,7 +660,7 @@ fn two_servers_of_one_folder_leave_each_others_files_alone() {
     fs::write(&file, b"other").expect("written");
     // A client that has read all of this, and waits for more.
     let stream = |server: &Server, bytes: usize| {
-        let mut client = server.client(&["transfer"], &["--host", "--file", "-", "--name", "a"]);
+        let mut client = sender(server, &[Path::new("-")], &["--name", "a"]);
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         client.stdin(reader);
         let client = Running::start(client);
@@ -676,8 +700,26 @@ fn two_servers_of_one_folder_leave_each_others_files_alone() {
 
 #[test]
 fn what_is_no_file_is_refused_before_connecting() {
-    let ended = Running::start(tcpx(&["transfer", "127.0.0.1", "--file", "/"])).end();
-    ended.assert_code(2).assert_complains("has no name");
-    let ended = Running::start(tcpx(&["transfer", "127.0.0.1", "--file", "/nonexistent"])).end();
-    ended.assert_code(1).assert_complains("/nonexistent");
+    for (arguments, code, complaint) in [
+        (&["send", "/", "127.0.0.1"][..], 2, "has no name"),
+        (&["send", "/nonexistent", "127.0.0.1"], 1, "/nonexistent"),
+        (&["send", "/dev/null", "127.0.0.1"], 1, "a device"),
+        (&["send", "127.0.0.1"], 2, "the host to send to is missing"),
+        (&["send", "/tmp", "/etc"], 2, "/etc is a path"),
+        (&["receive", "127.0.0.1"], 2, "not HOST:PATH"),
+        (&["receive", "--dry-run"], 2, "its flags"),
+        (
+            &["send", "x", "h", "--include", "[", "--host"],
+            2,
+            "pattern",
+        ),
+        (
+            &["send", "/etc/hostname", "h", "--bwlimit", "1KB"],
+            2,
+            "--bwlimit",
+        ),
+    ] {
+        let ended = Running::start(tcpx(arguments)).end();
+        ended.assert_code(code).assert_complains(complaint);
+    }
 }

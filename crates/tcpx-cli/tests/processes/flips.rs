@@ -67,15 +67,15 @@ fn send(
     };
     let limits = ["--timeout", limit, "--wait", limit];
     let folder = out.to_str().expect("text");
-    let serve = ["transfer", "server", "--host", "--out", folder];
+    let serve = ["receive", "--host", "--out", folder];
     let serve = [&serve[..], &limits, plain].concat();
     let mut server = Server::start(tcpx(&serve));
     let port = server.port.parse().expect("a port");
     let relay = Proxy::flipping(([127, 0, 0, 1], port).into(), flips, !plain.is_empty());
     relay.flip(gaps.map(|gap| 0..gap));
     server.port = relay.address().port().to_string();
-    let file = ["--host", "--file", source.to_str().expect("text")];
-    let client = server.client(&["transfer"], &[&file[..], &limits[..2], plain].concat());
+    let send = ["send", source.to_str().expect("text")];
+    let client = server.client(&send, &[&["--host"], &limits[..2], plain].concat());
     let client = Running::start(client).end();
     let server = server.running.end();
     let arrived = arrived(out);

@@ -15,6 +15,7 @@ mod matrix;
 mod output;
 mod perf;
 mod plugin;
+mod sharing;
 mod status;
 mod tampering;
 mod versions;

@@ -91,8 +91,8 @@ fn errors_are_in_the_object_too() {
             1,
         ),
         (
-            &["transfer", "server", "--out", "/nonexistent", "--json"],
-            "tcpx.transfer",
+            &["receive", "--out", "/nonexistent", "--json"],
+            "tcpx.receive",
             2,
         ),
     ] {

@@ -298,9 +298,9 @@ fn transfer_and_perf(plugin: &Path, variables: &[(&str, &Path)]) {
         client.assert_code(0);
     };
     run(
-        &["transfer", "server", "--host", "--out", &text(&out)],
-        &["transfer"],
-        &["--host", "--file", &text(&file)],
+        &["receive", "--host", "--out", &text(&out)],
+        &["send", &text(&file)],
+        &["--host"],
     );
     assert!(std::fs::read(out.join("weights.bin")).expect("arrived") == contents);
     run(

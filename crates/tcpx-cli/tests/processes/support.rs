@@ -235,6 +235,8 @@ impl Server {
             command.args(["--bind", "127.0.0.1"]);
         }
         command.args(["--port", "0"]);
+        let has_variable =
+            (command.get_envs()).any(|(name, value)| name == "TCPX_KEY" && value.is_some());
         let mut running = start(command);
         let invitation =
             running.find(|line| line.starts_with("  ").then(|| line.trim().to_owned()));
@@ -248,11 +250,15 @@ impl Server {
                 .to_owned()
         };
         let port = word_after("--port");
-        let key = invitation.strip_prefix("TCPX_KEY=").map(|rest| {
-            rest.split(' ')
-                .next()
-                .expect("split gives at least one part")
-                .to_owned()
+        // Only a key that nobody else has yet is printed, in a line of its own.
+        let has_fresh_key = !has_variable
+            && !invitation.contains("--insecure")
+            && !invitation.contains("--key-file");
+        let key = has_fresh_key.then(|| {
+            running.find(|line| {
+                line.strip_prefix("key, which it asks for: ")
+                    .map(str::to_owned)
+            })
         });
         Self {
             running,

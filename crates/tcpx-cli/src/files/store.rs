@@ -62,6 +62,8 @@ pub(crate) struct Store {
     overwrite: bool,
     /// Permissions that this user's new files do not get.
     umask: u32,
+    /// Directories that were there and could not be written, with the modes that they get back.
+    unlocked: Vec<(OwnedFd, Mode)>,
 }
 
 /// Which file it is, whatever its name.
@@ -122,8 +124,20 @@ pub(crate) struct PartialFile {
     flushed: u64,
 }
 
+/// A directory, and no link to one.
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
 /// How often a partial file may change its owner while this transfer tries to have it.
 const MOST_TRIES: usize = 100;
+
+/// Files that are flushed at once.
+const FLUSHES: usize = 8;
+
+/// Zeros of this length and place become a hole.
+const HOLE: usize = 64 << 10;
 
 /// Bytes that the page cache may hold of a file, so that its last flush is short.
 const MOST_UNFLUSHED: u64 = 256 << 20;
@@ -142,6 +156,7 @@ impl Store {
             path: path.to_owned(),
             overwrite,
             umask: umask(),
+            unlocked: Vec::new(),
         })
     }
 
@@ -164,8 +179,7 @@ impl Store {
         )
         .map_err(self.failed("open the directory"))?;
         for part in parents.split('/').filter(|part| !part.is_empty()) {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            at = sys::openat(&at, part, flags, Mode::empty()).map_err(|error| match error {
+            at = sys::openat(&at, part, DIRECTORY, Mode::empty()).map_err(|error| match error {
                 Errno::NOTDIR | Errno::LOOP => StoreError::OtherKind {
                     path: self.path.join(parents),
                     expected: "directory",
@@ -231,7 +245,7 @@ impl Store {
                 }
             }
             // Equal contents are found out later.
-            (Some((FileType::RegularFile, bytes)), Kind::File { bytes: wanted })
+            (Some((FileType::RegularFile, bytes)), Kind::File { bytes: wanted, .. })
                 if bytes == *wanted =>
             {
                 Ok(())
@@ -257,20 +271,36 @@ impl Store {
     }
 
     /// Makes the directory of `entry`; `false` if it is there.
-    pub(crate) fn make_directory(&self, entry: &Entry) -> Result<bool, StoreError> {
+    pub(crate) fn make_directory(&mut self, entry: &Entry) -> Result<bool, StoreError> {
         let (parent, name) = self.parent(&entry.path)?;
         // What is in it has to be written first, whatever its mode is at the end.
         let mode = Mode::from_raw_mode(entry.mode & 0o777) | Mode::RWXU;
         match sys::mkdirat(&parent, name, mode) {
-            Ok(()) => Ok(true),
-            Err(Errno::EXIST) => Ok(false),
-            Err(error) => Err(self.failed("create a directory")(error)),
+            Ok(()) => return Ok(true),
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(self.failed("create a directory")(error)),
+        }
+        let opened = sys::openat(&parent, name, DIRECTORY, Mode::empty())
+            .and_then(|directory| Ok((sys::fstat(&directory)?.st_mode & 0o7777, directory)));
+        let (mode, directory) = opened.map_err(self.failed("look at a directory"))?;
+        let mode = Mode::from_raw_mode(mode);
+        // Of another user's it is the first file that says so.
+        if !mode.contains(Mode::RWXU) && sys::fchmod(&directory, mode | Mode::RWXU).is_ok() {
+            self.unlocked.push((directory, mode));
+        }
+        Ok(false)
+    }
+
+    /// Gives directories that were there their modes back.
+    fn lock_again(&mut self) {
+        for (directory, mode) in self.unlocked.drain(..) {
+            let _ = sys::fchmod(&directory, mode);
         }
     }
 
     /// What is there of the file already: one of the same size, or what an earlier transfer left of it.
     pub(crate) fn present(&self, entry: &Entry) -> Result<Option<Present>, StoreError> {
-        let Kind::File { bytes: wanted } = entry.kind else {
+        let Kind::File { bytes: wanted, .. } = entry.kind else {
             return Ok(None);
         };
         let Some((parent, name)) = self.parent_if_there(&entry.path)? else {
@@ -389,17 +419,29 @@ impl Store {
         })
     }
 
-    /// Writes out what the files hold, so that their names can follow.
-    pub(crate) fn flush(&self, files: &[(PartialFile, Entry)]) -> Result<(), StoreError> {
-        match files {
-            [] => Ok(()),
-            [(only, _)] => only.claim.file.sync_all().map_err(|source| StoreError::Io {
-                doing: "flush the file",
-                directory: self.path.clone(),
-                source,
-            }),
-            _ => sys::syncfs(&self.root).map_err(self.failed("flush the files")),
-        }
+    /// Writes out what the files hold, so that their names can follow. Several at once: the file system writes its
+    /// journal once for those that wait together.
+    pub(crate) fn flush(&self, files: &mut [(PartialFile, Entry)]) -> Result<(), StoreError> {
+        let share = files.len().div_ceil(FLUSHES).max(1);
+        let flush = |files: &mut [(PartialFile, Entry)]| {
+            files.iter_mut().try_for_each(|(file, _)| file.flush())
+        };
+        let flushed = std::thread::scope(|scope| {
+            let threads = files
+                .chunks_mut(share)
+                .map(|files| std::thread::Builder::new().spawn_scoped(scope, move || flush(files)));
+            let threads = threads.collect::<io::Result<Vec<_>>>()?;
+            let ends = threads.into_iter().map(|thread| {
+                let end = thread.join();
+                end.unwrap_or_else(|_| Err(io::Error::other("a thread ended without a result")))
+            });
+            ends.collect::<io::Result<()>>()
+        });
+        flushed.map_err(|source| StoreError::Io {
+            doing: "flush the files",
+            directory: self.path.clone(),
+            source,
+        })
     }
 
     /// Gives a flushed file its mode, its time and its final name.
@@ -489,10 +531,11 @@ impl Store {
     /// Makes names durable, and gives directories their modes and times, the inner ones first. Of one that was there the
     /// mode is its owner's, and so is the time unless something was put into it: `is_new` knows an entry that was not there.
     pub(crate) fn finish(
-        &self,
+        &mut self,
         entries: &[Entry],
         is_new: impl Fn(usize) -> bool,
     ) -> Result<(), StoreError> {
+        self.lock_again();
         let new = (0..entries.len()).filter(|&index| is_new(index));
         let parents = new.filter_map(|index| entries[index].path.rsplit_once('/'));
         let changed: BTreeSet<&str> = parents.map(|(parent, _)| parent).collect();
@@ -502,8 +545,7 @@ impl Store {
                 continue;
             }
             let (parent, name) = self.parent(&entry.path)?;
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let directory = sys::openat(&parent, name, flags, Mode::empty())
+            let directory = sys::openat(&parent, name, DIRECTORY, Mode::empty())
                 .map_err(self.failed("open a directory"))?;
             sys::fsync(&directory).map_err(self.failed("flush a directory"))?;
             if is_new(index) || self.overwrite {
@@ -524,6 +566,12 @@ impl Store {
             sys::futimens(&file, &times(entry))?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.lock_again();
     }
 }
 
@@ -565,26 +613,54 @@ impl Present {
 }
 
 impl PartialFile {
-    /// Appends `bytes`.
+    /// Appends `bytes`; of zeros a hole.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        let failed = |source| StoreError::Io {
+        let directory = self.shown.parent().unwrap_or(&self.shown).to_owned();
+        self.append(bytes).map_err(|source| StoreError::Io {
             doing: "write",
-            directory: self.shown.parent().unwrap_or(&self.shown).to_owned(),
+            directory,
             source,
-        };
+        })
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        static ZEROS: [u8; HOLE] = [0; HOLE];
         before_call();
-        (&self.claim.file).write_all(bytes).map_err(failed)?;
-        self.bytes += bytes.len() as u64;
-        if self.bytes - self.flushed >= MOST_UNFLUSHED {
-            if let Err(error) = self.claim.file.sync_data() {
-                // The system may have dropped what it could not write.
-                let _ = self.claim.file.set_len(self.flushed);
-                self.bytes = self.flushed;
-                return Err(failed(error));
+        let mut file = &self.claim.file;
+        while !bytes.is_empty() {
+            // Up to the next place where a hole may begin.
+            let to_next = HOLE - (self.bytes % HOLE as u64) as usize;
+            let (part, rest) = bytes.split_at(to_next.min(bytes.len()));
+            if part == ZEROS {
+                file.seek(SeekFrom::Current(HOLE as i64))?;
+            } else {
+                file.write_all(part)?;
             }
-            self.flushed = self.bytes;
+            self.bytes += part.len() as u64;
+            bytes = rest;
+        }
+        if self.bytes - self.flushed >= MOST_UNFLUSHED
+            && let Err(error) = self.flush()
+        {
+            // The system may have dropped what it could not write.
+            let _ = self.claim.file.set_len(self.flushed);
+            self.bytes = self.flushed;
+            return Err(error);
         }
         Ok(())
+    }
+
+    /// Writes out what it holds. A hole at the end counts.
+    fn flush(&mut self) -> io::Result<()> {
+        self.claim.file.set_len(self.bytes)?;
+        self.claim.file.sync_data()?;
+        self.flushed = self.bytes;
+        Ok(())
+    }
+
+    /// Leaves what arrived for a later transfer.
+    pub(crate) fn keep(&self) {
+        let _ = self.claim.file.set_len(self.bytes);
     }
 
     /// Takes the file away.

@@ -8,7 +8,10 @@ pub(super) fn file(path: &str, bytes: u64) -> Entry {
         mode: 0o640,
         seconds: 1_000_000_000,
         nanoseconds: 5,
-        kind: Kind::File { bytes },
+        kind: Kind::File {
+            bytes,
+            on_disk: bytes,
+        },
     }
 }
 
@@ -24,8 +27,8 @@ fn names_in(directory: &Path) -> Vec<String> {
 fn publish(store: &Store, entry: &Entry, contents: &[u8]) -> Result<(), StoreError> {
     let mut partial = store.begin(entry, None, 0)?;
     partial.write(contents)?;
-    let ready = [(partial, entry.clone())];
-    store.flush(&ready)?;
+    let mut ready = [(partial, entry.clone())];
+    store.flush(&mut ready)?;
     let [(partial, _)] = ready;
     store.publish(partial, entry)
 }
@@ -39,8 +42,8 @@ fn the_final_name_appears_only_when_published() {
     let mut partial = store.begin(&entry, None, 0).expect("created");
     partial.write(b"hello").expect("written");
     assert!(!directory.path().join("a").exists());
-    let ready = [(partial, entry.clone())];
-    store.flush(&ready).expect("flushed");
+    let mut ready = [(partial, entry.clone())];
+    store.flush(&mut ready).expect("flushed");
     let [(partial, _)] = ready;
     store.publish(partial, &entry).expect("published");
     assert_eq!(names_in(directory.path()), ["a"]);

@@ -7,12 +7,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tcpx::{Connection, Deadlines, Level, Region, Report, Transfer};
 
+use super::Terms;
+use super::manifest::{self, Entry, Kind};
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
 use crate::memory_choice::MemoryChoice;
 use crate::messages::{self, Expected, LONGEST_TRANSFER, LastWord};
 use crate::output::progress::Progress;
-use crate::sizes::Size;
+use crate::sizes::Amount;
 
 /// Bytes of a piece. A shorter one ends the stream of contents.
 pub(super) const PIECE: usize = 1 << 20;
@@ -62,6 +64,25 @@ impl<'a> Talk<'a> {
             done: Cell::new(0),
             total: Cell::new(None),
         })
+    }
+
+    /// How many bytes there will be, unless that shows at their end.
+    pub(super) fn expect_bytes(&self, entries: &[Entry]) {
+        let is_stream = entries.iter().any(|entry| entry.kind == Kind::Stream);
+        self.total
+            .set((!is_stream).then(|| manifest::total(entries)));
+    }
+
+    /// Shows the progress from here on; `there` bytes of it need not travel.
+    pub(super) fn show(&self, terms: Terms<'_>, entries: &[Entry], there: u64) {
+        if !terms.is_one_of_many {
+            let label = match entries {
+                [only] => manifest::shown(&only.path),
+                _ => manifest::describe(entries),
+            };
+            *self.progress.borrow_mut() = Some(Progress::from(&label, self.total.get(), there));
+        }
+        self.advance(there);
     }
 
     /// More bytes are done.
@@ -223,18 +244,55 @@ impl<'a> Talk<'a> {
 
     /// Says of an error at which peer it happened, and after how many bytes.
     pub(super) fn place(&self, error: Error) -> Error {
-        let done = Size(self.done.get());
+        let done = Amount(self.done.get());
         let peer = self.connection.peer().address;
         let place = match self.total.get() {
             _ if matches!(error, Error::Peer(_)) && self.done.get() == 0 => {
                 format!("peer {peer}, before the first byte")
             }
-            Some(total) => format!("peer {peer}, after {done} of {}", Size(total)),
+            Some(total) => format!("peer {peer}, after {done} of {}", Amount(total)),
             None => format!("peer {peer}, after {done}"),
         };
         Error::At {
             place,
             source: Box::new(error),
+        }
+    }
+}
+
+/// Keeps contents below a rate.
+#[derive(Debug)]
+pub(super) struct Pace {
+    rate: Option<u64>,
+    started: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// At most `rate` bytes a second.
+    pub(super) fn new(rate: Option<u64>) -> Self {
+        Self {
+            rate,
+            started: Instant::now(),
+            bytes: 0,
+        }
+    }
+
+    /// Waits until `bytes` more may travel.
+    pub(super) fn wait(&mut self, talk: &Talk<'_>, bytes: usize) -> Result<(), Error> {
+        let Some(rate) = self.rate else {
+            return Ok(());
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a time to wait needs no more")]
+        let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);
+        self.bytes += bytes as u64;
+        loop {
+            let left = due.saturating_sub(self.started.elapsed());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(LOOK));
+            talk.look()?;
         }
     }
 }
@@ -358,6 +416,9 @@ pub(super) type Digests = Vec<Option<String>>;
 
 /// Which of these the server keeps.
 pub(super) type Kept = Vec<bool>;
+
+/// What both ends say when nothing was to be moved.
+pub(super) const DRY_RUN: &str = "dry run";
 
 /// A list as text.
 pub(super) fn encode<T: Serialize>(list: &T) -> Result<Vec<u8>, Error> {

@@ -9,19 +9,21 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Transfer};
 
-use super::Summary;
 use super::digest::{DigestKey, Side};
-use super::manifest::{self, Entry, Kind};
+use super::manifest::{self, Entry, Kind, Manifest};
 use super::sender::{Content, gone, overall};
 use super::store::{self, Claim, Identity, PartialFile, Present, Store};
-use super::talk::{self, Digests, PIECE, POSTED, Piece, Talk, Watch, with_disk_time};
+use super::talk::{
+    self, DRY_RUN, Digests, PIECE, POSTED, Pace, Piece, Talk, Watch, with_disk_time,
+};
+use super::{Summary, Terms, say_plan};
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
-use crate::memory_choice::MemoryChoice;
-use crate::messages::{self, ANSWER, Answer, DIGESTS, END, KEPT, MANIFEST, PRESENT, VERDICT};
-use crate::output::progress::Progress;
-use crate::output::say::{aside, say};
-use crate::sizes::Size;
+use crate::messages::{
+    self, ANSWER, Answer, DIGESTS, END, KEPT, MANIFEST, Offer, PRESENT, VERDICT,
+};
+use crate::output::say::aside;
+use crate::sizes::{Amount, Size};
 
 /// Bytes of the length in front of each block of a stream.
 pub(super) const BLOCK_HEADER: usize = 4;
@@ -39,45 +41,37 @@ const MOST_HELD: usize = 64;
 /// Longest wait for the writing thread to put away what it has, after something else failed.
 const PUT_AWAY: Duration = Duration::from_secs(10);
 
-/// What the client wants to send, as it said it.
-#[derive(Debug)]
-pub(crate) struct Offer {
-    /// Bytes and BLAKE3 digest of the manifest.
-    pub(crate) bytes: u64,
-    pub(crate) digest: String,
-    /// Of the digests behind it.
-    pub(crate) key: DigestKey,
-}
-
 /// Where files go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Out<'a> {
+pub(super) struct Out<'a> {
     /// `-` is standard output.
-    pub(crate) directory: Option<&'a Path>,
-    pub(crate) overwrite: bool,
+    pub(super) directory: &'a Path,
+    pub(super) overwrite: bool,
+    /// What this side asked for, if it did: nothing else is taken.
+    pub(super) asked: Option<&'a [String]>,
+    /// This side asked for nothing to be moved.
+    pub(super) dry_run: bool,
 }
 
 impl Out<'_> {
-    pub(crate) fn is_standard_output(&self) -> bool {
-        self.directory == Some(Path::new("-"))
+    pub(super) fn is_standard_output(&self) -> bool {
+        self.directory == Path::new("-")
     }
 }
 
 /// Receives everything; under its final name a file is whole, or not there.
-pub(crate) fn receive(
+pub(super) fn receive(
     connection: &Connection,
-    memory: &MemoryChoice,
+    terms: Terms<'_>,
     offer: &Offer,
     out: Out<'_>,
-    limit: Duration,
 ) -> Result<Summary, Error> {
-    let talk = Talk::new(connection, VERDICT, END, limit)?;
+    let talk = Talk::new(connection, VERDICT, END, terms.limit)?;
     let mut posted = VecDeque::with_capacity(POSTED);
-    let result =
-        attempt(&talk, memory, offer, out, &mut posted).map_err(|error| talk.reason(error));
+    let result = attempt(&talk, terms, offer, out, &mut posted).map_err(|error| talk.reason(error));
     talk.progress.borrow_mut().take();
     let told = match &result {
-        Ok((_, word)) => talk.last_word(Ok(&word.to_string())),
+        Ok((_, word)) => talk.last_word(Ok(word)),
         Err(error) => talk.last_word(Err(error)),
     };
     // Only now: taking a posted receive back can end the whole connection, and the last word with it.
@@ -91,11 +85,11 @@ type Posted = VecDeque<(Transfer, Piece)>;
 /// Returns this side's last word as well.
 fn attempt(
     talk: &Talk<'_>,
-    memory: &MemoryChoice,
+    terms: Terms<'_>,
     offer: &Offer,
     out: Out<'_>,
     posted: &mut Posted,
-) -> Result<(Summary, blake3::Hash), Error> {
+) -> Result<(Summary, String), Error> {
     if !(1..=manifest::MOST_BYTES).contains(&offer.bytes) {
         return Err(Error::unexpected(
             "a list of files of at most 256 MiB",
@@ -111,18 +105,25 @@ fn attempt(
             theirs: messages::brief(&offer.digest),
         });
     }
-    let entries: Vec<Entry> = talk::decode(&text, "a list of files")?;
+    let Manifest { entries, left_out } = talk::decode(&text, "a list of files")?;
     drop(text);
     manifest::check(&entries)?;
-    let is_stream = entries.iter().any(|entry| entry.kind == Kind::Stream);
-    talk.total
-        .set((!is_stream).then(|| manifest::total(&entries)));
+    if let Some(asked) = out.asked {
+        manifest::check_asked(&entries, asked)?;
+    }
+    talk.expect_bytes(&entries);
     let (mut sink, plan) = prepare(talk, &entries, out)?;
-    say!("receiving {}", manifest::describe(&entries));
     let started = Instant::now();
-    let skipped = plan.skipped;
-    *talk.progress.borrow_mut() = Some(Progress::from("receiving", talk.total.get(), skipped));
-    talk.advance(skipped);
+    let there = plan.skipped;
+    if offer.dry_run || out.dry_run {
+        talk.agree(DRY_RUN, talk.limit)?;
+        if terms.is_client {
+            say_plan(&entries, |index| plan.there(index));
+        }
+        let summary = Summary::new(&entries, left_out, there, started.elapsed(), None);
+        return Ok((summary, DRY_RUN.to_owned()));
+    }
+    talk.show(terms, &entries, there);
     let mut new = BTreeSet::new();
     for (index, entry) in entries.iter().enumerate() {
         if entry.kind == Kind::Directory && sink.make_directory(entry)? {
@@ -130,18 +131,13 @@ fn attempt(
         }
     }
     let into = Destination { sink, new };
-    let digests = contents(talk, memory, &entries, &offer.key, plan, into, posted)?;
+    let digests = contents(talk, terms, &entries, &offer.key, plan, into, posted)?;
     let digest = overall(&manifest_digest, &digests);
     let [theirs, ours] = [Side::Sender, Side::Receiver].map(|side| offer.key.end(side, &digest));
     talk.agree(&theirs.to_string(), talk.limit)?;
-    let summary = Summary::new(
-        &entries,
-        skipped,
-        started.elapsed(),
-        &digests,
-        digest.to_string(),
-    );
-    Ok((summary, ours))
+    let ended = Some((&digests[..], digest));
+    let summary = Summary::new(&entries, left_out, there, started.elapsed(), ended);
+    Ok((summary, ours.to_string()))
 }
 
 /// Where the contents go.
@@ -188,28 +184,33 @@ struct Plan {
     skipped: u64,
 }
 
-/// Checks the destination and agrees with the client on what is there already.
+impl Plan {
+    /// Bytes of a file that need not come.
+    fn there(&self, index: usize) -> Option<u64> {
+        let whole = self.whole.iter().find(|(at, ..)| *at == index);
+        let part = self
+            .jobs
+            .iter()
+            .find(|job| job.index == index && job.from > 0);
+        whole
+            .map(|&(_, (_, bytes), _)| bytes)
+            .or_else(|| part.map(|job| job.from))
+    }
+}
+
+/// Checks the destination and agrees with the sender on what is there already.
 fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Plan), Error> {
-    let Some(directory) = out.directory else {
-        return Err(Error::failed(
-            format!(
-                "the client wants to send {}, and there is no place for it",
-                manifest::describe(entries)
-            ),
-            "start the server with --out DIR",
-        ));
-    };
     let mut there = Vec::new();
     let sink = if out.is_standard_output() {
         if entries.len() != 1 || !manifest::is_content(&entries[0]) {
             return Err(Error::failed(
-                "standard output takes one file, and the client wants to send several",
-                "start the server with --out DIR",
+                "standard output takes one file, and several are sent",
+                "receive them with --out DIR",
             ));
         }
         Sink::StandardOutput
     } else {
-        let store = Store::open(directory, out.overwrite)?;
+        let store = Store::open(out.directory, out.overwrite)?;
         for entry in entries {
             store.check(entry)?;
         }
@@ -226,7 +227,7 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
                 there.push((index, present));
             }
         }
-        store.check_space(manifest::total(entries).saturating_sub(bytes))?;
+        store.check_space(manifest::on_disk(entries).saturating_sub(bytes))?;
         Sink::Store(store)
     };
     let plan = match &sink {
@@ -241,7 +242,7 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
     Ok((sink, plan))
 }
 
-/// Agrees with the client on what of the files that are there is kept. The client says what it has, and this side compares.
+/// Agrees with the sender on what of the files that are there is kept. The sender says what it has, and this side compares.
 fn keep(
     talk: &Talk<'_>,
     entries: &[Entry],
@@ -359,7 +360,7 @@ struct Written {
 /// Receives, checks and writes all contents; returns their digests.
 fn contents(
     talk: &Talk<'_>,
-    memory: &MemoryChoice,
+    terms: Terms<'_>,
     entries: &[Entry],
     key: &DigestKey,
     plan: Plan,
@@ -372,7 +373,7 @@ fn contents(
     let (digests, all_digests) = mpsc::channel();
     let (written, end) = mpsc::channel();
     for _ in 0..POSTED + BEHIND {
-        let _ = free.send(Piece::new(memory)?);
+        let _ = free.send(Piece::new(terms.memory)?);
     }
     let failed = Error::process("start a thread");
     let expected = plan.jobs.len();
@@ -413,7 +414,8 @@ fn contents(
         let _ = written.send(writer.run(&to_write, &free));
     });
     writing.map_err(failed)?;
-    let all_arrived = arrive(talk, &free_pieces, &arrived, posted);
+    let pace = Pace::new(terms.most);
+    let all_arrived = arrive(talk, pace, &free_pieces, &arrived, posted);
     drop(arrived);
     let limit = match &all_arrived {
         Ok(()) => with_disk_time(talk.limit, talk.done.get()),
@@ -444,7 +446,7 @@ fn contents(
         aside!(
             "kept: {} has the first {} of a file; the next transfer of it goes on there",
             path.display(),
-            Size(bytes)
+            Amount(bytes)
         );
     }
     match written.result {
@@ -457,6 +459,7 @@ fn contents(
 /// Receives pieces until the short one that ends the stream.
 fn arrive(
     talk: &Talk<'_>,
+    mut pace: Pace,
     free: &Receiver<Piece>,
     arrived: &SyncSender<(Piece, usize)>,
     posted: &mut Posted,
@@ -504,6 +507,7 @@ fn arrive(
         };
         let bytes = usize::try_from(report.bytes).unwrap_or(PIECE);
         talk.advance(report.bytes);
+        pace.wait(talk, bytes)?;
         arrived.send((piece, bytes)).map_err(|_| gone())?;
         if bytes < PIECE {
             break;
@@ -691,6 +695,7 @@ impl Writer {
             let is_file = matches!(self.entries[index].kind, Kind::File { .. });
             // After a failed write, too: what a full disk has of it is sent only once.
             if is_file && partial.bytes > 0 {
+                partial.keep();
                 kept = Some((partial.kept_at(), partial.bytes));
             } else {
                 partial.remove();
@@ -736,7 +741,7 @@ impl Writer {
 
     fn publish(&mut self) -> Result<(), Error> {
         if let Sink::Store(store) = &self.sink {
-            store.flush(&self.ready)?;
+            store.flush(&mut self.ready)?;
             for (partial, entry) in self.ready.drain(..) {
                 store.publish(partial, &entry)?;
             }
@@ -747,7 +752,7 @@ impl Writer {
 
     /// After the last file: links, and the directories' modes and times.
     fn finish(&mut self) -> Result<(), Error> {
-        match &self.sink {
+        match &mut self.sink {
             Sink::StandardOutput => std::io::stdout().lock().flush().map_err(Error::Output),
             Sink::Store(store) => {
                 for &(index, identity) in &self.whole {

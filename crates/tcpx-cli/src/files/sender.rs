@@ -3,26 +3,28 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use tcpx::{Connection, Transfer};
 
 use super::digest::{DigestKey, Side};
-use super::manifest::{self, Entry, Found, Kind};
+use super::manifest::{self, Entry, Found, Kind, Manifest, Selection};
 use super::receiver::BLOCK_HEADER;
-use super::talk::{self, Digests, PIECE, POSTED, Piece, Present, Talk, Watch, with_disk_time};
-use super::{Summary, store};
+use super::talk::{
+    self, DRY_RUN, Digests, PIECE, POSTED, Pace, Piece, Present, Talk, Watch, with_disk_time,
+};
+use super::{Summary, Terms, say_plan, store};
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
-use crate::memory_choice::MemoryChoice;
 use crate::messages::{
-    self, ANSWER, Answer, DIGESTS, END, KEPT, MANIFEST, PRESENT, REQUEST, Request, VERDICT,
+    self, ANSWER, Answer, DIGESTS, END, KEPT, MANIFEST, OFFER, Offer, Offered, PRESENT, REQUEST,
+    Request, VERDICT,
 };
-use crate::output::progress::Progress;
-use crate::output::say::say;
 
 /// Pieces on their way at once; two more are being filled.
 const IN_FLIGHT: usize = 4;
@@ -30,15 +32,26 @@ const IN_FLIGHT: usize = 4;
 /// Bytes that are read and digested at a time, so that they are still in the cache.
 const BLOCK: usize = 256 << 10;
 
-/// Sends everything and waits until it is in its place at the server.
-pub(crate) fn send(
+/// Who began: it decides how the receiver hears of the offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// The sender, with this request.
+    Push,
+    /// The receiver, and this answers it.
+    Pull,
+}
+
+/// Sends everything and waits until it is in its place at the receiver.
+pub(super) fn send(
     connection: &Connection,
-    memory: &MemoryChoice,
-    found: Vec<Found>,
-    limit: Duration,
+    terms: Terms<'_>,
+    selection: Selection,
+    opening: Opening,
+    dry_run: bool,
 ) -> Result<Summary, Error> {
-    let talk = Talk::new(connection, END, VERDICT, limit)?;
-    let result = attempt(&talk, memory, found).map_err(|error| talk.reason(error));
+    let talk = Talk::new(connection, END, VERDICT, terms.limit)?;
+    let result = attempt(&talk, terms, selection, opening, dry_run);
+    let result = result.map_err(|error| talk.reason(error));
     talk.progress.borrow_mut().take();
     result.map_err(|error| {
         if let Err(untold) = talk.last_word(Err(&error)) {
@@ -48,56 +61,74 @@ pub(crate) fn send(
     })
 }
 
-fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<Summary, Error> {
+fn attempt(
+    talk: &Talk<'_>,
+    terms: Terms<'_>,
+    selection: Selection,
+    opening: Opening,
+    dry_run: bool,
+) -> Result<Summary, Error> {
+    let Selection {
+        found,
+        left_out,
+        within,
+    } = selection;
+    let within = within.as_deref();
     let entries: Vec<Entry> = found.iter().map(|found| found.entry.clone()).collect();
-    let is_stream = entries.iter().any(|entry| entry.kind == Kind::Stream);
     let total = manifest::total(&entries);
-    talk.total.set((!is_stream).then_some(total));
-    let text = talk::encode(&entries)?;
+    talk.expect_bytes(&entries);
+    let manifest = Manifest { entries, left_out };
+    let text = talk::encode(&manifest)?;
+    let Manifest { entries, left_out } = manifest;
     let manifest_digest = blake3::hash(&text);
     let key = DigestKey::new()?;
-    let request = Request::Files {
+    let offer = Offer {
         bytes: text.len() as u64,
         digest: manifest_digest.to_string(),
         key: key.clone(),
+        dry_run,
     };
     let answer = messages::expect(talk.connection, ANSWER, messages::LONGEST_TRANSFER)?;
-    messages::tell(talk.connection, REQUEST, &request)?;
-    talk.send_list(MANIFEST, &text, talk.limit)?;
+    match opening {
+        Opening::Push => messages::tell(talk.connection, REQUEST, &Request::Push(offer))?,
+        Opening::Pull => messages::tell(talk.connection, OFFER, &Offered::Ok(offer))?,
+    }
+    let listed = talk.send_list(MANIFEST, &text, talk.limit);
+    if let (Err(_), Some(refused)) = (&listed, answer.peek::<Answer>("what the receiver has")) {
+        refused??;
+    }
+    listed?;
     let disk = with_disk_time(talk.limit, total);
-    let present = match talk.message::<Answer>(answer, disk, "what the server has")?? {
+    let present = match talk.message::<Answer>(answer, disk, "what the receiver has")?? {
         0 => Vec::new(),
         bytes if bytes <= manifest::MOST_BYTES => {
             let list = talk.receive_list(PRESENT, bytes, talk.limit)?;
-            talk::decode(&list, "what the server has")?
+            talk::decode(&list, "what the receiver has")?
         }
-        _ => return Err(Error::unexpected("what the server has", "a longer list")),
+        _ => return Err(Error::unexpected("what the receiver has", "a longer list")),
     };
-    say!("sending {}", manifest::describe(&entries));
-    let kept = compare(talk, &found, &present, disk)?;
-    let skipped = kept.values().map(|kept| kept.bytes).sum();
-    if skipped > 0 {
-        say!(
-            "the server has {} of it already",
-            crate::sizes::Size(skipped)
-        );
-    }
+    let kept = compare(talk, &found, within, &present, disk)?;
+    let there = kept.values().map(|kept| kept.bytes).sum();
     let started = Instant::now();
-    *talk.progress.borrow_mut() = Some(Progress::from("sending", talk.total.get(), skipped));
-    talk.advance(skipped);
-    let digests = stream(talk, memory, found, kept, key.clone())?;
+    if dry_run {
+        talk.last_word(Ok(DRY_RUN))?;
+        talk.agree(DRY_RUN, disk)?;
+        if terms.is_client {
+            say_plan(&entries, |index| kept.get(&index).map(|kept| kept.bytes));
+        }
+        let took = started.elapsed();
+        return Ok(Summary::new(&entries, left_out, there, took, None));
+    }
+    talk.show(terms, &entries, there);
+    let digests = stream(talk, terms, (found, within), kept, key.clone())?;
     let digest = overall(&manifest_digest, &digests);
     let [ours, theirs] = [Side::Sender, Side::Receiver].map(|side| key.end(side, &digest));
     talk.last_word(Ok(&ours.to_string()))?;
     let limit = with_disk_time(talk.limit, talk.done.get());
     talk.agree(&theirs.to_string(), limit)?;
-    Ok(Summary::new(
-        &entries,
-        skipped,
-        started.elapsed(),
-        &digests,
-        digest.to_string(),
-    ))
+    let ended = Some((&digests[..], digest));
+    let took = started.elapsed();
+    Ok(Summary::new(&entries, left_out, there, took, ended))
 }
 
 /// BLAKE3 over the manifest's digest and those of all contents in their order.
@@ -110,7 +141,7 @@ pub(super) fn overall(manifest: &blake3::Hash, digests: &[Content]) -> blake3::H
     hasher.finalize()
 }
 
-/// The beginning of a file that the server has and keeps.
+/// The beginning of a file that the receiver has and keeps.
 #[derive(Debug)]
 struct Kept {
     bytes: u64,
@@ -119,24 +150,27 @@ struct Kept {
     hasher: blake3::Hasher,
 }
 
-/// Has the server compare what it has with what is here; what differs is sent from its beginning.
+/// Has the receiver compare what it has with what is here; what differs is sent from its beginning.
 fn compare(
     talk: &Talk<'_>,
     found: &[Found],
+    within: Option<&Path>,
     present: &[Present],
     disk: Duration,
 ) -> Result<BTreeMap<usize, Kept>, Error> {
     if present.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let hashers = present.iter().map(|there| beginning(talk, found, there));
+    let hashers = present
+        .iter()
+        .map(|there| beginning(talk, found, within, there));
     let hashers = hashers.collect::<Result<Vec<_>, _>>()?;
     let digest = |hasher: &blake3::Hasher| hasher.finalize().to_string();
     let digests: Digests = hashers.iter().map(|one| one.as_ref().map(digest)).collect();
     talk.send_list(DIGESTS, &talk::encode(&digests)?, disk)?;
     // `false` and a comma for each.
     let text = talk.receive_list(KEPT, present.len() as u64 * 6 + 2, disk)?;
-    let kept: talk::Kept = talk::decode(&text, "what the server keeps")?;
+    let kept: talk::Kept = talk::decode(&text, "what the receiver keeps")?;
     let all = present.iter().zip(hashers).zip(kept);
     let kept = all.filter_map(|((there, hasher), is_kept)| {
         let kept = Kept {
@@ -149,10 +183,11 @@ fn compare(
     Ok(kept.collect())
 }
 
-/// BLAKE3 of as many bytes as the server has of a file; none if that cannot be its beginning.
+/// BLAKE3 of as many bytes as the receiver has of a file; none if that cannot be its beginning.
 fn beginning(
     talk: &Talk<'_>,
     found: &[Found],
+    within: Option<&Path>,
     there: &Present,
 ) -> Result<Option<blake3::Hasher>, Error> {
     let Some(Found {
@@ -166,7 +201,7 @@ fn beginning(
         return Ok(None);
     }
     talk.look()?;
-    let mut source = Source::open(path, entry)?;
+    let mut source = Source::open(path, entry, within)?;
     let hashed = store::hash(&mut source.file, there.bytes);
     interrupt::check()?;
     hashed.map(Some).map_err(|error| source.failed(error))
@@ -184,11 +219,14 @@ enum Filled {
 /// Sends the contents of everything; returns the digest of each.
 fn stream(
     talk: &Talk<'_>,
-    memory: &MemoryChoice,
-    found: Vec<Found>,
+    terms: Terms<'_>,
+    (found, within): (Vec<Found>, Option<&Path>),
     kept: BTreeMap<usize, Kept>,
     key: DigestKey,
 ) -> Result<Vec<Content>, Error> {
+    let within = within.map(Path::to_owned);
+    let memory = terms.memory;
+    let mut pace = Pace::new(terms.most);
     let (free, free_pieces) = mpsc::channel();
     let (full, full_pieces) = mpsc::sync_channel(IN_FLIGHT);
     for _ in 0..IN_FLIGHT + 2 {
@@ -201,7 +239,7 @@ fn stream(
             full,
             current: None,
         };
-        let read = read_all(&mut packer, found, kept, &key);
+        let read = read_all(&mut packer, found, within.as_deref(), kept, &key);
         let _ = packer.full.send(Filled::End(read));
     });
     reader.map_err(Error::process("start a thread"))?;
@@ -213,6 +251,7 @@ fn stream(
         }
         match full_pieces.recv_timeout(LOOK) {
             Ok(Filled::Piece(piece, bytes)) => {
+                pace.wait(talk, bytes)?;
                 let transfer = talk.send(&piece, bytes)?;
                 flying.push_back((transfer, piece, bytes));
             }
@@ -319,6 +358,7 @@ impl Packer {
 fn read_all(
     packer: &mut Packer,
     found: Vec<Found>,
+    within: Option<&Path>,
     mut kept: BTreeMap<usize, Kept>,
     key: &DigestKey,
 ) -> Result<Vec<Content>, Error> {
@@ -331,7 +371,7 @@ fn read_all(
                 let opened = File::open(&path).map_err(Error::io("open", &path))?;
                 read_stream(packer, opened, &path)?
             }
-            (Kind::File { bytes }, path) => {
+            (Kind::File { bytes, .. }, path) => {
                 let (mut hasher, from) = match kept.remove(&index) {
                     Some(kept) if kept.is_whole => {
                         digests.push((kept.hasher.finalize(), *bytes));
@@ -340,7 +380,7 @@ fn read_all(
                     Some(kept) => (kept.hasher, kept.bytes),
                     None => (blake3::Hasher::new(), 0),
                 };
-                let mut source = Source::open(&path.unwrap_or_default(), &entry)?;
+                let mut source = Source::open(&path.unwrap_or_default(), &entry, within)?;
                 source.read_from(packer, &mut hasher, from..*bytes)?;
                 hasher
             }
@@ -385,8 +425,28 @@ struct Source {
 }
 
 impl Source {
-    fn open(path: &Path, entry: &Entry) -> Result<Self, Error> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+    /// Opens it. A path that lay within a folder may have got a link in it since it was looked at; what was opened has not.
+    fn open(path: &Path, entry: &Entry, within: Option<&Path>) -> Result<Self, Error> {
+        let failed = Error::io("open", path);
+        // A pipe that took its place keeps nobody waiting.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = File::options();
+        let file = options.read(true).custom_flags(flags).open(path);
+        let file = file.map_err(failed)?;
+        let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+        if let Some(within) = within
+            && !std::fs::read_link(opened)
+                .map_err(failed)?
+                .starts_with(within)
+        {
+            return Err(Error::failed(
+                format!(
+                    "{} leads outside of the folder that is shared",
+                    path.display()
+                ),
+                "let nobody else write into that folder",
+            ));
+        }
         let source = Self {
             file,
             path: path.to_owned(),
@@ -454,5 +514,41 @@ impl Source {
             at += count as u64;
         }
         self.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_takes_a_file_s_place_leads_nobody_outside() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().canonicalize().expect("there");
+        let shared = root.join("shared");
+        std::fs::create_dir_all(shared.join("a")).expect("created");
+        for path in ["shared/a/x", "x"] {
+            std::fs::write(root.join(path), b"12345").expect("written");
+        }
+        let rules = manifest::Rules::new(false, &[], &[], Some(shared.clone())).expect("none");
+        let paths = manifest::shared(&shared, &["a".to_owned()]).expect("there");
+        let selection = manifest::collect(&paths, "", &rules).expect("found");
+        let open = |within| {
+            let file = selection.found.last().expect("a file");
+            let entry = Entry {
+                seconds: root.join("x").metadata().expect("there").mtime(),
+                nanoseconds: root.join("x").metadata().expect("there").mtime_nsec() as u32,
+                ..file.entry.clone()
+            };
+            Source::open(file.source.as_deref().expect("a path"), &entry, within).map(drop)
+        };
+        std::fs::remove_dir_all(shared.join("a")).expect("removed");
+        std::os::unix::fs::symlink("..", shared.join("a")).expect("linked");
+        assert!(
+            open(None).is_ok(),
+            "it is a file of the right size and time"
+        );
+        let error = open(selection.within.as_deref()).expect_err("outside");
+        assert!(error.to_string().contains("leads outside"), "{error}");
     }
 }

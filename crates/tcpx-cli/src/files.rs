@@ -1,0 +1,469 @@
+//! `tcpx send` and `tcpx receive`: files and directories from one host to another's folder.
+
+pub(crate) mod digest;
+pub(crate) mod manifest;
+mod receiver;
+mod sender;
+pub(crate) mod store;
+mod talk;
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use serde_json::{Value, json};
+use tcpx::Connection;
+
+use crate::args::files::{ReceiveArgs, SendArgs, WayArgs};
+use crate::args::link::{LinkArgs, MemoryArgs};
+use crate::error::Error;
+use crate::interrupt;
+use crate::link::{self, Link};
+use crate::memory_choice::{Devices, MemoryChoice};
+use crate::messages::{self, OFFER, Offered, REQUEST, Reason, Request, Wanted};
+use crate::output::json::Told;
+use crate::output::progress::rate;
+use crate::output::say::{self, Voice, aside, say};
+use crate::sizes::{Amount, time};
+use manifest::{Entry, LeftOut, Rules, Selection};
+use receiver::Out;
+use sender::Opening;
+
+/// `tcpx send`.
+pub(crate) fn send(args: &SendArgs) -> Result<Told, Error> {
+    interrupt::listen()?;
+    match &args.serve {
+        Some(folder) => share(args, folder),
+        None => push(args),
+    }
+}
+
+/// `tcpx receive`.
+pub(crate) fn receive(args: &ReceiveArgs) -> Result<Told, Error> {
+    let out = out(args);
+    if out.is_standard_output() && !say::is_quiet() {
+        say::set_voice(Voice::Aside);
+    }
+    interrupt::listen()?;
+    if out.is_standard_output() && args.keep {
+        return Err(Error::usage(
+            "standard output takes what one client sends, and --keep is for several",
+            "give --out a directory, or leave --keep out",
+        ));
+    }
+    if !out.is_standard_output() && !args.out.is_dir() {
+        return Err(Error::usage(
+            format!("--out {} is not a directory", args.out.display()),
+            "create it first, or name another one",
+        ));
+    }
+    let write = Access::WRITE_OK | Access::EXEC_OK;
+    if !out.is_standard_output()
+        && let Err(error) = accessat(CWD, &args.out, write, AtFlags::EACCESS)
+    {
+        return Err(Error::usage(
+            format!("--out {} cannot be written: {error}", args.out.display()),
+            "choose a directory that this user may write",
+        ));
+    }
+    match args.sources.is_empty() {
+        true => wait(args),
+        false => pull(args),
+    }
+}
+
+/// What one side has for a transfer, whichever end of it that is.
+#[derive(Clone, Copy, Debug)]
+struct Terms<'a> {
+    memory: &'a MemoryChoice,
+    limit: Duration,
+    /// Bytes a second.
+    most: Option<u64>,
+    /// The person who asked for the transfer is here.
+    is_client: bool,
+    /// Others go on beside it.
+    is_one_of_many: bool,
+}
+
+impl<'a> Terms<'a> {
+    fn new(way: &WayArgs, link: &LinkArgs, memory: &'a MemoryChoice) -> Result<Self, Error> {
+        let limit = link.timeout.0;
+        let most = way.bwlimit.map(|size| size.0);
+        // A peer waits for whole pieces.
+        let least = (talk::PIECE as u128 * 2_000).div_ceil(limit.as_millis().max(1));
+        if most.is_some_and(|most| u128::from(most) < least) {
+            return Err(Error::usage(
+                format!(
+                    "--bwlimit is too low: the peer would see nothing for half of --timeout {}",
+                    time(limit)
+                ),
+                format!("give at least {least}, or a longer --timeout at both sides"),
+            ));
+        }
+        Ok(Self {
+            memory,
+            limit,
+            most,
+            is_client: false,
+            is_one_of_many: false,
+        })
+    }
+}
+
+/// Files go through host memory, unless a GPU or a plugin, whose memory it may need, was asked for.
+fn choose_memory(memory: &MemoryArgs, link: &LinkArgs) -> Result<MemoryChoice, Error> {
+    if link::is_tcp(&link.network) && memory.gpu.is_none() && !memory.host {
+        return Ok(MemoryChoice::host("as files come and go through it"));
+    }
+    let host = MemoryArgs::host();
+    Devices::probe().choose(if memory.host { &host } else { memory }, 0)
+}
+
+fn out(args: &ReceiveArgs) -> Out<'_> {
+    Out {
+        directory: &args.out,
+        overwrite: args.overwrite,
+        asked: None,
+        dry_run: args.selection.dry_run,
+    }
+}
+
+/// The line for the other side, with what it has to say as well.
+fn invitation(command: &str, way: &WayArgs) -> String {
+    format!("{command}{}", if way.plain { " --plain" } else { "" })
+}
+
+/// Ends a connection whose transfer has ended; what the JSON holds.
+fn end(
+    connection: Connection,
+    done: Result<Summary, Error>,
+    verb: &str,
+    place: &str,
+) -> Result<Told, Error> {
+    let done = link::part_after(connection, done)?;
+    done.say(verb, place);
+    Ok(match done.left_out.count {
+        0 => Told::Fields(done.fields()),
+        count => Told::Bad(done.fields(), Error::LeftOut { count }),
+    })
+}
+
+fn log(link: &Link, connection: &Connection, memory: &MemoryChoice) {
+    tracing::info!("{}", say::one_line(&link.describe(connection, memory)));
+}
+
+/// Sends to a host that waits.
+fn push(args: &SendArgs) -> Result<Told, Error> {
+    let usage = |what: String| {
+        let hint = "tcpx send FILE... HOST; the receiver says where files go (--out DIR)";
+        Err(Error::usage(what, hint))
+    };
+    let Some((host, paths @ [_, ..])) = args.paths.split_last() else {
+        return usage("the host to send to is missing behind the file".to_owned());
+    };
+    let Some(host) = host.to_str().filter(|host| !host.contains('/')) else {
+        return usage(format!("{} is a path, and no host", host.display()));
+    };
+    let select = &args.selection;
+    let rules = Rules::new(select.follow, &select.include, &select.exclude, None)?;
+    // Looked at before connecting: a name that is wrong should not cost the server its one session.
+    let selection = manifest::collect(paths, &args.name, &rules)?;
+    if selection.found.is_empty() {
+        return usage("the patterns leave nothing to send".to_owned());
+    }
+    let memory = choose_memory(&args.memory, &args.link)?;
+    let terms = Terms {
+        is_client: true,
+        ..Terms::new(&args.way, &args.link, &memory)?
+    };
+    let link = Link::for_contents(&args.link, args.way.plain, &memory, false)?;
+    let connection = link.connect(&args.link, host)?;
+    log(&link, &connection, &memory);
+    let sent = sender::send(&connection, terms, selection, Opening::Push, select.dry_run);
+    end(connection, sent, "sent", &format!(" to {host}"))
+}
+
+/// Shares a folder with all clients that come.
+fn share(args: &SendArgs, folder: &Path) -> Result<Told, Error> {
+    let root = folder.canonicalize().ok().filter(|path| path.is_dir());
+    let Some(root) = root else {
+        return Err(Error::usage(
+            format!("--serve {} is not a directory", folder.display()),
+            "name one that is there",
+        ));
+    };
+    let memory = choose_memory(&args.memory, &args.link)?;
+    let terms = Terms {
+        is_one_of_many: true,
+        ..Terms::new(&args.way, &args.link, &memory)?
+    };
+    let link = Link::for_contents(&args.link, args.way.plain, &memory, true)?.for_many();
+    link.invite(&args.link, &invitation("receive SERVER_IP:PATH", &args.way))?;
+    link.serve_together("tcpx.send", |connection| {
+        log(&link, &connection, &memory);
+        let peer = connection.peer().address;
+        let sent = give(&connection, terms, &root);
+        end(connection, sent, "sent", &format!(" to {peer}"))
+    })
+}
+
+/// One client that fetches.
+fn give(connection: &Connection, terms: Terms<'_>, root: &Path) -> Result<Summary, Error> {
+    let expected = "a request to fetch files";
+    let request = messages::expect(connection, REQUEST, terms.limit)?.wait(expected)?;
+    let Request::Pull(wanted) = request else {
+        return Err(messages::refuse(connection, expected, &request));
+    };
+    let selection = choose(&wanted, root).map_err(|error| {
+        let reason = Reason::from(&error);
+        messages::refused(connection, OFFER, reason, error)
+    })?;
+    sender::send(connection, terms, selection, Opening::Pull, wanted.dry_run)
+}
+
+/// What of the folder a client gets.
+fn choose(wanted: &Wanted, root: &Path) -> Result<Selection, Error> {
+    let paths = manifest::shared(root, &wanted.paths)?;
+    let within = Some(root.to_owned());
+    let rules = Rules::new(wanted.follow, &wanted.include, &wanted.exclude, within)?;
+    let selection = manifest::collect(&paths, "", &rules)?;
+    match selection.found.is_empty() {
+        true => Err(Error::failed(
+            "there is nothing to send",
+            "look at the patterns, and at the folder that is shared",
+        )),
+        false => Ok(selection),
+    }
+}
+
+/// Waits for clients that send.
+fn wait(args: &ReceiveArgs) -> Result<Told, Error> {
+    let select = &args.selection;
+    if select.follow || select.dry_run || !select.include.is_empty() || !select.exclude.is_empty() {
+        return Err(Error::usage(
+            "the sender says what is sent: -L, --include, --exclude and --dry-run are its flags",
+            "give them to `tcpx send`, or name what to fetch: tcpx receive HOST:PATH",
+        ));
+    }
+    let memory = choose_memory(&args.memory, &args.link)?;
+    let terms = Terms {
+        is_one_of_many: args.keep,
+        ..Terms::new(&args.way, &args.link, &memory)?
+    };
+    let mut link = Link::for_contents(&args.link, args.way.plain, &memory, true)?;
+    if args.keep {
+        link = link.for_many();
+    }
+    link.invite(&args.link, &invitation("send FILE... SERVER_IP", &args.way))?;
+    let session = |connection: Connection| {
+        log(&link, &connection, &memory);
+        let peer = connection.peer().address;
+        let received = take(&connection, terms, out(args));
+        end(connection, received, "received", &format!(" from {peer}"))
+    };
+    match args.keep {
+        true => link.serve_together("tcpx.receive", session),
+        false => session(link.accept(Some(args.link.wait.0))?),
+    }
+}
+
+/// One client that sends.
+fn take(connection: &Connection, terms: Terms<'_>, out: Out<'_>) -> Result<Summary, Error> {
+    let expected = "a request to send files";
+    let request = messages::expect(connection, REQUEST, terms.limit)?.wait(expected)?;
+    match request {
+        Request::Push(offer) => receiver::receive(connection, terms, &offer, out),
+        other => Err(messages::refuse(connection, expected, &other)),
+    }
+}
+
+/// Fetches from a host that shares a folder.
+fn pull(args: &ReceiveArgs) -> Result<Told, Error> {
+    let (host, paths) = sources(&args.sources)?;
+    let select = &args.selection;
+    // A wrong pattern is told here, too.
+    Rules::new(select.follow, &select.include, &select.exclude, None)?;
+    let memory = choose_memory(&args.memory, &args.link)?;
+    let terms = Terms {
+        is_client: true,
+        ..Terms::new(&args.way, &args.link, &memory)?
+    };
+    let link = Link::for_contents(&args.link, args.way.plain, &memory, false)?;
+    let connection = link.connect(&args.link, host)?;
+    log(&link, &connection, &memory);
+    let received = fetch(&connection, terms, args, paths);
+    end(connection, received, "received", &format!(" from {host}"))
+}
+
+fn fetch(
+    connection: &Connection,
+    terms: Terms<'_>,
+    args: &ReceiveArgs,
+    paths: Vec<String>,
+) -> Result<Summary, Error> {
+    let select = &args.selection;
+    let wanted = Wanted {
+        paths: paths.clone(),
+        follow: select.follow,
+        include: select.include.clone(),
+        exclude: select.exclude.clone(),
+        dry_run: select.dry_run,
+    };
+    // The server looks at all that it will send.
+    let answer = messages::expect(connection, OFFER, messages::LONGEST_TRANSFER)?;
+    messages::tell(connection, REQUEST, &Request::Pull(wanted))?;
+    let offer = answer.wait::<Offered>("what the server sends")??;
+    let out = Out {
+        asked: Some(&paths),
+        ..out(args)
+    };
+    receiver::receive(connection, terms, &offer, out)
+}
+
+/// The host of `HOST:PATH`, which is the same in all of them, and the paths.
+fn sources(all: &[String]) -> Result<(&str, Vec<String>), Error> {
+    let mut hosts = Vec::new();
+    let mut paths = Vec::new();
+    for source in all {
+        let address_end = source.strip_prefix('[').and_then(|rest| rest.find("]:"));
+        let split = match address_end {
+            Some(end) => Some((&source[..end + 2], &source[end + 3..])),
+            None => source.split_once(':'),
+        };
+        let Some((host, path)) = split.filter(|(host, _)| !host.is_empty()) else {
+            return Err(Error::usage(
+                format!("`{source}` is not HOST:PATH"),
+                "tcpx receive HOST:PATH fetches it from a host that runs `tcpx send --serve DIR`",
+            ));
+        };
+        let path = path.trim_start_matches("./").trim_end_matches('/');
+        hosts.push(host);
+        paths.push(if path.is_empty() { "." } else { path }.to_owned());
+    }
+    match hosts.iter().find(|&&host| host != hosts[0]) {
+        Some(other) => Err(Error::usage(
+            format!("{} and {other} are two hosts", hosts[0]),
+            "fetch from one host after the other",
+        )),
+        None => Ok((hosts[0], paths)),
+    }
+}
+
+/// How a transfer ended.
+#[derive(Debug)]
+struct Summary {
+    what: String,
+    entries: usize,
+    bytes: u64,
+    /// Bytes of these that were there before.
+    there: u64,
+    took: Duration,
+    left_out: LeftOut,
+    /// Over the manifest and all contents, or of a single file its own; none where nothing was to be moved.
+    digest: Option<String>,
+}
+
+impl Summary {
+    fn new(
+        entries: &[Entry],
+        left_out: LeftOut,
+        there: u64,
+        took: Duration,
+        ended: Option<(&[sender::Content], blake3::Hash)>,
+    ) -> Self {
+        let moved = |(contents, _): (&[sender::Content], _)| -> u64 {
+            contents.iter().map(|&(_, bytes)| bytes).sum()
+        };
+        Self {
+            what: manifest::describe(entries),
+            entries: entries.len(),
+            bytes: ended.map_or_else(|| manifest::total(entries), moved),
+            there,
+            took,
+            left_out,
+            digest: ended.map(|(contents, overall)| match (entries, contents) {
+                ([_], [(only, _)]) => only.to_string(),
+                _ => overall.to_string(),
+            }),
+        }
+    }
+
+    fn say(&self, verb: &str, place: &str) {
+        let moved = self.bytes.saturating_sub(self.there);
+        let there = match self.there {
+            0 => String::new(),
+            there => format!("; {} were there already", Amount(there)),
+        };
+        let (what, moved, took) = (&self.what, Amount(moved), time(self.took));
+        match &self.digest {
+            None => say!("dry run: {what}{place}: {moved} to move{there}"),
+            Some(digest) => {
+                let speed = Amount(rate(self.bytes - self.there.min(self.bytes), self.took));
+                say!("{verb} {what}{place}: {moved} moved in {took}, {speed}/s{there}");
+                match self.entries {
+                    1 => say!("BLAKE3 {digest}, the same at both ends"),
+                    count => say!("BLAKE3 {digest} over {count} entries, the same at both ends"),
+                }
+            }
+        }
+        let lines = self.left_out.lines();
+        for line in &lines {
+            aside!("left out: {line}");
+        }
+        let more = self.left_out.count.saturating_sub(lines.len() as u64);
+        if more > 0 {
+            aside!("left out: {more} more");
+        }
+    }
+
+    /// What its JSON holds.
+    fn fields(&self) -> Value {
+        json!({
+            "what": self.what, "entries": self.entries, "bytes": self.bytes,
+            "bytes_there_before": self.there, "seconds": self.took.as_secs_f64(),
+            "blake3": self.digest, "dry_run": self.digest.is_none(),
+            "left_out": self.left_out.count, "first_left_out": self.left_out.lines(),
+        })
+    }
+}
+
+/// Says of each file whether it would be moved; `there` knows how many bytes of it need not be.
+fn say_plan(entries: &[Entry], there: impl Fn(usize) -> Option<u64>) {
+    for (index, entry) in entries.iter().enumerate() {
+        if !manifest::is_content(entry) {
+            continue;
+        }
+        let (name, bytes) = (manifest::shown(&entry.path), Amount(entry.bytes()));
+        match there(index) {
+            None => say!("  to move  \"{name}\" ({bytes})"),
+            Some(there) if there == entry.bytes() => say!("  there    \"{name}\" ({bytes})"),
+            Some(there) => say!(
+                "  to move  \"{name}\" ({bytes}, {} are there)",
+                Amount(there)
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_name_one_host_and_paths_below_a_folder() {
+        let read = |all: &[&str]| {
+            let all: Vec<_> = all.iter().map(|&text| text.to_owned()).collect();
+            let found = sources(&all).map(|(host, paths)| (host.to_owned(), paths.join(" ")));
+            found.ok()
+        };
+        let is = |host: &str, paths: &str| Some((host.to_owned(), paths.to_owned()));
+        assert_eq!(read(&["a:x/y", "a:z/"]), is("a", "x/y z"));
+        assert_eq!(read(&["[fe80::1%eth0]:x"]), is("[fe80::1%eth0]", "x"));
+        for all in ["a:", "a:.", "a:./"] {
+            assert_eq!(read(&[all]), is("a", "."));
+        }
+        for wrong in [&["a"][..], &[":x"], &["a:x", "b:x"]] {
+            assert_eq!(read(wrong), None, "{wrong:?}");
+        }
+    }
+}
