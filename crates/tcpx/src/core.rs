@@ -51,8 +51,10 @@ pub(crate) use resume::Resume;
 use tokens::Token;
 pub(crate) use unpacker::Unpacker;
 
-/// Rounds of a turn before the lock and the thread are given to others.
-const TURN_ROUNDS: usize = 32;
+/// How long a turn may take before the lock and the thread are given to others.
+const TURN: Duration = Duration::from_micros(200);
+/// Short steps of a turn, frames and actions, between two looks at the clock.
+const STEPS: u32 = 32;
 
 /// Looks at copies under way, which cost nothing, between two at the socket.
 const LOOKS_AT_COPIES: usize = 64;
@@ -79,6 +81,9 @@ pub(crate) struct Core {
     clock: Time,
     /// The same as the system counts.
     ticked: Instant,
+    /// When the turn that runs has taken its time, and its steps since it looked whether it has.
+    turn_until: Instant,
+    steps: u32,
     /// Requests on channels and jobs on the worker, by token.
     tokens: Numbered<u64, Token>,
     next_token: u64,
@@ -157,6 +162,8 @@ impl Core {
             origin: parts.origin,
             clock: Time(0),
             ticked: parts.origin,
+            turn_until: parts.origin,
+            steps: 0,
             tokens: Numbered::default(),
             next_token: 0,
             completions: Vec::new(),
@@ -203,6 +210,16 @@ impl Core {
         self.clock = self.time_of(self.ticked);
     }
 
+    /// After a step of a turn, which may have been a long one: whether the turn has taken its time.
+    fn is_spent(&mut self, was_long: bool) -> bool {
+        self.steps += if was_long { STEPS } else { 1 };
+        if self.steps < STEPS {
+            return false;
+        }
+        self.steps = 0;
+        self.turn_until <= Instant::now()
+    }
+
     /// The same moment in session time.
     pub(crate) fn time_of(&self, at: Instant) -> Time {
         Time(micros_since(self.origin, at))
@@ -236,10 +253,8 @@ impl Core {
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
-        for round in 0..TURN_ROUNDS {
-            if round > 0 {
-                self.tick();
-            }
+        self.turn_until = self.ticked + TURN;
+        loop {
             let mut again = self.poll_small();
             // A thread that waits looks for what it waits for before the next round; the end of a small copy as a rule is
             // just that, so it does before the socket is asked, too.
@@ -257,6 +272,10 @@ impl Core {
                     self.look_at_fence();
                 }
                 more = false;
+                break;
+            }
+            self.tick();
+            if self.turn_until <= self.ticked {
                 break;
             }
         }
@@ -289,13 +308,15 @@ impl Core {
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
     /// waits for it.
     pub(crate) fn start(&mut self) -> Turn {
+        self.turn_until = self.ticked + TURN;
         let busy = self.push_out();
-        self.turn(busy, false)
+        let more = self.session.has_actions();
+        self.turn(busy, more)
     }
 
     /// Hands out what the session wants done and said; `true` if there may be more at once.
     fn push_out(&mut self) -> bool {
-        let mut any = self.perform_actions();
+        let mut any = self.perform_some();
         self.close_useless_channels();
         // What the peer waits for goes first; a chunk that comes early finds its receive soon.
         self.write_control();
@@ -305,7 +326,7 @@ impl Core {
         }
         self.rouse_channels();
         // What was said may have ended an operation.
-        any | self.perform_actions()
+        any | self.perform_some()
     }
 
     pub(crate) fn is_addressed(&self) -> bool {
@@ -393,6 +414,7 @@ impl Core {
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
         if self.ended.is_none() {
             self.control.look_again();
+            self.turn_until = Instant::now() + TURN;
             self.read_control();
             self.perform_actions();
         }

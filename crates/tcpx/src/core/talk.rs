@@ -29,6 +29,7 @@ impl Core {
                     any = true;
                     let now = self.now();
                     let is_message = matches!(frame, Frame::Eager { .. });
+                    let is_list = matches!(frame, Frame::Pieces { .. });
                     if let Err(error) = self.session.frame(now, frame) {
                         self.fail(Error::protocol(self.peer, error));
                         break;
@@ -36,6 +37,9 @@ impl Core {
                     if is_message {
                         // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
                         self.perform_urgent();
+                    }
+                    if self.is_spent(is_list) {
+                        break;
                     }
                 }
                 Ok(None) => break,
