@@ -36,12 +36,13 @@ pub(crate) struct Authenticated {
     pub(crate) listening: Option<SocketAddr>,
 }
 
-/// Sets the connection up and gives it to a driver.
+/// Sets the connection up and gives it to a driver. Calls `tells` before a client is told that it is connected.
 pub(crate) fn establish(
     control: ControlStream,
     authenticated: Authenticated,
     options: &Options,
     deadline: Instant,
+    tells: impl FnOnce(),
 ) -> Result<Connection, Error> {
     let config = session_config(options)?;
     let local = control
@@ -57,7 +58,7 @@ pub(crate) fn establish(
         (session, side, authenticated.lanes.clone())
     };
     let resume = is_addressed.then(again);
-    match agree(&mut set_up, authenticated, local, options) {
+    match agree(&mut set_up, authenticated, local, options, tells) {
         Ok(agreed) => run(set_up, agreed, options, resume),
         Err(error) => {
             // The peer may open lanes for as long as it has not heard why.
@@ -83,6 +84,7 @@ fn agree(
     authenticated: Authenticated,
     local: SocketAddr,
     options: &Options,
+    tells: impl FnOnce(),
 ) -> Result<Agreed, Error> {
     let peer_settings = |set_up: &mut SetUp| {
         set_up.wait_for("the peer's settings", &mut (), |action| match action {
@@ -91,17 +93,19 @@ fn agree(
         })
     };
     let network = &options.network;
-    let first = match network.features(options.channels).is_addressed {
+    let is_addressed = network.features(options.channels).is_addressed;
+    let first = match is_addressed {
         true => None,
         false => Some(peer_settings(set_up)?),
     };
+    let side = authenticated.side;
     let worker = match &options.gpu {
         Some(gpu) => CopyWorker::for_gpu(gpu)?,
         None => CopyWorker::host()?,
     };
     let gpu_worker = std::slice::from_ref(&worker);
     let setup = Setup {
-        side: authenticated.side,
+        side,
         session: &authenticated.session,
         local,
         peer: set_up.peer.address,
@@ -119,11 +123,28 @@ fn agree(
         Some(settings) => settings,
         None => peer_settings(set_up)?,
     };
-    set_up.session.ready();
-    set_up.wait_for("the peer's data channels", &mut (), |action| match action {
-        Action::PeerReady => Ok(()),
-        other => Err(other),
-    })?;
+    let peer_ready = |set_up: &mut SetUp| {
+        set_up.wait_for("the peer's data channels", &mut (), |action| match action {
+            Action::PeerReady => Ok(()),
+            other => Err(other),
+        })
+    };
+    match side {
+        // The word that a client waits for is the server's last one in the set-up, so that what was connected first is
+        // accepted first. Lanes that are there say as much of the client as its own word.
+        Side::Server => {
+            if !is_addressed {
+                peer_ready(set_up)?;
+            }
+            tells();
+            set_up.session.ready();
+            set_up.transmit()?;
+        }
+        Side::Client => {
+            set_up.session.ready();
+            peer_ready(set_up)?;
+        }
+    }
     Ok(Agreed {
         channels,
         settings,

@@ -121,7 +121,7 @@ impl SetUp {
         Ok(())
     }
 
-    fn transmit(&mut self) -> Result<(), Error> {
+    pub(super) fn transmit(&mut self) -> Result<(), Error> {
         let now = self.now();
         while self.control.has_room()
             && let Some(frame) = self.session.poll_transmit(now)
@@ -288,10 +288,6 @@ impl Exchange for SetUp {
             },
         )
         .map_err(for_network)
-    }
-
-    fn ready(&mut self) {
-        self.session.ready();
     }
 
     fn wait(
