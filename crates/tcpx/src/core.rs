@@ -286,7 +286,15 @@ impl Core {
     /// Takes in what has come from the peer, the channels and the copies, and what is due; `true` if there was anything.
     fn take_in(&mut self) -> bool {
         let mut any = self.replace_control();
+        let failed = self.has_failed_channel();
+        if failed {
+            self.control.look_again();
+        }
         any |= self.read_control();
+        if failed {
+            self.lose_failed_channels();
+            any = true;
+        }
         any |= self.poll_channels();
         any |= self.drain_worker();
         let now = self.now();
@@ -356,7 +364,7 @@ impl Core {
         let others = others.into_iter().flatten().map(|at| self.time_of(at));
         let due = others.chain(next).chain(suspicion).min();
         self.due = due.filter(|_| !self.finished);
-        self.more = more;
+        self.more = more || self.has_failed_channel();
         Turn {
             busy,
             ..self.standing()
@@ -409,19 +417,29 @@ impl Core {
         self.end(Err(error));
     }
 
-    /// A data channel is broken. A peer that ends the connection says so before it closes its
-    /// channels, so that is heard first; then the break is no news.
+    /// A data channel is broken. A peer that ends the connection says so before it closes its channels: what it has
+    /// said is read first, and then the break may be no news.
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
-        if self.ended.is_none() {
-            self.control.look_again();
-            self.turn_until = Instant::now() + TURN;
-            self.read_control();
-            self.perform_actions();
+        let state = &mut self.channels[index];
+        if !state.is_closing() {
+            state.failed.get_or_insert(error);
         }
-        if self.session.ended() {
-            self.channels[index].close();
-        } else if !self.channels[index].is_closing() {
-            self.fail(Error::channel(self.peer, index, error));
+    }
+
+    fn has_failed_channel(&self) -> bool {
+        self.channels.iter().any(|state| state.failed.is_some())
+    }
+
+    /// Ends the connection whose channel has failed, if all that the peer has said is read.
+    fn lose_failed_channels(&mut self) {
+        for index in 0..self.channels.len() {
+            let is_read = self.ended.is_some() || self.control.is_drained();
+            let failed = self.channels[index].failed.take_if(|_| is_read);
+            if failed.is_some() && self.session.ended() {
+                self.channels[index].close();
+            } else if let Some(error) = failed {
+                self.fail(Error::channel(self.peer, index, error));
+            }
         }
     }
 

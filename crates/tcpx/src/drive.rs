@@ -135,7 +135,22 @@ impl ProgressOwner {
     }
 }
 
+/// The progress token, while a thread has it: one that panics leaves it to the engine's thread.
+struct TakenToken<'a>(&'a Shared);
+
+impl Drop for TakenToken<'_> {
+    fn drop(&mut self) {
+        self.0.release(Leaves::ToEngine, true);
+    }
+}
+
 impl Shared {
+    /// Takes the token, if no other thread has it.
+    fn take_token(&self) -> Option<TakenToken<'_>> {
+        let taken = self.progress_owner.taken.swap(true, Ordering::SeqCst);
+        (!taken).then(|| TakenToken(self))
+    }
+
     /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep
     /// until the engine's thread, or the owner, notifies it.
     pub(crate) fn drive(&self, ended: impl Fn() -> bool, limit: Instant) -> bool {
@@ -152,8 +167,8 @@ impl Shared {
         if busy_poll.is_none() && !self.may_sleep() {
             return false;
         }
-        if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
-            return self.progress_until(busy_poll, &ended, limit);
+        if let Some(token) = self.take_token() {
+            return self.progress_until(token, busy_poll, &ended, limit);
         }
         // Somebody does the work.
         if busy_poll.is_none() || self.progress_owner.descriptors.is_asleep() {
@@ -169,9 +184,9 @@ impl Shared {
     /// As [`drive`](Self::drive), where no other thread would do it.
     fn drive_manual(&self, ended: &impl Fn() -> bool, limit: Instant) -> bool {
         while self.progress_owner.is_manual() && Instant::now() < limit {
-            if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
+            if let Some(token) = self.take_token() {
                 let busy_poll = self.begin_busy_poll();
-                if self.progress_until(busy_poll, ended, limit) {
+                if self.progress_until(token, busy_poll, ended, limit) {
                     return true;
                 }
             }
@@ -245,14 +260,15 @@ impl Shared {
         if self.progress_if_manual() || !self.announces || ended() || owner.lease.is_watched() {
             return;
         }
-        if owner.taken.swap(true, Ordering::SeqCst) {
+        let Some(token) = self.take_token() else {
             return;
-        }
+        };
         let Some(mut core) = self.try_lock() else {
-            return self.release(Leaves::ToEngine, false);
+            return self.give_back(token, Leaves::ToEngine, false);
         };
         if !self.may_sleep() && core.standing().moving && owner.lease.lasts_until().is_none() {
             // With cores to spare, the engine's thread is as fast where chunks are moving.
+            std::mem::forget(token);
             owner.taken.store(false, Ordering::SeqCst);
             return self.watch_control(&mut core);
         }
@@ -268,7 +284,7 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToPoll,
         };
-        self.release(leaves, more);
+        self.give_back(token, leaves, more);
     }
 
     fn begin_busy_poll(&self) -> Option<BusyPoll> {
@@ -323,6 +339,11 @@ impl Shared {
                 drop(self.driver.rewatch(self.id, descriptor, MUTED));
             }
         }
+    }
+
+    fn give_back(&self, token: TakenToken<'_>, leaves: Leaves, more: bool) {
+        std::mem::forget(token);
+        self.release(leaves, more);
     }
 
     /// Gives the token back: with a lease if the thread comes back and nothing is left to do, else to
@@ -483,6 +504,7 @@ impl Shared {
 
     fn progress_until(
         &self,
+        token: TakenToken<'_>,
         mut busy_poll: Option<BusyPoll>,
         ended: &impl Fn() -> bool,
         limit: Instant,
@@ -581,7 +603,7 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToEngine,
         };
-        self.release(leaves, more);
+        self.give_back(token, leaves, more);
         hit
     }
 }

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use tcpx_net::{Channel, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
+use tcpx_net::{Channel, ChannelError, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
 use tcpx_wire::session::OperationId;
 
 use super::Core;
@@ -24,6 +24,8 @@ pub(super) struct ChannelState {
     pub(super) unconsumed: VecDeque<Unconsumed>,
     /// To be closed once nothing reads its pool any more.
     pub(super) closing: bool,
+    /// How it broke, until that has ended the connection.
+    pub(super) failed: Option<ChannelError>,
     closed: bool,
     /// Never to be closed, see [`Self::keep`].
     kept: bool,
@@ -132,6 +134,7 @@ impl ChannelState {
             receives: VecDeque::new(),
             unconsumed: VecDeque::new(),
             closing: false,
+            failed: None,
             closed: false,
             kept: false,
         }
@@ -195,13 +198,13 @@ pub(super) mod tests {
     use rustix::event::EventfdFlags;
     use tcpx_lanes::lock;
     use tcpx_memory::{CopyWorker, MemoryError};
-    use tcpx_net::{Cancel, ChannelError, ChannelStats, Completion, Posted};
+    use tcpx_net::{Cancel, ChannelStats, Completion, Posted};
 
     use super::*;
 
     /// What happened to a channel.
     #[derive(Debug, Default)]
-    pub(in crate::core) struct Log {
+    pub(crate) struct Log {
         closed: AtomicBool,
         dropped: AtomicBool,
         /// Sends it was offered.
@@ -214,6 +217,10 @@ pub(super) mod tests {
         pub(in crate::core) holds: AtomicBool,
         pub(in crate::core) held: Mutex<Vec<SendChunk>>,
         pub(in crate::core) lets_go: AtomicBool,
+        /// It fails whatever it is told.
+        pub(in crate::core) is_broken: AtomicBool,
+        /// Its code panics, at every turn and when it is closed.
+        pub(crate) panics: AtomicBool,
     }
 
     /// A channel that is full, with nothing in flight.
@@ -243,6 +250,7 @@ pub(super) mod tests {
             Ok(Posted::Full(chunk))
         }
         fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+            assert!(!self.0.panics.load(Ordering::SeqCst), "a defect");
             if self.0.lets_go.load(Ordering::SeqCst) {
                 out.extend(
                     lock(&self.0.held)
@@ -270,7 +278,14 @@ pub(super) mod tests {
         fn in_flight(&self) -> usize {
             0
         }
+        fn placed(&mut self, _sequence: u64) -> Result<(), ChannelError> {
+            match self.0.is_broken.load(Ordering::SeqCst) {
+                true => Err(ChannelError::Cancelled),
+                false => Ok(()),
+            }
+        }
         fn close(&mut self) {
+            assert!(!self.0.panics.load(Ordering::SeqCst), "a defect");
             self.0.closed.store(true, Ordering::SeqCst);
         }
         fn closed(&self) -> bool {

@@ -130,7 +130,7 @@ impl Drop for Running {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::{Duration, Instant};
