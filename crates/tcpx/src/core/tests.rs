@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering;
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
 use tcpx_wire::frame::{
-    Destination, Extent, Frame, Grant, Limits, PlacedChunks, RefuseReason, Settings, TransferId,
-    encode,
+    CancelReason, Destination, Extent, Frame, Grant, Limits, Notified, PlacedChunks, RefuseReason,
+    Settings, TransferId, encode,
 };
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
-use tcpx_wire::{Level, Place, Role, Tag, WindowSecret};
+use tcpx_wire::{Level, Place, Role, Tag, WindowKey, WindowSecret};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
@@ -390,4 +390,88 @@ fn a_channel_that_fails_often_ends_the_connection_once() {
         matches!(refusal, Some(Error::ChannelLost { .. })),
         "{refusal:?}"
     );
+}
+
+/// The peer begins this, for which there is no room yet, and ends it, again and again; what is kept of it each time is
+/// bounded.
+fn begun_and_ended(
+    mut scene: Scene,
+    began: impl Fn(TransferId) -> Frame,
+    kept: fn(&Core) -> usize,
+) {
+    const TIMES: u64 = 20_000;
+    let Limits { puts, gets, .. } = Limits::default();
+    let start = Instant::now();
+    for first in (0..TIMES).step_by(100) {
+        let frames = (first..first + 100).map(TransferId).flat_map(|transfer| {
+            let cancel = Frame::Cancel {
+                transfer,
+                from: Role::Sender,
+                reason: CancelReason::Requested,
+                detail: "".into(),
+            };
+            // Some stay.
+            let ended = (transfer.0 > 2000).then_some(cancel);
+            [began(transfer)].into_iter().chain(ended)
+        });
+        scene.say(frames.collect::<Vec<_>>());
+        let mut left = 2;
+        while left > 0 {
+            assert!(start.elapsed() < LIMIT, "it does not end");
+            scene.core.tick();
+            left -= i32::from(!scene.core.progress().busy);
+        }
+        let kept = kept(&scene.core);
+        assert!(kept <= 2 * (puts + gets) as usize + 100, "{kept} are kept");
+    }
+    assert!(scene.core.refusal().is_none() && kept(&scene.core) > 0);
+}
+
+#[test]
+fn notifications_that_end_before_there_is_room_are_forgotten() {
+    let notification = |transfer| Frame::Eager {
+        transfer,
+        level: Level::Placed,
+        to: Destination::Notification {
+            first: TransferId(0),
+            count: 0,
+        },
+        payload: vec![7; 8].into(),
+    };
+    begun_and_ended(Scene::new(), notification, |core| {
+        core.one_sided.postponed.len()
+    });
+}
+
+#[test]
+fn puts_that_end_before_their_memory_is_free_are_forgotten() {
+    let mut scene = Scene::new();
+    let memory = Region::host(8).unwrap();
+    let secret = WindowSecret::generate(&mut |_| {});
+    let rights = tcpx_wire::Rights::Put;
+    let key = |session: &mut Session| WindowKey {
+        window: session.expose(secret, 8, rights),
+        bytes: 8,
+        rights,
+        takes_lists: false,
+        is_on_gpu: false,
+        secret,
+    };
+    let (key, _) = scene.core.expose(key, memory.all());
+    // What the peer has ended before still has the memory.
+    scene.begin(Role::Receiver, 1, 8);
+    let ended = scene.core.operations.get_mut(&scene.last.unwrap()).unwrap();
+    ended.kind = OperationKind::PeerPut;
+    ended.lease = memory.lease(.., Access::Write).unwrap();
+    ended.stopped = true;
+    let put = |transfer| Frame::Waiting {
+        transfer,
+        level: Level::Placed,
+        bytes: 8,
+        to: Destination::Put {
+            to: Extent::Place(key.at(0)),
+            notified: Notified::No,
+        },
+    };
+    begun_and_ended(scene, put, |core| core.one_sided.behind_stopped.len());
 }
