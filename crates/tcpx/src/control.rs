@@ -77,6 +77,15 @@ impl ControlEnd {
     }
 }
 
+/// What has come.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Came {
+    /// For the session.
+    Frame(Frame),
+    /// The peer has read what it was sent, and that was all.
+    Acknowledgement,
+}
+
 /// Bytes that each side seals first on a connection that takes another's place: how many bytes of whole frames it has
 /// read.
 const POSITION_BYTES: usize = 8;
@@ -191,13 +200,13 @@ impl Control {
     }
 
     /// The next frame, or `None` when the peer has sent nothing complete.
-    pub(crate) fn receive(&mut self) -> Result<Option<Frame>, ControlEnd> {
+    pub(crate) fn receive(&mut self) -> Result<Option<Came>, ControlEnd> {
         let received = self.next_frame();
         self.is_empty = matches!(received, Ok(None));
         received
     }
 
-    fn next_frame(&mut self) -> Result<Option<Frame>, ControlEnd> {
+    fn next_frame(&mut self) -> Result<Option<Came>, ControlEnd> {
         if self.away {
             return Ok(None);
         }
@@ -211,11 +220,11 @@ impl Control {
                     Some(Frame::Received { read }) if self.resumable => {
                         self.log.acknowledged(read).map_err(ControlEnd::Position)?;
                         self.free_messages();
-                        continue;
+                        return Ok(Some(Came::Acknowledgement));
                     }
                     Some(frame) => {
                         self.tell()?;
-                        return Ok(Some(frame));
+                        return Ok(Some(Came::Frame(frame)));
                     }
                     None => {}
                 }
@@ -792,8 +801,10 @@ pub(crate) mod tests {
                 if let Some(bytes) = slices.next() {
                     self.to.write_all(bytes).unwrap();
                 }
-                while let Some(frame) = self.receiver.receive()? {
-                    arrived.push(frame);
+                while let Some(came) = self.receiver.receive()? {
+                    if let Came::Frame(frame) = came {
+                        arrived.push(frame);
+                    }
                 }
                 assert!(Instant::now() < until);
             }
@@ -875,7 +886,8 @@ pub(crate) mod tests {
         both.from.write_all(&told[..count]).unwrap();
         let until = Instant::now() + LIMIT;
         while both.sender.messages.len() > 1 {
-            assert!(both.sender.receive().unwrap().is_none());
+            let came = both.sender.receive().unwrap();
+            assert!(came.is_none_or(|came| came == Came::Acknowledgement));
             assert!(Instant::now() < until);
         }
         assert_eq!(both.sender.spare.len(), 2);

@@ -3,6 +3,7 @@
 use tcpx_wire::Frame;
 
 use super::Core;
+use crate::control::Came;
 use crate::error::Error;
 
 /// Frames read at a time before the channels get their turn.
@@ -25,7 +26,13 @@ impl Core {
         let heard = self.session.heard();
         for _ in 0..FRAMES_AT_A_TIME {
             match self.control.receive() {
-                Ok(Some(frame)) => {
+                Ok(Some(Came::Acknowledgement)) => {
+                    any = true;
+                    if self.is_spent(false) {
+                        break;
+                    }
+                }
+                Ok(Some(Came::Frame(frame))) => {
                     any = true;
                     let now = self.now();
                     let is_message = matches!(frame, Frame::Eager { .. });

@@ -9,7 +9,7 @@ use tcpx_net::{Exchange, Meanwhile, NetworkError, Peer, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure};
 use tcpx_wire::{Session, Time};
 
-use crate::control::Control;
+use crate::control::{Came, Control};
 use crate::driver::timespec;
 use crate::error::Error;
 use crate::wait::micros_since;
@@ -165,7 +165,8 @@ impl SetUp {
     fn take_frames(&mut self) -> Result<bool, Error> {
         for taken in 0..FRAMES_AT_A_TIME {
             let frame = match self.control.receive() {
-                Ok(Some(frame)) => frame,
+                Ok(Some(Came::Frame(frame))) => frame,
+                Ok(Some(Came::Acknowledgement)) => continue,
                 Ok(None) => return Ok(taken > 0),
                 Err(end) => {
                     // What came before the end of the stream may say why it ended.

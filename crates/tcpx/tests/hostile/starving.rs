@@ -181,6 +181,11 @@ fn heartbeat(hostile: &mut Hostile) -> Vec<Frame> {
     vec![Frame::Heartbeat { counter }]
 }
 
+/// That of what it was sent it has read nothing.
+fn acknowledgement(_: &mut Hostile) -> Vec<Frame> {
+    vec![Frame::Received { read: 0 }]
+}
+
 /// Windows of a byte that are closed again.
 fn tiny_window(hostile: &mut Hostile) -> Vec<Frame> {
     let step = hostile.step();
@@ -202,7 +207,7 @@ fn tiny_window(hostile: &mut Hostile) -> Vec<Frame> {
     ]
 }
 
-const FLOODS: [Flood; 8] = [
+const FLOODS: [Flood; 9] = [
     flood("withdraws", nothing, withdraw),
     flood("cancels", nothing, cancel),
     flood(
@@ -217,6 +222,7 @@ const FLOODS: [Flood; 8] = [
     ),
     flood("lists", nothing, list),
     flood("notifications", notifications, heartbeat),
+    flood("acknowledgements", nothing, acknowledgement),
     flood("tiny windows", nothing, tiny_window),
     Flood {
         singly: true,
