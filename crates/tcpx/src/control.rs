@@ -77,15 +77,6 @@ impl ControlEnd {
     }
 }
 
-/// What has come.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Came {
-    /// For the session.
-    Frame(Frame),
-    /// The peer has read what it was sent, and that was all.
-    Acknowledgement,
-}
-
 /// Bytes that each side seals first on a connection that takes another's place: how many bytes of whole frames it has
 /// read.
 const POSITION_BYTES: usize = 8;
@@ -199,14 +190,15 @@ impl Control {
         }
     }
 
-    /// The next frame, or `None` when the peer has sent nothing complete.
-    pub(crate) fn receive(&mut self) -> Result<Option<Came>, ControlEnd> {
+    /// The next frame, or `None` when the peer has sent nothing complete. What the peer has received of a stream that can
+    /// go on is seen to here, and nothing for the session.
+    pub(crate) fn receive(&mut self) -> Result<Option<Frame>, ControlEnd> {
         let received = self.next_frame();
         self.is_empty = matches!(received, Ok(None));
         received
     }
 
-    fn next_frame(&mut self) -> Result<Option<Came>, ControlEnd> {
+    fn next_frame(&mut self) -> Result<Option<Frame>, ControlEnd> {
         if self.away {
             return Ok(None);
         }
@@ -220,11 +212,11 @@ impl Control {
                     Some(Frame::Received { read }) if self.resumable => {
                         self.log.acknowledged(read).map_err(ControlEnd::Position)?;
                         self.free_messages();
-                        return Ok(Some(Came::Acknowledgement));
+                        return Ok(Some(Frame::Received { read }));
                     }
                     Some(frame) => {
                         self.tell()?;
-                        return Ok(Some(Came::Frame(frame)));
+                        return Ok(Some(frame));
                     }
                     None => {}
                 }
@@ -801,10 +793,8 @@ pub(crate) mod tests {
                 if let Some(bytes) = slices.next() {
                     self.to.write_all(bytes).unwrap();
                 }
-                while let Some(came) = self.receiver.receive()? {
-                    if let Came::Frame(frame) = came {
-                        arrived.push(frame);
-                    }
+                while let Some(frame) = self.receiver.receive()? {
+                    arrived.push(frame);
                 }
                 assert!(Instant::now() < until);
             }
@@ -887,7 +877,7 @@ pub(crate) mod tests {
         let until = Instant::now() + LIMIT;
         while both.sender.messages.len() > 1 {
             let came = both.sender.receive().unwrap();
-            assert!(came.is_none_or(|came| came == Came::Acknowledgement));
+            assert!(came.is_none_or(|frame| matches!(frame, Frame::Received { .. })));
             assert!(Instant::now() < until);
         }
         assert_eq!(both.sender.spare.len(), 2);

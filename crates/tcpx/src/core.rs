@@ -41,7 +41,7 @@ use crate::sink::{Finished, Sink};
 use crate::wait::micros_since;
 
 use ahead::Ahead;
-use channels::{ChannelState, Channels};
+use channels::ChannelState;
 use history::History;
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
@@ -66,7 +66,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub(crate) struct Core {
     pub(crate) session: Session,
     pub(crate) control: Control,
-    channels: Channels,
+    channels: Vec<ChannelState>,
     pub(crate) operations: Numbered<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
@@ -318,13 +318,12 @@ impl Core {
     pub(crate) fn start(&mut self) -> Turn {
         self.turn_until = self.ticked + TURN;
         let busy = self.push_out();
-        let more = self.session.has_actions();
-        self.turn(busy, more)
+        self.turn(busy, false)
     }
 
     /// Hands out what the session wants done and said; `true` if there may be more at once.
     fn push_out(&mut self) -> bool {
-        let mut any = self.perform_some();
+        let mut any = self.perform_actions();
         self.close_useless_channels();
         // What the peer waits for goes first; a chunk that comes early finds its receive soon.
         self.write_control();
@@ -334,7 +333,7 @@ impl Core {
         }
         self.rouse_channels();
         // What was said may have ended an operation.
-        any | self.perform_some()
+        any | self.perform_actions()
     }
 
     pub(crate) fn is_addressed(&self) -> bool {
@@ -346,7 +345,8 @@ impl Core {
         let polls = self.channels.iter().any(ChannelState::must_poll);
         let copying = self.small.as_ref().is_some_and(SmallCopies::is_busy);
         Turn {
-            more: self.more && !self.finished,
+            more: !self.finished
+                && (self.more || self.session.has_actions() || self.has_failed_channel()),
             poll: polls || copying,
             copying: copying && !polls,
             busy: false,
@@ -364,7 +364,7 @@ impl Core {
         let others = others.into_iter().flatten().map(|at| self.time_of(at));
         let due = others.chain(next).chain(suspicion).min();
         self.due = due.filter(|_| !self.finished);
-        self.more = more || self.has_failed_channel();
+        self.more = more;
         Turn {
             busy,
             ..self.standing()

@@ -135,12 +135,12 @@ impl ProgressOwner {
     }
 }
 
-/// The progress token, while a thread has it: one that panics leaves it to the engine's thread.
-struct TakenToken<'a>(&'a Shared);
+/// The progress token, while a thread has it, and how the thread leaves it: by a panic to the engine's thread.
+struct TakenToken<'a>(&'a Shared, Leaves, bool);
 
 impl Drop for TakenToken<'_> {
     fn drop(&mut self) {
-        self.0.release(Leaves::ToEngine, true);
+        self.0.release(self.1, self.2);
     }
 }
 
@@ -148,7 +148,7 @@ impl Shared {
     /// Takes the token, if no other thread has it.
     fn take_token(&self) -> Option<TakenToken<'_>> {
         let taken = self.progress_owner.taken.swap(true, Ordering::SeqCst);
-        (!taken).then(|| TakenToken(self))
+        (!taken).then(|| TakenToken(self, Leaves::ToEngine, true))
     }
 
     /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep
@@ -260,11 +260,12 @@ impl Shared {
         if self.progress_if_manual() || !self.announces || ended() || owner.lease.is_watched() {
             return;
         }
-        let Some(token) = self.take_token() else {
+        let Some(mut token) = self.take_token() else {
             return;
         };
         let Some(mut core) = self.try_lock() else {
-            return self.give_back(token, Leaves::ToEngine, false);
+            token.2 = false;
+            return;
         };
         if !self.may_sleep() && core.standing().moving && owner.lease.lasts_until().is_none() {
             // With cores to spare, the engine's thread is as fast where chunks are moving.
@@ -284,7 +285,9 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToPoll,
         };
-        self.give_back(token, leaves, more);
+        (token.1, token.2) = (leaves, more);
+        // In the GPU's context.
+        drop(token);
     }
 
     fn begin_busy_poll(&self) -> Option<BusyPoll> {
@@ -339,11 +342,6 @@ impl Shared {
                 drop(self.driver.rewatch(self.id, descriptor, MUTED));
             }
         }
-    }
-
-    fn give_back(&self, token: TakenToken<'_>, leaves: Leaves, more: bool) {
-        std::mem::forget(token);
-        self.release(leaves, more);
     }
 
     /// Gives the token back: with a lease if the thread comes back and nothing is left to do, else to
@@ -504,7 +502,7 @@ impl Shared {
 
     fn progress_until(
         &self,
-        token: TakenToken<'_>,
+        mut token: TakenToken<'_>,
         mut busy_poll: Option<BusyPoll>,
         ended: &impl Fn() -> bool,
         limit: Instant,
@@ -603,7 +601,8 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToEngine,
         };
-        self.give_back(token, leaves, more);
+        (token.1, token.2) = (leaves, more);
+        drop(token);
         hit
     }
 }

@@ -6,7 +6,7 @@ use tcpx_net::Direction;
 use tcpx_wire::Role;
 use tcpx_wire::numbered::take_out;
 use tcpx_wire::session::{
-    Action, Chunk, Completed, Covered, Memory, OperationError, OperationId, OperationKind,
+    Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind,
 };
 
 use super::Core;
@@ -17,33 +17,13 @@ use crate::event::{ChunkEvent, Event};
 pub(super) type Outcome = Result<Completed, OperationError>;
 
 impl Core {
-    /// Does what the session wants; `true` if it wanted anything.
+    /// Does what the session wants, as far as the turn has time; `true` if it wanted anything.
     pub(super) fn perform_actions(&mut self) -> bool {
         let mut any = false;
         while let Some(action) = self.session.poll_action() {
             any = true;
             self.perform(action);
-        }
-        any
-    }
-
-    /// As [`Self::perform_actions`], as far as the turn has time.
-    pub(super) fn perform_some(&mut self) -> bool {
-        let mut any = false;
-        while let Some(action) = self.session.poll_action() {
-            any = true;
-            let is_long = matches!(
-                &action,
-                Action::PutArrives {
-                    covered: Covered::Pieces(_),
-                    ..
-                } | Action::GetArrives {
-                    covered: Covered::Pieces(_),
-                    ..
-                }
-            );
-            self.perform(action);
-            if self.is_spent(is_long) {
+            if self.is_spent(false) {
                 break;
             }
         }

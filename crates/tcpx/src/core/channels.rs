@@ -1,7 +1,6 @@
 //! The data channels and what waits for them.
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -31,32 +30,9 @@ pub(super) struct ChannelState {
     kept: bool,
 }
 
-/// The channels of a connection.
-pub(super) struct Channels(Vec<ChannelState>);
-
-impl FromIterator<ChannelState> for Channels {
-    fn from_iter<I: IntoIterator<Item = ChannelState>>(channels: I) -> Self {
-        Self(channels.into_iter().collect())
-    }
-}
-
-impl Deref for Channels {
-    type Target = Vec<ChannelState>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for Channels {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
-impl Drop for Channels {
+impl Drop for Core {
     fn drop(&mut self) {
-        let kept = self.0.drain(..).filter(|state| state.kept);
+        let kept = self.channels.drain(..).filter(|state| state.kept);
         kept.for_each(std::mem::forget);
     }
 }
@@ -70,9 +46,7 @@ impl Core {
             state.channel.set_sent_wanted(wanted);
         }
     }
-}
 
-impl Core {
     /// When to look again at closes that have not come back: the longer they take, the less often.
     pub(super) fn look_at_closes_at(&self) -> Option<Instant> {
         let pending = self.pending_close()?.1;
@@ -200,6 +174,7 @@ pub(super) mod tests {
     use tcpx_memory::{CopyWorker, MemoryError};
     use tcpx_net::{Cancel, ChannelStats, Completion, Posted};
 
+    use super::super::tests::Scene;
     use super::*;
 
     /// What happened to a channel.
@@ -314,10 +289,9 @@ pub(super) mod tests {
     #[test]
     fn a_channel_whose_pool_may_be_read_for_ever_is_neither_closed_nor_dropped_nor_waited_for() {
         for kept in [false, true] {
-            let log = Arc::new(Log::default());
-            let channel = ChannelState::new(Quiet::new(&log));
-            let mut channels: Channels = [channel].into_iter().collect();
-            let state = &mut channels[0];
+            let mut scene = Scene::new();
+            let log = Arc::clone(&scene.channel);
+            let state = &mut scene.core.channels[0];
             if kept {
                 state.keep();
             }
@@ -325,7 +299,7 @@ pub(super) mod tests {
             state.close();
             assert!(state.closed());
             assert_eq!(log.closed.load(Ordering::SeqCst), !kept);
-            drop(channels);
+            drop(scene);
             assert_eq!(log.dropped.load(Ordering::SeqCst), !kept);
         }
     }

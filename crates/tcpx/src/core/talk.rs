@@ -3,7 +3,6 @@
 use tcpx_wire::Frame;
 
 use super::Core;
-use crate::control::Came;
 use crate::error::Error;
 
 /// Frames read at a time before the channels get their turn.
@@ -26,18 +25,14 @@ impl Core {
         let heard = self.session.heard();
         for _ in 0..FRAMES_AT_A_TIME {
             match self.control.receive() {
-                Ok(Some(Came::Acknowledgement)) => {
-                    any = true;
-                    if self.is_spent(false) {
-                        break;
-                    }
-                }
-                Ok(Some(Came::Frame(frame))) => {
+                Ok(Some(frame)) => {
                     any = true;
                     let now = self.now();
                     let is_message = matches!(frame, Frame::Eager { .. });
                     let is_list = matches!(frame, Frame::Pieces { .. });
-                    if let Err(error) = self.session.frame(now, frame) {
+                    let is_seen_to =
+                        matches!(frame, Frame::Received { .. }) && self.resume.is_some();
+                    if !is_seen_to && let Err(error) = self.session.frame(now, frame) {
                         self.fail(Error::protocol(self.peer, error));
                         break;
                     }

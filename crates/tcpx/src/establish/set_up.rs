@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_net::{Exchange, Meanwhile, NetworkError, Peer, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure};
-use tcpx_wire::{Session, Time};
+use tcpx_wire::{Frame, Session, Time};
 
-use crate::control::{Came, Control};
+use crate::control::Control;
 use crate::driver::timespec;
 use crate::error::Error;
 use crate::wait::micros_since;
@@ -165,8 +165,8 @@ impl SetUp {
     fn take_frames(&mut self) -> Result<bool, Error> {
         for taken in 0..FRAMES_AT_A_TIME {
             let frame = match self.control.receive() {
-                Ok(Some(Came::Frame(frame))) => frame,
-                Ok(Some(Came::Acknowledgement)) => continue,
+                Ok(Some(Frame::Received { .. })) => continue,
+                Ok(Some(frame)) => frame,
                 Ok(None) => return Ok(taken > 0),
                 Err(end) => {
                     // What came before the end of the stream may say why it ended.
