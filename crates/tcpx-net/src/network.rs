@@ -68,6 +68,10 @@ pub trait Exchange {
         other: &mut dyn Meanwhile,
     ) -> Result<Vec<u8>, NetworkError>;
 
+    /// From here on nothing but the peer's own failure keeps this side from carrying chunks: it may be told, and wait no
+    /// longer, while the rest is done. One that is not told waits for the end of [`Network::establish`].
+    fn ready(&mut self) {}
+
     /// Between rounds: waits until one of the descriptors is ready, at most until `deadline`, and hears meanwhile
     /// whether the peer gives the set-up up; one that cannot hear waits all the same. May come back early.
     ///

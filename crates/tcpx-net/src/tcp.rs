@@ -38,7 +38,7 @@ use tcpx_wire::Taper;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
-use crate::network::{Exchange, Features, Network, Setup};
+use crate::network::{Exchange, Features, Network, Setup, Side};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -188,6 +188,10 @@ impl Network for TcpNetwork {
         let mut early = open::early(&wish, setup);
         let agreed = agree::agree(wish, setup, &mut early, exchange)?;
         let lanes = agreed.lanes;
+        // A filter may still refuse what comes.
+        if setup.side == Side::Server && agreed.cards.filter.is_none() {
+            exchange.ready();
+        }
         let (streams, repair, mut ways) = open::open(agreed, early, setup, exchange)?;
         if let Some(inbox) = &setup.lanes {
             inbox.agree(lanes);

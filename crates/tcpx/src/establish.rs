@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{
-    Auth, Channel, ControlStream, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
+    Auth, Channel, ControlStream, Exchange, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
 };
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
@@ -36,13 +36,14 @@ pub(crate) struct Authenticated {
     pub(crate) listening: Option<SocketAddr>,
 }
 
-/// Sets the connection up and gives it to a driver. Calls `tells` before a client is told that it is connected.
+/// Sets the connection up and gives it to a driver. Calls `tells` before the peer may hear that this side is ready: a
+/// client may be connected from then on.
 pub(crate) fn establish(
     control: ControlStream,
     authenticated: Authenticated,
     options: &Options,
     deadline: Instant,
-    tells: impl FnOnce(),
+    tells: &mut dyn FnMut(),
 ) -> Result<Connection, Error> {
     let config = session_config(options)?;
     let local = control
@@ -52,13 +53,13 @@ pub(crate) fn establish(
     let (side, is_addressed) = (authenticated.side, config.addressed);
     let is_client = side == Side::Client;
     let control = Control::new(control, is_addressed, is_client, options.encrypt);
-    let mut set_up = SetUp::new(control, config, authenticated.peer, deadline)?;
+    let mut set_up = SetUp::new(control, config, authenticated.peer, deadline, tells)?;
     let again = || {
         let session = authenticated.session.clone();
         (session, side, authenticated.lanes.clone())
     };
     let resume = is_addressed.then(again);
-    match agree(&mut set_up, authenticated, local, options, tells) {
+    match agree(&mut set_up, authenticated, local, options) {
         Ok(agreed) => run(set_up, agreed, options, resume),
         Err(error) => {
             // The peer may open lanes for as long as it has not heard why.
@@ -80,32 +81,29 @@ struct Agreed {
 
 /// Settings, the network's part, and both sides ready.
 fn agree(
-    set_up: &mut SetUp,
+    set_up: &mut SetUp<'_>,
     authenticated: Authenticated,
     local: SocketAddr,
     options: &Options,
-    tells: impl FnOnce(),
 ) -> Result<Agreed, Error> {
-    let peer_settings = |set_up: &mut SetUp| {
+    let peer_settings = |set_up: &mut SetUp<'_>| {
         set_up.wait_for("the peer's settings", &mut (), |action| match action {
             Action::PeerSettings(settings) => Ok(*settings),
             other => Err(other),
         })
     };
     let network = &options.network;
-    let is_addressed = network.features(options.channels).is_addressed;
-    let first = match is_addressed {
+    let first = match network.features(options.channels).is_addressed {
         true => None,
         false => Some(peer_settings(set_up)?),
     };
-    let side = authenticated.side;
     let worker = match &options.gpu {
         Some(gpu) => CopyWorker::for_gpu(gpu)?,
         None => CopyWorker::host()?,
     };
     let gpu_worker = std::slice::from_ref(&worker);
     let setup = Setup {
-        side,
+        side: authenticated.side,
         session: &authenticated.session,
         local,
         peer: set_up.peer.address,
@@ -123,28 +121,11 @@ fn agree(
         Some(settings) => settings,
         None => peer_settings(set_up)?,
     };
-    let peer_ready = |set_up: &mut SetUp| {
-        set_up.wait_for("the peer's data channels", &mut (), |action| match action {
-            Action::PeerReady => Ok(()),
-            other => Err(other),
-        })
-    };
-    match side {
-        // The word that a client waits for is the server's last one in the set-up, so that what was connected first is
-        // accepted first. Lanes that are there say as much of the client as its own word.
-        Side::Server => {
-            if !is_addressed {
-                peer_ready(set_up)?;
-            }
-            tells();
-            set_up.session.ready();
-            set_up.transmit()?;
-        }
-        Side::Client => {
-            set_up.session.ready();
-            peer_ready(set_up)?;
-        }
-    }
+    set_up.ready();
+    set_up.wait_for("the peer's data channels", &mut (), |action| match action {
+        Action::PeerReady => Ok(()),
+        other => Err(other),
+    })?;
     Ok(Agreed {
         channels,
         settings,
@@ -154,7 +135,7 @@ fn agree(
 
 /// Gives an established connection to its driver.
 fn run(
-    set_up: SetUp,
+    set_up: SetUp<'_>,
     agreed: Agreed,
     options: &Options,
     resume: Option<(handshake::Session, Side, Option<LaneInbox>)>,

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tcpx_lanes::lock;
 use tcpx_net::ListenerNudge;
@@ -12,53 +13,73 @@ use crate::error::Error;
 
 /// Most set-ups at a time; further peers wait at the listener.
 const MOST: usize = 16;
+/// How long one that has ended waits for those whose clients were told before: far longer than what those say last is
+/// under way. A client that leaves it out holds up others for no longer.
+pub(super) const HELD: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
     running: usize,
-    /// Set-ups by number, in the order in which clients were told that they are connected, or failed before; with the
-    /// outcome of those that have ended.
-    ordered: VecDeque<(u64, Option<Result<Connection, Error>>)>,
+    /// Set-ups by number, in the order in which clients were told that they are connected, or failed before.
+    ordered: VecDeque<(u64, Option<Ended>)>,
     next: u64,
+}
+
+/// The outcome of a set-up, and until when it waits for others.
+struct Ended(Result<Connection, Error>, Instant);
+
+impl State {
+    /// The one that is taken next, if it has ended; else when one that has waits no longer.
+    fn first(&self) -> Result<usize, Option<Instant>> {
+        let now = Instant::now();
+        let ended = (0..).zip(&self.ordered);
+        let ended = ended.filter_map(|(at, (_, ended))| Some((at, ended.as_ref()?.1)));
+        let first = ended.clone().find(|(at, until)| *at == 0 || *until <= now);
+        first
+            .map(|(at, _)| at)
+            .ok_or_else(|| ended.map(|(_, until)| until).min())
+    }
 }
 
 /// Set-ups under way, and those that have ended and were not taken.
 pub(super) struct SetUps {
     state: Arc<Mutex<State>>,
     nudge: ListenerNudge,
+    held: Duration,
 }
 
 impl SetUps {
-    pub(super) fn new(nudge: ListenerNudge) -> Self {
+    pub(super) fn new(nudge: ListenerNudge, held: Duration) -> Self {
         Self {
             state: Arc::default(),
             nudge,
+            held,
         }
     }
 
     /// The first one, if it has ended.
     pub(super) fn take(&self) -> Option<Result<Connection, Error>> {
-        let first = lock(&self.state)
-            .ordered
-            .pop_front_if(|(_, ended)| ended.is_some());
-        first?.1
+        let mut state = lock(&self.state);
+        let at = state.first().ok()?;
+        state.ordered.remove(at)?.1.map(|ended| ended.0)
     }
 
     /// Whether the first one has ended.
     pub(super) fn has_ended(&self) -> bool {
-        let state = lock(&self.state);
-        state
-            .ordered
-            .front()
-            .is_some_and(|(_, ended)| ended.is_some())
+        lock(&self.state).first().is_ok()
+    }
+
+    /// When one that has ended waits no longer for others.
+    pub(super) fn looks_at(&self) -> Option<Instant> {
+        lock(&self.state).first().err()?
     }
 
     pub(super) fn are_full(&self) -> bool {
         lock(&self.state).running >= MOST
     }
 
-    /// Starts one, which ends by its own deadline, and calls what it is given before it tells its client that it is
-    /// connected: what is left to do then takes no peer. Nudges whoever waits at the listener when it has ended.
+    /// Starts one, which ends by its own deadline, and calls what it is given before it tells its client that this side is
+    /// ready. Nudges whoever waits at the listener when it has ended.
     ///
     /// # Errors
     /// The system has no thread left; the peer was given up.
@@ -70,6 +91,7 @@ impl SetUps {
         let running = Running {
             state: Arc::clone(&self.state),
             nudge: self.nudge.clone(),
+            held: self.held,
             number: state.next,
         };
         state.next += 1;
@@ -100,12 +122,14 @@ impl std::fmt::Debug for SetUps {
 struct Running {
     state: Arc<Mutex<State>>,
     nudge: ListenerNudge,
+    held: Duration,
     number: u64,
 }
 
 impl Running {
     /// Takes the last place, or fills the one that it has.
     fn place(&self, outcome: Option<Result<Connection, Error>>) {
+        let outcome = outcome.map(|outcome| Ended(outcome, Instant::now() + self.held));
         let ordered = &mut lock(&self.state).ordered;
         match ordered
             .iter_mut()
@@ -133,7 +157,6 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Sender, channel};
-    use std::time::{Duration, Instant};
 
     use tcpx_net::{Auth, Congestion, ListenOptions, Listener};
 
@@ -159,8 +182,8 @@ mod tests {
         go_on
     }
 
-    #[test]
-    fn clients_that_were_told_first_are_accepted_first() {
+    /// How those end that end in the other order, each after `look` has had a look; one of them panics.
+    fn ended(held: Duration, look: impl Fn(&SetUps)) -> Vec<String> {
         let listener = Listener::bind(ListenOptions {
             address: ([127, 0, 0, 1], 0).into(),
             auth: Auth::Insecure,
@@ -168,28 +191,45 @@ mod tests {
             congestion: Congestion::Automatic,
         });
         let listener = listener.unwrap();
-        let set_ups = SetUps::new(listener.nudge());
+        let set_ups = SetUps::new(listener.nudge(), held);
         let names = [Some("first"), None, Some("second"), Some("third")];
-        let mut running = names.map(|name| start(&set_ups, name));
+        let running = names.map(|name| start(&set_ups, name));
         let ends_at = Instant::now() + LIMIT;
-        running.reverse();
-        for (left, one) in (0..running.len()).rev().zip(&running) {
-            assert!(set_ups.take().is_none());
+        for (left, one) in running.iter().enumerate().rev() {
+            look(&set_ups);
             one.send(()).unwrap();
             while lock(&set_ups.state).running > left {
-                let waited = listener.accept_unless(ends_at, true, || true);
-                assert!(waited.is_ok() && Instant::now() < ends_at);
+                assert!(Instant::now() < ends_at);
+                std::thread::yield_now();
             }
         }
-        for name in names.into_iter().flatten() {
-            assert!(set_ups.has_ended());
-            let error = set_ups
-                .take()
-                .expect("one that has ended")
-                .map(drop)
-                .unwrap_err();
-            assert!(error.to_string().contains(name), "{error}");
+        let mut all = Vec::new();
+        while set_ups.has_ended() {
+            let one = set_ups.take().expect("one that has ended");
+            all.push(one.map(drop).unwrap_err().to_string());
         }
-        assert!(!set_ups.has_ended());
+        assert_eq!(set_ups.looks_at(), None);
+        all
+    }
+
+    #[test]
+    fn clients_that_were_told_first_are_accepted_first() {
+        let held = 10 * LIMIT;
+        let all = ended(held, |set_ups| assert!(set_ups.take().is_none()));
+        let names = ["first", "second", "third"];
+        assert_eq!(all.len(), names.len());
+        assert!(
+            all.iter().zip(names).all(|(one, name)| one.contains(name)),
+            "{all:?}"
+        );
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_holds_others_up_for_a_while() {
+        let taken = std::cell::Cell::new(0);
+        let left = ended(Duration::ZERO, |set_ups| {
+            taken.set(taken.get() + usize::from(set_ups.take().is_some()));
+        });
+        assert_eq!((taken.get(), left.len()), (2, 1));
     }
 }
