@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tcpx_lanes::lock;
@@ -46,12 +46,26 @@ struct Inner {
     notify: OnceLock<fn()>,
     /// Readable after arrivals, while somebody waits for them.
     readable: Mutex<Option<Arc<OwnedFd>>>,
+    shortage: Mutex<Option<Shortage>>,
     /// A connection that takes the place of the control connection.
     control: Mutex<Option<Box<ControlStream>>>,
     notify_control: OnceLock<Notify>,
     /// Why the session has ended.
     over: OnceLock<String>,
 }
+
+/// The listener had no descriptor for a connection, which may be a lane.
+#[derive(Debug)]
+struct Shortage {
+    since: Instant,
+    /// When it last found that.
+    at: Instant,
+    /// The system's error.
+    errno: i32,
+}
+
+/// A shortage ends the set-up that lasts as long, and is over when the listener has not found it again for as long.
+const SHORTAGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(500));
 
 /// Called when a control connection arrives.
 struct Notify(Box<dyn Fn() + Send + Sync>);
@@ -74,6 +88,15 @@ pub(crate) struct WeakInbox(Weak<Inner>);
 impl WeakInbox {
     pub(crate) fn upgrade(&self) -> Option<LaneInbox> {
         self.0.upgrade().map(LaneInbox)
+    }
+}
+
+fn lacks_descriptors(operation: &'static str, what: &str, cause: io::Error) -> SocketError {
+    SocketError::Io {
+        operation,
+        address: what.to_owned(),
+        cause: cause.into(),
+        hint: "; raise the limit on descriptors (ulimit -n)",
     }
 }
 
@@ -173,6 +196,28 @@ impl LaneInbox {
         self.0.notify.get_or_init(|| notify);
     }
 
+    /// The listener has no descriptor for what comes: whoever waits for lanes need not wait to its deadline.
+    pub(crate) fn lacks_descriptors(&self, now: Instant, error: &io::Error) {
+        let mut shortage = lock(&self.0.shortage);
+        let lasting = shortage.as_ref().filter(|one| now < one.at + SHORTAGE.1);
+        *shortage = Some(Shortage {
+            since: lasting.map_or(now, |one| one.since),
+            at: now,
+            errno: error.raw_os_error().unwrap_or_default(),
+        });
+    }
+
+    /// The error of a shortage that lasts.
+    fn lasting_shortage(&self) -> Option<NetworkError> {
+        let shortage = lock(&self.0.shortage);
+        let lasts = |one: &&Shortage| {
+            one.at >= one.since + SHORTAGE.0 && Instant::now() < one.at + SHORTAGE.1
+        };
+        let cause = io::Error::from_raw_os_error(shortage.as_ref().filter(lasts)?.errno);
+        let lack = lacks_descriptors("accept", "the lanes of a session", cause);
+        Some(lack.into())
+    }
+
     /// The next lane, if one waits.
     pub(crate) fn try_take(&self) -> Option<AcceptedLane> {
         lock(&self.0.waiting).pop_front()
@@ -182,19 +227,15 @@ impl LaneInbox {
     /// set-up up. Only one at a time may wait.
     ///
     /// # Errors
-    /// What [`Exchange::wait`] says, or the system has no descriptor left.
+    /// What [`Exchange::wait`] says, or the system has no descriptor left for what it needs or for lanes.
     pub fn take(
         &self,
         exchange: &mut dyn Exchange,
         deadline: Instant,
     ) -> Result<Option<AcceptedLane>, NetworkError> {
         let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let made = made.map_err(|error| SocketError::Io {
-            operation: "eventfd",
-            address: "waiting for lanes".to_owned(),
-            cause: std::io::Error::from(error).into(),
-            hint: "; raise the limit on descriptors (ulimit -n)",
-        })?;
+        let made =
+            made.map_err(|error| lacks_descriptors("eventfd", "waiting for lanes", error.into()))?;
         let readable = Arc::new(made);
         *lock(&self.0.readable) = Some(Arc::clone(&readable));
         let taken = self.take_as_told(&readable, exchange, deadline);
@@ -215,11 +256,15 @@ impl LaneInbox {
             if let Some(lane) = self.try_take() {
                 return Ok(Some(lane));
             }
-            if Instant::now() >= deadline {
+            if let Some(shortage) = self.lasting_shortage() {
+                return Err(shortage);
+            }
+            let now = Instant::now();
+            if now >= deadline {
                 return Ok(None);
             }
             let readable = PollFd::new(readable, PollFlags::IN);
-            exchange.wait(vec![readable], deadline)?;
+            exchange.wait(vec![readable], deadline.min(now + SHORTAGE.1))?;
         }
     }
 

@@ -21,6 +21,9 @@ use crate::registry::collect;
 /// Longest time that a request may take to arrive, and that its answer may take to leave.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long the listening sockets are left alone after the system had no descriptor for a client.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
 /// Clients at a time; one more takes the place of the one that came first.
 const MOST_CLIENTS: usize = 64;
 
@@ -158,24 +161,26 @@ impl Orders {
 
     fn run(&self) {
         let mut clients = Clients::default();
+        // Until when nobody is accepted.
+        let mut rests: Option<Instant> = None;
         loop {
             let Some(listeners) = self.lock().clone() else {
                 return;
             };
+            rests.take_if(|until| *until <= Instant::now());
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            let (local, metrics) = (listeners.local.iter(), listeners.metrics.iter());
-            polled.extend(local.map(|one| PollFd::new(one, PollFlags::IN)));
-            polled.extend(metrics.map(|one| PollFd::new(one, PollFlags::IN)));
+            if rests.is_none() {
+                let (local, metrics) = (listeners.local.iter(), listeners.metrics.iter());
+                polled.extend(local.map(|one| PollFd::new(one, PollFlags::IN)));
+                polled.extend(metrics.map(|one| PollFd::new(one, PollFlags::IN)));
+            }
             polled.extend(clients.0.iter().map(Client::polled));
             // Interrupted or not, everything is looked at.
-            let _ = poll(&mut polled, clients.soonest().as_ref());
+            let _ = poll(&mut polled, clients.soonest(rests).as_ref());
             drop(polled);
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
-            while let Some(Ok((stream, _))) = listeners.local.as_ref().map(|one| one.accept()) {
-                clients.enter(stream.into(), true);
-            }
-            while let Some(Ok((stream, _))) = listeners.metrics.as_ref().map(|one| one.accept()) {
-                clients.enter(stream.into(), false);
+            if rests.is_none() && clients.accept(&listeners).is_err() {
+                rests = Some(Instant::now() + EXHAUSTED_PAUSE);
             }
             clients.0.retain_mut(|client| match client.advance() {
                 Ok(stays) => stays,
@@ -193,6 +198,25 @@ impl Orders {
 struct Clients(VecDeque<Client>);
 
 impl Clients {
+    /// Takes all that have come.
+    ///
+    /// # Errors
+    /// The system has no descriptor for one.
+    fn accept(&mut self, listeners: &Listeners) -> io::Result<()> {
+        let (local, metrics) = (&listeners.local, &listeners.metrics);
+        while let Some(local) = local
+            && let Some((stream, _)) = unless_none_comes(local.accept())?
+        {
+            self.enter(stream.into(), true);
+        }
+        while let Some(metrics) = metrics
+            && let Some((stream, _)) = unless_none_comes(metrics.accept())?
+        {
+            self.enter(stream.into(), false);
+        }
+        Ok(())
+    }
+
     fn enter(&mut self, stream: OwnedFd, is_local: bool) {
         // `accept` may hand the listener's flag on, or not.
         if rustix::io::ioctl_fionbio(&stream, true).is_err() {
@@ -211,12 +235,20 @@ impl Clients {
         });
     }
 
-    /// How long until the first of them has had its time.
-    fn soonest(&self) -> Option<Timespec> {
-        let until = self.0.iter().map(|client| client.until).min()?;
+    /// How long until the first of them has had its time, or others are accepted again.
+    fn soonest(&self, rests: Option<Instant>) -> Option<Timespec> {
+        let clients = self.0.iter().map(|client| client.until);
+        let until = clients.chain(rests).min()?;
         let left = until.saturating_duration_since(Instant::now());
         // Rounded up: nobody is looked at too early again and again.
         (left + Duration::from_millis(1)).try_into().ok()
+    }
+}
+
+fn unless_none_comes<T>(accepted: io::Result<T>) -> io::Result<Option<T>> {
+    match accepted {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        accepted => accepted.map(Some),
     }
 }
 

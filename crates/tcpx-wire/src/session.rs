@@ -276,6 +276,11 @@ impl Session {
         self.actions.pop_front()
     }
 
+    /// Whether something is left to do.
+    pub fn has_actions(&self) -> bool {
+        !(self.urgent.is_empty() && self.actions.is_empty())
+    }
+
     /// When [`Session::handle_timeout`] is due, at the latest. May come earlier than needed.
     pub fn next_timeout(&self) -> Option<Time> {
         let at = |due: Option<Time>| due.unwrap_or(Time::MAX);

@@ -41,7 +41,7 @@ use crate::sink::{Finished, Sink};
 use crate::wait::micros_since;
 
 use ahead::Ahead;
-use channels::{ChannelState, Channels};
+use channels::ChannelState;
 use history::History;
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
@@ -51,8 +51,10 @@ pub(crate) use resume::Resume;
 use tokens::Token;
 pub(crate) use unpacker::Unpacker;
 
-/// Rounds of a turn before the lock and the thread are given to others.
-const TURN_ROUNDS: usize = 32;
+/// How long a turn may take before the lock and the thread are given to others.
+const TURN: Duration = Duration::from_micros(200);
+/// Short steps of a turn, frames and actions, between two looks at the clock.
+const STEPS: u32 = 32;
 
 /// Looks at copies under way, which cost nothing, between two at the socket.
 const LOOKS_AT_COPIES: usize = 64;
@@ -64,7 +66,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub(crate) struct Core {
     pub(crate) session: Session,
     pub(crate) control: Control,
-    channels: Channels,
+    channels: Vec<ChannelState>,
     pub(crate) operations: Numbered<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
@@ -79,6 +81,9 @@ pub(crate) struct Core {
     clock: Time,
     /// The same as the system counts.
     ticked: Instant,
+    /// When the turn that runs has taken its time, and its steps since it looked whether it has.
+    turn_until: Instant,
+    steps: u32,
     /// Requests on channels and jobs on the worker, by token.
     tokens: Numbered<u64, Token>,
     next_token: u64,
@@ -157,6 +162,8 @@ impl Core {
             origin: parts.origin,
             clock: Time(0),
             ticked: parts.origin,
+            turn_until: parts.origin,
+            steps: 0,
             tokens: Numbered::default(),
             next_token: 0,
             completions: Vec::new(),
@@ -203,6 +210,16 @@ impl Core {
         self.clock = self.time_of(self.ticked);
     }
 
+    /// After a step of a turn, which may have been a long one: whether the turn has taken its time.
+    fn is_spent(&mut self, was_long: bool) -> bool {
+        self.steps += if was_long { STEPS } else { 1 };
+        if self.steps < STEPS {
+            return false;
+        }
+        self.steps = 0;
+        self.turn_until <= Instant::now()
+    }
+
     /// The same moment in session time.
     pub(crate) fn time_of(&self, at: Instant) -> Time {
         Time(micros_since(self.origin, at))
@@ -236,10 +253,8 @@ impl Core {
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
-        for round in 0..TURN_ROUNDS {
-            if round > 0 {
-                self.tick();
-            }
+        self.turn_until = self.ticked + TURN;
+        loop {
             let mut again = self.poll_small();
             // A thread that waits looks for what it waits for before the next round; the end of a small copy as a rule is
             // just that, so it does before the socket is asked, too.
@@ -259,6 +274,10 @@ impl Core {
                 more = false;
                 break;
             }
+            self.tick();
+            if self.turn_until <= self.ticked {
+                break;
+            }
         }
         self.pace.looks_again(false);
         self.turn(busy, more)
@@ -267,7 +286,15 @@ impl Core {
     /// Takes in what has come from the peer, the channels and the copies, and what is due; `true` if there was anything.
     fn take_in(&mut self) -> bool {
         let mut any = self.replace_control();
+        let failed = self.has_failed_channel();
+        if failed {
+            self.control.look_again();
+        }
         any |= self.read_control();
+        if failed {
+            self.lose_failed_channels();
+            any = true;
+        }
         any |= self.poll_channels();
         any |= self.drain_worker();
         let now = self.now();
@@ -289,6 +316,7 @@ impl Core {
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
     /// waits for it.
     pub(crate) fn start(&mut self) -> Turn {
+        self.turn_until = self.ticked + TURN;
         let busy = self.push_out();
         self.turn(busy, false)
     }
@@ -317,7 +345,8 @@ impl Core {
         let polls = self.channels.iter().any(ChannelState::must_poll);
         let copying = self.small.as_ref().is_some_and(SmallCopies::is_busy);
         Turn {
-            more: self.more && !self.finished,
+            more: !self.finished
+                && (self.more || self.session.has_actions() || self.has_failed_channel()),
             poll: polls || copying,
             copying: copying && !polls,
             busy: false,
@@ -388,18 +417,29 @@ impl Core {
         self.end(Err(error));
     }
 
-    /// A data channel is broken. A peer that ends the connection says so before it closes its
-    /// channels, so that is heard first; then the break is no news.
+    /// A data channel is broken. A peer that ends the connection says so before it closes its channels: what it has
+    /// said is read first, and then the break may be no news.
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
-        if self.ended.is_none() {
-            self.control.look_again();
-            self.read_control();
-            self.perform_actions();
+        let state = &mut self.channels[index];
+        if !state.is_closing() {
+            state.failed.get_or_insert(error);
         }
-        if self.session.ended() {
-            self.channels[index].close();
-        } else if !self.channels[index].is_closing() {
-            self.fail(Error::channel(self.peer, index, error));
+    }
+
+    fn has_failed_channel(&self) -> bool {
+        self.channels.iter().any(|state| state.failed.is_some())
+    }
+
+    /// Ends the connection whose channel has failed, if all that the peer has said is read.
+    fn lose_failed_channels(&mut self) {
+        for index in 0..self.channels.len() {
+            let is_read = self.ended.is_some() || self.control.is_drained();
+            let failed = self.channels[index].failed.take_if(|_| is_read);
+            if failed.is_some() && self.session.ended() {
+                self.channels[index].close();
+            } else if let Some(error) = failed {
+                self.fail(Error::channel(self.peer, index, error));
+            }
         }
     }
 

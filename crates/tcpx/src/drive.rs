@@ -135,7 +135,22 @@ impl ProgressOwner {
     }
 }
 
+/// The progress token, while a thread has it, and how the thread leaves it: by a panic to the engine's thread.
+struct TakenToken<'a>(&'a Shared, Leaves, bool);
+
+impl Drop for TakenToken<'_> {
+    fn drop(&mut self) {
+        self.0.release(self.1, self.2);
+    }
+}
+
 impl Shared {
+    /// Takes the token, if no other thread has it.
+    fn take_token(&self) -> Option<TakenToken<'_>> {
+        let taken = self.progress_owner.taken.swap(true, Ordering::SeqCst);
+        (!taken).then(|| TakenToken(self, Leaves::ToEngine, true))
+    }
+
     /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep
     /// until the engine's thread, or the owner, notifies it.
     pub(crate) fn drive(&self, ended: impl Fn() -> bool, limit: Instant) -> bool {
@@ -152,8 +167,8 @@ impl Shared {
         if busy_poll.is_none() && !self.may_sleep() {
             return false;
         }
-        if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
-            return self.progress_until(busy_poll, &ended, limit);
+        if let Some(token) = self.take_token() {
+            return self.progress_until(token, busy_poll, &ended, limit);
         }
         // Somebody does the work.
         if busy_poll.is_none() || self.progress_owner.descriptors.is_asleep() {
@@ -169,9 +184,9 @@ impl Shared {
     /// As [`drive`](Self::drive), where no other thread would do it.
     fn drive_manual(&self, ended: &impl Fn() -> bool, limit: Instant) -> bool {
         while self.progress_owner.is_manual() && Instant::now() < limit {
-            if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
+            if let Some(token) = self.take_token() {
                 let busy_poll = self.begin_busy_poll();
-                if self.progress_until(busy_poll, ended, limit) {
+                if self.progress_until(token, busy_poll, ended, limit) {
                     return true;
                 }
             }
@@ -245,14 +260,16 @@ impl Shared {
         if self.progress_if_manual() || !self.announces || ended() || owner.lease.is_watched() {
             return;
         }
-        if owner.taken.swap(true, Ordering::SeqCst) {
+        let Some(mut token) = self.take_token() else {
             return;
-        }
+        };
         let Some(mut core) = self.try_lock() else {
-            return self.release(Leaves::ToEngine, false);
+            token.2 = false;
+            return;
         };
         if !self.may_sleep() && core.standing().moving && owner.lease.lasts_until().is_none() {
             // With cores to spare, the engine's thread is as fast where chunks are moving.
+            std::mem::forget(token);
             owner.taken.store(false, Ordering::SeqCst);
             return self.watch_control(&mut core);
         }
@@ -268,7 +285,9 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToPoll,
         };
-        self.release(leaves, more);
+        (token.1, token.2) = (leaves, more);
+        // In the GPU's context.
+        drop(token);
     }
 
     fn begin_busy_poll(&self) -> Option<BusyPoll> {
@@ -483,6 +502,7 @@ impl Shared {
 
     fn progress_until(
         &self,
+        mut token: TakenToken<'_>,
         mut busy_poll: Option<BusyPoll>,
         ended: &impl Fn() -> bool,
         limit: Instant,
@@ -581,7 +601,8 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToEngine,
         };
-        self.release(leaves, more);
+        (token.1, token.2) = (leaves, more);
+        drop(token);
         hit
     }
 }

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::establish::{Authenticated, establish, session_config};
 use crate::options::Options;
 use crate::wait::deadline;
-use set_ups::SetUps;
+use set_ups::{HELD, SetUps};
 use told::Told;
 
 /// A listening port: control connections and all lanes of the embedded network use it.
@@ -52,7 +52,7 @@ impl Endpoint {
         })?;
         Ok(Self {
             _told: Told::new(listener.local_addr(), listener.nudge()),
-            set_ups: SetUps::new(listener.nudge()),
+            set_ups: SetUps::new(listener.nudge(), HELD),
             listener,
             generation: fork::generation(),
             options,
@@ -71,9 +71,9 @@ impl Endpoint {
 
     /// Waits at most `timeout` for a connection with a peer. Peers that fail to prove themselves are logged and cost
     /// nobody anything. One that has proved itself is set up beside others that do so meanwhile, within the
-    /// `connect_timeout` of the options; the first that is done, or has failed, is the answer, and the rest, also what
-    /// is still under way after `timeout`, is for the next calls. Call it again for each further peer, also after an
-    /// error.
+    /// `connect_timeout` of the options. Connections come in the order in which their clients were told that they are
+    /// connected, but a client that does not finish its part holds up others for a second at most; what is left, also what is still under way after `timeout`, is for the next calls. Call it again for
+    /// each further peer, also after an error: peers connect only while somebody does.
     ///
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
@@ -87,11 +87,15 @@ impl Endpoint {
                 return ended;
             }
             let (set_ups, takes) = (&self.set_ups, !self.set_ups.are_full());
+            let look = set_ups.looks_at().map_or(until, |at| at.min(until));
             let accepted = self
                 .listener
-                .accept_unless(until, takes, || set_ups.has_ended())?;
-            if let Some(accepted) = accepted {
-                self.set_up(accepted)?;
+                .accept_unless(look, takes, || set_ups.has_ended());
+            match accepted {
+                Ok(Some(accepted)) => self.set_up(accepted)?,
+                Ok(None) => {}
+                Err(NetworkError::AcceptTimedOut { .. }) if look < until => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -112,7 +116,7 @@ impl Endpoint {
         let options = self.options.clone();
         let until = deadline(Instant::now(), options.connect_timeout);
         self.set_ups
-            .start(move || establish(control, authenticated, &options, until))
+            .start(move |tells| establish(control, authenticated, &options, until, tells))
     }
 
     /// Connects to another listening endpoint with this one's options; it may accept peers meanwhile.
@@ -126,7 +130,8 @@ impl Endpoint {
     /// Connects to a listening endpoint, without one of our own. `address` is a [`SocketAddr`], or a name
     /// such as `"host-a:12345"`; while nobody answers at one address of a name, the next is tried.
     ///
-    /// Looking a name up takes as long as the system takes for it; `connect_timeout` bounds the rest.
+    /// Looking a name up takes as long as the system takes for it; `connect_timeout` bounds the rest, which takes as
+    /// long as the other side's program is not in [`accept`](Self::accept).
     ///
     /// ```no_run
     /// # use tcpx::{Auth, Endpoint, Key, Options};
@@ -184,6 +189,6 @@ impl Endpoint {
             lanes: None,
             listening: None,
         };
-        establish(control, authenticated, options, until)
+        establish(control, authenticated, options, until, &mut || ())
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{
-    Auth, Channel, ControlStream, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
+    Auth, Channel, ControlStream, Exchange, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
 };
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
@@ -36,12 +36,14 @@ pub(crate) struct Authenticated {
     pub(crate) listening: Option<SocketAddr>,
 }
 
-/// Sets the connection up and gives it to a driver.
+/// Sets the connection up and gives it to a driver. Calls `tells` before the peer may hear that this side is ready: a
+/// client may be connected from then on.
 pub(crate) fn establish(
     control: ControlStream,
     authenticated: Authenticated,
     options: &Options,
     deadline: Instant,
+    tells: &mut dyn FnMut(),
 ) -> Result<Connection, Error> {
     let config = session_config(options)?;
     let local = control
@@ -51,7 +53,7 @@ pub(crate) fn establish(
     let (side, is_addressed) = (authenticated.side, config.addressed);
     let is_client = side == Side::Client;
     let control = Control::new(control, is_addressed, is_client, options.encrypt);
-    let mut set_up = SetUp::new(control, config, authenticated.peer, deadline)?;
+    let mut set_up = SetUp::new(control, config, authenticated.peer, deadline, tells)?;
     let again = || {
         let session = authenticated.session.clone();
         (session, side, authenticated.lanes.clone())
@@ -79,12 +81,12 @@ struct Agreed {
 
 /// Settings, the network's part, and both sides ready.
 fn agree(
-    set_up: &mut SetUp,
+    set_up: &mut SetUp<'_>,
     authenticated: Authenticated,
     local: SocketAddr,
     options: &Options,
 ) -> Result<Agreed, Error> {
-    let peer_settings = |set_up: &mut SetUp| {
+    let peer_settings = |set_up: &mut SetUp<'_>| {
         set_up.wait_for("the peer's settings", &mut (), |action| match action {
             Action::PeerSettings(settings) => Ok(*settings),
             other => Err(other),
@@ -119,7 +121,7 @@ fn agree(
         Some(settings) => settings,
         None => peer_settings(set_up)?,
     };
-    set_up.session.ready();
+    set_up.ready();
     set_up.wait_for("the peer's data channels", &mut (), |action| match action {
         Action::PeerReady => Ok(()),
         other => Err(other),
@@ -133,7 +135,7 @@ fn agree(
 
 /// Gives an established connection to its driver.
 fn run(
-    set_up: SetUp,
+    set_up: SetUp<'_>,
     agreed: Agreed,
     options: &Options,
     resume: Option<(handshake::Session, Side, Option<LaneInbox>)>,

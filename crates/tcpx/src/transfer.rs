@@ -98,12 +98,20 @@ impl Operations {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.others.len() + usize::from(self.first.is_some())
+    }
+
     pub(crate) fn set_deferred(&mut self, deferred: Option<Arc<Deferred>>) {
         self.deferred = deferred;
     }
 
     /// All that have started; no more will.
-    fn cancel(&self) -> impl Iterator<Item = OperationId> {
+    pub(crate) fn cancel(&self) -> impl Iterator<Item = OperationId> {
         let later = self.deferred.as_ref().map(|deferred| deferred.cancel());
         let later = later.into_iter().flatten();
         self.first

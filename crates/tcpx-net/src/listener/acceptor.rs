@@ -306,6 +306,9 @@ impl Acceptor {
                     let now = Instant::now();
                     self.reports.exhausted(now, &error);
                     if !self.make_descriptor(now) {
+                        let sessions = self.sessions.values();
+                        let lanes = sessions.filter_map(|session| session.lanes.upgrade());
+                        lanes.for_each(|lanes| lanes.lacks_descriptors(now, &error));
                         self.paused_until = Some(now + EXHAUSTED_PAUSE);
                         return;
                     }

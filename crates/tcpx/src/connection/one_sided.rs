@@ -285,7 +285,7 @@ impl Batch<'_> {
     /// # Errors
     /// A piece does not lie in its window or is not allowed there, memory is in use or cannot be
     /// reached, the notification is too long, the connection is gone, or too many operations or pieces run.
-    /// Nothing was started then.
+    /// Nothing was started then: where a part fails to start behind others, the transfer ends with the reason.
     pub fn start(self) -> Result<Transfer, Error> {
         let connection = self.connection;
         connection.handle.0.check_process()?;
@@ -702,17 +702,138 @@ fn start_parts(
         notice => (notice, None),
     };
     let mut operations = Operations::default();
-    let mut first = None;
+    let (mut first, mut failed) = (None, None);
     for part in ready {
-        let id = part.start(core, notice.is_some(), options, state, deferred.as_ref())?;
-        first = first.or_else(|| id.sent_transfer());
-        operations.push(id);
+        if failed.is_some() {
+            core.wakers.extend(state.end(Ok(None)));
+            continue;
+        }
+        match part.start(core, notice.is_some(), options, state, deferred.as_ref()) {
+            Ok(id) => {
+                first = first.or_else(|| id.sent_transfer());
+                operations.push(id);
+            }
+            Err(error) => failed = Some(error),
+        }
     }
-    if let Some(notice) = notice {
+    if let Some(notice) = notice.filter(|_| failed.is_none() || !operations.is_empty()) {
         let first = first.unwrap_or(TransferId(0));
-        let count = u32::try_from(puts).unwrap_or(u32::MAX);
-        operations.push(core.notify(notice, first, count)?);
+        let count = operations.len().try_into().unwrap_or(u32::MAX);
+        match core.notify(notice, first, count) {
+            Ok(id) => operations.push(id),
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
     operations.set_deferred(deferred.filter(|_| any_later));
+    match failed {
+        Some(error) if operations.is_empty() => return Err(error),
+        // What runs ends the transfer, and soon.
+        Some(error) => {
+            let now = core.now();
+            let started: Vec<_> = operations.cancel().collect();
+            started
+                .into_iter()
+                .for_each(|one| core.session.cancel(now, one));
+            core.wakers.extend(state.end(Err(error)));
+        }
+        None => {}
+    }
     Ok(operations)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use tcpx_memory::{Access, Region};
+    use tcpx_wire::Place;
+
+    use super::*;
+    use crate::core::tests::{LIMIT, Scene};
+    use crate::driver::Driven;
+
+    fn key() -> WindowKey {
+        WindowKey {
+            window: 1,
+            bytes: 1 << 20,
+            rights: Rights::GetAndPut,
+            takes_lists: false,
+            is_on_gpu: false,
+            secret: WindowSecret::generate(&mut |_| {}),
+        }
+    }
+
+    #[test]
+    fn a_batch_of_which_a_part_cannot_start_ends_and_says_why() {
+        let memory = Region::host(4096).unwrap();
+        let place: Place = key().at(0);
+        for (at, notice) in [(0, None), (1, None), (2, None), (1, Some(vec![7]))] {
+            let mut scene = Scene::new();
+            let ready = |part: usize| Ready {
+                // Nobody knows the list.
+                to: match part == at {
+                    true => To::Told(99),
+                    false => To::Place(place),
+                },
+                kind: OperationKind::Put,
+                lease: memory.lease(.., Access::Read).unwrap(),
+                fence: None,
+            };
+            let parts = 3 + usize::from(notice.is_some());
+            let state = TransferState::of_parts(3 * 4096, parts);
+            let ready = (0..3).map(ready).collect();
+            let options = (Level::Placed, None);
+            let started = start_parts(&mut scene.core, ready, notice, options, &state);
+            assert_eq!(started.is_err(), at == 0, "nothing had started");
+            let began = Instant::now();
+            while at > 0 && !state.has_ended() {
+                assert!(began.elapsed() < LIMIT, "it does not end");
+                scene.core.tick();
+                scene.core.progress();
+            }
+            let outcome = started.map(|_| state.outcome());
+            let error = outcome.map_or_else(Some, |outcome| outcome?.err());
+            assert!(matches!(error, Some(Error::Request { .. })), "{error:?}");
+        }
+    }
+
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_defect_that_comes_again_ends_all_that_waits() {
+        let scene = Scene::new();
+        let channel = Arc::clone(&scene.channel);
+        let (shared, _peer) = scene.into_shared();
+        let connection = Connection::new(Arc::clone(&shared));
+        let memory = Region::host(2 * MOST_AT_ONCE * 8).unwrap();
+        let mut batch = connection.batch();
+        for at in 0..2 * MOST_AT_ONCE {
+            let slice = memory.slice(at * 8..(at + 1) * 8).unwrap();
+            batch = batch.put(slice, &key(), at as u64 * 8);
+        }
+        let batch = batch.notify(b"behind all of them").start().unwrap();
+        let open = connection.expose(Region::host(8).unwrap().all(), Rights::Put);
+        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        let waker = Arc::clone(&woken).into();
+        let waits = connection.poll_notification(&mut Context::from_waker(&waker));
+        assert!(waits.is_pending() && batch.test().is_none());
+        channel.panics.store(true, Ordering::SeqCst);
+        while !shared.progress().finished {}
+        let is_defect = |error: &Error| matches!(error, Error::Defect { .. });
+        let ended = batch.test().expect("an end").unwrap_err();
+        assert!(is_defect(&ended), "{ended}");
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        let found = connection.notification(LIMIT).unwrap_err();
+        assert!(is_defect(&found), "{found}");
+        open.unwrap().revoke(Duration::ZERO).unwrap();
+        let closed = connection.close(LIMIT).unwrap_err();
+        assert!(is_defect(&closed), "{closed}");
+        channel.panics.store(false, Ordering::SeqCst);
+    }
 }

@@ -180,13 +180,28 @@ impl Shared {
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         let mut core = self.lock_in_time()?;
         core.tick();
-        let result = work(&mut core);
-        if self.patience.foreign {
+        let foreign = self.patience.foreign;
+        let result = core.guarded(|core| {
+            let result = work(core);
+            if !foreign {
+                self.requests.see_to(core);
+            }
+            result
+        });
+        let result = match result {
+            Ok(result) => result,
+            Err(turn) => {
+                let defect = core.refusal();
+                self.after(core, turn);
+                let peer = self.peer.name();
+                return Err(defect.unwrap_or(Error::Closed { peer }));
+            }
+        };
+        if foreign {
             drop(core);
             self.driver.wake(self.id);
             return Ok(result);
         }
-        self.requests.see_to(&mut core);
         if core.session.waiting().urgent && !self.comes_back(&core) {
             self.leave_to_engine(&mut core);
         }
@@ -227,10 +242,9 @@ impl Shared {
     /// Everything that can be done now.
     pub(crate) fn turn(&self, core: &mut Core) -> Turn {
         core.tick();
-        self.requests.see_to(core);
         self.working_since
             .store(core.now().0.max(1), Ordering::Relaxed);
-        let turn = core.guarded_progress();
+        let turn = core.guarded_progress(&self.requests);
         self.working_since.store(0, Ordering::Relaxed);
         if self.progress_owner.is_manual() && core.refusal().is_some() {
             self.end_manual(core);

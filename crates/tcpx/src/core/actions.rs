@@ -17,12 +17,15 @@ use crate::event::{ChunkEvent, Event};
 pub(super) type Outcome = Result<Completed, OperationError>;
 
 impl Core {
-    /// Does what the session wants; `true` if it wanted anything.
+    /// Does what the session wants, as far as the turn has time; `true` if it wanted anything.
     pub(super) fn perform_actions(&mut self) -> bool {
         let mut any = false;
         while let Some(action) = self.session.poll_action() {
             any = true;
             self.perform(action);
+            if self.is_spent(false) {
+                break;
+            }
         }
         any
     }

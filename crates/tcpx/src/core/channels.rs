@@ -1,11 +1,10 @@
 //! The data channels and what waits for them.
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use tcpx_net::{Channel, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
+use tcpx_net::{Channel, ChannelError, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
 use tcpx_wire::session::OperationId;
 
 use super::Core;
@@ -24,37 +23,16 @@ pub(super) struct ChannelState {
     pub(super) unconsumed: VecDeque<Unconsumed>,
     /// To be closed once nothing reads its pool any more.
     pub(super) closing: bool,
+    /// How it broke, until that has ended the connection.
+    pub(super) failed: Option<ChannelError>,
     closed: bool,
     /// Never to be closed, see [`Self::keep`].
     kept: bool,
 }
 
-/// The channels of a connection.
-pub(super) struct Channels(Vec<ChannelState>);
-
-impl FromIterator<ChannelState> for Channels {
-    fn from_iter<I: IntoIterator<Item = ChannelState>>(channels: I) -> Self {
-        Self(channels.into_iter().collect())
-    }
-}
-
-impl Deref for Channels {
-    type Target = Vec<ChannelState>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for Channels {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
-impl Drop for Channels {
+impl Drop for Core {
     fn drop(&mut self) {
-        let kept = self.0.drain(..).filter(|state| state.kept);
+        let kept = self.channels.drain(..).filter(|state| state.kept);
         kept.for_each(std::mem::forget);
     }
 }
@@ -68,9 +46,7 @@ impl Core {
             state.channel.set_sent_wanted(wanted);
         }
     }
-}
 
-impl Core {
     /// When to look again at closes that have not come back: the longer they take, the less often.
     pub(super) fn look_at_closes_at(&self) -> Option<Instant> {
         let pending = self.pending_close()?.1;
@@ -132,6 +108,7 @@ impl ChannelState {
             receives: VecDeque::new(),
             unconsumed: VecDeque::new(),
             closing: false,
+            failed: None,
             closed: false,
             kept: false,
         }
@@ -195,13 +172,14 @@ pub(super) mod tests {
     use rustix::event::EventfdFlags;
     use tcpx_lanes::lock;
     use tcpx_memory::{CopyWorker, MemoryError};
-    use tcpx_net::{Cancel, ChannelError, ChannelStats, Completion, Posted};
+    use tcpx_net::{Cancel, ChannelStats, Completion, Posted};
 
+    use super::super::tests::Scene;
     use super::*;
 
     /// What happened to a channel.
     #[derive(Debug, Default)]
-    pub(in crate::core) struct Log {
+    pub(crate) struct Log {
         closed: AtomicBool,
         dropped: AtomicBool,
         /// Sends it was offered.
@@ -214,6 +192,10 @@ pub(super) mod tests {
         pub(in crate::core) holds: AtomicBool,
         pub(in crate::core) held: Mutex<Vec<SendChunk>>,
         pub(in crate::core) lets_go: AtomicBool,
+        /// It fails whatever it is told.
+        pub(in crate::core) is_broken: AtomicBool,
+        /// Its code panics, at every turn and when it is closed.
+        pub(crate) panics: AtomicBool,
     }
 
     /// A channel that is full, with nothing in flight.
@@ -243,6 +225,7 @@ pub(super) mod tests {
             Ok(Posted::Full(chunk))
         }
         fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+            assert!(!self.0.panics.load(Ordering::SeqCst), "a defect");
             if self.0.lets_go.load(Ordering::SeqCst) {
                 out.extend(
                     lock(&self.0.held)
@@ -270,7 +253,14 @@ pub(super) mod tests {
         fn in_flight(&self) -> usize {
             0
         }
+        fn placed(&mut self, _sequence: u64) -> Result<(), ChannelError> {
+            match self.0.is_broken.load(Ordering::SeqCst) {
+                true => Err(ChannelError::Cancelled),
+                false => Ok(()),
+            }
+        }
         fn close(&mut self) {
+            assert!(!self.0.panics.load(Ordering::SeqCst), "a defect");
             self.0.closed.store(true, Ordering::SeqCst);
         }
         fn closed(&self) -> bool {
@@ -299,10 +289,9 @@ pub(super) mod tests {
     #[test]
     fn a_channel_whose_pool_may_be_read_for_ever_is_neither_closed_nor_dropped_nor_waited_for() {
         for kept in [false, true] {
-            let log = Arc::new(Log::default());
-            let channel = ChannelState::new(Quiet::new(&log));
-            let mut channels: Channels = [channel].into_iter().collect();
-            let state = &mut channels[0];
+            let mut scene = Scene::new();
+            let log = Arc::clone(&scene.channel);
+            let state = &mut scene.core.channels[0];
             if kept {
                 state.keep();
             }
@@ -310,7 +299,7 @@ pub(super) mod tests {
             state.close();
             assert!(state.closed());
             assert_eq!(log.closed.load(Ordering::SeqCst), !kept);
-            drop(channels);
+            drop(scene);
             assert_eq!(log.dropped.load(Ordering::SeqCst), !kept);
         }
     }

@@ -7,23 +7,29 @@ use std::time::Instant;
 use super::Core;
 use crate::driver::{START, Turn};
 use crate::error::Error;
+use crate::requests::Requests;
 
 impl Core {
-    /// As [`Core::progress`]; a panic in it is the end of the connection.
-    pub(crate) fn guarded_progress(&mut self) -> Turn {
-        self.guarded(Self::progress)
+    /// Sees to what is asked, and makes [progress](Core::progress); a panic in it is the end of the connection.
+    pub(crate) fn guarded_progress(&mut self, asked: &Requests) -> Turn {
+        let turn = self.guarded(|core| {
+            asked.see_to(core);
+            core.progress()
+        });
+        turn.unwrap_or_else(|defect| defect)
     }
 
     /// As [`start`](Self::start), guarded in the same way.
     pub(crate) fn guarded_start(&mut self) -> Turn {
-        self.guarded(Self::start)
+        self.guarded(Self::start).unwrap_or_else(|defect| defect)
     }
 
-    fn guarded(&mut self, work: fn(&mut Self) -> Turn) -> Turn {
-        match catch_unwind(AssertUnwindSafe(|| work(self))) {
-            Ok(turn) => turn,
-            Err(panic) => self.defect(words(&*panic)),
-        }
+    /// What `work` comes to.
+    ///
+    /// # Errors
+    /// The turn that is left of a connection whose work has panicked.
+    pub(crate) fn guarded<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> Result<R, Turn> {
+        catch_unwind(AssertUnwindSafe(|| work(self))).map_err(|panic| self.defect(words(&*panic)))
     }
 
     /// Ends the connection in order; if that does not work either, at once.
@@ -43,12 +49,22 @@ impl Core {
         }
         // Leases and channels stay where they are until the last handle is gone: whatever still
         // points at their memory keeps it.
-        for operation in self.operations.values() {
-            self.wakers.extend(operation.state.end(Err(error.clone())));
-            self.ended_some = true;
+        for operation in self.operations.values_mut() {
+            let parts = operation.deferred.take().map_or(0, |batch| batch.give_up());
+            let state = &operation.state;
+            if !std::mem::replace(&mut operation.reported, true) {
+                self.wakers.extend(state.end(Err(error.clone())));
+            }
+            for _ in 0..parts {
+                self.wakers.extend(state.end(Ok(None)));
+            }
+        }
+        if let Some(resume) = &self.resume {
+            resume.end(&error);
         }
         self.ended.get_or_insert(Err(error));
         self.ended_at.get_or_insert_with(Instant::now);
+        self.end_one_sided();
         self.finished = true;
         Turn {
             finished: true,

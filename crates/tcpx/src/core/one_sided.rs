@@ -1,7 +1,7 @@
 //! What the peer does in windows of this side, and its notifications.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
 
 use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
 use tcpx_net::Direction;
@@ -10,7 +10,7 @@ use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
 };
-use tcpx_wire::{Level, Numbered, WindowKey};
+use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
 
 use super::{Core, Operation};
 use crate::connection::Deferred;
@@ -31,18 +31,47 @@ pub(super) struct OneSided {
     windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
     /// Notifications for which there is no room yet.
-    postponed: VecDeque<Arriving>,
+    pub(super) postponed: VecDeque<Arriving>,
     /// Puts and gets of the peer whose memory an operation that ends early still has.
-    behind_stopped: Vec<Action>,
+    pub(super) behind_stopped: Vec<Action>,
     /// Operations that [come](Operation::comes).
     coming: usize,
     /// Memory of operations whose bytes travel with their frames.
     nothing: Option<Region>,
+    gathers: Gathers,
+}
+
+/// Pieces from which the memory of a list is kept for all operations that name it, each by a short frame.
+const KEPT_PIECES: u32 = 64;
+
+/// The memory of long lists that the peer keeps here, or why they have none.
+#[derive(Default)]
+struct Gathers {
+    /// By the list's address, which is its own as long as this refers to it, and by whether it is written.
+    kept: HashMap<(usize, bool), Kept>,
+}
+
+type Kept = (Weak<PieceList>, Result<Gather, MemoryError>);
+
+impl Gathers {
+    fn find(
+        &mut self,
+        list: &Arc<PieceList>,
+        access: Access,
+        make: impl FnOnce() -> Result<Gather, MemoryError>,
+    ) -> Result<&Gather, MemoryError> {
+        let key = (Arc::as_ptr(list).addr(), access == Access::Write);
+        if !self.kept.contains_key(&key) {
+            self.kept.retain(|_, (list, _)| list.strong_count() > 0);
+        }
+        let (_, made) = (self.kept.entry(key)).or_insert_with(|| (Arc::downgrade(list), make()));
+        made.as_ref().map_err(MemoryError::clone)
+    }
 }
 
 /// A notification that has not been accepted.
 #[derive(Clone, Copy)]
-struct Arriving {
+pub(super) struct Arriving {
     transfer: TransferId,
     bytes: usize,
     eager: bool,
@@ -86,6 +115,8 @@ impl Core {
         if let Some(exposed) = self.one_sided.windows.remove(&window) {
             exposed.uses.revoke();
         }
+        // They hold its memory.
+        self.one_sided.gathers = Gathers::default();
     }
 
     /// The connection has ended: nothing can be done in windows any more.
@@ -95,6 +126,7 @@ impl Core {
         }
         self.one_sided.postponed.clear();
         self.one_sided.behind_stopped.clear();
+        self.one_sided.gathers = Gathers::default();
         self.wakers.extend(self.one_sided.notifications.end());
         self.ended_some = true;
     }
@@ -165,7 +197,17 @@ impl Core {
         let waits =
             matches!(error, Error::Memory(MemoryError::Busy { .. })) && self.is_stopping_peers();
         if waits {
-            self.one_sided.behind_stopped.push(action.clone());
+            let limits = self.session.limits();
+            let most = limits.puts as usize + limits.gets as usize;
+            let (session, behind) = (&self.session, &mut self.one_sided.behind_stopped);
+            if behind.len() > 2 * most {
+                // Of puts that have ended at the peer meanwhile.
+                behind.retain(|action| match action {
+                    Action::PutArrives { transfer, .. } => session.waits(*transfer),
+                    _ => true,
+                });
+            }
+            behind.push(action.clone());
         }
         waits
     }
@@ -187,14 +229,17 @@ impl Core {
 
     /// The memory of pieces of windows. The session has checked their bounds.
     fn lease_covered(
-        &self,
+        &mut self,
         covered: &Covered,
         bytes: u64,
         access: Access,
     ) -> Result<(Lease, Vec<Use>), Error> {
         const HOLDER: &str = "the peer, in a window";
+        let OneSided {
+            windows, gathers, ..
+        } = &mut self.one_sided;
         let exposed = |window: &u64| {
-            let exposed = self.one_sided.windows.get(window);
+            let exposed = windows.get(window);
             exposed.ok_or(Error::Closed { peer: self.peer })
         };
         let piece = |offset: u64, bytes: u64| {
@@ -214,16 +259,22 @@ impl Core {
                 let exposed: Vec<_> = named
                     .map(|(window, _)| exposed(window))
                     .collect::<Result<_, _>>()?;
-                let parents: Vec<_> = exposed.iter().map(|one| one.slice.clone()).collect();
-                let pieces = list.runs().iter().flat_map(|run| {
-                    let window = run.window as usize;
-                    let length = run.length;
-                    let offsets = run.offsets();
-                    offsets.map(move |offset| (window, piece(offset, length)))
-                });
-                let region = Gather::new(&parents, pieces, access)?.region(HOLDER)?;
-                let uses = exposed.iter().map(|one| Uses::begin(&one.uses));
-                Ok((region.lease(.., access)?, uses.collect()))
+                let make = || {
+                    let parents: Vec<_> = exposed.iter().map(|one| one.slice.clone()).collect();
+                    let pieces = list.runs().iter().flat_map(|run| {
+                        let window = run.window as usize;
+                        let length = run.length;
+                        let offsets = run.offsets();
+                        offsets.map(move |offset| (window, piece(offset, length)))
+                    });
+                    Gather::new(&parents, pieces, access)
+                };
+                let region = match list.pieces() {
+                    KEPT_PIECES.. => gathers.find(list, access, make)?.region(HOLDER)?,
+                    _ => make()?.region(HOLDER)?,
+                };
+                let uses = exposed.iter().map(|one| Uses::begin(&one.uses)).collect();
+                Ok((region.lease(.., access)?, uses))
             }
         }
     }

@@ -227,7 +227,7 @@ impl Core {
             true => patience,
             false => QUIET.min(patience),
         };
-        if !broken && self.clock < heard + silence {
+        if !broken && self.now() < heard + silence {
             return Some(heard + silence);
         }
         let now = self.ticked;

@@ -29,13 +29,19 @@ impl Core {
                     any = true;
                     let now = self.now();
                     let is_message = matches!(frame, Frame::Eager { .. });
-                    if let Err(error) = self.session.frame(now, frame) {
+                    let is_list = matches!(frame, Frame::Pieces { .. });
+                    let is_seen_to =
+                        matches!(frame, Frame::Received { .. }) && self.resume.is_some();
+                    if !is_seen_to && let Err(error) = self.session.frame(now, frame) {
                         self.fail(Error::protocol(self.peer, error));
                         break;
                     }
                     if is_message {
                         // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
                         self.perform_urgent();
+                    }
+                    if self.is_spent(is_list) {
+                        break;
                     }
                 }
                 Ok(None) => break,

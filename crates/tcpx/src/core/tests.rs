@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
 use tcpx_wire::frame::{
-    Destination, Extent, Frame, Grant, Limits, RefuseReason, Settings, TransferId, encode,
+    CancelReason, Destination, Extent, Frame, Grant, Limits, Notified, PlacedChunks, RefuseReason,
+    Settings, TransferId, encode,
 };
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
-use tcpx_wire::{Level, Place, Role, Tag, WindowSecret};
+use tcpx_wire::{Level, Place, Role, Tag, WindowKey, WindowSecret};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
@@ -21,7 +22,7 @@ use crate::driver::Driver;
 use crate::transfer::{Transfer, TransferState};
 
 /// Longest wait for bytes within the host.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Scene {
     pub(crate) core: Core,
@@ -29,7 +30,7 @@ pub(crate) struct Scene {
     records: Records,
     /// Frames that the peer has said.
     said: u32,
-    pub(super) channel: Arc<Log>,
+    pub(crate) channel: Arc<Log>,
     driver: Arc<Driver>,
     /// What began last.
     last: Option<OperationId>,
@@ -54,14 +55,18 @@ fn settings() -> Settings {
 
 impl Scene {
     pub(crate) fn new() -> Self {
+        Self::with(settings())
+    }
+
+    fn with(settings: Settings) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, address) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
         let (records, theirs) = records(1);
-        let mut session = Session::new(Config::new(settings()), Time(0)).unwrap();
+        let mut session = Session::new(Config::new(settings.clone()), Time(0)).unwrap();
         session.ready();
-        for frame in [Frame::Settings(settings()), Frame::Ready] {
+        for frame in [Frame::Settings(settings), Frame::Ready] {
             session.frame(Time(0), frame).unwrap();
         }
         let driver = Driver::new("test").unwrap();
@@ -155,8 +160,8 @@ impl Scene {
         self.peer.write_all(&sealed).unwrap();
     }
 
-    /// What began last as the program has it, with no engine's thread that looks after it, and the peer.
-    fn into_transfer(self, state: Arc<TransferState>) -> (Transfer, TcpStream) {
+    /// The connection as the program has it, with no engine's thread that looks after it, and the peer.
+    pub(crate) fn into_shared(self) -> (Arc<Shared>, TcpStream) {
         let settings = settings();
         let peer = PeerInfo {
             address: self.core.peer.address,
@@ -170,16 +175,17 @@ impl Scene {
         let patience = Patience::new(false, LIMIT);
         let (driver, id) = (self.driver, 1);
         let shared = Shared::new(self.core, driver, id, peer, patience);
-        let handle = Arc::new(Handle(shared));
-        let transfer = Transfer::new(state, self.last.unwrap().into(), handle);
-        (transfer, self.peer)
+        (shared, self.peer)
     }
 
     /// A send that runs, and the peer.
     pub(crate) fn with_a_send() -> (Transfer, TcpStream) {
         let mut scene = Self::new();
         let sent = scene.begin(Role::Sender, 1, 8);
-        scene.into_transfer(sent)
+        let started = scene.last.unwrap();
+        let (shared, peer) = scene.into_shared();
+        let handle = Arc::new(Handle(shared));
+        (Transfer::new(sent, started.into(), handle), peer)
     }
 
     /// A turn of a thread of the program that waits, once something has come.
@@ -331,4 +337,141 @@ fn a_cancelled_send_that_something_reads_costs_nobody_else() {
     scene.channel.lets_go.store(true, Ordering::SeqCst);
     scene.core.progress();
     assert_eq!(scene.core.operations.len(), 0);
+}
+
+/// The channel fails with the acknowledgement of every chunk of a window, on a thread with little stack.
+#[test]
+fn a_channel_that_fails_often_ends_the_connection_once() {
+    const CHUNKS: u32 = 16_384;
+    let ended = || {
+        let window = CHUNKS.try_into().unwrap();
+        let mut scene = Scene::with(Settings {
+            send_window: window,
+            receive_window: window,
+            ..settings()
+        });
+        scene.channel.holds.store(true, Ordering::SeqCst);
+        let sent = scene.begin(Role::Sender, 1, CHUNKS as usize * 4096);
+        let grant = Grant {
+            window: 0,
+            chunk_bytes: 4096,
+            taper: None,
+            level: Level::Placed,
+        };
+        let transfer = TransferId(0);
+        scene.say([Frame::Grant { transfer, grant }]);
+        let start = Instant::now();
+        while scene.channel.offered.load(Ordering::SeqCst) < CHUNKS as usize {
+            assert!(start.elapsed() < LIMIT, "not all are posted");
+            scene.core.tick();
+            scene.core.progress();
+        }
+        scene.channel.is_broken.store(true, Ordering::SeqCst);
+        scene.channel.lets_go.store(true, Ordering::SeqCst);
+        let placed = |first| Frame::Placed {
+            transfer,
+            chunks: PlacedChunks {
+                first,
+                bits: u64::MAX,
+            },
+        };
+        scene.say((0..CHUNKS).step_by(64).map(placed));
+        while !sent.has_ended() {
+            assert!(start.elapsed() < LIMIT, "it does not end");
+            scene.core.tick();
+            scene.core.progress();
+        }
+        (sent.outcome(), scene.core.refusal())
+    };
+    let thread = std::thread::Builder::new().stack_size(512 << 10);
+    let (sent, refusal) = thread.spawn(ended).unwrap().join().unwrap();
+    assert!(sent.is_some(), "{sent:?}");
+    assert!(
+        matches!(refusal, Some(Error::ChannelLost { .. })),
+        "{refusal:?}"
+    );
+}
+
+/// The peer begins this, for which there is no room yet, and ends it, again and again; what is kept of it each time is
+/// bounded.
+fn begun_and_ended(
+    mut scene: Scene,
+    began: impl Fn(TransferId) -> Frame,
+    kept: fn(&Core) -> usize,
+) {
+    const TIMES: u64 = 20_000;
+    let Limits { puts, gets, .. } = Limits::default();
+    let start = Instant::now();
+    for first in (0..TIMES).step_by(100) {
+        let frames = (first..first + 100).map(TransferId).flat_map(|transfer| {
+            let cancel = Frame::Cancel {
+                transfer,
+                from: Role::Sender,
+                reason: CancelReason::Requested,
+                detail: "".into(),
+            };
+            // Some stay.
+            let ended = (transfer.0 > 2000).then_some(cancel);
+            [began(transfer)].into_iter().chain(ended)
+        });
+        scene.say(frames.collect::<Vec<_>>());
+        let mut left = 2;
+        while left > 0 {
+            assert!(start.elapsed() < LIMIT, "it does not end");
+            scene.core.tick();
+            left -= i32::from(!scene.core.progress().busy);
+        }
+        let kept = kept(&scene.core);
+        assert!(kept <= 2 * (puts + gets) as usize + 100, "{kept} are kept");
+    }
+    assert!(scene.core.refusal().is_none() && kept(&scene.core) > 0);
+}
+
+#[test]
+fn notifications_that_end_before_there_is_room_are_forgotten() {
+    let notification = |transfer| Frame::Eager {
+        transfer,
+        level: Level::Placed,
+        to: Destination::Notification {
+            first: TransferId(0),
+            count: 0,
+        },
+        payload: vec![7; 8].into(),
+    };
+    begun_and_ended(Scene::new(), notification, |core| {
+        core.one_sided.postponed.len()
+    });
+}
+
+#[test]
+fn puts_that_end_before_their_memory_is_free_are_forgotten() {
+    let mut scene = Scene::new();
+    let memory = Region::host(8).unwrap();
+    let secret = WindowSecret::generate(&mut |_| {});
+    let rights = tcpx_wire::Rights::Put;
+    let key = |session: &mut Session| WindowKey {
+        window: session.expose(secret, 8, rights),
+        bytes: 8,
+        rights,
+        takes_lists: false,
+        is_on_gpu: false,
+        secret,
+    };
+    let (key, _) = scene.core.expose(key, memory.all());
+    // What the peer has ended before still has the memory.
+    scene.begin(Role::Receiver, 1, 8);
+    let ended = scene.core.operations.get_mut(&scene.last.unwrap()).unwrap();
+    ended.kind = OperationKind::PeerPut;
+    ended.lease = memory.lease(.., Access::Write).unwrap();
+    ended.stopped = true;
+    let put = |transfer| Frame::Waiting {
+        transfer,
+        level: Level::Placed,
+        bytes: 8,
+        to: Destination::Put {
+            to: Extent::Place(key.at(0)),
+            notified: Notified::No,
+        },
+    };
+    begun_and_ended(scene, put, |core| core.one_sided.behind_stopped.len());
 }

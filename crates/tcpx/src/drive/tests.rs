@@ -1,6 +1,7 @@
 //! Who has the lease, and for how long.
 
 use std::net::TcpStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 use crate::core::tests::Scene;
@@ -88,4 +89,26 @@ fn a_budget_spent_in_vain_pauses_busy_polling() {
     shared.pause_busy_poll(Duration::ZERO);
     assert!(shared.may_busy_poll());
     assert!(shared.may_busy_poll(), "a pause that is over stays over");
+}
+
+#[test]
+fn a_thread_that_panics_gives_the_token_back() {
+    let (transfer, _peer) = Scene::with_a_send();
+    let shared = &transfer.connection.0;
+    let limit = Instant::now() + Duration::from_secs(60);
+    for polls in [true, false] {
+        let looks = std::cell::Cell::new(0);
+        let panics = || {
+            looks.set(looks.get() + 1);
+            assert!(looks.get() < 2, "a defect");
+            false
+        };
+        let work = || match polls {
+            true => shared.drive_once(panics),
+            // Where other threads poll, it does not drive.
+            false => assert!(shared.drive(panics, limit)),
+        };
+        assert!(catch_unwind(AssertUnwindSafe(work)).is_err());
+        assert!(!shared.progress_owner.is_taken());
+    }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_net::{Exchange, Meanwhile, NetworkError, Peer, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure};
-use tcpx_wire::{Session, Time};
+use tcpx_wire::{Frame, Session, Time};
 
 use crate::control::Control;
 use crate::driver::timespec;
@@ -24,7 +24,7 @@ const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 /// a host that may be busy or far away.
 const REASON: Duration = Duration::from_secs(1);
 
-pub(super) struct SetUp {
+pub(super) struct SetUp<'a> {
     pub(super) session: Session,
     pub(super) control: Control,
     pub(super) peer: Peer,
@@ -32,14 +32,17 @@ pub(super) struct SetUp {
     pub(super) deadline: Instant,
     /// Actions that came before their time.
     pub(super) pending: VecDeque<Action>,
+    /// Called before the peer may hear that this side is ready.
+    tells: &'a mut dyn FnMut(),
 }
 
-impl SetUp {
+impl<'a> SetUp<'a> {
     pub(super) fn new(
         control: Control,
         config: Config,
         peer: Peer,
         deadline: Instant,
+        tells: &'a mut dyn FnMut(),
     ) -> Result<Self, Error> {
         let session =
             Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
@@ -50,6 +53,7 @@ impl SetUp {
             origin: Instant::now(),
             deadline,
             pending: VecDeque::new(),
+            tells,
         })
     }
 
@@ -142,7 +146,7 @@ impl SetUp {
     }
 
     /// Waits until bytes arrive, one of the others is ready or something is due.
-    fn sleep<'a>(&'a self, mut watched: Vec<PollFd<'a>>, until: Instant) {
+    fn sleep<'b>(&'b self, mut watched: Vec<PollFd<'b>>, until: Instant) {
         let due = self
             .session
             .next_timeout()
@@ -165,6 +169,7 @@ impl SetUp {
     fn take_frames(&mut self) -> Result<bool, Error> {
         for taken in 0..FRAMES_AT_A_TIME {
             let frame = match self.control.receive() {
+                Ok(Some(Frame::Received { .. })) => continue,
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Ok(taken > 0),
                 Err(end) => {
@@ -268,7 +273,7 @@ fn for_network(error: Error) -> NetworkError {
     }
 }
 
-impl Exchange for SetUp {
+impl Exchange for SetUp<'_> {
     fn exchange(
         &mut self,
         payload: &[u8],
@@ -291,6 +296,7 @@ impl Exchange for SetUp {
     }
 
     fn ready(&mut self) {
+        (self.tells)();
         self.session.ready();
     }
 

@@ -209,3 +209,27 @@ fn many_tags_and_sends_to_a_peer_that_takes_two() {
         send.wait().expect("received");
     }
 }
+
+/// A batch of which the peer cannot keep all lists: it keeps none of them.
+#[test]
+fn a_batch_that_cannot_be_prepared_leaves_nothing_behind() {
+    let (owner, user) = pair(ProgressMode::Background, two);
+    let memory = Region::host(1 << 16).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let (key, here) = (window.key(), filled(&random(4 * 4096)));
+    let slice = |at: usize| here.slice(at * 4096..(at + 1) * 4096).expect("in it");
+    let puts = || {
+        let first = user.put(slice(0), &key, 0);
+        first.put(slice(1), &key, 8192)
+    };
+    for _ in 0..3 {
+        let both = puts().get(slice(2), &key, 0).get(slice(3), &key, 8192);
+        let error = both.prepare().expect_err("four pieces");
+        assert!(error.to_string().contains("lists of 2 pieces"), "{error}");
+    }
+    let prepared = puts().prepare().expect("room");
+    for _ in 0..3 {
+        let started = prepared.start().expect("room");
+        started.wait().expect("applied");
+    }
+}

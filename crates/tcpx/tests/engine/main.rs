@@ -6,4 +6,5 @@ mod examples;
 mod limits;
 mod manual;
 mod tcp;
+mod timeouts;
 mod windows;

@@ -476,6 +476,39 @@ fn a_receive_that_is_given_up_gives_its_memory_back_and_the_next_one_gets_what_i
     server.close(LONG).expect("an orderly goodbye");
 }
 
+/// Whether connections that are made one after the other are accepted so.
+fn are_accepted_in_order() -> bool {
+    const COUNT: u64 = 64;
+    let options = Options::tcp(Auth::Key(key()));
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = Endpoint::listen(address, options.clone()).expect("a free port");
+    let address = server.local_addr();
+    let accepting = thread::spawn(move || {
+        let accept = |_| server.accept(LONG).expect("a client connects");
+        (0..COUNT).map(accept).collect::<Vec<_>>()
+    });
+    let connected = (0..COUNT).map(|number| {
+        let one = Endpoint::connect(address, &options).expect("it listens");
+        let told = one.notify(&number.to_le_bytes()).expect("room");
+        (one, told)
+    });
+    let connected: Vec<_> = connected.collect();
+    let accepted = accepting.join().expect("no panic");
+    let numbers = accepted
+        .iter()
+        .map(|one| one.notification(LONG).expect("alive"));
+    let made = (0..COUNT).map(|number| Some(number.to_le_bytes().to_vec()));
+    let in_order = numbers.eq(made);
+    drop(connected);
+    in_order
+}
+
+#[test]
+fn connections_are_accepted_in_the_order_they_were_made() {
+    // A busy machine may hold one up for longer than others wait for it.
+    assert!((0..5).any(|_| are_accepted_in_order()));
+}
+
 #[test]
 fn endpoints_accept_and_connect_with_many_peers() {
     let options = Options::tcp(Auth::Key(key()));

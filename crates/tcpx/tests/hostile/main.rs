@@ -5,6 +5,7 @@ mod gated;
 mod limits;
 mod peer;
 mod set_up;
+mod starving;
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
