@@ -1,6 +1,7 @@
 //! The way to another agent: a connection when there is one, what waits for it meanwhile, and a new one
 //! after the loss of the old.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,8 @@ use crate::conn::{Conn, Work};
 use crate::info::ConnectionInfo;
 use crate::lock;
 
-/// Longest time that connecting to one address takes, while there are others.
-const ONE_ADDRESS: Duration = Duration::from_secs(3);
-/// The same, where it is the last one.
-const LAST_ADDRESS: Duration = Duration::from_secs(5);
-/// Longest time that connecting takes.
-const ALL_ADDRESSES: Duration = Duration::from_secs(10);
+/// Longest time that connecting takes, over all addresses.
+const CONNECT: Duration = Duration::from_secs(10);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -28,6 +25,8 @@ pub(crate) struct Link {
     gpu: Option<Gpu>,
     port: u16,
     state: Mutex<State>,
+    /// Where it was connected last, which is tried first.
+    last_good: Mutex<Option<SocketAddr>>,
 }
 
 #[derive(Debug)]
@@ -53,6 +52,7 @@ impl Link {
             gpu,
             port,
             state: Mutex::new(State::Idle),
+            last_good: Mutex::default(),
         }
     }
 
@@ -143,34 +143,35 @@ impl Link {
             );
             return None;
         };
-        let candidates = self.info.candidates(&agent.host, self.port);
-        let until = Instant::now() + ALL_ADDRESSES;
+        let mut candidates = self.info.candidates(&agent.host, self.port);
+        let last_good = *lock(&self.last_good);
+        candidates.sort_by_key(|address| Some(*address) != last_good);
+        let until = Instant::now() + CONNECT;
         let mut last = "it named no address that can be reached from here".to_owned();
-        for (at, address) in candidates.iter().enumerate() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || agent.is_stopping() {
-                break;
-            }
+        while !candidates.is_empty() && !agent.is_stopping() {
             let mut options = agent
                 .config
                 .options(Auth::Client(key.clone()), self.gpu.clone());
-            options.connect_timeout = match at + 1 < candidates.len() {
-                true => left.min(ONE_ADDRESS),
-                false => left.min(LAST_ADDRESS),
+            options.connect_timeout = until.saturating_duration_since(Instant::now());
+            let connection = match Endpoint::connect(&candidates[..], &options) {
+                Ok(connection) => connection,
+                Err(error) => {
+                    last = error.to_string();
+                    break;
+                }
             };
-            let reached = Endpoint::connect(*address, &options)
-                .map_err(|error| error.to_string())
-                .and_then(|connection| {
-                    Conn::dialled(agent, connection, &self.name, self.info.agent)
-                });
-            match reached {
+            let address = connection.peer().address;
+            match Conn::dialled(agent, connection, &self.name, self.info.agent) {
                 Ok(conn) => {
                     tracing::info!("connected to {} at {address}", self.name);
+                    *lock(&self.last_good) = Some(address);
                     return Some(conn);
                 }
                 Err(why) => {
+                    // Another one has that address as well.
                     tracing::debug!("agent {} at {address}: {why}", self.name);
                     last = format!("{address}: {why}");
+                    candidates.retain(|candidate| *candidate != address);
                 }
             }
         }

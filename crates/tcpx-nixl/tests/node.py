@@ -5,6 +5,7 @@ The process is told what to do over a pipe, by name of a method of `Node`.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -263,8 +264,19 @@ def pattern(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
-def serve(pipe: Any, name: str, options: dict[str, Any], variables: dict[str, str]) -> None:
+def enter(namespace: str) -> None:
+    """Goes to a network namespace, with all threads that are started from now on."""
+    with open(f"/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"no way into {namespace}")
+
+
+def serve(
+    pipe: Any, name: str, options: dict[str, Any], variables: dict[str, str], namespace: str | None
+) -> None:
     os.environ.update(variables)
+    if namespace:
+        enter(namespace)
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     node: Node | None = None
     while True:
@@ -292,11 +304,18 @@ def end_with_parent(parent: int) -> None:
 class Peer:
     """A `Node` in a process of its own; every method of a node is one of this."""
 
-    def __init__(self, name: str, variables: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        variables: dict[str, str] | None = None,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.name = name
-        self.process = context.Process(target=serve, args=(theirs, name, options, variables or {}))
+        arguments = (theirs, name, options, variables or {}, namespace)
+        self.process = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
 
