@@ -6,6 +6,7 @@ The process is told what to do over a pipe, by name of a method of `Node`.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -84,6 +85,21 @@ class Node:
         regions = [(start + at * size, size, 0, "") for at in range(count)]
         self.registered[number] = self.agent.register_memory(regions, "DRAM")
         return number
+
+    def alloc_apart(self, size: int) -> int:
+        """Registers memory of a mapping of its own; its address."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = libc.mmap(None, ctypes.c_size_t(size), 3, kind, -1, ctypes.c_long(0))
+        self.registered.append(self.agent.register_memory([(address, size, 0, "")], "DRAM"))
+        self.memory.append(np.full(2 * GUARD, GUARD_BYTE, dtype=np.uint8))
+        return int(address)
+
+    def hide(self, address: int, size: int) -> None:
+        """Takes memory away that is still registered, as who unmaps it does. Nothing else comes to lie there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0) == 0
 
     def address(self, number: int) -> int:
         return int(self.memory[number].ctypes.data) + GUARD

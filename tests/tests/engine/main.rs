@@ -16,3 +16,4 @@ mod process_transfers;
 mod rests;
 mod shortages;
 mod strangers;
+mod unmapped;
