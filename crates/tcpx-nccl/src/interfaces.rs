@@ -34,6 +34,8 @@ pub(crate) enum Reach {
     Loopback,
     /// Containers and virtual machines of this host, or one network segment.
     Neighbours,
+    /// Others, that routes lead to: the address is the host's own, and stands on loopback.
+    Routed,
     /// Others, over an interface without an adapter of its own: as in a container.
     Virtual,
     /// Others, over an adapter.
@@ -50,14 +52,16 @@ impl Interface {
 
     /// Link speed in Mb/s, assumed where it does not tell.
     pub(crate) fn speed_mbps(&self) -> i32 {
-        self.speed.unwrap_or_else(|| match self.pci_path() {
-            Some(_) => UNKNOWN_SPEED_MBPS,
-            None => MEMORY_SPEED_MBPS,
-        })
+        self.speed
+            .unwrap_or_else(|| match (self.reach, self.pci_path()) {
+                (Reach::Routed, _) | (_, Some(_)) => UNKNOWN_SPEED_MBPS,
+                (_, None) => MEMORY_SPEED_MBPS,
+            })
     }
 
+    /// It stands on `lo`.
     fn is_loopback(&self) -> bool {
-        self.reach == Reach::Loopback
+        matches!(self.reach, Reach::Loopback | Reach::Routed)
     }
 }
 
@@ -118,6 +122,10 @@ fn unasked(all: &[Interface]) -> (Vec<Interface>, &'static str) {
             Reach::Virtual,
             "the first that is up, there is no network card",
         ),
+        (
+            Reach::Routed,
+            "routes lead from there to other hosts, no other interface has an address",
+        ),
         (Reach::Neighbours, "there is none that reaches other hosts"),
         (
             Reach::Loopback,
@@ -173,8 +181,8 @@ pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, NetError> {
 
 fn reach(name: &str, kind: Option<InterfaceKind>, address: IpAddr) -> Reach {
     match kind {
-        Some(InterfaceKind::Loopback) => Reach::Loopback,
         _ if address.is_loopback() => Reach::Loopback,
+        Some(InterfaceKind::Loopback) => Reach::Routed,
         Some(InterfaceKind::Bridge) => Reach::Neighbours,
         _ if system::is_container_name(name) || is_link_local(address) => Reach::Neighbours,
         Some(InterfaceKind::Physical) => Reach::Adapter,
@@ -202,9 +210,11 @@ fn is_of(family: Option<Family>, address: IpAddr) -> bool {
 /// Which of an interface's addresses is used: the highest.
 fn rank(address: IpAddr) -> u8 {
     match address {
-        _ if is_link_local(address) => 0,
-        IpAddr::V6(_) => 1,
-        IpAddr::V4(_) => 2,
+        IpAddr::V6(_) if address.is_loopback() => 0,
+        _ if address.is_loopback() => 1,
+        _ if is_link_local(address) => 2,
+        IpAddr::V6(_) => 3,
+        IpAddr::V4(_) => 4,
     }
 }
 
@@ -286,6 +296,9 @@ mod tests {
         assert_eq!(names(managed.to_vec()), ["ens1", "ens2"]);
         assert_eq!(names(vec![lo(), docker(), pod()]), ["eth0"]);
         assert_eq!(names(vec![lo(), docker()]), ["docker0"]);
+        let routed = || of("lo", Reach::Routed, None);
+        assert_eq!(names(vec![routed(), docker()]), ["lo"]);
+        assert_eq!(names(vec![routed(), docker(), pod()]), ["eth0"]);
         let untold = [card("eth0", None), card("eth1", None)];
         assert_eq!(names(untold.to_vec()), ["eth0", "eth1"]);
         assert_eq!(names(many).len(), MAX_INTERFACES);
@@ -294,6 +307,18 @@ mod tests {
     #[test]
     fn an_address_for_others_goes_before_one_for_the_segment() {
         let by_rank = ["169.254.3.1", "fd00::1", "10.0.0.1"].map(|text| text.parse().unwrap());
+        let on_loopback = ["::1", "127.0.0.1", "fd00::1", "10.255.0.1"];
+        let on_loopback = on_loopback.map(|text| text.parse().unwrap());
+        assert!(on_loopback.is_sorted_by_key(|address: &IpAddr| rank(*address)));
+        let lo = Some(InterfaceKind::Loopback);
+        let reached = on_loopback.map(|address| reach("lo", lo, address));
+        let routed = [
+            Reach::Loopback,
+            Reach::Loopback,
+            Reach::Routed,
+            Reach::Routed,
+        ];
+        assert_eq!(reached, routed);
         assert!(by_rank.is_sorted_by_key(|address: &IpAddr| rank(*address)));
         let card = Some(InterfaceKind::Physical);
         assert_eq!(reach("eth77", card, by_rank[0]), Reach::Neighbours);
