@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Endpoint, Gpu};
+use tcpx::{Auth, Endpoint, Error, Gpu, NetworkError};
+use tcpx_wire::handshake::HandshakeError;
 
 use crate::abi::Status;
 use crate::agent::Agent;
@@ -15,6 +16,9 @@ use crate::lock;
 
 /// Longest time that connecting takes, over all addresses.
 const CONNECT: Duration = Duration::from_secs(10);
+/// Before an agent is dialled again that is taking as many others as it can.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -146,7 +150,7 @@ impl Link {
         let mut candidates = self.info.candidates(&agent.host, self.port);
         let last_good = *lock(&self.last_good);
         candidates.sort_by_key(|address| Some(*address) != last_good);
-        let until = Instant::now() + CONNECT;
+        let (until, mut pause) = (Instant::now() + CONNECT, FIRST_PAUSE);
         let mut last = "it named no address that can be reached from here".to_owned();
         while !candidates.is_empty() && !agent.is_stopping() {
             let mut options = agent
@@ -155,6 +159,11 @@ impl Link {
             options.connect_timeout = until.saturating_duration_since(Instant::now());
             let connection = match Endpoint::connect(&candidates[..], &options) {
                 Ok(connection) => connection,
+                Err(error) if is_crowded(&error) && Instant::now() + pause < until => {
+                    std::thread::sleep(pause);
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    continue;
+                }
                 Err(error) => {
                     last = error.to_string();
                     break;
@@ -211,4 +220,10 @@ impl Link {
             State::Idle | State::Closed => {}
         }
     }
+}
+
+/// Whether so many agents connect there at a time that one more was turned away.
+fn is_crowded(error: &Error) -> bool {
+    let crowded = HandshakeError::Busy;
+    matches!(error, Error::Network(NetworkError::Handshake { error, .. }) if *error == crowded)
 }

@@ -51,7 +51,14 @@ def nixl() -> Any:
 class Node:
     """One agent, its memory, and transfers from it."""
 
-    def __init__(self, name: str, progress: bool = True, telemetry: bool = False, **params: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        progress: bool = True,
+        telemetry: bool = False,
+        backend: str = BACKEND,
+        **params: str,
+    ) -> None:
         api = nixl()
         config = api.nixl_agent_config(
             enable_prog_thread=progress, capture_telemetry=telemetry, backends=[]
@@ -59,7 +66,7 @@ class Node:
         if hasattr(api, "nixl_thread_sync_t"):
             config.sync_mode = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
         self.agent = api.nixl_agent(name, config)
-        self.agent.create_backend(BACKEND, params)
+        self.agent.create_backend(backend, params)
         self.name = name
         self.memory: list[np.ndarray] = []
         self.registered: list[Any] = []
@@ -203,6 +210,10 @@ class Node:
             if time.monotonic() > until:
                 raise TimeoutError("the transfer has not ended")
             time.sleep(0)
+
+    def wait_all(self) -> set[str]:
+        """How the transfers ended that were left."""
+        return {self.wait(handle) for handle in self.handles}
 
     def post(self, handle: Any, notif: bytes = b"") -> str:
         try:
