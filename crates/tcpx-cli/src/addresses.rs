@@ -101,7 +101,7 @@ fn outward() -> Option<IpAddr> {
 fn best(interfaces: &[Interface]) -> Option<IpAddr> {
     interfaces
         .iter()
-        .filter(|interface| interface.up && interface.kind != InterfaceKind::Loopback)
+        .filter(|interface| interface.up)
         .flat_map(|interface| {
             interface
                 .addresses
@@ -109,11 +109,14 @@ fn best(interfaces: &[Interface]) -> Option<IpAddr> {
                 .map(move |ip| (interface.kind, *ip))
         })
         .filter(|(_, ip)| match ip {
-            IpAddr::V4(_) => true,
+            IpAddr::V4(ip) => !ip.is_loopback(),
             // One of a link means nothing without the name that the other side has for it.
-            IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
         })
-        .min_by_key(|(kind, ip)| (ip.is_ipv6(), *kind != InterfaceKind::Physical))
+        .min_by_key(|(kind, ip)| {
+            let is_card = *kind == InterfaceKind::Physical;
+            (*kind == InterfaceKind::Loopback, ip.is_ipv6(), !is_card)
+        })
         .map(|(_, ip)| ip)
 }
 
@@ -214,5 +217,17 @@ mod tests {
         assert_eq!(best(5).as_deref(), Some("172.17.0.1"));
         assert_eq!(best(3).as_deref(), Some("fd00::1"));
         assert_eq!(best(2), None);
+        // Routes lead to it, wherever it stands.
+        let routed = interface(
+            InterfaceKind::Loopback,
+            true,
+            &["127.0.0.1", "10.255.0.1", "::1"],
+        );
+        let [lo, link, ..] = &all;
+        let alone = [lo.clone(), link.clone(), routed.clone()];
+        let found = super::best(&alone).map(|ip| ip.to_string());
+        assert_eq!(found.as_deref(), Some("10.255.0.1"));
+        let found = super::best(&[routed, all[2].clone()]).map(|ip| ip.to_string());
+        assert_eq!(found.as_deref(), Some("fd00::1"));
     }
 }

@@ -57,7 +57,8 @@ pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
 
 /// What the processes told at one time.
 struct Look {
-    reports: Vec<Report>,
+    /// Each with the socket that it came from.
+    reports: Vec<(PathBuf, Report)>,
     /// Those that did not tell, with the reason.
     silent: Vec<(u32, String)>,
     /// Folders whose sockets are not asked.
@@ -84,7 +85,10 @@ fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
     thread::scope(|scope| {
         let asked = |(pid, socket): &(u32, PathBuf)| {
             let (pid, socket) = (*pid, socket.clone());
-            (pid, scope.spawn(move || ask(pid, &socket)))
+            (
+                pid,
+                scope.spawn(move || ask(pid, &socket).map(|report| (socket, report))),
+            )
         };
         let asked: Vec<_> = found.iter().map(asked).collect();
         for (pid, answer) in asked {
@@ -96,6 +100,7 @@ fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
         }
     });
     silent.sort();
+    silent.dedup();
     Ok(Look {
         reports,
         silent,
@@ -107,7 +112,8 @@ impl Look {
     fn fields(&self) -> Value {
         let silent = |(pid, why): &(u32, String)| json!({ "pid": pid, "error": why });
         let silent: Vec<_> = self.silent.iter().map(silent).collect();
-        json!({ "processes": self.reports, "silent": silent, "untrusted_folders": self.untrusted })
+        let processes: Vec<_> = self.reports.iter().map(|(_, report)| report).collect();
+        json!({ "processes": processes, "silent": silent, "untrusted_folders": self.untrusted })
     }
 
     fn text(&self, before: &Self) -> String {
@@ -115,11 +121,11 @@ impl Look {
         if self.reports.is_empty() && self.silent.is_empty() {
             out.push_str("no process of this user has a connection of tcpx\n");
         }
-        for report in &self.reports {
+        for (socket, report) in &self.reports {
             let mut earlier = before.reports.iter();
             let earlier = earlier
-                .find(|other| other.pid == report.pid && other.at_seconds <= report.at_seconds);
-            process(&mut out, report, earlier);
+                .find(|(other, before)| other == socket && before.at_seconds <= report.at_seconds);
+            process(&mut out, report, earlier.map(|(_, before)| before));
         }
         for (_, why) in &self.silent {
             let _ = writeln!(out, "{}", one_line(why));

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::io;
+use std::net::{SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
 use std::sync::Once;
 
-use socket2::Socket;
+use socket2::{SockRef, Socket};
 
 use crate::error::SocketError;
+use crate::socket::is_near;
 
 /// Instead of a default that paces, best first.
 const INSTEAD: [&str; 2] = ["cubic", "reno"];
@@ -23,9 +25,9 @@ const USUAL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// The congestion control of every TCP socket of a connection or a listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's default, which its administrator chose for its links, but for `bbr`, which paces links inside a
-    /// host to a quarter to a half of their speed: in its place `cubic`, else, with a warning, `reno`, whichever the
-    /// system permits.
+    /// The system's default, which its administrator chose for its links. Only where both ends are on this host, `bbr`,
+    /// which paces such links to a quarter to a half of their speed, gives way to `cubic`, else, with a warning, to
+    /// `reno`, whichever the system permits.
     #[default]
     Automatic,
     /// This one, as the system names it, or an error.
@@ -42,13 +44,29 @@ impl fmt::Display for Congestion {
 }
 
 impl Congestion {
-    /// Gives it to a socket that has neither connected nor listened yet: set later, a default that
-    /// paces stays in effect.
-    pub fn apply(&self, socket: &Socket) -> Result<(), SocketError> {
+    /// Gives it to a socket that connects to `peer` next: set later, a default that paces stays in effect.
+    pub fn apply_to_dial(&self, socket: &Socket, peer: SocketAddr) -> Result<(), SocketError> {
+        self.apply(socket, || is_own(peer))
+    }
+
+    /// Gives it to a socket that listens on `address` next, and to those that it accepts.
+    pub fn apply_to_listen(&self, socket: &Socket, address: SocketAddr) -> Result<(), SocketError> {
+        self.apply(socket, || address.ip().to_canonical().is_loopback())
+    }
+
+    /// Gives it to a stream that was accepted where nobody knew who would come. It may go on being paced.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn apply_to_accepted(&self, stream: &TcpStream) -> Result<(), SocketError> {
+        self.apply(&SockRef::from(stream), || is_near(stream))
+    }
+
+    fn apply(&self, socket: &Socket, is_near: impl FnOnce() -> bool) -> Result<(), SocketError> {
         match self {
             Self::Automatic => {
                 let usual = read(socket).unwrap_or_default();
-                if paces(&usual) {
+                if paces(&usual) && is_near() {
                     let set = |name: &&str| socket.set_tcp_congestion(name.as_bytes()).is_ok();
                     let got = INSTEAD.into_iter().find(set);
                     warn_once(&usual, got.unwrap_or(&usual));
@@ -58,6 +76,17 @@ impl Congestion {
             Self::Named(name) => set(socket, name),
         }
     }
+}
+
+/// Whether an address is one of this host: the system lets sockets have no others.
+fn is_own(address: SocketAddr) -> bool {
+    let any_port = match address {
+        SocketAddr::V4(address) => SocketAddr::from((*address.ip(), 0)),
+        SocketAddr::V6(address) => {
+            SocketAddrV6::new(*address.ip(), 0, 0, address.scope_id()).into()
+        }
+    };
+    address.ip().to_canonical().is_loopback() || UdpSocket::bind(any_port).is_ok()
 }
 
 /// Whether it goes on pacing what was sent under it.
@@ -70,7 +99,7 @@ fn warn_once(usual: &str, got: &str) {
     static SAID: Once = Once::new();
     if got != INSTEAD[0] {
         SAID.call_once(|| tracing::warn!(
-            "sockets get {got} in place of the host's {usual}, as cubic is not permitted: allow it in {ALLOWED}, or \
+            "sockets within this host get {got} in place of its {usual}, as cubic is not permitted: allow it in {ALLOWED}, or \
              name one (TCPX_CONGESTION={usual} keeps the host's)"
         ));
     }
@@ -124,8 +153,6 @@ fn remedy(cause: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use super::*;
     use crate::socket;
 
@@ -141,6 +168,62 @@ mod tests {
         for name in allowed.split_whitespace() {
             assert_eq!(listen(name).as_deref(), Ok(name));
         }
+    }
+
+    /// The host's choice is for the ways to others. Which it is here does not matter: a socket that has it is tried.
+    #[test]
+    fn a_control_that_paces_gives_way_within_the_host_alone() {
+        let available = std::fs::read_to_string(AVAILABLE).unwrap();
+        let Some(pacing) = available.split_whitespace().find(|name| paces(name)) else {
+            return;
+        };
+        let paced = || {
+            let socket = Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket
+                .set_tcp_congestion(pacing.as_bytes())
+                .is_ok()
+                .then_some(socket)
+        };
+        if paced().is_none() {
+            return;
+        }
+        let control = |act: &dyn Fn(&Socket) -> Result<(), SocketError>| {
+            let socket = paced().unwrap();
+            act(&socket).unwrap();
+            read(&socket).unwrap()
+        };
+        let automatic = Congestion::Automatic;
+        let [elsewhere, loopback, every] = ["192.0.2.1:1", "127.0.0.1:1", "0.0.0.0:0"]
+            .map(|text| text.parse::<SocketAddr>().unwrap());
+        assert_eq!(
+            control(&|socket| automatic.apply_to_dial(socket, elsewhere)),
+            pacing
+        );
+        assert_ne!(
+            control(&|socket| automatic.apply_to_dial(socket, loopback)),
+            pacing
+        );
+        assert_eq!(
+            control(&|socket| automatic.apply_to_listen(socket, every)),
+            pacing
+        );
+        assert_ne!(
+            control(&|socket| automatic.apply_to_listen(socket, loopback)),
+            pacing
+        );
+        let named = Congestion::Named(pacing.to_owned());
+        assert_eq!(
+            control(&|socket| named.apply_to_dial(socket, loopback)),
+            pacing
+        );
+        let listener = paced().unwrap();
+        listener.bind(&every.into()).unwrap();
+        listener.listen(1).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        let _client = TcpStream::connect((loopback.ip(), address.port())).unwrap();
+        let accepted: TcpStream = listener.accept().unwrap().0.into();
+        automatic.apply_to_accepted(&accepted).unwrap();
+        assert_ne!(read(&SockRef::from(&accepted)).unwrap(), pacing);
     }
 
     #[test]

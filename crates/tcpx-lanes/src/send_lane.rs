@@ -57,6 +57,15 @@ pub trait Owner: Send + Debug {
     /// The stream is broken.
     fn send(&mut self, chunk: &mut Self::Chunk, done: usize) -> io::Result<Moved>;
 
+    /// The memory of a chunk cannot be read, and nothing of it was sent: takes it, so that the lane goes on with the next,
+    /// or gives it back, which ends the lane.
+    ///
+    /// # Errors
+    /// The chunk.
+    fn unreadable(&mut self, chunk: Self::Chunk, _cause: &io::Error) -> Result<(), Self::Chunk> {
+        Err(chunk)
+    }
+
     /// All of a chunk is in the socket, and ends at this place of the stream.
     fn written(&mut self, chunk: Self::Chunk, end: u64);
 
@@ -141,15 +150,19 @@ impl<O: Owner> SendLane<O> {
         }
     }
 
-    /// Writes some of the current chunk; 0 when the socket is full.
-    fn write(&mut self) -> io::Result<usize> {
+    /// Writes some of the current chunk; `None` when the socket is full.
+    fn write(&mut self) -> io::Result<Option<usize>> {
         let Some((chunk, done)) = &mut self.current else {
-            return Ok(0);
+            return Ok(None);
         };
-        let bytes = match self.owner.send(chunk, *done)? {
-            Moved::Bytes(bytes) => bytes,
-            Moved::WouldBlock => return Ok(0),
-            Moved::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+        let bytes = match self.owner.send(chunk, *done) {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) => return Ok(None),
+            Ok(Moved::End) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(cause) if *done == 0 && calls::is_fault(&cause) => {
+                return self.leave_out(cause).map(|()| Some(0));
+            }
+            Err(cause) => return Err(cause),
         };
         *done += bytes;
         let whole = self.owner.wire_bytes(chunk);
@@ -159,7 +172,18 @@ impl<O: Owner> SendLane<O> {
             self.sent += whole as u64;
             self.owner.written(chunk, self.sent);
         }
-        Ok(bytes)
+        Ok(Some(bytes))
+    }
+
+    /// Goes on without the current chunk, of which nothing was sent, if the owner takes it.
+    fn leave_out(&mut self, cause: io::Error) -> io::Result<()> {
+        let Some((chunk, _)) = self.current.take() else {
+            return Ok(());
+        };
+        self.owner.unreadable(chunk, &cause).map_err(|chunk| {
+            self.current = Some((chunk, 0));
+            cause
+        })
     }
 
     /// Tells the owner how far the peer has read. Its end is the lane's.
@@ -216,8 +240,8 @@ impl<O: Owner> SendLane<O> {
                 return Ok(turn);
             }
             match self.write()? {
-                0 => return Ok(Turn::Rest),
-                bytes => share = share.saturating_sub(bytes),
+                None => return Ok(Turn::Rest),
+                Some(bytes) => share = share.saturating_sub(bytes),
             }
         }
         Ok(Turn::Again)

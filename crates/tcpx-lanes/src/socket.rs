@@ -86,7 +86,9 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 /// A listening socket, non-blocking.
 pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListener, SocketError> {
     let fail = |operation, cause: io::Error| io_error(operation, address, cause);
-    let socket = new_socket(address, congestion, "making the listening socket")?;
+    let socket = new_socket(address, "making the listening socket")?;
+    congestion.apply_to_listen(&socket, address)?;
+    log_congestion(&socket, address);
     socket
         .set_reuse_address(true)
         .map_err(|cause| fail("SO_REUSEADDR", cause))?;
@@ -123,7 +125,9 @@ pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, Soc
 pub fn begin_connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
-    let socket = new_socket(peer, &options.congestion, "making a socket")?;
+    let socket = new_socket(peer, "making a socket")?;
+    options.congestion.apply_to_dial(&socket, peer)?;
+    log_congestion(&socket, peer);
     if let Some(interface) = &options.interface {
         match socket.bind_device(Some(interface.as_bytes())) {
             // The source address names the interface too, as far as the routes go.
@@ -161,7 +165,7 @@ pub fn connected(
     }
 }
 
-/// Options for a stream that was accepted; the listener's congestion control came with it.
+/// Options for a stream that was accepted.
 pub fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)
@@ -277,11 +281,7 @@ pub fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-fn new_socket(
-    address: SocketAddr,
-    congestion: &Congestion,
-    operation: &'static str,
-) -> Result<Socket, SocketError> {
+fn new_socket(address: SocketAddr, operation: &'static str) -> Result<Socket, SocketError> {
     let make = || {
         let socket = Socket::new(
             Domain::for_address(address),
@@ -292,12 +292,13 @@ fn new_socket(
         socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
         Ok(socket)
     };
-    let socket = make().map_err(|cause| io_error(operation, address, cause))?;
-    congestion.apply(&socket)?;
-    if let Ok(name) = congestion::read(&socket) {
+    make().map_err(|cause| io_error(operation, address, cause))
+}
+
+fn log_congestion(socket: &Socket, address: SocketAddr) {
+    if let Ok(name) = congestion::read(socket) {
         tracing::debug!(%address, congestion_control = name, "socket made");
     }
-    Ok(socket)
 }
 
 /// Sets an option whose value is an int.

@@ -154,6 +154,12 @@ impl Part<'_> {
     }
 }
 
+/// Whether a call has failed because the memory that it was given is not mapped, or not to be used so; the socket is as it
+/// was.
+pub fn is_fault(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EFAULT)
+}
+
 /// Runs a system call that returns a byte count.
 fn call(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
     loop {

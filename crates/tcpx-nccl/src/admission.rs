@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
+use tcpx_lanes::Congestion;
 use tcpx_lanes::protocols;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
@@ -143,7 +144,8 @@ impl Admission {
                     }
                 },
             };
-            if tcpx_lanes::socket::prepare_comm(&stream).is_err() {
+            let congestion = Congestion::Automatic.apply_to_accepted(&stream);
+            if congestion.is_err() || tcpx_lanes::socket::prepare_comm(&stream).is_err() {
                 continue;
             }
             if self.pending.len() >= self.limit {

@@ -1,12 +1,14 @@
 //! A connection under way: dial, prove that we know the secret.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
+use tcpx_lanes::Congestion;
+use tcpx_lanes::interfaces::{InterfaceAddress, addresses};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_lanes::{lock, protocols};
@@ -29,13 +31,24 @@ const OWN_ADDRESS_TIME: Duration = Duration::from_secs(3);
 /// How long after that the kernel may still hold the peer for unreachable.
 const SETTLING_TIME: Duration = Duration::from_secs(10);
 
-/// Pairs of own and peer's addresses between which only the address that the routes choose works.
-static ROUTED: PerProcess<Mutex<BTreeSet<(IpAddr, IpAddr)>>> = PerProcess::new();
-/// Most of them that are remembered.
-const MOST_ROUTED: usize = 4096;
+/// What works between an own and a peer's address, where the device's interface and address do not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Works {
+    /// The device's address, over the interface that the routes choose.
+    Address,
+    /// The address and the interface that the routes choose.
+    Routes,
+}
 
-fn routed() -> MutexGuard<'static, BTreeSet<(IpAddr, IpAddr)>> {
-    lock(ROUTED.get())
+type Known = BTreeMap<(IpAddr, IpAddr), Works>;
+
+/// Of pairs of own and peer's addresses.
+static KNOWN: PerProcess<Mutex<Known>> = PerProcess::new();
+/// Most of them that are remembered.
+const MOST_KNOWN: usize = 4096;
+
+fn known() -> MutexGuard<'static, Known> {
+    lock(KNOWN.get())
 }
 
 /// An authenticated connection.
@@ -52,8 +65,12 @@ pub(crate) struct Dialer {
     /// The device's address; `None`: the routes choose one. A host may drop what comes from an
     /// address of another network than the one it was sent to.
     local: Option<SocketAddr>,
+    /// The device's interface, where the routes may choose another one for its address.
+    interface: Option<String>,
     /// The device's address, once nothing came of it.
     in_vain: Option<IpAddr>,
+    /// Nothing came of its interface.
+    is_unbound: bool,
     peer: SocketAddr,
     key: ClientKey,
     protection: Protection,
@@ -103,10 +120,13 @@ impl Dialer {
         // An address of one family, or of loopback, reaches no other.
         let fits = local.is_ipv4() == peer.is_ipv4()
             && local.ip().is_loopback() == peer.ip().is_loopback();
-        let is_in_vain = routed().contains(&(local.ip(), peer.ip()));
+        let works = known().get(&(local.ip(), peer.ip())).copied();
+        let interface = || shared_network(&addresses().ok()?, local.ip(), peer.ip());
         Self {
-            local: (fits && !is_in_vain).then_some(local),
+            local: (fits && works != Some(Works::Routes)).then_some(local),
+            interface: (fits && works.is_none()).then(interface).flatten(),
             in_vain: None,
+            is_unbound: false,
             peer,
             key,
             protection,
@@ -165,7 +185,7 @@ impl Dialer {
                 }
                 Phase::Idle(_) => {
                     self.began = now;
-                    let dialling = dial(self.local, self.peer);
+                    let dialling = dial(self.local, self.interface.as_deref(), self.peer);
                     Phase::Dialling(dialling.map_err(|error| self.undialled(error, now))?, now)
                 }
                 Phase::Dialling(stream, since) => match dialled(&stream) {
@@ -206,7 +226,10 @@ impl Dialer {
                 | io::ErrorKind::NetworkUnreachable
                 | io::ErrorKind::AddrNotAvailable
         );
-        if is_unreachable && let Some(local) = self.local.take() {
+        if is_unreachable && self.interface.take().is_some() {
+            self.is_unbound = true;
+            self.settling = now + SETTLING_TIME;
+        } else if is_unreachable && let Some(local) = self.local.take() {
             self.in_vain = Some(local.ip());
             self.settling = now + SETTLING_TIME;
         }
@@ -219,10 +242,16 @@ impl Dialer {
     }
 
     fn start(&self, stream: Stream) -> Result<Phase, Failure> {
-        if let Some(local) = self.in_vain {
-            let mut routed = routed();
-            if routed.len() < MOST_ROUTED {
-                routed.insert((local, self.peer.ip()));
+        let own = self.local.map(|local| local.ip());
+        let found = match (self.in_vain, own) {
+            (Some(local), _) => Some((local, Works::Routes)),
+            (None, Some(local)) if self.is_unbound => Some((local, Works::Address)),
+            _ => None,
+        };
+        if let Some((local, works)) = found {
+            let mut known = known();
+            if known.len() < MOST_KNOWN {
+                known.insert((local, self.peer.ip()), works);
             }
         }
         let entropy = random().map_err(|error| Failure::Final(error.to_string()))?;
@@ -267,8 +296,46 @@ impl PairDialer {
     }
 }
 
-pub(crate) fn dial(local: Option<SocketAddr>, peer: SocketAddr) -> io::Result<Stream> {
+/// The interface of an own address that another one shares the peer's network with: for packets from there the routes
+/// choose either.
+fn shared_network(all: &[InterfaceAddress], local: IpAddr, peer: IpAddr) -> Option<String> {
+    let own = all.iter().find(|one| one.address == local)?;
+    let reaches = |one: &&InterfaceAddress| is_in_network(peer, one.address, one.prefix);
+    let mut reaching = all.iter().filter(reaches);
+    let is_shared = reaching.any(|one| one.interface != own.interface);
+    (is_shared && reaches(&own)).then(|| own.interface.clone())
+}
+
+/// Whether an address is in the network of another one.
+fn is_in_network(address: IpAddr, of: IpAddr, prefix: u8) -> bool {
+    let (differ, bits) = match (address, of) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => {
+            (u128::from(one.to_bits() ^ other.to_bits()), 32_u32)
+        }
+        (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits(), 128),
+        _ => return false,
+    };
+    let rest = bits.saturating_sub(prefix.into());
+    differ.checked_shr(rest).unwrap_or(0) == 0
+}
+
+pub(crate) fn dial(
+    local: Option<SocketAddr>,
+    interface: Option<&str>,
+    peer: SocketAddr,
+) -> io::Result<Stream> {
     let socket = tcp_socket(peer)?;
+    let congestion = Congestion::Automatic.apply_to_dial(&socket, peer);
+    congestion.map_err(io::Error::other)?;
+    if let Some(interface) = interface {
+        // Old systems keep it from ordinary users: then the address alone decides.
+        let bound = socket.bind_device(Some(interface.as_bytes()));
+        if let Err(error) = bound
+            && error.kind() != io::ErrorKind::PermissionDenied
+        {
+            return Err(error);
+        }
+    }
     // The device is the caller's choice of interface, wherever its address can reach the peer.
     if let Some(local) = local {
         socket.bind(&local.into())?;
@@ -358,6 +425,48 @@ mod tests {
             IpAddr::V4(address) if !address.is_loopback() => Some(address),
             _ => None,
         }
+    }
+
+    #[test]
+    fn a_device_keeps_its_interface_where_another_has_the_same_network() {
+        let all = [
+            ("card1", "192.168.3.15", 20),
+            ("card2", "192.168.5.15", 20),
+            ("card3", "10.0.0.1", 24),
+            ("lo", "127.0.0.1", 8),
+            ("card1", "fd00::1", 64),
+            ("card4", "fd00::2", 64),
+        ];
+        let all = all.map(|(interface, address, prefix)| InterfaceAddress {
+            interface: interface.to_owned(),
+            address: address.parse().unwrap(),
+            prefix,
+        });
+        let chosen = |local: &str, peer: &str| {
+            let (local, peer) = (local.parse().unwrap(), peer.parse().unwrap());
+            shared_network(&all, local, peer)
+        };
+        assert_eq!(
+            chosen("192.168.5.15", "192.168.3.16").as_deref(),
+            Some("card2")
+        );
+        assert_eq!(
+            chosen("192.168.5.15", "192.168.16.1"),
+            None,
+            "over a router"
+        );
+        assert_eq!(chosen("10.0.0.1", "10.0.0.2"), None, "there is one way");
+        assert_eq!(
+            chosen("10.0.0.1", "192.168.3.16"),
+            None,
+            "it is in no network there"
+        );
+        assert_eq!(chosen("fd00::2", "fd00::9").as_deref(), Some("card4"));
+        assert_eq!(
+            chosen("10.9.9.9", "10.0.0.2"),
+            None,
+            "no address of this host"
+        );
     }
 
     #[test]

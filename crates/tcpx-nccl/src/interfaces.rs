@@ -34,6 +34,8 @@ pub(crate) enum Reach {
     Loopback,
     /// Containers and virtual machines of this host, or one network segment.
     Neighbours,
+    /// Others, that routes lead to: the address is the host's own, and stands on loopback.
+    Routed,
     /// Others, over an interface without an adapter of its own: as in a container.
     Virtual,
     /// Others, over an adapter.
@@ -50,20 +52,23 @@ impl Interface {
 
     /// Link speed in Mb/s, assumed where it does not tell.
     pub(crate) fn speed_mbps(&self) -> i32 {
-        self.speed.unwrap_or_else(|| match self.pci_path() {
-            Some(_) => UNKNOWN_SPEED_MBPS,
-            None => MEMORY_SPEED_MBPS,
-        })
+        self.speed
+            .unwrap_or_else(|| match (self.reach, self.pci_path()) {
+                (Reach::Routed, _) | (_, Some(_)) => UNKNOWN_SPEED_MBPS,
+                (_, None) => MEMORY_SPEED_MBPS,
+            })
     }
 
+    /// It stands on `lo`.
     fn is_loopback(&self) -> bool {
-        self.reach == Reach::Loopback
+        matches!(self.reach, Reach::Loopback | Reach::Routed)
     }
 }
 
 /// Chooses the devices, and says why: what the filter admits, or without one what is best.
 pub(crate) fn choose(
     filter: &str,
+    family: Option<Family>,
     all: Vec<Interface>,
 ) -> Result<(Vec<Interface>, &'static str), NetError> {
     let (chosen, why): (Vec<Interface>, _) = match InterfaceFilter::parse(filter) {
@@ -82,25 +87,45 @@ pub(crate) fn choose(
     };
     if chosen.is_empty() {
         let found: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
-        let why = no_interface(filter, &found.join(", "));
+        let why = no_interface(filter, family, &found.join(", "));
         return Err(NetError::new(ResultCode::SystemError, why));
     }
     Ok((chosen, why))
 }
 
 /// Which interfaces were asked for and which there are, and what to do.
-fn no_interface(filter: &str, found: &str) -> String {
+fn no_interface(filter: &str, family: Option<Family>, found: &str) -> String {
+    let family = match family {
+        None => "",
+        Some(Family::V4) => " of IPv4, as NCCL_SOCKET_FAMILY asks,",
+        Some(Family::V6) => " of IPv6 for other links, as NCCL_SOCKET_FAMILY asks,",
+    };
     let asked = match filter {
         "" => String::new(),
         filter => format!(" and a name that NCCL_SOCKET_IFNAME={filter:?} admits"),
     };
-    let rest = match found {
-        "" => {
+    let rest = match (found, family) {
+        ("", "") => {
             "bring one up and give it an address (`ip link set IF up`, `ip address add ...`)".into()
         }
-        found => format!("there are {found}; correct the variable or unset it"),
+        ("", _) => "give one such an address, or unset the variable".to_owned(),
+        (found, _) => format!("there are {found}; correct the variable or unset it"),
     };
-    format!("no network interface is up with an address{asked}; {rest}")
+    format!("no network interface is up with an address{family}{asked}; {rest}")
+}
+
+/// The names of a list of interfaces that none of these has: as a rule they are mistyped.
+pub(crate) fn unmet(filter: &str, all: &[Interface]) -> Option<String> {
+    let parsed = InterfaceFilter::parse(filter).filter(|parsed| !parsed.is_exclusion())?;
+    let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+    let unmet: Vec<&str> = parsed.unmet(&names).collect();
+    (!unmet.is_empty()).then(|| {
+        format!(
+            "NCCL_SOCKET_IFNAME={filter:?} names {}, which no interface with an address has; there are {}",
+            unmet.join(", "),
+            names.join(", ")
+        )
+    })
 }
 
 /// The fastest adapters; without one, the first interface that reaches others, else whatever there is.
@@ -117,6 +142,10 @@ fn unasked(all: &[Interface]) -> (Vec<Interface>, &'static str) {
         (
             Reach::Virtual,
             "the first that is up, there is no network card",
+        ),
+        (
+            Reach::Routed,
+            "routes lead from there to other hosts, no other interface has an address",
         ),
         (Reach::Neighbours, "there is none that reaches other hosts"),
         (
@@ -173,8 +202,8 @@ pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, NetError> {
 
 fn reach(name: &str, kind: Option<InterfaceKind>, address: IpAddr) -> Reach {
     match kind {
-        Some(InterfaceKind::Loopback) => Reach::Loopback,
         _ if address.is_loopback() => Reach::Loopback,
+        Some(InterfaceKind::Loopback) => Reach::Routed,
         Some(InterfaceKind::Bridge) => Reach::Neighbours,
         _ if system::is_container_name(name) || is_link_local(address) => Reach::Neighbours,
         Some(InterfaceKind::Physical) => Reach::Adapter,
@@ -202,9 +231,11 @@ fn is_of(family: Option<Family>, address: IpAddr) -> bool {
 /// Which of an interface's addresses is used: the highest.
 fn rank(address: IpAddr) -> u8 {
     match address {
-        _ if is_link_local(address) => 0,
-        IpAddr::V6(_) => 1,
-        IpAddr::V4(_) => 2,
+        IpAddr::V6(_) if address.is_loopback() => 0,
+        _ if address.is_loopback() => 1,
+        _ if is_link_local(address) => 2,
+        IpAddr::V6(_) => 3,
+        IpAddr::V4(_) => 4,
     }
 }
 
@@ -230,7 +261,7 @@ mod tests {
     #[track_caller]
     fn check(filter: &str, expected: &[&str]) {
         let all = ["lo", "eth0", "eth1", "eth10", "docker0"].map(interface);
-        let names: Vec<String> = match choose(filter, all.to_vec()) {
+        let names: Vec<String> = match choose(filter, None, all.to_vec()) {
             Ok((chosen, _)) => chosen.into_iter().map(|i| i.name).collect(),
             Err(error) => {
                 assert!(error.to_string().contains("docker0"), "{error}");
@@ -256,6 +287,19 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_a_list_that_no_interface_has_is_told() {
+        let all = ["lo", "eth0"].map(interface);
+        let told = unmet("eth0,eht1", &all).unwrap();
+        assert!(
+            told.contains("names eht1,") && told.contains("lo, eth0"),
+            "{told}"
+        );
+        assert_eq!(unmet("eth,lo", &all), None);
+        assert_eq!(unmet("^eht1", &all), None);
+        assert_eq!(unmet("", &all), None);
+    }
+
+    #[test]
     fn unasked_it_takes_the_fastest_adapters_and_never_what_containers_use_if_there_is_another() {
         let of = |name: &str, reach, speed| Interface {
             reach,
@@ -270,7 +314,7 @@ mod tests {
             .map(|n| card(&format!("eth{n}"), Some(100)))
             .collect();
         let names = |all: Vec<Interface>| -> Vec<String> {
-            let (chosen, why) = choose("", all).unwrap();
+            let (chosen, why) = choose("", None, all).unwrap();
             assert!(!why.is_empty());
             chosen.into_iter().map(|one| one.name).collect()
         };
@@ -286,6 +330,9 @@ mod tests {
         assert_eq!(names(managed.to_vec()), ["ens1", "ens2"]);
         assert_eq!(names(vec![lo(), docker(), pod()]), ["eth0"]);
         assert_eq!(names(vec![lo(), docker()]), ["docker0"]);
+        let routed = || of("lo", Reach::Routed, None);
+        assert_eq!(names(vec![routed(), docker()]), ["lo"]);
+        assert_eq!(names(vec![routed(), docker(), pod()]), ["eth0"]);
         let untold = [card("eth0", None), card("eth1", None)];
         assert_eq!(names(untold.to_vec()), ["eth0", "eth1"]);
         assert_eq!(names(many).len(), MAX_INTERFACES);
@@ -294,6 +341,18 @@ mod tests {
     #[test]
     fn an_address_for_others_goes_before_one_for_the_segment() {
         let by_rank = ["169.254.3.1", "fd00::1", "10.0.0.1"].map(|text| text.parse().unwrap());
+        let on_loopback = ["::1", "127.0.0.1", "fd00::1", "10.255.0.1"];
+        let on_loopback = on_loopback.map(|text| text.parse().unwrap());
+        assert!(on_loopback.is_sorted_by_key(|address: &IpAddr| rank(*address)));
+        let lo = Some(InterfaceKind::Loopback);
+        let reached = on_loopback.map(|address| reach("lo", lo, address));
+        let routed = [
+            Reach::Loopback,
+            Reach::Loopback,
+            Reach::Routed,
+            Reach::Routed,
+        ];
+        assert_eq!(reached, routed);
         assert!(by_rank.is_sorted_by_key(|address: &IpAddr| rank(*address)));
         let card = Some(InterfaceKind::Physical);
         assert_eq!(reach("eth77", card, by_rank[0]), Reach::Neighbours);
@@ -304,12 +363,14 @@ mod tests {
 
     #[test]
     fn loopback_serves_when_there_is_nothing_else() {
-        let (chosen, why) = choose("", vec![interface("lo")]).unwrap();
+        let (chosen, why) = choose("", None, vec![interface("lo")]).unwrap();
         assert!(why.contains("this host alone"), "{why}");
         assert_eq!(chosen, [interface("lo")]);
-        let error = choose("", Vec::new()).unwrap_err().to_string();
-        assert!(error.contains("ip link set"), "{error}");
-        assert!(!error.contains("NCCL_SOCKET_IFNAME"), "{error}");
+        let error = |family| choose("", family, Vec::new()).unwrap_err().to_string();
+        let [any, v6] = [None, Some(Family::V6)].map(error);
+        assert!(any.contains("ip link set"), "{any}");
+        assert!(!any.contains("NCCL_SOCKET"), "{any}");
+        assert!(v6.contains("NCCL_SOCKET_FAMILY"), "{v6}");
     }
 
     #[test]

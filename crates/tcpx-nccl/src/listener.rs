@@ -87,7 +87,7 @@ impl NetListen for ListenComm {
     }
 }
 
-/// A TCP socket with the congestion control that bulk transfers need.
+/// A non-blocking TCP socket.
 pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -95,10 +95,6 @@ pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
         Some(Protocol::TCP),
     )?;
     socket.set_nonblocking(true)?;
-    // Hosts may default to a control made for the open internet, at a fraction of the speed.
-    Congestion::Automatic
-        .apply(&socket)
-        .map_err(io::Error::other)?;
     Ok(socket)
 }
 
@@ -135,6 +131,8 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, NetErro
 
 pub(crate) fn listen_on(address: SocketAddr) -> io::Result<Listener> {
     let socket = tcp_socket(address)?;
+    let congestion = Congestion::Automatic.apply_to_listen(&socket, address);
+    congestion.map_err(io::Error::other)?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

@@ -151,9 +151,12 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], NetError> {
 impl TcpxPlugin {
     /// Starts the plugin with given settings.
     pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, NetError> {
-        let (interfaces, why) =
-            interfaces::choose(&config.interfaces, interfaces::list(config.family)?)?;
         let log = Arc::new(Log::new(logger, Self::NAME));
+        let all = interfaces::list(config.family)?;
+        if let Some(told) = interfaces::unmet(&config.interfaces, &all) {
+            log.warn(&told);
+        }
+        let (interfaces, why) = interfaces::choose(&config.interfaces, config.family, all)?;
         let rails = config.rails.unwrap_or_else(|| rails_for(interfaces.len()));
         let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
         log.info(&format!(

@@ -361,7 +361,7 @@ impl Waiting {
         let again = Presence::At(now + LOOK);
         self.look = match std::mem::replace(&mut self.look, Presence::At(now)) {
             Presence::At(at) if now < at => Presence::At(at),
-            Presence::At(_) => match dialer::dial(None, door) {
+            Presence::At(_) => match dialer::dial(None, None, door) {
                 Ok(stream) => Presence::Dialling(stream),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     return Some(format!("{}, and its process is gone", self.why));

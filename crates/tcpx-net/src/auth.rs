@@ -152,7 +152,7 @@ impl ClientSide for LaneClient {
 pub(crate) struct Client<S> {
     pub(crate) stream: TcpStream,
     pub(crate) deadline: Instant,
-    peer: SocketAddr,
+    pub(crate) peer: SocketAddr,
     side: S,
     started: Instant,
     /// Until it is connected.

@@ -1,6 +1,7 @@
 //! Connecting to a listener: the control connection and its lanes.
 
 mod again;
+mod race;
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use crate::auth::{self, Auth, Client, ClientSide};
 use crate::error::{NetworkError, SocketError};
 
 pub use again::{ControlStream, dial_control_again};
+use race::race;
 pub use tcpx_lanes::socket::DialOptions;
 
 /// Times that a connection is dialled again which the peer closed without an answer, and pauses before.
@@ -26,6 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// [`Established::read_welcome`](tcpx_wire::handshake::Established::read_welcome) reads.
 #[derive(Debug)]
 pub struct Dialled {
+    /// The address that it came about at.
+    pub peer: SocketAddr,
     /// The stream: non-blocking, `TCP_NODELAY`.
     pub stream: TcpStream,
     /// The session that both sides now hold.
@@ -44,28 +48,59 @@ pub fn dial(
     auth: &Auth,
     options: &DialOptions,
 ) -> Result<Dialled, NetworkError> {
+    dial_first(&[address], auth, options)
+}
+
+/// The same, at whichever of a peer's addresses answers first: they are tried in their order, each a little after the one
+/// before (RFC 8305).
+///
+/// # Errors
+/// As [`dial`]: that of a peer which answered otherwise than expected, if one did, else the last; of the others a line
+/// in the log.
+pub fn dial_first(
+    addresses: &[SocketAddr],
+    auth: &Auth,
+    options: &DialOptions,
+) -> Result<Dialled, NetworkError> {
     let key = auth.client_key();
     with_redials(options.deadline, || {
-        let client = begin(address, options, |entropy| {
-            Ok(ClientHandshake::new(
-                key.as_ref(),
-                protocols::own_build(),
-                entropy,
-            ))
-        })?;
-        let (client, proof, established) = client.run()?;
-        client.send(&proof)?;
-        let stream = client.stream;
+        let opened = race(addresses, |address| {
+            begin(*address, options, |entropy| {
+                Ok(ClientHandshake::new(
+                    key.as_ref(),
+                    protocols::own_build(),
+                    entropy,
+                ))
+            })
+        });
+        let (client, established) = opened.map_err(most_telling)?;
+        let (peer, stream) = (client.peer, client.stream);
         tracing::info!(
-            peer = %address,
+            %peer,
             congestion_control = socket::congestion_control(&stream),
             "connected"
         );
         Ok(Dialled {
+            peer,
             stream,
             session: established.session,
             records: established.records,
         })
+    })
+}
+
+/// The error that says most of why no address of a peer answered.
+fn most_telling(mut errors: Vec<NetworkError>) -> NetworkError {
+    let is_answer = |error: &NetworkError| !error.is_silence();
+    let telling = match errors.iter().position(is_answer) {
+        Some(at) => Some(errors.remove(at)),
+        None => errors.pop(),
+    };
+    for other in errors {
+        tracing::warn!(error = %other, "no connection at this address");
+    }
+    telling.unwrap_or_else(|| NetworkError::Control {
+        reason: "there is no address to connect to".to_owned(),
     })
 }
 

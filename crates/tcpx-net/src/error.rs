@@ -309,3 +309,10 @@ pub enum NetworkError {
         cause: String,
     },
 }
+
+impl NetworkError {
+    /// Whether nobody answered at an address, where another address of the same peer may do better.
+    pub const fn is_silence(&self) -> bool {
+        matches!(self, Self::Socket(_) | Self::TimedOut { .. })
+    }
+}

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -289,12 +290,35 @@ pub(crate) fn read_key(file: &Path) -> Result<AnyKey, KeyRingError> {
     };
     let mut text = zeroize::Zeroizing::new(String::new());
     let opened = File::open(file).map_err(failed)?;
+    check_owner(file, &opened.metadata().map_err(failed)?)?;
     let mut opened = opened.take(LONGEST_FILE);
     opened.read_to_string(&mut text).map_err(failed)?;
     AnyKey::parse(&text).map_err(|error| KeyRingError::Key {
         file: file.to_owned(),
         error,
     })
+}
+
+/// Refuses a file whose key another user may have put there, and warns of one that others can read.
+fn check_owner(file: &Path, metadata: &Metadata) -> Result<(), KeyRingError> {
+    let (user, owner) = (rustix::process::geteuid().as_raw(), metadata.uid());
+    let untrusted = |why| {
+        Err(KeyRingError::Untrusted {
+            file: file.to_owned(),
+            why,
+        })
+    };
+    match metadata.mode() {
+        // A pipe, or the terminal.
+        _ if !metadata.is_file() => Ok(()),
+        _ if ![user, 0].contains(&owner) && user != 0 => untrusted("belongs to another user"),
+        mode if mode & 0o002 != 0 => untrusted("can be written by every user of this host"),
+        mode if mode & 0o064 != 0 => {
+            tracing::warn!(file = %file.display(), "others can read or change this key file; chmod 600 it");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A key that cannot be one of a ring.
@@ -316,6 +340,14 @@ pub enum KeyRingError {
         file: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The key may be another user's.
+    #[error("the key file {} {why}: who can change it lets in whom they like; make it your own (`chown`, `chmod 600`)", .file.display())]
+    Untrusted {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
     },
     /// A file holds no key.
     #[error("{} holds no key for this: {error}", .file.display())]
@@ -371,6 +403,32 @@ mod tests {
 
     fn name(text: &str) -> KeyName {
         text.parse().expect("a name")
+    }
+
+    #[test]
+    fn a_key_that_another_user_may_have_put_there_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let file = std::env::temp_dir().join(format!("tcpx-key-{}", std::process::id()));
+        fs::write(&file, server().to_text().as_bytes()).unwrap();
+        let with_mode = |mode| {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            read_key(&file)
+        };
+        for mode in [0o600, 0o400, 0o644, 0o640] {
+            assert!(with_mode(mode).is_ok(), "{mode:o}");
+        }
+        let refused = with_mode(0o666);
+        assert!(
+            matches!(refused, Err(KeyRingError::Untrusted { .. })),
+            "{refused:?}"
+        );
+        assert!(with_mode(0o600).is_ok());
+        // Root reads what it is told to; who is not root cannot give a file away.
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root && chown(&file, Some(12_345), None).is_ok() {
+            assert!(read_key(&file).is_ok());
+        }
+        fs::remove_file(&file).unwrap();
     }
 
     fn found(ring: &KeyRing, key: &ClientKey) -> Option<String> {

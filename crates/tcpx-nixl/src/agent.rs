@@ -1,7 +1,6 @@
 //! An agent of NIXL: its memory, its listeners, the agents that it knows, and what they told it.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -15,7 +14,7 @@ use crate::config::{Config, ConfigError};
 use crate::conn::{Conn, Work};
 use crate::flight::Flight;
 use crate::info::{
-    AgentId, ConnectionInfo, RegionInfo, RegionName, RegionSecret, own_addresses, this_host,
+    AgentId, ConnectionInfo, RegionInfo, RegionName, RegionNames, own_addresses, this_host,
 };
 use crate::link::Link;
 use crate::lock;
@@ -87,7 +86,9 @@ pub(crate) struct Agent {
     pub(crate) config: Config,
     pub(crate) host: [u8; 16],
     info: Arc<ConnectionInfo>,
-    regions: Mutex<HashMap<u64, Arc<Registered>>>,
+    names: RegionNames,
+    /// By their numbers; of the same memory that is registered more than once, all.
+    regions: Mutex<HashMap<u64, Vec<Arc<Registered>>>>,
     next: AtomicU64,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     doors: Mutex<Vec<Door>>,
@@ -115,30 +116,26 @@ pub(crate) enum StartError {
     Thread(std::io::Error),
 }
 
-/// Listens on every interface, whose addresses these are.
-fn listen(
-    config: &Config,
-    addresses: &[IpAddr],
-    port: u16,
-    gpu: Option<Gpu>,
-) -> Result<Endpoint, Error> {
-    let any = match addresses.iter().any(IpAddr::is_ipv4) || addresses.is_empty() {
-        true => IpAddr::from([0; 4]),
-        false => IpAddr::from([0; 16]),
-    };
+/// Listens on every address of this host.
+fn listen(config: &Config, port: u16, gpu: Option<Gpu>) -> Result<Endpoint, Error> {
     let options = config.options(Auth::Key(config.listener_key.clone()), gpu);
-    Endpoint::listen((any, port).into(), options)
+    Endpoint::listen((tcpx_net::every_address(), port).into(), options)
 }
 
 impl Agent {
     /// Starts an agent, which listens from now on.
     pub(crate) fn start(name: &str, config: Config) -> Result<Arc<Self>, StartError> {
         let mut id = AgentId::default();
-        getrandom::fill(&mut id).map_err(|error| StartError::Random(error.to_string()))?;
-        let addresses = own_addresses(config.interfaces.as_deref());
-        let endpoint =
-            listen(&config, &addresses, config.port, None).map_err(StartError::Listen)?;
-        let port = endpoint.local_addr().port();
+        let random = |error: getrandom::Error| StartError::Random(error.to_string());
+        getrandom::fill(&mut id).map_err(random)?;
+        let names = RegionNames::generate().map_err(random)?;
+        let endpoint = listen(&config, config.port, None).map_err(StartError::Listen)?;
+        let (port, takes_v6) = (
+            endpoint.local_addr().port(),
+            endpoint.local_addr().is_ipv6(),
+        );
+        let mut addresses = own_addresses(config.interfaces.as_deref());
+        addresses.retain(|address| takes_v6 || address.is_ipv4());
         let host = this_host();
         let info = ConnectionInfo {
             build: *protocols::own_build(),
@@ -165,6 +162,7 @@ impl Agent {
             config,
             host,
             info: Arc::new(info),
+            names,
             regions: Mutex::default(),
             next: AtomicU64::new(1),
             peers: Mutex::default(),
@@ -262,20 +260,13 @@ impl Agent {
         if let Some(gpu) = kind.gpu() {
             self.open_door(gpu)?;
         }
-        let secret = RegionSecret::generate().map_err(|error| {
-            tracing::error!(
-                "memory cannot be registered: the system gave no random bytes: {error}"
-            );
-            Status::BACKEND
-        })?;
-        let id = self.next_id();
-        let memory = Arc::new(Registered::new(
-            RegionName { id, secret },
-            address,
-            len,
-            kind,
-        ));
-        lock(&self.regions).insert(id, Arc::clone(&memory));
+        let name = self.names.of(address, len, kind.gpu().map(Gpu::ordinal));
+        let memory = Arc::new(Registered::new(name, address, len, kind));
+        let mut regions = lock(&self.regions);
+        regions
+            .entry(name.id)
+            .or_default()
+            .push(Arc::clone(&memory));
         Ok(memory)
     }
 
@@ -288,7 +279,7 @@ impl Agent {
             tracing::error!("no port for memory of GPU {}: {error}", gpu.ordinal());
             Status::BACKEND
         };
-        let endpoint = listen(&self.config, &self.info.addresses, 0, Some(gpu.clone()))
+        let endpoint = listen(&self.config, 0, Some(gpu.clone()))
             .map_err(|error| failed(error.to_string()))?;
         self.accept_at(endpoint, Some(gpu.ordinal()))
             .map_err(|error| failed(error.to_string()))
@@ -303,7 +294,7 @@ impl Agent {
     /// Ends the use of registered memory, and waits for that: transfers that move it are cancelled, for their peer may
     /// stand still.
     pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
-        lock(&self.regions).remove(&memory.name.id);
+        self.forget_region(memory);
         memory.close();
         let flights: Vec<_> = lock(&self.flights)
             .iter()
@@ -329,13 +320,23 @@ impl Agent {
         Status::BACKEND
     }
 
+    fn forget_region(&self, memory: &Arc<Registered>) {
+        let mut regions = lock(&self.regions);
+        if let Some(same) = regions.get_mut(&memory.name.id) {
+            same.retain(|one| !Arc::ptr_eq(one, memory));
+            if same.is_empty() {
+                regions.remove(&memory.name.id);
+            }
+        }
+    }
+
     fn living(&self) -> Vec<Arc<Conn>> {
         lock(&self.conns).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Registered memory, for whoever has its metadata.
     pub(crate) fn region(&self, name: &RegionName) -> Option<Arc<Registered>> {
-        let memory = lock(&self.regions).get(&name.id).cloned();
+        let memory = lock(&self.regions).get(&name.id)?.last().cloned();
         memory.filter(|memory| memory.name.secret == name.secret)
     }
 
@@ -343,6 +344,7 @@ impl Agent {
     pub(crate) fn is_registered(&self, address: usize, len: usize) -> bool {
         lock(&self.regions)
             .values()
+            .flatten()
             .any(|memory| memory.offset_of(address, len).is_some())
     }
 
@@ -612,9 +614,13 @@ mod tests {
     fn a_region_is_found_with_its_own_secret_alone() {
         let config = Config::read(&[], |_| None).unwrap();
         let agent = Agent::start("agent", config).unwrap();
-        let bytes = [0_u8; 64];
-        let register = || agent.register(bytes.as_ptr().addr(), 64, None).unwrap();
-        let (one, other) = (register(), register());
+        let bytes = [0_u8; 128];
+        let register = |at: usize| {
+            agent
+                .register(bytes[at..].as_ptr().addr(), 64, None)
+                .unwrap()
+        };
+        let (one, other) = (register(0), register(64));
         assert!(
             agent
                 .region(&one.name)
@@ -627,6 +633,22 @@ mod tests {
         assert!(agent.region(&guessed).is_none());
         assert_eq!(agent.deregister(&other), Status::SUCCESS);
         assert!(agent.region(&other.name).is_none());
+        agent.stop();
+    }
+
+    #[test]
+    fn memory_that_is_registered_twice_is_there_until_both_are_gone() {
+        let agent = Agent::start("agent", Config::read(&[], |_| None).unwrap()).unwrap();
+        let bytes = [0_u8; 64];
+        let address = bytes.as_ptr().addr();
+        let register = || agent.register(address, 64, None).unwrap();
+        let (one, other) = (register(), register());
+        assert_eq!(one.name, other.name);
+        assert_eq!(agent.deregister(&other), Status::SUCCESS);
+        let found = agent.region(&one.name);
+        assert!(found.is_some_and(|found| Arc::ptr_eq(&found, &one)));
+        assert_eq!(agent.deregister(&one), Status::SUCCESS);
+        assert!(agent.region(&one.name).is_none() && !agent.is_registered(address, 1));
         agent.stop();
     }
 }

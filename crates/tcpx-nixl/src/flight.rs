@@ -1,13 +1,15 @@
 //! One post of a transfer, and how far it is.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use tcpx::Transfer;
+use tcpx::{Error, Transfer};
+use tcpx_wire::frame::RefuseReason;
+use tcpx_wire::session::EndCause;
 
 use crate::abi::Status;
-use crate::conn::Conn;
+use crate::conn::{Conn, Work};
 use crate::lock;
 use crate::plan::Plan;
 
@@ -19,6 +21,8 @@ pub(crate) struct Flight {
     pub(crate) notice: Option<Vec<u8>>,
     status: AtomicI32,
     course: Mutex<Course>,
+    /// Its windows were asked for anew.
+    is_second: AtomicBool,
     /// Every region of the engine over its local memory has a share of this.
     token: Arc<()>,
     started: Instant,
@@ -48,6 +52,7 @@ impl Flight {
             notice,
             status: AtomicI32::new(Status::IN_PROGRESS.0),
             course: Mutex::new(Course::Waiting),
+            is_second: AtomicBool::new(false),
             plan,
             token: Arc::new(()),
             started: Instant::now(),
@@ -104,7 +109,7 @@ impl Flight {
     }
 
     /// Looks how it stands: that is how its end is learnt.
-    pub(crate) fn check(&self) -> Status {
+    pub(crate) fn check(self: &Arc<Self>) -> Status {
         let status = self.status();
         if status != Status::IN_PROGRESS {
             return status;
@@ -119,6 +124,13 @@ impl Flight {
         };
         let conn = Arc::clone(&running.conn);
         if let Err(error) = &outcome {
+            if is_window_gone(error) && !self.is_second.swap(true, Ordering::Relaxed) {
+                *course = Course::Waiting;
+                drop(course);
+                conn.forget_windows(&self.plan.remotes);
+                conn.submit(Work::Flight(Arc::clone(self)));
+                return self.status();
+            }
             drop(course);
             self.end(conn.failed(error));
             return self.status();
@@ -131,4 +143,10 @@ impl Flight {
         self.end(Status::SUCCESS);
         self.status()
     }
+}
+
+/// Whether the owner of the memory has closed a window that this side knows.
+fn is_window_gone(error: &Error) -> bool {
+    let reason = RefuseReason::UnknownWindow;
+    matches!(error, Error::Operation { error, .. } if error.cause == EndCause::Refused { reason })
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use ring::hmac;
 use subtle::ConstantTimeEq;
 use tcpx::{Auth, ClientKey};
 use tcpx_net::interfaces::{self, InterfaceFilter, InterfaceKind};
@@ -122,13 +123,6 @@ pub(crate) struct RegionSecret([u8; Self::BYTES]);
 
 impl RegionSecret {
     pub(crate) const BYTES: usize = 16;
-
-    /// A new one, of the system's random bytes.
-    pub(crate) fn generate() -> Result<Self, getrandom::Error> {
-        let mut bytes = [0; Self::BYTES];
-        getrandom::fill(&mut bytes)?;
-        Ok(Self(bytes))
-    }
 }
 
 /// Takes the same time wherever they differ.
@@ -149,9 +143,42 @@ impl fmt::Debug for RegionSecret {
 /// Names a region to the agent that registered it, and proves that its metadata was given to whoever says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionName {
-    /// Never used again by that agent.
     pub(crate) id: u64,
     pub(crate) secret: RegionSecret,
+}
+
+/// What an agent makes the names of its regions with.
+pub(crate) struct RegionNames(hmac::Key);
+
+impl fmt::Debug for RegionNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RegionNames(..)")
+    }
+}
+
+impl RegionNames {
+    /// Of a new agent, of the system's random bytes.
+    pub(crate) fn generate() -> Result<Self, getrandom::Error> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key)?;
+        Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, &key)))
+    }
+
+    /// The name of memory whenever it is registered: NIXL takes metadata of an address that it knows only where nothing
+    /// in it has changed.
+    pub(crate) fn of(&self, address: usize, len: usize, gpu: Option<u32>) -> RegionName {
+        let device = gpu.map_or(u64::MAX, u64::from);
+        let place = [address as u64, len as u64, device].map(u64::to_le_bytes);
+        let tag = hmac::sign(&self.0, place.as_flattened());
+        let (mut id, mut secret) = ([0; 8], [0; RegionSecret::BYTES]);
+        let (first, rest) = tag.as_ref().split_at(id.len());
+        id.copy_from_slice(first);
+        secret.copy_from_slice(&rest[..RegionSecret::BYTES]);
+        RegionName {
+            id: u64::from_le_bytes(id),
+            secret: RegionSecret(secret),
+        }
+    }
 }
 
 impl RegionName {
@@ -312,10 +339,7 @@ mod tests {
             assert!(ConnectionInfo::from_bytes(&bytes[..len]).is_err(), "{len}");
         }
         let region = RegionInfo {
-            name: RegionName {
-                id: 1,
-                secret: RegionSecret::generate().unwrap(),
-            },
+            name: RegionNames::generate().unwrap().of(0x1000, 2, Some(0)),
             bytes: 2,
             port: 3,
             on_gpu: true,
@@ -328,16 +352,29 @@ mod tests {
     }
 
     #[test]
-    fn the_metadata_of_a_region_opens_no_other() {
-        let [one, other] = [(); 2].map(|()| RegionSecret::generate().unwrap());
-        assert_ne!(one, other);
-        let next = RegionName { id: 2, secret: one };
-        let theirs = RegionName {
-            id: 2,
-            secret: other,
-        };
-        assert_ne!(next, theirs, "the number is guessed, the secret is not");
-        assert_eq!(format!("{one:?}"), "RegionSecret(..)");
+    fn a_region_has_its_name_again_and_no_other_has_it() {
+        let [ours, theirs] = [(); 2].map(|()| RegionNames::generate().unwrap());
+        let name = ours.of(0x1000, 64, None);
+        assert_eq!(name, ours.of(0x1000, 64, None));
+        for other in [
+            ours.of(0x1001, 64, None),
+            ours.of(0x1000, 65, None),
+            ours.of(0x1000, 64, Some(0)),
+            theirs.of(0x1000, 64, None),
+        ] {
+            assert_ne!(name.id, other.id);
+            assert_ne!(name.secret, other.secret);
+            let guessed = RegionName {
+                id: name.id,
+                secret: other.secret,
+            };
+            assert_ne!(name, guessed, "a number that is known opens nothing");
+        }
+        let shown = format!("{ours:?} {name:?}");
+        assert!(
+            shown.contains("RegionNames(..)") && shown.contains("RegionSecret(..)"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The way to another agent: a connection when there is one, what waits for it meanwhile, and a new one
 //! after the loss of the old.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Endpoint, Gpu};
+use tcpx::{Auth, Endpoint, Error, Gpu, NetworkError};
+use tcpx_wire::handshake::HandshakeError;
 
 use crate::abi::Status;
 use crate::agent::Agent;
@@ -12,12 +14,11 @@ use crate::conn::{Conn, Work};
 use crate::info::ConnectionInfo;
 use crate::lock;
 
-/// Longest time that connecting to one address takes, while there are others.
-const ONE_ADDRESS: Duration = Duration::from_secs(3);
-/// The same, where it is the last one.
-const LAST_ADDRESS: Duration = Duration::from_secs(5);
-/// Longest time that connecting takes.
-const ALL_ADDRESSES: Duration = Duration::from_secs(10);
+/// Longest time that connecting takes, over all addresses.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Before an agent is dialled again that is taking as many others as it can.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Link {
     gpu: Option<Gpu>,
     port: u16,
     state: Mutex<State>,
+    /// Where it was connected last, which is tried first.
+    last_good: Mutex<Option<SocketAddr>>,
 }
 
 #[derive(Debug)]
@@ -53,6 +56,7 @@ impl Link {
             gpu,
             port,
             state: Mutex::new(State::Idle),
+            last_good: Mutex::default(),
         }
     }
 
@@ -143,34 +147,40 @@ impl Link {
             );
             return None;
         };
-        let candidates = self.info.candidates(&agent.host, self.port);
-        let until = Instant::now() + ALL_ADDRESSES;
+        let mut candidates = self.info.candidates(&agent.host, self.port);
+        let last_good = *lock(&self.last_good);
+        candidates.sort_by_key(|address| Some(*address) != last_good);
+        let (until, mut pause) = (Instant::now() + CONNECT, FIRST_PAUSE);
         let mut last = "it named no address that can be reached from here".to_owned();
-        for (at, address) in candidates.iter().enumerate() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || agent.is_stopping() {
-                break;
-            }
+        while !candidates.is_empty() && !agent.is_stopping() {
             let mut options = agent
                 .config
                 .options(Auth::Client(key.clone()), self.gpu.clone());
-            options.connect_timeout = match at + 1 < candidates.len() {
-                true => left.min(ONE_ADDRESS),
-                false => left.min(LAST_ADDRESS),
+            options.connect_timeout = until.saturating_duration_since(Instant::now());
+            let connection = match Endpoint::connect(&candidates[..], &options) {
+                Ok(connection) => connection,
+                Err(error) if is_crowded(&error) && Instant::now() + pause < until => {
+                    std::thread::sleep(pause);
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    continue;
+                }
+                Err(error) => {
+                    last = error.to_string();
+                    break;
+                }
             };
-            let reached = Endpoint::connect(*address, &options)
-                .map_err(|error| error.to_string())
-                .and_then(|connection| {
-                    Conn::dialled(agent, connection, &self.name, self.info.agent)
-                });
-            match reached {
+            let address = connection.peer().address;
+            match Conn::dialled(agent, connection, &self.name, self.info.agent) {
                 Ok(conn) => {
                     tracing::info!("connected to {} at {address}", self.name);
+                    *lock(&self.last_good) = Some(address);
                     return Some(conn);
                 }
                 Err(why) => {
+                    // Another one has that address as well.
                     tracing::debug!("agent {} at {address}: {why}", self.name);
                     last = format!("{address}: {why}");
+                    candidates.retain(|candidate| *candidate != address);
                 }
             }
         }
@@ -210,4 +220,10 @@ impl Link {
             State::Idle | State::Closed => {}
         }
     }
+}
+
+/// Whether so many agents connect there at a time that one more was turned away.
+fn is_crowded(error: &Error) -> bool {
+    let crowded = HandshakeError::Busy;
+    matches!(error, Error::Network(NetworkError::Handshake { error, .. }) if *error == crowded)
 }

@@ -134,6 +134,10 @@ impl Registered {
         lock(&self.uses).closed = true;
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.uses).closed
+    }
+
     /// Waits until nothing points at it; `false` if something still does after `limit`.
     pub(crate) fn wait_unused(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
@@ -156,11 +160,10 @@ impl Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::info::RegionSecret;
+    use crate::info::RegionNames;
 
     fn registered(address: usize) -> Registered {
-        let secret = RegionSecret::generate().unwrap();
-        let name = RegionName { id: 1, secret };
+        let name = RegionNames::generate().unwrap().of(address, 64, None);
         Registered::new(name, address, 64, Kind::Host)
     }
 

@@ -147,7 +147,7 @@ fn all<'a, T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::info::RegionSecret;
+    use crate::info::RegionNames;
 
     fn messages() -> Vec<Message<'static>> {
         vec![
@@ -174,8 +174,8 @@ mod tests {
     }
 
     fn regions(count: u64) -> impl Iterator<Item = RegionName> {
-        let secret = RegionSecret::generate().unwrap();
-        (0..count).map(move |id| RegionName { id, secret })
+        let names = RegionNames::generate().unwrap();
+        (0..count as usize).map(move |address| names.of(address, 1, None))
     }
 
     fn key() -> WindowKey {

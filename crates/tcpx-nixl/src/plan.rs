@@ -155,17 +155,17 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::info::{RegionInfo, RegionName, RegionSecret};
+    use crate::info::{RegionInfo, RegionNames};
     use crate::memory::Kind;
 
     fn plan(pieces: &[(usize, usize, usize)]) -> Result<Plan, Status> {
-        let secret = RegionSecret::generate().unwrap();
-        let name = |id| RegionName { id, secret };
-        let memory = Arc::new(Registered::new(name(1), 0x1000, 1 << 30, Kind::Host));
+        let names = RegionNames::generate().unwrap();
+        let name = |address| names.of(address, 1 << 30, None);
+        let memory = Arc::new(Registered::new(name(0x1000), 0x1000, 1 << 30, Kind::Host));
         let region = RemoteRegion {
             address: 0x9000,
             info: RegionInfo {
-                name: name(5),
+                name: name(0x9000),
                 bytes: 1 << 30,
                 port: 1,
                 on_gpu: false,

@@ -5,6 +5,8 @@ The process is told what to do over a pipe, by name of a method of `Node`.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -49,7 +51,14 @@ def nixl() -> Any:
 class Node:
     """One agent, its memory, and transfers from it."""
 
-    def __init__(self, name: str, progress: bool = True, telemetry: bool = False, **params: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        progress: bool = True,
+        telemetry: bool = False,
+        backend: str = BACKEND,
+        **params: str,
+    ) -> None:
         api = nixl()
         config = api.nixl_agent_config(
             enable_prog_thread=progress, capture_telemetry=telemetry, backends=[]
@@ -57,7 +66,7 @@ class Node:
         if hasattr(api, "nixl_thread_sync_t"):
             config.sync_mode = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
         self.agent = api.nixl_agent(name, config)
-        self.agent.create_backend(BACKEND, params)
+        self.agent.create_backend(backend, params)
         self.name = name
         self.memory: list[np.ndarray] = []
         self.registered: list[Any] = []
@@ -83,6 +92,21 @@ class Node:
         regions = [(start + at * size, size, 0, "") for at in range(count)]
         self.registered[number] = self.agent.register_memory(regions, "DRAM")
         return number
+
+    def alloc_apart(self, size: int) -> int:
+        """Registers memory of a mapping of its own; its address."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = libc.mmap(None, ctypes.c_size_t(size), 3, kind, -1, ctypes.c_long(0))
+        self.registered.append(self.agent.register_memory([(address, size, 0, "")], "DRAM"))
+        self.memory.append(np.full(2 * GUARD, GUARD_BYTE, dtype=np.uint8))
+        return int(address)
+
+    def hide(self, address: int, size: int) -> None:
+        """Takes memory away that is still registered, as who unmaps it does. Nothing else comes to lie there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0) == 0
 
     def address(self, number: int) -> int:
         return int(self.memory[number].ctypes.data) + GUARD
@@ -187,6 +211,10 @@ class Node:
                 raise TimeoutError("the transfer has not ended")
             time.sleep(0)
 
+    def wait_all(self) -> set[str]:
+        """How the transfers ended that were left."""
+        return {self.wait(handle) for handle in self.handles}
+
     def post(self, handle: Any, notif: bytes = b"") -> str:
         try:
             return str(self.agent.transfer(handle, notif))
@@ -263,8 +291,19 @@ def pattern(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
-def serve(pipe: Any, name: str, options: dict[str, Any], variables: dict[str, str]) -> None:
+def enter(namespace: str) -> None:
+    """Goes to a network namespace, with all threads that are started from now on."""
+    with open(f"/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"no way into {namespace}")
+
+
+def serve(
+    pipe: Any, name: str, options: dict[str, Any], variables: dict[str, str], namespace: str | None
+) -> None:
     os.environ.update(variables)
+    if namespace:
+        enter(namespace)
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     node: Node | None = None
     while True:
@@ -292,11 +331,18 @@ def end_with_parent(parent: int) -> None:
 class Peer:
     """A `Node` in a process of its own; every method of a node is one of this."""
 
-    def __init__(self, name: str, variables: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        variables: dict[str, str] | None = None,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.name = name
-        self.process = context.Process(target=serve, args=(theirs, name, options, variables or {}))
+        arguments = (theirs, name, options, variables or {}, namespace)
+        self.process = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
 

@@ -29,8 +29,10 @@ def test_metadata_is_the_same_each_time_and_may_come_again(pair: tuple[Node, Pee
         assert there.content(number, 0, 4096) == here.content(local)
 
 
-def test_memory_that_was_registered_anew_is_reached(pair: tuple[Node, Peer]) -> None:
-    """As Ray does for each object: the same address, another registration, the metadata anew."""
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_memory_that_was_registered_anew_is_reached(pair: tuple[Node, Peer], forgotten: bool) -> None:
+    """As Ray does for each object: the same address, another registration, the metadata anew, with or without the old
+    forgotten. In between nothing is reached."""
     here, there = pair
     local, remote = here.alloc(MIB, 1), there.alloc(MIB, 2)
     ours, theirs = [(here.address(local), MIB)], [(there.address(remote), MIB)]
@@ -41,12 +43,27 @@ def test_memory_that_was_registered_anew_is_reached(pair: tuple[Node, Peer]) -> 
         assert there.wait_notifs(1) == [("here", b"life")]
         before = there.content(remote)
         assert before == here.content(local)
-        there.register_again(remote)
-        # What is known of the old one reaches nothing, though the new one lies there.
+        there.deregister(remote)
         here.fill(local, life + 10)
         assert here.transfer("WRITE", ours, theirs, "there", b"never") == "ERR"
         assert there.content(remote) == before
-        here.remove("there")
+        there.register_again(remote)
+        if forgotten:
+            here.remove("there")
+
+
+def test_the_same_memory_registered_twice_is_one(pair: tuple[Node, Peer]) -> None:
+    here, there = pair
+    local, remote = here.alloc(MIB, 1), there.alloc(MIB, 2)
+    ours, theirs = [(here.address(local), MIB)], [(there.address(remote), MIB)]
+    here.add(there.metadata())
+    again = here.agent.register_memory([(here.address(local), MIB, 0, "")], "DRAM")
+    for op in ("WRITE", "READ"):
+        assert here.transfer(op, ours, theirs, "there") == "DONE"
+    here.agent.deregister_memory(again)
+    for op in ("WRITE", "READ"):
+        assert here.transfer(op, ours, theirs, "there") == "DONE"
+    assert there.content(remote) == here.content(local)
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])

@@ -147,6 +147,37 @@ def test_memory_that_was_deregistered_is_refused(pair: tuple[Node, Peer]) -> Non
     assert here.transfer("WRITE", ours, theirs, "there") == "DONE"
 
 
+@pytest.mark.parametrize("whose", ["here", "there"])
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize("kept", [0, 3 * MIB + 4096])
+def test_unmapped_memory_fails_its_transfer_and_no_other(
+    pair: tuple[Node, Peer], whose: str, op: str, kept: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A program frees memory that it has registered; `kept` bytes of it stay."""
+    here, there = pair
+    size = 8 * MIB
+    local, remote = here.alloc(size, 1), there.alloc(size, 2)
+    gone = {"here": here, "there": there}[whose].alloc_apart(size)
+    here.add(there.metadata())
+    ours, theirs = here.address(local), there.address(remote)
+    good = ([(ours, size)], [(theirs, size)])
+    assert here.transfer(op, *good, "there") == "DONE"
+    {"here": here, "there": there}[whose].hide(gone + kept, size - kept)
+    if whose == "here":
+        bad = here.prepare(op, [(gone, size)], [(theirs, size)], "there")
+    else:
+        bad = here.prepare(op, [(ours, size)], [(gone, size)], "there")
+    for _ in range(3):
+        here.post(bad)
+        for _ in range(5):
+            assert here.transfer(op, *good, "there") == "DONE"
+        assert here.wait(bad) == "ERR"
+    here.release(bad)
+    assert here.transfer(op, *good, "there", b"still there") == "DONE"
+    assert there.wait_notifs(1) == [("here", b"still there")]
+    assert hex(gone) in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize(("size", "count"), [(256 * MIB, 1), (4096, 20_000)])
 def test_release_while_under_way_does_not_block(op: str, size: int, count: int) -> None:

@@ -9,8 +9,9 @@ use tcpx::{Gpu, Options, ProgressMode};
 use crate::error::check;
 use crate::lock;
 use crate::memory::{Use, memory};
+use crate::opening::Closing;
 use crate::options::{after, deadlines, duration};
-use crate::transfer::{Tasks, Transfer, started};
+use crate::transfer::{Tasks, Transfer, started, wait_for};
 use crate::window::{Batch, NextNotification, Window};
 
 /// Seconds that a close waits for the goodbye by default.
@@ -245,12 +246,16 @@ impl Connection {
     /// Finishes running transfers, says goodbye and waits for the peer's, at most `timeout` seconds.
     #[pyo3(signature = (timeout=CLOSE_SECONDS))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let closing = self.aclose(timeout)?;
+        wait_for(py, None, |limit| closing.within(py, limit))?;
+        Ok(())
+    }
+
+    /// The same, to be awaited. It begins at once.
+    #[pyo3(signature = (timeout=CLOSE_SECONDS))]
+    fn aclose(&self, timeout: f64) -> PyResult<Closing> {
         let timeout = duration("timeout", timeout)?;
-        let connection = lock(&self.connection).take();
-        let outcome = crate::held::detached(py, || {
-            connection.map_or(Ok(()), |connection| connection.close(timeout))
-        });
-        check(outcome)
+        Closing::start(lock(&self.connection).take(), timeout)
     }
 
     #[getter]

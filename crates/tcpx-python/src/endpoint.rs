@@ -3,18 +3,16 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
-use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::connection::Connection;
-use crate::error::{check, raise};
+use crate::error::{check, raise, setting};
 use crate::opening::{Dialling, Listening, NextConnection, is_nobody};
 use crate::options::Settings;
 use crate::transfer::wait_for;
 
 /// A listening port that accepts connections until it is closed.
 #[pyclass(frozen, subclass, module = "tcpx._tcpx")]
-#[derive(Debug)]
 pub(crate) struct Endpoint {
     listening: Arc<Listening>,
     address: SocketAddr,
@@ -92,9 +90,9 @@ impl Endpoint {
 /// Connects to a listening endpoint.
 #[pyfunction]
 pub(crate) fn connect(py: Python<'_>, address: &str, settings: Settings) -> PyResult<Connection> {
-    let options = settings.connecting()?;
-    let connection = py.detach(|| tcpx::Endpoint::connect(address, &options));
-    Ok(Connection::new(check(connection)?, &options))
+    let dialling = Dialling::start(address.to_owned(), settings.connecting()?)?;
+    // The settings bound it.
+    wait_for(py, None, |limit| dialling.within(py, limit))
 }
 
 /// Starts to connect, for an event loop.
@@ -111,11 +109,11 @@ pub(crate) fn generate_key() -> PyResult<String> {
 
 fn resolve(address: &str) -> PyResult<SocketAddr> {
     let mut found = address.to_socket_addrs().map_err(|error| {
-        PyOSError::new_err(format!(
+        setting(&format!(
             "{address:?}: {error}; give HOST:PORT, such as 10.0.0.2:12345 or [fe80::1%eth0]:12345"
         ))
     })?;
     found
         .next()
-        .ok_or_else(|| PyOSError::new_err(format!("{address:?} has no address")))
+        .ok_or_else(|| setting(&format!("{address:?} has no address")))
 }

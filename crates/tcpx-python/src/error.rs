@@ -51,8 +51,13 @@ pub(crate) fn wait_ran_out(py: Python<'_>, seconds: f64) -> PyErr {
 }
 
 /// An argument cannot work.
-pub(crate) fn setting(py: Python<'_>, text: &str) -> PyErr {
-    own(py, "SettingError", text)
+pub(crate) fn setting(text: &str) -> PyErr {
+    Python::attach(|py| own(py, "SettingError", text))
+}
+
+/// The operating system refused something.
+pub(crate) fn system(what: &str, error: &std::io::Error) -> PyErr {
+    Python::attach(|py| own(py, "Error", &format!("{what}: {error}")))
 }
 
 /// An object was used after its end.

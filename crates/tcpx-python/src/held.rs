@@ -79,6 +79,11 @@ pub(crate) fn stop_releasing() {
     lock(&RELEASED).ends = true;
 }
 
+/// Whether Python has said that it ends.
+pub(crate) fn interpreter_ends() -> bool {
+    lock(&RELEASED).ends
+}
+
 /// Runs `work` without the interpreter's lock, and lets go of what the engine is done with then.
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     let outcome = py.detach(|| {

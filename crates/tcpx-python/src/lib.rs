@@ -39,7 +39,7 @@ mod _tcpx {
     #[pymodule_export]
     use super::logging::{end_log, log_to};
     #[pymodule_export]
-    use super::opening::{Dialling, NextConnection};
+    use super::opening::{Closing, Dialling, NextConnection};
     #[pymodule_export]
     use super::transfer::{PyReport, Transfer};
     #[pymodule_export]

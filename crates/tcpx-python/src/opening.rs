@@ -1,10 +1,11 @@
-//! Connections that an event loop waits for: accepted ones and dialled ones.
+//! Connections that begin and end while an event loop or a thread that may be interrupted waits for that.
 //!
-//! The engine sets a connection up on the thread that asks for it, so each waits in a thread of this module, which
-//! knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and one for each dial.
+//! The engine sets a connection up, and closes it, on the thread that asks for it, so each waits in a thread of this
+//! module, which knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and one for
+//! each dial and each close.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::Wake;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tcpx::{Error, NetworkError, Options};
 
 use crate::completions::Completions;
 use crate::connection::Connection;
-use crate::error::raise;
+use crate::error::{check, raise};
 use crate::lock;
 use crate::transfer::Tasks;
 
@@ -132,7 +133,8 @@ impl NextConnection {
     /// The same; `completions` are told under `token` when there may be one, until `unwatch`.
     fn watch(&self, completions: &Completions, token: u64) -> PyResult<Option<Connection>> {
         self.0.tasks.add(completions, token);
-        self.0.wait()?;
+        let started = self.0.wait();
+        started.map_err(|error| crate::error::system("starting a thread", &error))?;
         self.look(completions)
     }
 
@@ -143,54 +145,144 @@ impl NextConnection {
     }
 }
 
-/// A connection that is being dialled, for an event loop.
+/// What a thread of its own does, which knows nothing of the interpreter.
+#[derive(Debug)]
+struct Background<T> {
+    outcome: Mutex<Option<T>>,
+    done: Condvar,
+    tasks: Arc<Tasks>,
+}
+
+impl<T: Send + 'static> Background<T> {
+    fn start(name: &str, work: impl FnOnce() -> T + Send + 'static) -> PyResult<Arc<Self>> {
+        let shared = Arc::new(Self::ended(None));
+        let told = Arc::clone(&shared);
+        let started = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || told.end(work()));
+        started.map_err(|error| crate::error::system("starting a thread", &error))?;
+        Ok(shared)
+    }
+
+    fn ended(outcome: Option<T>) -> Self {
+        Self {
+            outcome: Mutex::new(outcome),
+            done: Condvar::new(),
+            tasks: Arc::default(),
+        }
+    }
+
+    fn end(&self, outcome: T) {
+        *lock(&self.outcome) = Some(outcome);
+        self.done.notify_all();
+        Arc::clone(&self.tasks).wake();
+    }
+
+    /// Looks at the outcome, and waits for it before, at most for so long.
+    fn look<R>(&self, limit: Duration, take: impl FnOnce(&mut Option<T>) -> R) -> R {
+        let outcome = lock(&self.outcome);
+        let waited = self
+            .done
+            .wait_timeout_while(outcome, limit, |outcome| outcome.is_none());
+        let (mut outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        take(&mut outcome)
+    }
+}
+
+/// A connection that is being dialled.
 #[pyclass(frozen, module = "tcpx._tcpx")]
 #[derive(Debug)]
 pub(crate) struct Dialling {
-    shared: Arc<Dialled>,
+    shared: Arc<Background<Outcome>>,
     options: Options,
-}
-
-#[derive(Debug, Default)]
-struct Dialled {
-    outcome: Mutex<Option<Outcome>>,
-    tasks: Arc<Tasks>,
 }
 
 impl Dialling {
     pub(crate) fn start(address: String, options: Options) -> PyResult<Self> {
-        let shared = Arc::<Dialled>::default();
-        let (told, with) = (Arc::clone(&shared), options.clone());
-        std::thread::Builder::new()
-            .name("tcpx-dial".to_owned())
-            .spawn(move || {
-                let outcome = tcpx::Endpoint::connect(&*address, &with);
-                *lock(&told.outcome) = Some(outcome);
-                Arc::clone(&told.tasks).wake();
-            })?;
+        let with = options.clone();
+        let dial = move || tcpx::Endpoint::connect(&*address, &with);
+        let shared = Background::start("tcpx-dial", dial)?;
         Ok(Self { shared, options })
+    }
+
+    /// The connection, if it comes about within `limit`.
+    pub(crate) fn within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<Connection>> {
+        match py.detach(|| self.shared.look(limit, Option::take)) {
+            Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.options))),
+            Some(Err(error)) => Err(raise(error)),
+            None => Ok(None),
+        }
     }
 }
 
 #[pymethods]
 impl Dialling {
     /// The connection, if it is there.
-    fn look(&self, _completions: &Completions) -> PyResult<Option<Connection>> {
-        let outcome = lock(&self.shared.outcome).take();
-        match outcome {
-            Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.options))),
-            Some(Err(error)) => Err(raise(error)),
-            None => Ok(None),
-        }
+    fn look(&self, py: Python<'_>, _completions: &Completions) -> PyResult<Option<Connection>> {
+        self.within(py, Duration::ZERO)
     }
 
     /// The same; `completions` are told under `token` when it is there, or cannot be.
-    fn watch(&self, completions: &Completions, token: u64) -> PyResult<Option<Connection>> {
+    fn watch(
+        &self,
+        py: Python<'_>,
+        completions: &Completions,
+        token: u64,
+    ) -> PyResult<Option<Connection>> {
         self.shared.tasks.add(completions, token);
-        self.look(completions)
+        self.look(py, completions)
     }
 
     fn unwatch(&self, completions: &Completions, token: u64) {
         self.shared.tasks.remove(completions, token);
+    }
+}
+
+/// A connection that is being closed. Whoever waits for it may give up: it is closed all the same.
+#[pyclass(frozen, module = "tcpx._tcpx")]
+#[derive(Debug)]
+pub(crate) struct Closing(Arc<Background<Result<(), Error>>>);
+
+impl Closing {
+    /// Closes a connection, if there is one.
+    pub(crate) fn start(connection: Option<tcpx::Connection>, limit: Duration) -> PyResult<Self> {
+        Ok(Self(match connection {
+            None => Arc::new(Background::ended(Some(Ok(())))),
+            Some(connection) => Background::start("tcpx-close", move || connection.close(limit))?,
+        }))
+    }
+
+    /// Whether it is closed within `limit`.
+    pub(crate) fn within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<bool>> {
+        let outcome = crate::held::detached(py, || self.0.look(limit, |outcome| outcome.clone()));
+        outcome
+            .map(|closed| check(closed).map(|()| true))
+            .transpose()
+    }
+}
+
+#[pymethods]
+impl Closing {
+    fn look(&self, py: Python<'_>, _completions: &Completions) -> PyResult<Option<bool>> {
+        self.within(py, Duration::ZERO)
+    }
+
+    fn watch(
+        &self,
+        py: Python<'_>,
+        completions: &Completions,
+        token: u64,
+    ) -> PyResult<Option<bool>> {
+        self.0.tasks.add(completions, token);
+        self.look(py, completions)
+    }
+
+    fn unwatch(&self, completions: &Completions, token: u64) {
+        self.0.tasks.remove(completions, token);
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let module = slf.py().import("tcpx._loop")?;
+        module.call_method1("closed", (slf,))
     }
 }

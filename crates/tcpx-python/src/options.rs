@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
 
-use crate::error::{check, raise};
+use crate::error::check;
 
 /// Seconds as a duration, also infinity.
 pub(crate) fn duration(what: &str, seconds: f64) -> PyResult<Duration> {
@@ -15,7 +14,7 @@ pub(crate) fn duration(what: &str, seconds: f64) -> PyResult<Duration> {
     const LONGEST: f64 = 100.0 * 365.0 * 24.0 * 3600.0;
     let seconds = if seconds > LONGEST { LONGEST } else { seconds };
     Duration::try_from_secs_f64(seconds).map_err(|_| {
-        PyValueError::new_err(format!(
+        crate::error::setting(&format!(
             "{what}: expected seconds of at least 0, got {seconds}"
         ))
     })
@@ -27,7 +26,7 @@ pub(crate) fn level(name: &str) -> PyResult<Level> {
         "sent" => Ok(Level::Sent),
         "placed" => Ok(Level::Placed),
         "verified" => Ok(Level::Verified),
-        other => Err(PyValueError::new_err(format!(
+        other => Err(crate::error::setting(&format!(
             "level: expected \"sent\", \"placed\" or \"verified\", got {other:?}"
         ))),
     }
@@ -77,7 +76,7 @@ pub(crate) fn after(
     if !on_gpu {
         return match stream {
             None => Ok(After::DefaultStreams),
-            Some(_) => Err(PyValueError::new_err(
+            Some(_) => Err(crate::error::setting(
                 "stream: the memory is not on a GPU; wait for the stream, then start",
             )),
         };
@@ -113,14 +112,14 @@ fn progress_mode(name: &str) -> PyResult<ProgressMode> {
     match name {
         "background" => Ok(ProgressMode::Background),
         "manual" => Ok(ProgressMode::Manual),
-        other => Err(PyValueError::new_err(format!(
+        other => Err(crate::error::setting(&format!(
             "progress: expected \"background\" or \"manual\", got {other:?}"
         ))),
     }
 }
 
 /// Settings that an endpoint and a connection share: a dictionary of the package.
-#[derive(Debug, FromPyObject)]
+#[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Settings {
     key: Option<String>,
@@ -145,7 +144,7 @@ impl Settings {
     /// Of a side that connects.
     pub(crate) fn connecting(&self) -> PyResult<Options> {
         let missing = || {
-            PyValueError::new_err(
+            crate::error::setting(
                 "key: the key that the listening side printed is needed (TCPX_KEY, key=... or key_file=...)",
             )
         };
@@ -154,7 +153,7 @@ impl Settings {
 
     /// How the two sides prove themselves; `None` where no key was given.
     fn auth(&self) -> PyResult<Option<Auth>> {
-        let wrong = |why: String| PyValueError::new_err(why);
+        let wrong = |why: String| crate::error::setting(&why);
         Ok(match (&self.key, &self.key_file, self.insecure) {
             (None, None, false) => None,
             (None, None, true) => Some(Auth::Insecure),
@@ -176,7 +175,8 @@ impl Settings {
         options.encrypt = self.encrypt;
         options.progress = progress_mode(&self.progress)?;
         if let Some(ordinal) = self.gpu {
-            options.gpu = Some(Gpu::open(ordinal).map_err(|error| raise(error.into()))?);
+            let no_gpu = |error| crate::error::setting(&format!("gpu={ordinal}: {error}"));
+            options.gpu = Some(Gpu::open(ordinal).map_err(no_gpu)?);
         }
         if let Some(seconds) = self.timeout {
             options.connect_timeout = duration("timeout", seconds)?;

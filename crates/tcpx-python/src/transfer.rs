@@ -1,10 +1,12 @@
 //! A running operation.
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tcpx::{Error, Report};
@@ -14,8 +16,8 @@ use crate::error::{check, raise};
 use crate::lock;
 use crate::options::duration;
 
-/// A waiting thread looks this often whether a signal (Ctrl-C) has come.
-const SIGNALS: Duration = Duration::from_millis(100);
+/// A waiting thread looks this often whether a signal (Ctrl-C) has come: a program ends within a tenth of a second.
+const SIGNALS: Duration = Duration::from_millis(50);
 
 /// What `look` finds, which waits at most for as long as it is told; it is called again and again, at most for
 /// `timeout` seconds.
@@ -49,6 +51,33 @@ pub(crate) struct Transfer {
     tasks: Arc<Tasks>,
     /// Where the program makes the progress.
     manual: Option<tcpx::Connection>,
+    /// The program has asked for its end.
+    is_cancelled: AtomicBool,
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        /// Once is enough to learn of it.
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        if self.is_cancelled.load(Ordering::Relaxed)
+            || WARNED.load(Ordering::Relaxed)
+            || crate::held::interpreter_ends()
+            || self.transfer.test().is_some()
+            || WARNED.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        let warn = |py: Python<'_>| {
+            let text = c"a transfer was dropped before its end, which cancels it: keep what send, recv, put and get \
+                         return, and wait for it or await it";
+            let kind = py.get_type::<PyRuntimeWarning>();
+            if let Err(error) = PyErr::warn(py, &kind, text, 1) {
+                error.write_unraisable(py, None);
+            }
+        };
+        // Nobody is told where there is no interpreter any more.
+        let _ = Python::try_attach(warn);
+    }
 }
 
 /// Wakes every task that awaits the same.
@@ -109,6 +138,7 @@ impl Transfer {
 
     /// Asks for an early end; the transfer still ends once, with `CancelledError` or as it would have.
     fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
         self.transfer.cancel();
     }
 
@@ -222,6 +252,7 @@ pub(crate) fn started(
         transfer,
         tasks,
         manual,
+        is_cancelled: AtomicBool::new(false),
     })
 }
 

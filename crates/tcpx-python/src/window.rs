@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::task::Context;
 use std::time::Duration;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
@@ -41,7 +40,7 @@ impl Window {
             "put" => (Rights::Put, Use::Write),
             "get+put" => (Rights::GetAndPut, Use::Write),
             other => {
-                return Err(PyValueError::new_err(format!(
+                return Err(crate::error::setting(&format!(
                     "rights: expected \"get\", \"put\" or \"get+put\", got {other:?}"
                 )));
             }
@@ -163,7 +162,7 @@ impl Batch {
         offset: u64,
     ) -> PyResult<()> {
         let key = WindowKey::from_bytes(key)
-            .map_err(|error| crate::error::setting(object.py(), &error.to_string()))?;
+            .map_err(|error| crate::error::setting(&error.to_string()))?;
         let memory = memory(object, access, self.gpu.as_ref())?;
         self.on_gpu |= memory.on_gpu;
         self.torch_gpu = self.torch_gpu.or(memory.torch_gpu);

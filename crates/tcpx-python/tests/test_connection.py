@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -348,6 +350,143 @@ def test_ctrl_c_ends_a_wait():
             out, err = peer.communicate(timeout=PATIENCE)
             assert (out, peer.returncode) == ("interrupted\n", 0), err
             del connection
+
+
+INTERRUPTED_OPENING = """
+import asyncio, signal, sys, tcpx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def connect():
+    tcpx.connect(sys.argv[1], insecure=True, timeout=600).wait()
+def accept():
+    tcpx.Endpoint("127.0.0.1:0", insecure=True).accept().wait()
+def connect_async():
+    async def main():
+        await tcpx.connect(sys.argv[1], insecure=True, timeout=600)
+    asyncio.run(main())
+try:
+    print("waiting", flush=True)
+    {what}()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["connect", "accept", "connect_async"])
+def test_ctrl_c_ends_an_opening(what):
+    """Where somebody listens and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        code = INTERRUPTED_OPENING.replace("{what}", what)
+        with run_python(code, f"{host}:{port}") as peer:
+            assert peer.stdout.readline() == "waiting\n"
+            if what != "accept":
+                silent.accept()
+            peer.send_signal(signal.SIGINT)
+            out, err = peer.communicate(timeout=PATIENCE)
+            assert (out, peer.returncode) == ("interrupted\n", 0), err
+
+
+INTERRUPTED_CLOSE = """
+import signal, sys, tcpx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+connection = tcpx.connect(sys.argv[1]).wait()
+receive = connection.recv(bytearray(1), stall=600)
+try:
+    print("waiting", flush=True)
+    connection.close(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+receive.cancel()
+"""
+
+
+def test_ctrl_c_ends_a_close():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        host, port = server.address
+        with run_python(INTERRUPTED_CLOSE, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+            connection = server.accept(timeout=PATIENCE)
+            assert peer.stdout.readline() == "waiting\n"
+            peer.send_signal(signal.SIGINT)
+            out, err = peer.communicate(timeout=PATIENCE)
+            assert (out, peer.returncode) == ("interrupted\n", 0), err
+            del connection
+
+
+def test_a_close_is_awaited(pair):
+    client, server = pair
+
+    async def run():
+        receive = server.recv(bytearray(1))
+        closing = client.aclose(PATIENCE)
+        assert client.closed
+        # Several tasks may wait, and again.
+        await asyncio.gather(*(_closed(closing) for _ in range(3)))
+        await closing
+        await client.aclose()
+        with pytest.raises(tcpx.ClosedError):
+            await receive
+
+    asyncio.run(run())
+
+
+async def _closed(closing):
+    await closing
+
+
+def test_a_dropped_transfer_is_warned_about_once():
+    code = """
+import tcpx, warnings
+server = tcpx.Endpoint("127.0.0.1:0", insecure=True)
+import threading
+accepted = []
+thread = threading.Thread(target=lambda: accepted.append(server.accept().wait()))
+thread.start()
+client = tcpx.connect("%s:%d" % server.address, insecure=True).wait()
+thread.join()
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    cancelled = client.recv(bytearray(1), tag=1)
+    cancelled.cancel()
+    del cancelled
+    ended = client.send(b"", tag=9)
+    accepted[0].recv(bytearray(1), tag=9).wait()
+    ended.wait()
+    del ended
+    assert not told, told
+    for tag in range(2, 5):
+        client.recv(bytearray(1), tag=tag)
+    print([str(one.message) for one in told])
+"""
+    with run_python(code) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, err
+    assert out.count("a transfer was dropped before its end") == 1, out
+
+
+def test_a_star_import_hides_nothing_of_python():
+    names: dict[str, object] = {}
+    exec("from tcpx import *", names)
+    assert not (set(names) - {"__builtins__"}) & set(dir(builtins))
+    assert {"Error", "connect", "Endpoint", "Transfer"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tcpx.Endpoint("no port"), "HOST:PORT"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", key="short"), "key"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", key_file="/nowhere"), "/nowhere"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", progress="never"), "progress"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", gpu=4000), "gpu=4000"),
+        (lambda: tcpx.connect("127.0.0.1:1").wait(), "key"),
+        (lambda: tcpx.connect("127.0.0.1:1", insecure=True, timeout=-1).wait(), "timeout"),
+    ],
+)
+def test_what_cannot_be_set_is_a_setting_error(monkeypatch, make, words):
+    monkeypatch.delenv("TCPX_KEY", raising=False)
+    with pytest.raises(tcpx.SettingError, match=words) as info:
+        make()
+    assert isinstance(info.value, tcpx.Error)
 
 
 EXITS = """

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::http::body;
 use crate::report::{Report, SCHEMA, VERSION};
-use crate::server::{folders, is_private};
+use crate::server::{folders, is_private, process_of};
 
 /// Longest wait for a process that is asked: it may be stopped.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -49,7 +49,7 @@ pub enum ReadError {
 /// Who can be asked, and who cannot.
 #[derive(Debug, Default)]
 pub struct Processes {
-    /// Each process that can be asked, with its socket.
+    /// Each process that can be asked, with its socket; one that has loaded several libraries of ours has a socket for each.
     pub found: Vec<(u32, PathBuf)>,
     /// Folders whose sockets are not asked: they are another user's, or open to others.
     pub untrusted: Vec<PathBuf>,
@@ -73,13 +73,9 @@ pub fn processes() -> Processes {
         }
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
-            let number = path.file_stem().and_then(|stem| stem.to_str());
-            let Some(pid) = number.and_then(|number| number.parse().ok()) else {
+            let Some(pid) = process_of(&path) else {
                 continue;
             };
-            if path.extension().is_none_or(|extension| extension != "sock") {
-                continue;
-            }
             match UnixStream::connect(&path).map_err(|error| error.kind()) {
                 Err(io::ErrorKind::ConnectionRefused) if owner == user => {
                     // Nobody listens there any more.
@@ -92,7 +88,6 @@ pub fn processes() -> Processes {
         }
     }
     found.sort();
-    found.dedup_by_key(|(pid, _)| *pid);
     Processes { found, untrusted }
 }
 

@@ -27,6 +27,9 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 /// Clients at a time; one more takes the place of the one that came first.
 const MOST_CLIENTS: usize = 64;
 
+/// Libraries of ours that one process has loaded, each with a socket of its own.
+const MOST_LIBRARIES: u32 = 16;
+
 static FOLLOWER: OnceLock<fn(RawFd, bool)> = OnceLock::new();
 
 /// Has `follow` told of every socket that listens from now on, when it is there and before it goes: a fork's child may
@@ -356,13 +359,37 @@ fn listen_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
     if !is_private(folder, own) {
         return Err(io::Error::other("its folder is open to others"));
     }
-    let path = folder.join(format!("{}.sock", std::process::id()));
-    // Of a process that had this number before.
-    let _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
-    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    Ok((listener, path))
+    let pid = std::process::id();
+    for number in 1..=MOST_LIBRARIES {
+        let path = match number {
+            1 => folder.join(format!("{pid}.sock")),
+            _ => folder.join(format!("{pid}.{number}.sock")),
+        };
+        match UnixStream::connect(&path).map_err(|error| error.kind()) {
+            // It is a library's of ours that this process has loaded beside this one.
+            Ok(_) | Err(io::ErrorKind::WouldBlock) => continue,
+            // It is of a process that had this number before.
+            Err(io::ErrorKind::ConnectionRefused) => fs::remove_file(&path)?,
+            Err(_) => {}
+        }
+        match UnixListener::bind(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+            Err(error) => return Err(error),
+            Ok(listener) => {
+                fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+                listener.set_nonblocking(true)?;
+                return Ok((listener, path));
+            }
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+/// The process of a socket, by the socket's name.
+pub(crate) fn process_of(socket: &Path) -> Option<u32> {
+    let name = socket.file_name()?.to_str()?.strip_suffix(".sock")?;
+    let number = name.split_once('.').map_or(name, |(number, _)| number);
+    number.parse().ok()
 }
 
 /// A folder of user `owner` that nobody else may enter.
@@ -440,6 +467,31 @@ mod tests {
         for mut stream in silent {
             assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
         }
+    }
+
+    /// As where a program loads the NCCL plugin and the one for NIXL.
+    #[test]
+    fn each_library_of_a_process_has_a_socket_that_is_found() {
+        let folder = std::env::temp_dir().join(format!("tcpx-two-{}", std::process::id()));
+        let folders = std::slice::from_ref(&folder);
+        let pid = std::process::id();
+        DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        let stale = UnixListener::bind(folder.join(format!("{pid}.sock"))).unwrap();
+        drop(stale);
+        let servers = [(); 2].map(|()| Server::start(folders, None).unwrap());
+        let paths = servers
+            .each_ref()
+            .map(|server| server.path.clone().unwrap());
+        assert_ne!(paths[0], paths[1]);
+        for path in &paths {
+            assert_eq!(process_of(path), Some(pid));
+            assert!(crate::ask(pid, path).is_ok());
+        }
+        drop(servers);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+        fs::remove_dir(folder).unwrap();
+        assert_eq!(process_of(Path::new("/x/notes.txt")), None);
+        assert_eq!(process_of(Path::new("/x/a.1.sock")), None);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::fork;
 use tcpx_net::{
-    Accepted, ControlStream, DialOptions, ListenOptions, Listener, NetworkError, Refusals, Side,
-    dial,
+    Accepted, ControlStream, DialOptions, Dialled, ListenOptions, Listener, Refusals, Side,
+    dial_first,
 };
 
 use crate::connection::Connection;
@@ -128,7 +128,8 @@ impl Endpoint {
     }
 
     /// Connects to a listening endpoint, without one of our own. `address` is a [`SocketAddr`], or a name
-    /// such as `"host-a:12345"`; while nobody answers at one address of a name, the next is tried.
+    /// such as `"host-a:12345"`; of several addresses, each is tried a little after the one before, and the
+    /// first that answers is taken.
     ///
     /// Looking a name up takes as long as the system takes for it; `connect_timeout` bounds the rest, which takes as
     /// long as the other side's program is not in [`accept`](Self::accept).
@@ -148,36 +149,33 @@ impl Endpoint {
     pub fn connect(address: impl ToSocketAddrs, options: &Options) -> Result<Connection, Error> {
         session_config(options)?;
         let found = address.to_socket_addrs().map_err(Error::unresolved)?;
-        let addresses: Vec<_> = found.collect();
+        let mut addresses: Vec<_> = found.collect();
         let until = deadline(Instant::now(), options.connect_timeout);
         let mut outcome = Err(Error::unresolved(io::Error::other("it has no address")));
-        for (index, address) in addresses.iter().enumerate() {
-            // Each gets its share of the time that is left.
-            let left = until.saturating_duration_since(Instant::now());
-            let share = u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
-            let until = deadline(Instant::now(), left / share);
-            outcome = Self::connect_at(*address, options, until);
+        while !addresses.is_empty() {
+            let dialled = dial_first(
+                &addresses,
+                &options.auth,
+                &DialOptions {
+                    congestion: options.congestion.clone(),
+                    ..DialOptions::until(until)
+                },
+            )?;
+            addresses.retain(|address| *address != dialled.peer);
+            outcome = Self::set_up_with(dialled, options, until);
             match &outcome {
-                Err(Error::Network(NetworkError::Socket(_) | NetworkError::TimedOut { .. })) => {}
+                Err(Error::Network(error)) if error.is_silence() => {}
                 _ => break,
             }
         }
         outcome
     }
 
-    fn connect_at(
-        address: SocketAddr,
+    fn set_up_with(
+        dialled: Dialled,
         options: &Options,
         until: Instant,
     ) -> Result<Connection, Error> {
-        let dialled = dial(
-            address,
-            &options.auth,
-            &DialOptions {
-                congestion: options.congestion.clone(),
-                ..DialOptions::until(until)
-            },
-        )?;
         let control = ControlStream {
             stream: dialled.stream,
             records: dialled.records,
@@ -185,7 +183,7 @@ impl Endpoint {
         let authenticated = Authenticated {
             session: dialled.session,
             side: Side::Client,
-            peer: address.into(),
+            peer: dialled.peer.into(),
             lanes: None,
             listening: None,
         };

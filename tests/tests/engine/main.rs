@@ -17,3 +17,4 @@ mod process_transfers;
 mod rests;
 mod shortages;
 mod strangers;
+mod unmapped;

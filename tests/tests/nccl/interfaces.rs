@@ -74,3 +74,50 @@ fn a_host_that_drops_what_comes_from_another_network_is_reached_over_the_routes(
         assert!(end.end().unwrap().success());
     }
 }
+
+/// Bytes that have left by an interface of this host.
+fn sent_by(interface: &str) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/dev").unwrap();
+    let line = |line: &str| {
+        let (name, numbers) = line.split_once(':')?;
+        let sent = numbers.split_whitespace().nth(8)?;
+        (name.trim() == interface).then(|| sent.parse().unwrap())
+    };
+    table.lines().find_map(line).unwrap()
+}
+
+/// The routes know one card for all of it.
+#[test]
+fn what_a_device_sends_leaves_by_its_card_though_another_has_the_same_network() {
+    const TEST: &str = "what_a_device_sends_leaves_by_its_card_though_another_has_the_same_network";
+    if child::is_child("listen") {
+        return listen();
+    }
+    if child::is_child("connect") {
+        connect();
+        let (first, second) = (sent_by("nic0"), sent_by("nic1"));
+        assert!(
+            second >= LEN as u64 && first < LEN as u64,
+            "{first} and {second} bytes"
+        );
+        return;
+    }
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::flat("flat", 2).unwrap();
+    hosts.answer_for_others(false).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("handle");
+    let start = |on_a, role| {
+        let environment = [
+            ("NCCL_SOCKET_IFNAME", "nic1"),
+            child::LANES,
+            (FILE, file.to_str().unwrap()),
+        ];
+        hosts.start_part(on_a, (TEST, role), &environment).unwrap()
+    };
+    for end in [start(false, "listen"), start(true, "connect")] {
+        assert!(end.end().unwrap().success());
+    }
+}

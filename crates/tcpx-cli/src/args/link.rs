@@ -115,7 +115,7 @@ pub(crate) struct NetworkArgs {
     /// Used if --interfaces is not given.
     #[arg(hide = true, long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
     pub(crate) nccl_interfaces: Option<String>,
-    /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's, but for bbr cubic, else reno].
+    /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: the host's; within one host for bbr cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
     /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp. `tcpx send`, `receive` and `transfer` do so unless they are given --plain.

@@ -72,7 +72,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         id: "TCPX-D008",
         subject: Subject::Host,
         title: "congestion control",
-        about: "Reads which congestion control sockets get by default, and which ones users without CAP_NET_ADMIN may choose. tcpx takes the default, but in place of bbr, which paces links inside a host, cubic, else reno.",
+        about: "Reads which congestion control sockets get by default, and which ones users without CAP_NET_ADMIN may choose. tcpx takes the default; within one host cubic, else reno, in place of bbr, which paces such links.",
         consequence: "connections of such users run with reno, which is slower than cubic or the host's default on long routes",
         fix: "allow cubic: `sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic'`, with the host's default beside them; or name another one with --congestion or TCPX_CONGESTION",
         measure: Some(host_checks::congestion),

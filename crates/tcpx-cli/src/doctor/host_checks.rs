@@ -39,6 +39,13 @@ pub(super) fn interfaces(context: &Context<'_>) -> Finding {
     if !good.is_empty() {
         return Finding::fine(format!("{} up with an address", good.join(", ")));
     }
+    let on_loopback = names(&[InterfaceKind::Loopback]);
+    if !on_loopback.is_empty() {
+        let names = on_loopback.join(", ");
+        return Finding::fine(format!(
+            "{names} has an address that routes may lead to, as no other interface has"
+        ));
+    }
     let bridges = names(&[InterfaceKind::Bridge]);
     if !bridges.is_empty() {
         let text = format!("only bridges have an address: {}", bridges.join(", "));

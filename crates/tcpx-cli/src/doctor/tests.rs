@@ -133,6 +133,15 @@ fn no_reachable_interface_blocks() {
     let found = finding(&host, "D001");
     assert_eq!(found.verdict, Verdict::Blocks);
     assert!(found.measured.contains("lo"), "{found:?}");
+    let mut routed = FakeHost::default();
+    routed.interface(
+        "eth0",
+        tcpx_net::interfaces::InterfaceKind::Physical,
+        "fe80::7",
+    );
+    let kind = tcpx_net::interfaces::InterfaceKind::Loopback;
+    routed.interface("lo", kind, "10.255.0.1");
+    assert_eq!(finding(&routed, "D001").verdict, Verdict::Fine);
     host.interface(
         "docker0",
         tcpx_net::interfaces::InterfaceKind::Bridge,

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use tcpx_net::interfaces::{Interface, InterfaceFilter, InterfaceKind};
 
+use crate::host::is_for_others;
+
 /// Most data interfaces that Google's plugin takes.
 const MAX_DATA_INTERFACES: usize = 16;
 /// The driver of Google's network cards.
@@ -48,8 +50,14 @@ pub(crate) fn choose(all: &[Interface], default_route: Option<&str>) -> Interfac
         let virtual_ones = of_kind(&[InterfaceKind::Veth, InterfaceKind::Virtual]);
         if virtual_ones.is_empty() {
             let loopback = of_kind(&[InterfaceKind::Loopback]);
-            let why =
-                "no other interface is up with an IPv4 address: this host alone can be reached";
+            let is_routed = |address: &IpAddr| address.is_ipv4() && is_for_others(address);
+            let is_routed = |one: &&Interface| one.addresses.iter().any(is_routed);
+            let why = match loopback.iter().any(is_routed) {
+                true => "no other interface is up with an IPv4 address; routes may lead to its own",
+                false => {
+                    "no other interface is up with an IPv4 address: this host alone can be reached"
+                }
+            };
             (loopback, why.to_owned())
         } else {
             let why = "no network card is visible here, this one is up and has an IPv4 address";

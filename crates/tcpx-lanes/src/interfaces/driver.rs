@@ -30,7 +30,8 @@ pub(super) fn driver_of(interface: &str) -> Option<String> {
         return None;
     }
     for (place, byte) in request.ifr_name.iter_mut().zip(interface.bytes()) {
-        *place = byte.cast_signed();
+        // Signed on some processors, and not on others.
+        *place = libc::c_char::from_ne_bytes([byte]);
     }
     request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
     // SAFETY: the request names an interface and points at a driver information block that lives for

@@ -33,14 +33,24 @@ impl InterfaceFilter {
 
     /// Whether an interface of this name may be used.
     pub fn admits(&self, interface: &str) -> bool {
-        let named = self.names.iter().any(|name| {
-            if self.exact {
-                interface == name
-            } else {
-                interface.starts_with(name.as_str())
-            }
-        });
+        let named = self.names.iter().any(|name| self.names(name, interface));
         named != self.exclude
+    }
+
+    fn names(&self, name: &str, interface: &str) -> bool {
+        match self.exact {
+            true => interface == name,
+            false => interface.starts_with(name),
+        }
+    }
+
+    /// The names that stand for none of these interfaces.
+    pub fn unmet<'a>(&'a self, interfaces: &'a [&str]) -> impl Iterator<Item = &'a str> {
+        let is_met = |name: &str| interfaces.iter().any(|one| self.names(name, one));
+        self.names
+            .iter()
+            .map(String::as_str)
+            .filter(move |name| !is_met(name))
     }
 
     /// The list says what to leave out.
@@ -81,6 +91,20 @@ mod tests {
         assert_eq!(admitted("^docker,lo"), ["eth0", "eth1", "eth10"]);
         assert_eq!(admitted("^=eth1"), ["lo", "eth0", "eth10", "docker0"]);
         assert_eq!(admitted(" eth0 ,, lo "), ["lo", "eth0"]);
+    }
+
+    #[test]
+    fn names_that_stand_for_no_interface_are_told() {
+        let unmet = |text: &str| {
+            let filter = InterfaceFilter::parse(text).expect("it names something");
+            filter
+                .unmet(&["lo", "eth0"])
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(unmet("eth,eht1,lo"), ["eht1"]);
+        assert_eq!(unmet("=eth"), ["eth"]);
+        assert!(unmet("^eth0").is_empty());
     }
 
     #[test]

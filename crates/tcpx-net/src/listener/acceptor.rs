@@ -325,6 +325,9 @@ impl Acceptor {
             Ok(entropy) => entropy,
             Err(error) => return self.reports.refused(now, peer, &error),
         };
+        if let Err(error) = self.options.congestion.apply_to_accepted(&stream) {
+            tracing::debug!(%peer, %error, "the listener's congestion control stays");
+        }
         self.make_room(now, peer);
         let mut handshake =
             ServerHandshake::new(self.key.as_ref(), protocols::own_build(), entropy);

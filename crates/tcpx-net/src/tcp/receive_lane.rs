@@ -218,7 +218,15 @@ impl Target for OpenWindows {
         if let Some((header, source)) = exposed {
             return self.copy(header, source, into, done);
         }
-        let moved = self.receive(claim, into, done, behind)?;
+        let moved = match self.receive(claim, into, done, behind) {
+            Err(cause) if calls::is_fault(&cause) => {
+                let error = self.shared.unmapped("receiving", into);
+                self.shared.receive.fail(claim, error);
+                self.shared.roster.signal.wake();
+                return Ok(Progress::Withdrawn);
+            }
+            moved => moved?,
+        };
         if let Moved::Bytes(bytes) = moved {
             self.count(bytes.min(into.len() - done));
         }

@@ -299,6 +299,14 @@ impl ReceiveTable {
         self.look_at(window, state);
     }
 
+    /// A lane cannot write a chunk that it has, of whose window nothing more is taken. Wake the owner afterwards.
+    pub(super) fn fail(&self, claim: &Claim, error: ChannelError) {
+        let mut state = lock(&claim.window.state);
+        state.failed.get_or_insert((claim.index, error));
+        state.closing = true;
+        self.look_at(&claim.window, state);
+    }
+
     /// A lane lets go of a chunk that it has not read to the end: another lane may take it, if its window is still
     /// open. Wake the waiting lanes afterwards.
     pub(super) fn put_back(&self, claim: Claim) {

@@ -15,6 +15,7 @@ use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
+use tcpx_memory::RegionSlice;
 
 use super::Lend;
 use super::local::LocalPath;
@@ -23,7 +24,7 @@ use super::receive_table::{Claim, ReceiveTable, position};
 use super::repair::Repair;
 use super::roster::Roster;
 use super::staging::Staging;
-use super::transmit_table::TransmitTable;
+use super::transmit_table::{Outgoing, TransmitTable};
 use super::watch;
 use crate::channel::{ChannelStats, LaneStats};
 use crate::error::ChannelError;
@@ -253,6 +254,37 @@ impl Shared {
         self.transmit.free(slot);
         self.publish(Event::Sent { slot });
         self.roster.signal.wake_quietly();
+    }
+
+    /// A chunk in a lane's hands cannot be sent, and the lane has let go of it.
+    pub(super) fn send_failed(&self, lane: u16, chunk: Outgoing, error: ChannelError) {
+        let slot = chunk.slot;
+        drop(chunk);
+        self.transmit.chunks.acknowledged(lane);
+        self.transmit.free(slot);
+        self.report(Event::SendFailed { slot, error });
+    }
+
+    /// Memory of a chunk is not there, which its program promised to keep.
+    pub(super) fn unmapped(&self, operation: &'static str, memory: &RegionSlice) -> ChannelError {
+        let region = memory.region().all();
+        // One that is gathered of pieces has no address of its own.
+        let memory = match region.address() {
+            0 => memory,
+            _ => &region,
+        };
+        let parts = memory.host_parts(0..memory.len()).ok().flatten();
+        let (address, len) = parts
+            .and_then(|mut parts| parts.next())
+            .map_or((0, 0), |(start, len)| (start.addr(), len));
+        ChannelError::Memory {
+            channel: self.parts.name.clone(),
+            operation,
+            cause: format!(
+                "memory at {address:#x} of {len} bytes is not mapped, or not to be used so; deregister it, or close its \
+                 window, before it is freed"
+            ),
+        }
     }
 
     /// A chunk is at its destination: wakes the owner, or sees to it that it is woken `later`; whether it knows now.

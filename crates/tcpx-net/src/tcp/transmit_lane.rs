@@ -22,7 +22,7 @@ use super::pace::Load;
 use super::permits::Permit;
 use super::shared::{Event, LaneSocket, Shared};
 use super::transmit_table::{Acknowledged, LONG, Outgoing, Taken};
-use crate::error::ChunkPosition;
+use crate::error::{ChannelError, ChunkPosition};
 
 /// The sending half of a lane of a channel.
 pub(super) fn transmit_lane(
@@ -46,6 +46,8 @@ pub(super) struct Queue {
     /// Sends slots by their pages, if that is to be tried.
     lender: Lender,
     seal: SendSeal,
+    /// The lane ends amid a chunk whose memory it cannot read.
+    unreadable: Option<ChannelError>,
 }
 
 /// A chunk in the lane's hands.
@@ -85,6 +87,7 @@ impl Queue {
             sent_short: false,
             lender,
             seal,
+            unreadable: None,
         }
     }
 
@@ -283,12 +286,22 @@ impl Owner for Queue {
         Ok(moved)
     }
 
+    fn unreadable(&mut self, writing: Writing, _cause: &io::Error) -> Result<(), Writing> {
+        let error = self.shared.unmapped("sending", &writing.chunk.payload);
+        self.shared
+            .send_failed(self.socket.lane, writing.chunk, error);
+        Ok(())
+    }
+
     fn written(&mut self, writing: Writing, end: u64) {
         self.sent_short = writing.chunk.payload.len() < LONG;
         self.keep(writing.chunk, end);
     }
 
     fn ended(&mut self, within: Option<(&Writing, usize)>, cause: io::Error) {
+        if let Some((writing, _)) = within.filter(|_| calls::is_fault(&cause)) {
+            self.unreadable = Some(self.shared.unmapped("sending", &writing.chunk.payload));
+        }
         let position = within.map(|(writing, done)| ChunkPosition {
             done: done
                 .saturating_sub(writing.head.len())
@@ -300,6 +313,12 @@ impl Owner for Queue {
     }
 
     fn close(&mut self, unwritten: Option<Writing>) {
-        self.part(unwritten.map(|writing| writing.chunk));
+        let mut unwritten = unwritten.map(|writing| writing.chunk);
+        if let Some(error) = self.unreadable.take()
+            && let Some(chunk) = unwritten.take()
+        {
+            self.shared.send_failed(self.socket.lane, chunk, error);
+        }
+        self.part(unwritten);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tcpx_net::{
     Auth, Congestion, DialOptions, Dialled, Listener, NetworkError, SocketError, Way, dial,
-    dial_control_again,
+    dial_control_again, dial_first,
 };
 
 use crate::support::*;
@@ -84,4 +84,35 @@ fn a_way_whose_other_end_says_nothing_does_not_hold_the_caller() {
     let start = Instant::now();
     dial_over(&dialled, &ways).unwrap_err();
     assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+}
+
+/// More than one after the other could be given up in time.
+#[test]
+fn addresses_that_say_nothing_do_not_hold_up_the_one_that_answers() {
+    let auth = Auth::Key(key(1));
+    let listener = listener(auth.clone());
+    let silent: Vec<_> = (0..5)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let mut addresses: Vec<_> = silent.iter().map(|one| one.local_addr().unwrap()).collect();
+    addresses.extend([nobody(), listener.local_addr()]);
+    let start = Instant::now();
+    let options = DialOptions::until(start + 10 * PATIENCE);
+    let dialled = dial_first(&addresses, &auth, &options).unwrap();
+    assert_eq!(dialled.peer, listener.local_addr());
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+}
+
+#[test]
+fn an_answer_with_another_key_is_named_before_addresses_that_are_silent() {
+    let listener = listener(Auth::Key(key(1)));
+    let addresses = [nobody(), listener.local_addr(), nobody()];
+    let options = DialOptions::until(deadline());
+    let error = dial_first(&addresses, &Auth::Key(key(2)), &options).unwrap_err();
+    assert!(
+        matches!(error, NetworkError::Handshake { peer, .. } if peer == listener.local_addr()),
+        "{error:?}"
+    );
+    let none = dial_first(&[], &Auth::Key(key(1)), &options).unwrap_err();
+    assert!(matches!(none, NetworkError::Control { .. }), "{none:?}");
 }

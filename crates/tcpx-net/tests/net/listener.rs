@@ -211,6 +211,7 @@ fn sessions_that_nobody_accepts_are_bounded() {
     welcome(&mut last).unwrap();
     late.write_all(&proof).unwrap();
     let mut late = Dialled {
+        peer: listener.local_addr(),
         stream: late,
         session: established.session,
         records: established.records,

@@ -65,7 +65,11 @@ impl Conn {
                 Entry::Occupied(known) => match known.get() {
                     PeerWindow::Asked => {}
                     PeerWindow::Open(key) => keys.push(*key),
-                    PeerWindow::Refused => is_refused = true,
+                    // It may be registered again until the next one asks.
+                    PeerWindow::Refused => {
+                        known.remove();
+                        is_refused = true;
+                    }
                 },
             }
         }
@@ -97,6 +101,20 @@ impl Conn {
             windows.asked -= 1;
         }
         Ok(())
+    }
+
+    /// The peer has closed one of these windows, as it does when the memory is deregistered: who wants them next asks
+    /// anew, for the memory may have been registered again.
+    pub(crate) fn forget_windows(&self, regions: &[RemoteRegion]) {
+        let mut windows = lock(&self.windows);
+        for region in regions {
+            let name = region.info.name.to_bytes();
+            if let Entry::Occupied(known) = windows.by_region.entry(name)
+                && matches!(known.get(), PeerWindow::Open(_))
+            {
+                known.remove();
+            }
+        }
     }
 
     /// Starts a flight, or ends it; `false` while it must wait for windows, or for others to end.

@@ -81,7 +81,7 @@ impl Conn {
             Ok(window) => {
                 let key = window.key();
                 lock(&self.doorway).insert(region.id, window);
-                if self.agent.region(region).is_none() {
+                if memory.is_closed() {
                     // It was deregistered meanwhile.
                     self.revoke(region.id);
                 }

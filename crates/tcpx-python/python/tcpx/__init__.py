@@ -46,6 +46,7 @@ from ._errors import (
 from ._program import nccl_env, plugin_path, program_path
 from ._tcpx import Batch, Report, Transfer, Window, __version__
 
+# `MemoryError` and `TimeoutError` are not among them: `from tcpx import *` would hide Python's own.
 __all__ = [
     "Accepting",
     "Batch",
@@ -58,10 +59,8 @@ __all__ = [
     "CorruptError",
     "Endpoint",
     "Error",
-    "MemoryError",
     "Report",
     "SettingError",
-    "TimeoutError",
     "TooLargeError",
     "Transfer",
     "TransferError",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable, Generator
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, overload
 
 from . import _loop, _tcpx
+from ._errors import Error
 from ._tcpx import generate_key
 
 if TYPE_CHECKING:
@@ -97,10 +97,14 @@ class Connecting(_Opening):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        connection = self._connection
-        if connection is not None:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, connection.__exit__, kind, value, trace)
+        if self._connection is None:
+            return
+        try:
+            await self._connection.aclose()
+        except Error:
+            # The exception of the block is the news.
+            if kind is None:
+                raise
 
 
 class Accepting(_Opening):
@@ -145,8 +149,11 @@ class Endpoint(_tcpx.Endpoint):
     @overload
     def accept(self, timeout: float) -> Connection: ...
     def accept(self, timeout: float | None = None) -> Accepting | Connection:
-        """The next connection: ``await server.accept()``, ``server.accept().wait()``, or
-        ``server.accept(timeout=10)``, which waits at most so many seconds.
+        """The next connection, in the order in which they came: ``await server.accept()``,
+        ``server.accept().wait()``, or ``server.accept(timeout=10)``, which waits at most so many seconds.
+
+        A connection comes about only while somebody accepts: until then the other side's :func:`connect` waits,
+        for 10 seconds unless it was given another ``timeout``.
         """
         if timeout is not None:
             return self._accept(timeout)
@@ -192,7 +199,7 @@ def connect(
         key_file: In place of ``key``: a file that holds it.
         insecure: Connect without a key, to a side that listens without one.
         encrypt, gpu, progress: As for :class:`Endpoint`.
-        timeout: Seconds for the whole set-up; 10 by default.
+        timeout: Seconds for the whole set-up; 10 by default. The other side must accept meanwhile.
     """
     words = address.split()
     if len(words) == 2 and words[0].startswith("TCPX_KEY="):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from . import _tcpx
 
 if TYPE_CHECKING:
-    from ._tcpx import Completions, NextNotification, Report, Transfer
+    from ._tcpx import Closing, Completions, NextNotification, Report, Transfer
 
 Result = TypeVar("Result", covariant=True)
 
@@ -95,6 +95,11 @@ def result_of(awaited: _Awaited[Result]) -> Generator[object, None, Result]:
             reader.waiting.pop(token, None)
             awaited.unwatch(reader.completions, token)
     return found
+
+
+def closed(closing: Closing) -> Generator[object, None, None]:
+    """The ``__await__`` of a close."""
+    yield from result_of(closing)
 
 
 def wait(transfer: Transfer) -> Generator[object, None, Report]:

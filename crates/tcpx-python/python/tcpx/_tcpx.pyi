@@ -220,6 +220,8 @@ class Connection:
         """Counters of the data plane by name."""
     def close(self, timeout: float = 5.0) -> None:
         """Finishes running transfers and says goodbye, within ``timeout`` seconds."""
+    def aclose(self, timeout: float = 5.0) -> Closing:
+        """The same, to be awaited. It begins at once, and goes on where nobody awaits it."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -227,6 +229,14 @@ class Connection:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+class Closing:
+    """A connection that is being closed; await it."""
+
+    def look(self, completions: Completions) -> bool | None: ...
+    def watch(self, completions: Completions, token: int) -> bool | None: ...
+    def unwatch(self, completions: Completions, token: int) -> None: ...
+    def __await__(self) -> Generator[object, None, None]: ...
 
 class Window:
     """Memory that is open to the peer. Dropping it revokes it; also a context manager."""

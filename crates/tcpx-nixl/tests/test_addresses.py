@@ -1,0 +1,87 @@
+"""Which addresses of an agent are tried, between hosts with several: two network namespaces that these tests make."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from node import Peer
+
+SIZE = 1 << 20
+EVERY_INTERFACE = {"TCPX_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    """Hosts `a` and `b`, with one cable between their `eth0`."""
+
+    def __init__(self) -> None:
+        self.names = {host: f"tcpx-nixl-{os.getpid()}-{host}" for host in "ab"}
+        a, b = self.names.values()
+        for name in (a, b):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "eth0", "netns", a, "type", "veth", "peer", "name", "eth0", "netns", b)
+        for host in "ab":
+            self.on(host, "link", "set", "eth0", "up")
+
+    def on(self, host: str, *words: str) -> None:
+        ip("-n", self.names[host], *words)
+
+    def agent(self, host: str, name: str) -> Peer:
+        return Peer(name, variables=EVERY_INTERFACE, namespace=self.names[host])
+
+    def remove(self) -> None:
+        for name in self.names.values():
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("needs root and the program ip for network namespaces")
+    try:
+        made = Hosts()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    yield made
+    made.remove()
+
+
+def moves(hosts: Hosts) -> None:
+    """An agent on `b` writes to memory of one on `a`, and reads from it."""
+    owner, other = hosts.agent("a", "owner"), hosts.agent("b", "other")
+    remote, local = owner.alloc(SIZE, 1), other.alloc(SIZE, 2)
+    other.add(owner.metadata())
+    ours, theirs = [(other.address(local), SIZE)], [(owner.address(remote), SIZE)]
+    for op in ("WRITE", "READ"):
+        assert other.transfer(op, ours, theirs, "owner") == "DONE"
+    assert owner.content(remote) == other.content(local)
+    for agent in (owner, other):
+        assert agent.end() == 0
+
+
+@pytest.mark.parametrize("also_v4", [False, True])
+def test_hosts_that_share_ipv6_alone_reach_each_other(hosts: Hosts, also_v4: bool) -> None:
+    hosts.on("a", "addr", "add", "fd77::1/64", "dev", "eth0", "nodad")
+    hosts.on("b", "addr", "add", "fd77::2/64", "dev", "eth0", "nodad")
+    if also_v4:
+        hosts.on("a", "addr", "add", "10.77.0.1/24", "dev", "eth0")
+    moves(hosts)
+
+
+def test_addresses_whose_packets_vanish_hold_nobody_up(hosts: Hosts) -> None:
+    """They come before the one that is reached, and are more than time is for one after the other."""
+    hosts.on("a", "addr", "add", "10.77.0.9/24", "dev", "eth0")
+    hosts.on("b", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+    hosts.on("b", "neigh", "add", "10.77.0.200", "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+    for number in range(1, 6):
+        hosts.on("a", "addr", "add", f"10.{number}.0.1/24", "dev", "eth0")
+        hosts.on("b", "route", "add", f"10.{number}.0.0/24", "via", "10.77.0.200")
+    moves(hosts)
