@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::fork;
 use tcpx_net::{
-    Accepted, ControlStream, DialOptions, Dialled, ListenOptions, Listener, Refusals, Side,
-    dial_first,
+    Accepted, ControlStream, DialOptions, Dialled, ListenOptions, Listener, NetworkError, Refusals,
+    Side, dial_first,
 };
 
 use crate::connection::Connection;
