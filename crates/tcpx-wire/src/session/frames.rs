@@ -84,11 +84,13 @@ impl Session {
                 capacity,
                 grant,
             } => return self.posted(now, tag, number, capacity, grant),
-            Frame::Revoke { tag, number } => self.revoked_from(now, tag, number),
-            Frame::Withdraw { tag, number } => return self.send_withdrawn(now, tag, number),
+            Frame::Unpost { tag, number } => return self.unposted(now, tag, number),
+            Frame::Unposted { tag, number, used } => {
+                return self.unpost_answered(now, tag, number, used);
+            }
             Frame::Forget { tag, number } => self.forget_asked(tag, number),
             Frame::Forgotten { tag, forgotten } => {
-                return self.forget_answered(now, tag, forgotten);
+                return self.forget_answered(tag, forgotten);
             }
             Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),
             Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
@@ -173,7 +175,7 @@ impl Session {
         self.actions
             .push_back(Action::PeerSettings(Box::new(theirs)));
         self.ask_queued();
-        self.begin_unroomed(now);
+        self.begin_unroomed();
         self.ask_unasked();
         Ok(())
     }

@@ -486,13 +486,23 @@ impl Pair {
         true
     }
 
-    /// Receives of a tag were matched in the order in which they were posted.
+    /// Receives of a tag were matched in the order in which they were posted, if none of them ended before: a send that
+    /// came for that one meets a later one.
     pub(super) fn assert_matched_in_order(&self) {
         for (at, side) in self.sides.iter().enumerate() {
             let mut last = BTreeMap::new();
+            let ended: BTreeSet<u64> = side
+                .operations
+                .iter()
+                .filter(|(operation, watched)| {
+                    operation.sent_transfer().is_none() && matches!(watched.outcome, Some(Err(_)))
+                })
+                .map(|(_, watched)| watched.tag)
+                .collect();
             for (operation, watched) in &side.operations {
                 let ended_well = matches!(watched.outcome, Some(Ok(_)));
-                if operation.sent_transfer().is_some() || !ended_well {
+                let is_receive = operation.sent_transfer().is_none();
+                if !is_receive || !ended_well || ended.contains(&watched.tag) {
                     continue;
                 }
                 let transfer = watched
@@ -503,6 +513,28 @@ impl Pair {
                     before.is_none_or(|before| before < transfer),
                     "{operation:?}"
                 );
+            }
+        }
+    }
+
+    /// No more operations of a tag say that the peer ended them than its program has.
+    pub(super) fn assert_ended_by(&self, cancelled: &[(usize, OperationId)]) {
+        let mut ends = BTreeMap::new();
+        for (side, operation) in cancelled {
+            let tag = self.sides[*side].operations[operation].tag;
+            let sends = operation.sent_transfer().is_some();
+            *ends.entry((*side, sends, tag)).or_insert(0) += 1;
+        }
+        for (at, side) in self.sides.iter().enumerate() {
+            for (operation, watched) in &side.operations {
+                if let Some(Err(error)) = &watched.outcome
+                    && matches!(error.cause, EndCause::PeerCancelled { .. })
+                {
+                    let sends = operation.sent_transfer().is_some();
+                    let ended = ends.entry((1 - at, !sends, watched.tag)).or_insert(0);
+                    *ended -= 1;
+                    assert!(*ended >= 0, "{operation:?}: {error}");
+                }
             }
         }
     }

@@ -123,6 +123,7 @@ fn play(schedule: &Schedule) {
         tags.swap(at, to);
     }
     let mut live = Vec::new();
+    let mut cancelled = Vec::new();
     for (side, tag, sends) in tags {
         if pair.sides[side].closed.is_some() || pair.sides[side].session.closing() {
             break;
@@ -159,6 +160,7 @@ fn play(schedule: &Schedule) {
         if random.chance(schedule.cancels) {
             let (side, operation) = live[random.below(live.len() as u64) as usize];
             pair.with(side, |session, now| session.cancel(now, operation));
+            cancelled.push((side, operation));
         }
     }
     // What waits for room does so for as long as others wait for receives that have ended.
@@ -183,6 +185,9 @@ fn play(schedule: &Schedule) {
         }
     }
     pair.assert_matched_in_order();
+    if schedule.cancellable {
+        pair.assert_ended_by(&cancelled);
+    }
     if schedule.cancels == 0 && !schedule.addressed {
         for side in &pair.sides {
             for stream in [&side.sends.sequences, &side.receives.sequences] {
