@@ -108,6 +108,10 @@ impl<T> ByNumber<T> {
         self.0.back().map(|(_, value)| value)
     }
 
+    fn iter(&self) -> impl Iterator<Item = &(u64, T)> {
+        self.0.iter()
+    }
+
     fn pop_first(&mut self) -> Option<T> {
         self.0.pop_front().map(|(_, value)| value)
     }
@@ -179,9 +183,11 @@ pub(super) struct ReceiveTag {
     /// It counts among those that the peer uses.
     is_counted: bool,
     pub(super) announced: ByNumber<Announced>,
+    /// Those of them that have ended.
+    ended: usize,
     /// Receives that the peer does not know of: they meet transfers from the next number on.
     pub(super) queue: VecDeque<OperationId>,
-    /// Transfers without a receive; none where receives are queued.
+    /// Transfers without a receive. Where receives are queued they wait for what comes before them.
     arrivals: ByNumber<Arrival>,
     /// Windows in a row that were opened in vain, as an eager send came.
     pub(super) vain: u8,
@@ -199,7 +205,13 @@ impl ReceiveTag {
 
     /// Whether further receives may be announced: not behind one that has ended, with which both may begin at 0 again.
     pub(super) fn is_settled(&self) -> bool {
-        !matches!(self.announced.last(), Some(Announced::Ended(_)))
+        self.arrivals.is_empty() && !matches!(self.announced.last(), Some(Announced::Ended(_)))
+    }
+
+    /// Whether a transfer of this number may meet a receive that is queued: none before it may come for one that has ended.
+    pub(super) fn is_in_order(&self, number: u64) -> bool {
+        let mut before = self.announced.iter().take_while(|(at, _)| *at < number);
+        self.ended == 0 || !before.any(|(_, receive)| matches!(receive, Announced::Ended(_)))
     }
 }
 
@@ -270,10 +282,13 @@ impl Matching {
 
     /// Takes an announced receive out of the count: its number is used, or comes to nothing.
     pub(super) fn take_announced(&mut self, tag: Tag, number: u64) -> Option<Announced> {
-        let taken = self.receives_of(tag).announced.remove(number)?;
+        let counts = self.receives.entry(tag).or_default();
+        let taken = counts.announced.remove(number)?;
         self.announced -= 1;
-        if let Announced::Ended(Some(arrival)) = &taken {
-            self.arrivals.remove(&arrival.transfer);
+        if let Announced::Ended(arrival) = &taken {
+            counts.ended -= 1;
+            let arrival = arrival.as_ref();
+            arrival.map(|arrival| self.arrivals.remove(&arrival.transfer));
         }
         Some(taken)
     }
@@ -283,8 +298,11 @@ impl Matching {
         if let Some(arrival) = &arrival {
             self.arrivals.insert(arrival.transfer, (tag, number));
         }
-        let ended = Announced::Ended(arrival);
-        self.receives_of(tag).announced.insert(number, ended);
+        let counts = self.receives_of(tag);
+        if let Some(receive) = counts.announced.get_mut(number) {
+            counts.ended += usize::from(matches!(receive, Announced::Receive(_)));
+            *receive = Announced::Ended(arrival);
+        }
     }
 
     /// Forgets the receiver's count of a tag that is not used.
@@ -330,9 +348,13 @@ impl Matching {
         Ok(())
     }
 
-    /// The first transfer of a tag that waits.
+    /// The first transfer of a tag that waits for a receive, and for nothing else.
     pub(super) fn first_arrival(&mut self, tag: Tag) -> Option<Arrival> {
-        let arrival = self.receives.get_mut(&tag)?.arrivals.pop_first()?;
+        let counts = self.receives.get_mut(&tag)?;
+        let (number, _) = counts.arrivals.iter().next()?;
+        let arrival = counts
+            .is_in_order(*number)
+            .then(|| counts.arrivals.pop_first())??;
         self.count_out(&arrival);
         Some(arrival)
     }

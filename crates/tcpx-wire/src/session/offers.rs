@@ -147,11 +147,14 @@ impl Session {
             self.refuse(arrival, RefuseReason::Shutdown);
             return Ok(());
         }
-        match self.matching.receives_of(arrival.tag).queue.pop_front() {
-            Some(operation) => self.match_up(now, operation, arrival),
-            None => self.matching.add_arrival(arrival, limits)?,
+        let counts = self.matching.receives_of(arrival.tag);
+        if counts.is_in_order(arrival.number)
+            && let Some(operation) = counts.queue.pop_front()
+        {
+            self.match_up(now, operation, arrival);
+            return Ok(());
         }
-        Ok(())
+        self.matching.add_arrival(arrival, limits)
     }
 
     pub(super) fn refuse(&mut self, arrival: Arrival, reason: RefuseReason) {

@@ -339,16 +339,20 @@ impl Session {
             ));
         };
         let ended = self.matching.take_announced(tag, number);
-        match used {
-            NumberUse::Skipped => {}
-            NumberUse::Forgotten => self.matching.begin_again(tag)?,
-            NumberUse::Used | NumberUse::Ended => self.matching.is_sent(tag),
+        if used == NumberUse::Forgotten {
+            self.matching.begin_again(tag)?;
         }
         if let Some(Announced::Ended(Some(arrival))) = ended {
             match used {
                 NumberUse::Used => self.meet(now, arrival, None)?,
                 _ => self.drop_arrival(&arrival),
             }
+        }
+        while let Some(operation) = self.matching.receives_of(tag).queue.front().copied()
+            && let Some(arrival) = self.matching.first_arrival(tag)
+        {
+            self.matching.receives_of(tag).queue.pop_front();
+            self.match_up(now, operation, arrival);
         }
         let queue = self.matching.receives_of(tag).queue.iter().copied();
         self.posting.candidates.extend(queue);

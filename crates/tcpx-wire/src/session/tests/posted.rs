@@ -158,6 +158,31 @@ fn rule_6_receives_with_time_outs_lose_no_send() {
     assert!(crossed > 20, "{crossed}");
 }
 
+/// Rule 6: what comes behind a send that lost its receive is received behind it, by receives that were not announced.
+#[test]
+fn rule_6_receives_with_time_outs_keep_the_order() {
+    for seed in 0..100 {
+        let mut pair = Pair::new(addressed(), seed);
+        let first = pair.receive(1, receive(1, 20_000, Level::Placed));
+        pair.run(Duration::from_millis(1));
+        pair.weather.data = Some(1_000_000);
+        let mut sends = vec![pair.send(0, send(1, 20_000, Level::Placed))];
+        for _ in 0..3 {
+            sends.push(pair.send(0, eager(1, 8, Level::Placed)));
+        }
+        pair.with(1, |session, now| session.cancel(now, first));
+        pair.weather.data = None;
+        for (at, sent) in sends.into_iter().enumerate() {
+            let received = pair.receive(1, receive(1, 20_000, Level::Placed));
+            pair.run(Duration::from_micros(seed * 10) + Duration::from_secs(2));
+            assert_eq!(pair.success(1, received).bytes, [20_000, 8, 8, 8][at]);
+            pair.success(0, sent);
+        }
+        pair.run(Duration::from_secs(1));
+        pair.assert_clean();
+    }
+}
+
 /// Rule 6: a number is the one of its receive for ever. Those of receives that have ended are skipped.
 #[test]
 fn rule_6_numbers_of_receives_that_end_are_skipped() {

@@ -8,6 +8,9 @@ use super::pair::Pair;
 use super::*;
 use crate::frame::Limits;
 
+/// Longer than sends wait one after the other for receives that do not come.
+const CLOSES: Duration = Duration::from_secs(10_000);
+
 #[derive(Clone, Debug)]
 struct Storm {
     seed: u64,
@@ -154,9 +157,7 @@ fn blow(storm: &Storm) {
         if let Some((after, closes)) = storm.close
             && count == after
         {
-            pair.with(closes, |session, now| {
-                session.close(now, Duration::from_secs(150))
-            });
+            pair.with(closes, |session, now| session.close(now, CLOSES));
         }
         if pair
             .sides
@@ -272,11 +273,9 @@ fn blow(storm: &Storm) {
         }
     }
     if pair.sides.iter().all(|side| side.closed.is_none()) {
-        pair.with(0, |session, now| {
-            session.close(now, Duration::from_secs(150))
-        });
+        pair.with(0, |session, now| session.close(now, CLOSES));
     }
-    pair.run(Duration::from_secs(200));
+    pair.run(2 * CLOSES);
     assert!(
         pair.sides.iter().all(|side| side.closed.is_some()),
         "closes"
