@@ -394,7 +394,7 @@ pub enum NumberUse {
     Used = 1,
     /// A send had it, which has ended at its sender.
     Ended = 2,
-    /// As [`NumberUse::Skipped`], and no number of the tag is in use: both sides count from 0 again.
+    /// As [`NumberUse::Skipped`], and none of the tag has been used: both sides count from 0 again.
     Forgotten = 3,
 }
 

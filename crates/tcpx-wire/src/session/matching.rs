@@ -141,6 +141,8 @@ impl PostedWindow {
 pub(super) struct SendTag {
     /// Number of the next send.
     pub(super) next: u64,
+    /// A send has had a number since both sides began at 0.
+    pub(super) is_used: bool,
     /// One behind the highest number that the peer has announced a receive of.
     pub(super) announced: u64,
     /// Windows of the numbers from the next one on; `None` where the receive has ended.

@@ -189,6 +189,7 @@ impl Session {
         let counts = self.matching.sends.entry(tag).or_default();
         let number = counts.next;
         counts.next += 1;
+        counts.is_used = true;
         counts.posted.remove(number);
         self.send_windows.ahead -= usize::from(number < counts.announced);
         self.pass_ended(tag);
@@ -202,8 +203,7 @@ impl Session {
             counts.posted.remove(number);
             counts.next += 1;
             self.send_windows.ahead -= 1;
-            let is_used = counts.is_counted && !counts.is_forgetting;
-            let used = match counts.next == counts.announced && !is_used {
+            let used = match counts.next == counts.announced && !counts.is_used {
                 true => NumberUse::Forgotten,
                 false => NumberUse::Skipped,
             };
@@ -540,7 +540,7 @@ impl Session {
         windows.counted_tags -= usize::from(std::mem::take(&mut counts.is_counted));
         if forgotten {
             windows.ahead -= counts.announced.saturating_sub(counts.next) as usize;
-            (counts.next, counts.announced) = (0, 0);
+            (counts.next, counts.announced, counts.is_used) = (0, 0, false);
             counts.posted = ByNumber::default();
         }
         windows.unroomed.append(&mut counts.held);

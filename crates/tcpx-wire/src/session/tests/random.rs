@@ -28,6 +28,7 @@ struct Schedule {
     /// Shorter chunks at the end of what each side receives.
     tapers: [Option<Taper>; 2],
     limits: [Limits; 2],
+    eager: (u32, u32),
 }
 
 fn any_taper() -> impl Strategy<Value = Option<Taper>> {
@@ -39,7 +40,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
         (any::<u64>(), 1u16..9, 1u16..6, 1u16..6),
         (1u64..3000, 1u64..80),
         prop_oneof![Just(0u64), 1u64..60],
-        [any_limits(1), any_limits(1)],
+        ([any_limits(1), any_limits(1)], any_eager()),
         (
             any::<bool>(),
             prop::bool::weighted(0.8),
@@ -54,7 +55,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 (seed, channels, send_window, receive_window),
                 (jitter, operations),
                 cancels,
-                limits,
+                (limits, eager),
                 flags,
             )| {
                 let (hold_until_placed, cancellable, close, holds, addressed, tapers) = flags;
@@ -73,6 +74,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     addressed,
                     tapers,
                     limits,
+                    eager,
                 }
             },
         )
@@ -86,7 +88,7 @@ fn play(schedule: &Schedule) {
     let mut config = small_chunks(schedule.channels);
     config.ours.send_window = schedule.send_window;
     config.ours.receive_window = schedule.receive_window;
-    config.ours.eager_credit = 64 * 1024;
+    (config.ours.eager_limit, config.ours.eager_credit) = schedule.eager;
     config.hold_until_placed = schedule.hold_until_placed;
     config.cancellable = schedule.cancellable;
     config.addressed = schedule.addressed;
