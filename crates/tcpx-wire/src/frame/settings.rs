@@ -107,6 +107,18 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Operations that they allow at a time.
+    pub(crate) fn operations(&self) -> u64 {
+        let kinds = [
+            self.puts,
+            self.notifications,
+            self.gets,
+            self.asks,
+            self.windows,
+        ];
+        kinds.map(u64::from).iter().sum()
+    }
+
     /// Most of each.
     pub const MOST: u32 = 1 << 20;
 

@@ -60,12 +60,14 @@ fn is_ours(cause: &EndCause) -> bool {
     )
 }
 
-/// What the peer is told about the cause; nothing where it knows already or cannot be told.
-fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
+/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be told.
+fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Frame> {
+    let mut detail = None;
     let reason = match cause {
         EndCause::Cancelled | EndCause::Revoked => CancelReason::Requested,
         EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => {
-            return Some((CancelReason::DeadlineExpired, report.to_string().into()));
+            detail = Some(report.to_string());
+            CancelReason::DeadlineExpired
         }
         EndCause::Data {
             failure: DataFailure::Memory(_),
@@ -75,17 +77,11 @@ fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
         EndCause::Closed => CancelReason::Shutdown,
         _ => return None,
     };
-    Some((reason, cause.to_string().into()))
-}
-
-/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be told.
-fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Frame> {
-    let (reason, detail) = for_peer(cause)?;
     Some(Frame::Cancel {
         transfer,
         from,
         reason,
-        detail,
+        detail: detail.unwrap_or_else(|| cause.to_string()).into(),
     })
 }
 

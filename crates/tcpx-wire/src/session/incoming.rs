@@ -250,12 +250,7 @@ impl Session {
         operation: OperationId,
     ) -> Option<(&mut OperationClock, &mut GrantedReceive)> {
         let receive = self.receives.get_mut(&operation)?;
-        if receive
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.quiet)
-        {
+        if receive.course.is_quiet() {
             return None;
         }
         let matched = receive.matched.as_mut()?;

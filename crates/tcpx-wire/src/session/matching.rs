@@ -53,70 +53,6 @@ impl Arrival {
     }
 }
 
-/// What belongs to numbers of one tag, in their order.
-#[derive(Debug)]
-pub(super) struct ByNumber<T>(VecDeque<(u64, T)>);
-
-impl<T> Default for ByNumber<T> {
-    fn default() -> Self {
-        Self(VecDeque::new())
-    }
-}
-
-impl<T> ByNumber<T> {
-    fn place(&self, number: u64) -> Result<usize, usize> {
-        let held = |(held, _): &(u64, T)| *held;
-        if self.0.back().map(held).is_none_or(|last| last < number) {
-            return Err(self.0.len());
-        }
-        // There where none is missing before it.
-        let first = self.0.front().map_or(0, held);
-        let at = number.wrapping_sub(first) as usize;
-        match self.0.get(at).map(held) {
-            Some(found) if found == number => Ok(at),
-            _ => self.0.binary_search_by_key(&number, held),
-        }
-    }
-
-    pub(super) fn insert(&mut self, number: u64, value: T) {
-        match self.place(number) {
-            Ok(at) => self.0[at].1 = value,
-            Err(at) => self.0.insert(at, (number, value)),
-        }
-    }
-
-    pub(super) fn get(&self, number: u64) -> Option<&T> {
-        let at = self.place(number).ok()?;
-        self.0.get(at).map(|(_, value)| value)
-    }
-
-    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        let at = self.place(number).ok()?;
-        self.0.get_mut(at).map(|(_, value)| value)
-    }
-
-    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
-        let at = self.place(number).ok()?;
-        self.0.remove(at).map(|(_, value)| value)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn last(&self) -> Option<&T> {
-        self.0.back().map(|(_, value)| value)
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &(u64, T)> {
-        self.0.iter()
-    }
-
-    fn pop_first(&mut self) -> Option<T> {
-        self.0.pop_front().map(|(_, value)| value)
-    }
-}
-
 /// Whether a send goes to such a window without being granted. Both sides ask this of the same values.
 pub(super) fn fits(capacity: u64, level: Level, bytes: u64, asked: Level) -> bool {
     (1..=capacity).contains(&bytes) && asked <= level
@@ -130,12 +66,6 @@ pub(super) struct PostedWindow {
     pub(super) level: Level,
 }
 
-impl PostedWindow {
-    pub(super) fn fits(&self, bytes: u64, asked: Level) -> bool {
-        fits(self.capacity, self.level, bytes, asked)
-    }
-}
-
 /// The sender's count of one tag.
 #[derive(Debug, Default)]
 pub(super) struct SendTag {
@@ -146,9 +76,9 @@ pub(super) struct SendTag {
     /// One behind the highest number that the peer has announced a receive of.
     pub(super) announced: u64,
     /// Windows of the numbers from the next one on; `None` where the receive has ended.
-    pub(super) posted: ByNumber<Option<PostedWindow>>,
+    pub(super) posted: BTreeMap<u64, Option<PostedWindow>>,
     /// Sends that have asked for a receive, or go to a posted window.
-    pub(super) numbered: ByNumber<TransferId>,
+    pub(super) numbered: BTreeMap<u64, TransferId>,
     /// Sends without a number, in their order: until the peer has answered whether the count may be forgotten, or one may
     /// ask.
     pub(super) held: BTreeSet<TransferId>,
@@ -184,13 +114,13 @@ pub(super) struct ReceiveTag {
     pub(super) next: u64,
     /// It counts among those that the peer uses.
     is_counted: bool,
-    pub(super) announced: ByNumber<Announced>,
+    pub(super) announced: BTreeMap<u64, Announced>,
     /// Those of them that have ended.
     ended: usize,
     /// Receives that the peer does not know of: they meet transfers from the next number on.
     pub(super) queue: VecDeque<OperationId>,
     /// Transfers without a receive. Where receives are queued they wait for what comes before them.
-    arrivals: ByNumber<Arrival>,
+    arrivals: BTreeMap<u64, Arrival>,
     /// Windows in a row that were opened in vain, as an eager send came.
     pub(super) vain: u8,
 }
@@ -207,13 +137,14 @@ impl ReceiveTag {
 
     /// Whether further receives may be announced: not behind one that has ended, with which both may begin at 0 again.
     pub(super) fn is_settled(&self) -> bool {
-        self.arrivals.is_empty() && !matches!(self.announced.last(), Some(Announced::Ended(_)))
+        let last = self.announced.last_key_value();
+        self.arrivals.is_empty() && !matches!(last, Some((_, Announced::Ended(_))))
     }
 
     /// Whether a transfer of this number may meet a receive that is queued: none before it may come for one that has ended.
     pub(super) fn is_in_order(&self, number: u64) -> bool {
-        let mut before = self.announced.iter().take_while(|(at, _)| *at < number);
-        self.ended == 0 || !before.any(|(_, receive)| matches!(receive, Announced::Ended(_)))
+        let has_ended = |(_, receive): (&u64, &Announced)| matches!(receive, Announced::Ended(_));
+        self.ended == 0 || !self.announced.range(..number).any(has_ended)
     }
 }
 
@@ -285,7 +216,7 @@ impl Matching {
     /// Takes an announced receive out of the count: its number is used, or comes to nothing.
     pub(super) fn take_announced(&mut self, tag: Tag, number: u64) -> Option<Announced> {
         let counts = self.receives.entry(tag).or_default();
-        let taken = counts.announced.remove(number)?;
+        let taken = counts.announced.remove(&number)?;
         self.announced -= 1;
         if let Announced::Ended(arrival) = &taken {
             counts.ended -= 1;
@@ -301,7 +232,7 @@ impl Matching {
             self.arrivals.insert(arrival.transfer, (tag, number));
         }
         let counts = self.receives_of(tag);
-        if let Some(receive) = counts.announced.get_mut(number) {
+        if let Some(receive) = counts.announced.get_mut(&number) {
             counts.ended += usize::from(matches!(receive, Announced::Receive(_)));
             *receive = Announced::Ended(arrival);
         }
@@ -353,10 +284,9 @@ impl Matching {
     /// The first transfer of a tag that waits for a receive, and for nothing else.
     pub(super) fn first_arrival(&mut self, tag: Tag) -> Option<Arrival> {
         let counts = self.receives.get_mut(&tag)?;
-        let (number, _) = counts.arrivals.iter().next()?;
-        let arrival = counts
-            .is_in_order(*number)
-            .then(|| counts.arrivals.pop_first())??;
+        let (number, _) = counts.arrivals.first_key_value()?;
+        let is_next = counts.is_in_order(*number);
+        let (_, arrival) = is_next.then(|| counts.arrivals.pop_first())??;
         self.count_out(&arrival);
         Some(arrival)
     }
@@ -379,9 +309,9 @@ impl Matching {
     pub(super) fn remove_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
         let (tag, number) = *self.arrivals.get(&transfer)?;
         let counts = self.receives.get_mut(&tag)?;
-        let arrival = match counts.announced.get_mut(number) {
+        let arrival = match counts.announced.get_mut(&number) {
             Some(Announced::Ended(arrival)) => arrival.take()?,
-            _ => counts.arrivals.remove(number)?,
+            _ => counts.arrivals.remove(&number)?,
         };
         self.count_out(&arrival);
         Some(arrival)
@@ -391,7 +321,7 @@ impl Matching {
     pub(super) fn take_arrivals(&mut self) -> Vec<Arrival> {
         let mut taken = Vec::new();
         for tag in self.receives.values_mut() {
-            taken.extend(std::iter::from_fn(|| tag.arrivals.pop_first()));
+            taken.extend(std::mem::take(&mut tag.arrivals).into_values());
         }
         for arrival in &taken {
             self.count_out(arrival);

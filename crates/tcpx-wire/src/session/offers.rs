@@ -103,7 +103,7 @@ impl Session {
             self.matching.check_tags(&limits)?;
             return self.meet(now, arrival, Some(&limits));
         }
-        match counts.announced.get_mut(number) {
+        match counts.announced.get_mut(&number) {
             // It asked before it knew of the window, and its bytes were faster.
             None if number < counts.next && is_asking && self.config.addressed => return Ok(()),
             None | Some(Announced::Ended(Some(_))) => {

@@ -337,15 +337,9 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if send
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.quiet)
-        {
+        if send.course.is_quiet() {
             return;
         }
-        let leaving = send.leaving;
         let problem = match &mut send.stage {
             SendStage::Granted(granted) if granted.posted.contains(index) => {
                 if granted.sent.insert(index) {
@@ -356,9 +350,6 @@ impl Session {
                     if !held {
                         self.send_stream.release(&chunk);
                         self.pump_sends();
-                    }
-                    if leaving {
-                        return;
                     }
                     self.settle_send(now, transfer);
                     return;

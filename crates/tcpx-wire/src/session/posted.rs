@@ -330,7 +330,7 @@ impl Session {
         used: NumberUse,
     ) -> Result<(), SessionError> {
         let counts = self.matching.receives_of(tag);
-        let Some(Announced::Ended(_)) = counts.announced.get(number) else {
+        let Some(Announced::Ended(_)) = counts.announced.get(&number) else {
             self.matching.tidy(tag);
             return Err(unexpected(
                 "unposted",

@@ -217,11 +217,7 @@ impl Session {
                 format!("transfer {transfer} is not"),
             ));
         };
-        let quiet = send
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.quiet);
+        let quiet = send.course.is_quiet();
         let was_got = granted.all_acked();
         for index in chunks.iter() {
             let problem = if !granted.posted.contains(index) {

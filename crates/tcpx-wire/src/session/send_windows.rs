@@ -7,7 +7,7 @@ use super::cancel::Cancelling;
 use super::config::MAX_TRANSFER_BYTES;
 use super::credit::within;
 use super::error::{EndCause, SessionError};
-use super::matching::{ByNumber, PostedWindow, SendTag, TAGS};
+use super::matching::{PostedWindow, SendTag, TAGS, fits};
 use super::outgoing::{SendStage, numbered};
 use super::posted::POSTED;
 use super::stream::Plan;
@@ -151,9 +151,8 @@ impl Session {
             && let Some(first) = counts.held.first().copied()
             && let Some(send) = self.sends.get_mut(&first)
         {
-            let posted = counts.posted.get(counts.next).copied().flatten();
-            let fits = |posted: &PostedWindow| posted.fits(send.bytes, send.asked);
-            let posted = posted.filter(fits);
+            let posted = counts.posted.get(&counts.next).copied().flatten();
+            let posted = posted.filter(|to| fits(to.capacity, to.level, send.bytes, send.asked));
             let asks = self.send_windows.asking.len();
             if posted.is_none() && within(ASKS, asks, 1, limit).is_err() {
                 self.send_windows.unasked.insert(first);
@@ -190,29 +189,26 @@ impl Session {
         let number = counts.next;
         counts.next += 1;
         counts.is_used = true;
-        counts.posted.remove(number);
+        counts.posted.remove(&number);
         self.send_windows.ahead -= usize::from(number < counts.announced);
         self.pass_ended(tag);
         number
     }
 
     fn pass_ended(&mut self, tag: Tag) {
-        let counts = self.matching.sends.entry(tag).or_default();
-        while let Some(None) = counts.posted.get(counts.next) {
+        while let Some(counts) = self.matching.sends.get_mut(&tag)
+            && let Some(None) = counts.posted.get(&counts.next)
+        {
             let number = counts.next;
-            counts.posted.remove(number);
+            counts.posted.remove(&number);
             counts.next += 1;
             self.send_windows.ahead -= 1;
-            let used = match counts.next == counts.announced && !counts.is_used {
-                true => NumberUse::Forgotten,
-                false => NumberUse::Skipped,
-            };
-            self.transmit
-                .push_back(Frame::Unposted { tag, number, used });
-            if used == NumberUse::Forgotten {
+            if counts.next == counts.announced && !counts.is_used {
                 (counts.next, counts.announced) = (0, 0);
-                return self.tidy_sent(tag);
+                self.tidy_sent(tag);
+                return self.number_is(tag, number, NumberUse::Forgotten);
             }
+            self.number_is(tag, number, NumberUse::Skipped);
         }
     }
 
@@ -242,7 +238,7 @@ impl Session {
             && let Some(counts) = self.matching.sends.get_mut(&tag)
         {
             if let Some(number) = send.number.take() {
-                counts.numbered.remove(number);
+                counts.numbered.remove(&number);
             } else if counts.held.remove(&transfer) && windows.unasked.remove(&transfer) {
                 // The one behind it may ask, or has a window.
                 windows.unasked.extend(counts.held.first());
@@ -316,7 +312,7 @@ impl Session {
         };
         let counts = self.matching.sends.entry(tag).or_default();
         let first = counts.announced.max(counts.next);
-        if counts.posted.get(number).is_some() {
+        if counts.posted.contains_key(&number) {
             return Err(unexpected(
                 FRAME,
                 "each number once",
@@ -334,10 +330,10 @@ impl Session {
         if number >= counts.next {
             counts.posted.insert(number, Some(posted));
             self.number_held(tag);
-        } else if let Some(transfer) = counts.numbered.get(number).copied()
+        } else if let Some(transfer) = counts.numbered.get(&number).copied()
             && let Some(send) = self.sends.get(&transfer)
             && matches!(send.stage, SendStage::Waiting)
-            && posted.fits(send.bytes, send.asked)
+            && fits(capacity, posted.level, send.bytes, send.asked)
         {
             self.begin_in_window(now, transfer, posted);
         }
@@ -367,7 +363,7 @@ impl Session {
             self.number_held(tag);
             return Ok(());
         }
-        let transfer = counts.numbered.get(number).copied();
+        let transfer = counts.numbered.get(&number).copied();
         let send = transfer.and_then(|transfer| self.sends.get(&transfer));
         match transfer.zip(send.and_then(|send| send.wire.window())) {
             Some((transfer, window)) => self.leave_window(now, transfer, window),
@@ -541,7 +537,7 @@ impl Session {
         if forgotten {
             windows.ahead -= counts.announced.saturating_sub(counts.next) as usize;
             (counts.next, counts.announced, counts.is_used) = (0, 0, false);
-            counts.posted = ByNumber::default();
+            counts.posted.clear();
         }
         windows.unroomed.append(&mut counts.held);
         self.tidy_sent(tag);

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::frame::{
-    CancelReason, Frame, GoodbyeReason, NumberUse, PlacedChunks, RefuseReason, Role, TransferId,
+    CancelReason, Extent, Frame, GoodbyeReason, Notified, NumberUse, PlacedChunks, RefuseReason,
+    Role, TransferId,
 };
 
 const T0: TransferId = TransferId(0);
@@ -441,7 +442,7 @@ fn frames_in_the_wrong_state_are_refused() {
 fn a_peer_that_asks_but_never_reads_is_cut_off() {
     let mut session = session(config());
     let mut result = Ok(());
-    for transfer in 0..200_000 {
+    for transfer in 0..400_000 {
         let cancel = Frame::Cancel {
             transfer: TransferId(transfer),
             from: Role::Sender,
@@ -456,6 +457,25 @@ fn a_peer_that_asks_but_never_reads_is_cut_off() {
         }
     }
     assert!(matches!(result, Err(SessionError::TooMany { .. })));
+}
+
+/// A side that allows many puts owes as many answers to a peer that stands still meanwhile.
+#[test]
+fn answers_to_as_many_puts_as_are_allowed_may_wait() {
+    const PUTS: u64 = 100_000;
+    let mut config = config();
+    config.ours.limits.puts = PUTS as u32;
+    config.ours.eager_credit = 256 * PUTS as u32;
+    let mut session = session(config);
+    for transfer in 0..PUTS {
+        let place = one_sided::place(0, 0);
+        let to = Destination::Put {
+            to: Extent::Place(place),
+            notified: Notified::No,
+        };
+        let put = one_sided::waiting(transfer, 10, to);
+        session.frame(Time(0), put).unwrap();
+    }
 }
 
 #[test]
