@@ -135,10 +135,10 @@ impl ReceiveTag {
         self.announced.is_empty() && self.arrivals.is_empty()
     }
 
-    /// Whether further receives may be announced: not behind one that has ended, with which both may begin at 0 again.
+    /// Whether further receives may be announced: not while one that was started later may yet get the transfer of one that
+    /// has ended.
     pub(super) fn is_settled(&self) -> bool {
-        let last = self.announced.last_key_value();
-        self.arrivals.is_empty() && !matches!(last, Some((_, Announced::Ended(_))))
+        self.arrivals.is_empty() && self.ended == 0
     }
 
     /// Whether a transfer of this number may meet a receive that is queued: none before it may come for one that has ended.

@@ -464,6 +464,58 @@ fn a_queued_send_stalls_only_while_no_room_comes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
+    /// Messages and receives go on meeting, whichever receives were given up before: one that crossed the end of its
+    /// receive waits for the next one that is started.
+    #[test]
+    fn receives_that_are_given_up_keep_no_message_from_others(
+        limits in [any_limits(1), any_limits(1)],
+        steps in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u64..400), 1..40),
+        is_slow in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let [a, b] = limits.map(|limits| limited(&addressed(), limits));
+        let mut pair = Pair::of(a, b, seed);
+        pair.weather.data = is_slow.then_some(3000);
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        let failed = |pair: &Pair, side, operation: &OperationId| {
+            matches!(pair.outcome(side, *operation), Some(Err(_)))
+        };
+        for (step, which, pause) in steps {
+            match step {
+                0 => sends.push(pair.send(0, send(1, 20_000, Level::Placed))),
+                1 if !receives.is_empty() => {
+                    let given_up = *which.get(&receives);
+                    pair.with(1, |session, now| session.cancel(now, given_up));
+                }
+                _ => receives.push(pair.receive(1, receive(1, 20_000, Level::Placed))),
+            }
+            pair.run(Duration::from_micros(pause));
+        }
+        for _ in 0..10 {
+            pair.run(Duration::from_secs(1));
+            // A message that had begun to come ended with its receive.
+            sends.retain(|sent| !failed(&pair, 0, sent));
+            receives.retain(|received| !failed(&pair, 1, received));
+            while sends.len() < receives.len() {
+                sends.push(pair.send(0, send(1, 20_000, Level::Placed)));
+            }
+            while receives.len() < sends.len() {
+                receives.push(pair.receive(1, receive(1, 20_000, Level::Placed)));
+            }
+            pair.run(Duration::from_secs(1));
+            if pair.settled() {
+                break;
+            }
+            sends.push(pair.send(0, send(1, 20_000, Level::Placed)));
+            receives.push(pair.receive(1, receive(1, 20_000, Level::Placed)));
+        }
+        for (sent, received) in sends.into_iter().zip(receives) {
+            pair.success(0, sent);
+            pair.success(1, received);
+        }
+        pair.assert_clean();
+    }
+
     /// A program whose peer receives in the order in which it sends needs no more than one of anything at a time, whatever
     /// its tags are and however early the receives are there.
     #[test]
