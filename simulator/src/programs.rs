@@ -265,6 +265,14 @@ pub fn run(plan: &Plan) {
     system::end_faults();
     drop(endpoints);
     all_closed();
+    for scene in &scenes {
+        let model = scene.model();
+        if let Some((_, tag)) = model.disordered.difference(&model.ended_early).next() {
+            fail(&format!(
+                "receives of tag {tag} got messages in another order than they were sent"
+            ));
+        }
+    }
     for window in scenes.iter().chain([&lied]).flat_map(|one| &one.windows) {
         contents(window, "a window, after all connections were closed");
     }

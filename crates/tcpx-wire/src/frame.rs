@@ -156,20 +156,21 @@ frames! {
         /// no taper.
         grant: Grant,
     },
-    /// Receiver to sender: the windows of this tag from `number` on are closed, and nothing was written
-    /// there. What was sent to one of them waits again.
-    20 "revoke" Revoke {
+    /// Receiver to sender: this receive, which was posted or is before one that was, has ended. Nothing was taken for it.
+    20 "unpost" Unpost {
         /// The tag.
         tag: Tag,
-        /// The first receive's number.
+        /// The receive's number.
         number: u64,
     },
-    /// Sender to receiver: no send of this number comes.
-    21 "withdraw" Withdraw {
+    /// Answer to [`Frame::Unpost`], once nothing is written to its window any more.
+    21 "unposted" Unposted {
         /// The tag.
         tag: Tag,
-        /// The send's number.
+        /// The receive's number.
         number: u64,
+        /// What becomes of it.
+        used: NumberUse,
     },
     /// Sender to receiver: the count of this tag, which is idle here, may be forgotten.
     24 "forget" Forget {
@@ -381,6 +382,20 @@ impl Destination {
             _ => None,
         }
     }
+}
+
+/// What becomes of the number of a receive that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum NumberUse {
+    /// No send has it or will.
+    Skipped = 0,
+    /// A send has it, and came or comes before this frame: another receive takes it.
+    Used = 1,
+    /// A send had it, which has ended at its sender.
+    Ended = 2,
+    /// As [`NumberUse::Skipped`], and none of the tag has been used: both sides count from 0 again.
+    Forgotten = 3,
 }
 
 /// Whether a notification follows a put. Puts before a notification follow each other; a session that is given one of

@@ -410,8 +410,8 @@ impl Transfer {
     /// Asks for an early end. The operation still ends exactly once: with
     /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), or with its result if that came first.
     ///
-    /// A message that the peer sends to a receive at this very moment ends with it: its send fails,
-    /// and says why.
+    /// A message that has begun to come to a receive ends with it: its send fails, and says why. One
+    /// that is on its way waits for a receive of its tag that is started later.
     pub fn cancel(&self) {
         self.connection.0.cancel(self.operations.cancel());
     }

@@ -71,9 +71,10 @@ pub(super) struct Model {
     pub(super) sends: BTreeMap<(usize, u64), Vec<Sent>>,
     /// By owner of the window and slot: whose content the bytes may be of.
     pub(super) slots: BTreeMap<(usize, usize), Slot>,
-    /// By receiving side and tag: a receive has ended early, and those behind it have moved up. Their memory may have
-    /// been written for the messages of the numbers that they had.
-    pub(super) moved: BTreeSet<(usize, u64)>,
+    /// By receiving side and tag: a receive has ended early. The message of its number comes to a later one.
+    pub(super) ended_early: BTreeSet<(usize, u64)>,
+    /// Those of which messages came in another order than they were sent.
+    pub(super) disordered: BTreeSet<(usize, u64)>,
     /// By receiving side: notifications that were sent, and whether they came.
     pub(super) notifications: BTreeMap<(usize, u64), Notified>,
 }
@@ -229,6 +230,13 @@ impl Program<'_> {
         }
         match &what {
             What::Send { message, tag } => self.send_ended(*message, *tag, outcome.is_ok()),
+            What::Receive { tag, .. } if outcome.is_err() => {
+                let ended = (self.side, *tag);
+                self.scene.model().ended_early.insert(ended);
+            }
+            _ => {}
+        }
+        match &what {
             What::Receive { number, tag, .. } if !held => {
                 self.received(*number, *tag, &regions[0], &outcome)
             }
@@ -243,7 +251,7 @@ impl Program<'_> {
             What::Get { slot, bytes } if !held => {
                 self.got(slot, *bytes, &regions[0], outcome.is_ok())
             }
-            What::Receive { .. } | What::Get { .. } => {}
+            What::Send { .. } | What::Receive { .. } | What::Get { .. } => {}
         }
         if held {
             return;
@@ -286,19 +294,11 @@ impl Program<'_> {
         let inner = &bytes[GUARD..bytes.len() - GUARD];
         let from = 1 - self.side;
         let mut model = self.scene.model();
-        let moved = model.moved.contains(&(self.side, tag));
-        if outcome.is_err() {
-            model.moved.insert((self.side, tag));
-        }
         let sends = model.sends.entry((from, tag)).or_default();
         let candidates: Vec<_> = sends
             .iter()
             .map(|one| content(name(self.scene.number, from, one.message, 0), one.bytes))
             .collect();
-        let of_any = |(at, byte): (usize, &u8)| {
-            *byte == EMPTY || candidates.iter().any(|one| one.get(at) == Some(byte))
-        };
-        let mut places = inner.iter().enumerate();
         match outcome {
             Ok(report) => {
                 let count = report.bytes as usize;
@@ -309,8 +309,7 @@ impl Program<'_> {
                 if self.scene.lied {
                     return Self::is_whole(&inner[..count]);
                 }
-                let is_empty = inner[count..].iter().all(|byte| *byte == EMPTY);
-                if !(is_empty || moved && places.skip(count).all(of_any)) {
+                if inner[count..].iter().any(|byte| *byte != EMPTY) {
                     fail("bytes behind a message were written");
                 }
                 let fits = |(one, whole): (&Sent, &Vec<u8>)| {
@@ -321,6 +320,7 @@ impl Program<'_> {
                         "a receive of tag {tag} succeeded with {count} bytes that are no message, or one that came before"
                     ));
                 };
+                let mut is_disordered = false;
                 // Shorter ones may be alike.
                 if count >= LEAST_TOLD {
                     let is_told = |one: &&Sent| one.bytes >= LEAST_TOLD;
@@ -337,12 +337,13 @@ impl Program<'_> {
                     if before.is_some_and(|other| other > number)
                         || after.is_some_and(|other| other < number)
                     {
-                        fail(&format!(
-                            "receives of tag {tag} got messages in another order than they were sent"
-                        ));
+                        is_disordered = true;
                     }
                 }
                 sends[at].received = Some(number);
+                if is_disordered {
+                    model.disordered.insert((self.side, tag));
+                }
             }
             Err(error) => {
                 let is_empty = inner.iter().all(|byte| *byte == EMPTY);
@@ -361,7 +362,7 @@ impl Program<'_> {
                         && rest.iter().all(|byte| *byte == EMPTY)
                 };
                 let is_known = is_empty || candidates.iter().any(is_part);
-                if !(is_known || moved && places.all(of_any)) {
+                if !is_known {
                     fail("a failed receive holds bytes that are of no message of its tag");
                 }
             }

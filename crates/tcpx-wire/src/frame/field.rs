@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use super::{
     CancelReason, Destination, Detail, Extent, Frame, FrameError, GoodbyeReason, Grant, Level,
-    Limits, Notified, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId,
-    kind_name, most_payload,
+    Limits, Notified, NumberUse, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag,
+    TransferId, kind_name, most_payload,
 };
 use crate::plan::Taper;
 use crate::window::{Place, WindowSecret};
@@ -182,6 +182,7 @@ numbered! {
     Level "0 to 2" [Sent, Placed, Verified];
     Role "0 or 1" [Sender, Receiver];
     Notified "0 to 2" [No, First, Next];
+    NumberUse "0 to 3" [Skipped, Used, Ended, Forgotten];
     CancelReason "0 to 5" [
         Requested, DeadlineExpired, ChannelFailed, MemoryFailed, Shutdown, Protocol
     ];

@@ -84,7 +84,7 @@ pub struct Limits {
     pub gets: u32,
     /// Sends that ask for a receive which is not there.
     pub asks: u32,
-    /// Windows that the peer has posted and no send of this side has taken.
+    /// Receives that the peer has announced and no send of this side has met: those that are posted, and those before them.
     pub windows: u32,
     /// Tags whose sends it counts. Those that receives of its own wait for, when the peer would forget them, are left out.
     pub tags: u32,
@@ -107,6 +107,18 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Operations that they allow at a time.
+    pub(crate) fn operations(&self) -> u64 {
+        let kinds = [
+            self.puts,
+            self.notifications,
+            self.gets,
+            self.asks,
+            self.windows,
+        ];
+        kinds.map(u64::from).iter().sum()
+    }
+
     /// Most of each.
     pub const MOST: u32 = 1 << 20;
 

@@ -8,8 +8,7 @@ use super::error::{DataFailure, Delivered, EndCause};
 use super::incoming::{Incoming, ReceiveStage};
 use super::matching::Arrival;
 use super::outgoing::SendStage;
-use super::posted::refusal_for;
-use crate::frame::{CancelReason, Detail, Frame, Role, TransferId};
+use crate::frame::{CancelReason, Detail, Frame, NumberUse, Role, TransferId};
 use crate::time::Time;
 
 /// An operation that ends early.
@@ -61,12 +60,14 @@ fn is_ours(cause: &EndCause) -> bool {
     )
 }
 
-/// What the peer is told about the cause; nothing where it knows already or cannot be told.
-fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
+/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be told.
+fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Frame> {
+    let mut detail = None;
     let reason = match cause {
         EndCause::Cancelled | EndCause::Revoked => CancelReason::Requested,
         EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => {
-            return Some((CancelReason::DeadlineExpired, report.to_string().into()));
+            detail = Some(report.to_string());
+            CancelReason::DeadlineExpired
         }
         EndCause::Data {
             failure: DataFailure::Memory(_),
@@ -76,22 +77,16 @@ fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
         EndCause::Closed => CancelReason::Shutdown,
         _ => return None,
     };
-    Some((reason, cause.to_string().into()))
-}
-
-/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be told.
-pub(super) fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Frame> {
-    let (reason, detail) = for_peer(cause)?;
     Some(Frame::Cancel {
         transfer,
         from,
         reason,
-        detail,
+        detail: detail.unwrap_or_else(|| cause.to_string()).into(),
     })
 }
 
 /// The peer, in this part of the transfer, ends it.
-pub(super) fn by_peer(from: Role, reason: CancelReason, detail: &str) -> EndCause {
+fn by_peer(from: Role, reason: CancelReason, detail: &str) -> EndCause {
     let detail = detail.to_owned();
     EndCause::PeerCancelled {
         from,
@@ -167,7 +162,7 @@ impl Session {
                 .drop_from(operation, granted.plan.first_sequence);
         }
         // Nobody else has heard of it, or hears of it any more.
-        let is_silent = !send.asking && (send.leaving || matches!(send.stage, SendStage::Queued));
+        let is_silent = send.leaving || matches!(send.stage, SendStage::Queued);
         // What it has asked before it found its window, the peer may count until it ends.
         let in_window = send.wire.window().is_some();
         if !is_silent {
@@ -183,7 +178,7 @@ impl Session {
         self.timers
             .arm(&mut send.course.clock, operation, stopped_by);
         if is_silent && !self.ended() {
-            self.withdraw_number(transfer);
+            self.has_left(transfer, NumberUse::Ended);
         }
         if !in_window {
             self.waits_no_more(transfer);
@@ -227,9 +222,11 @@ impl Session {
 
     /// Ends a receive that has no transfer, once the data plane has let go of its window.
     fn cancel_waiting(&mut self, now: Time, operation: OperationId, cause: EndCause) {
-        let is_told = self.uncount_receive(operation, &cause);
+        self.uncount_receive(operation);
         if let Some(arrival) = self.take_offered(operation) {
-            self.refuse(arrival, refusal_for(&cause));
+            // It meets the next receive.
+            let met = self.meet(now, arrival, None);
+            debug_assert!(met.is_ok());
         }
         let Some(receive) = self.receives.get_mut(&operation) else {
             return;
@@ -239,7 +236,7 @@ impl Session {
             return self.end_receive(operation, Err((cause, Delivered::None)));
         };
         posted.closing = true;
-        let is_mutual = is_told || posted.ended_as.is_some();
+        let is_mutual = posted.ended_as.is_some();
         let answer_by = self.config.answer_by(now, &receive.course, &cause);
         let mut cancel = Cancelling::new(now, cause, true, answer_by);
         cancel.peer_quiet = !is_mutual;
@@ -261,8 +258,6 @@ impl Session {
         detail: &Detail,
     ) {
         if let Some(arrival) = self.matching.remove_arrival(transfer) {
-            // Its number comes to nothing.
-            self.matching.add_hole(arrival.tag, arrival.number);
             self.drop_arrival(&arrival);
         } else if let Some(arrival) = self.take_arrival(transfer) {
             self.drop_arrival(&arrival);
@@ -285,20 +280,8 @@ impl Session {
             self.transmit.push_back(Frame::Cancelled { transfer, from });
             return;
         };
-        let names_window = receive
-            .posted
-            .as_ref()
-            .map(|posted| TransferId::to_window(posted.window));
         match &mut receive.course.cancel {
-            Some(cancel) => {
-                quote(&mut cancel.cause, detail);
-                if names_window.is_some_and(|window| window != transfer) {
-                    // Nothing was sent of it, and this side's end was told by its window's name.
-                    self.by_transfer.remove(&transfer);
-                    let from = Role::Receiver;
-                    self.transmit.push_back(Frame::Cancelled { transfer, from });
-                }
-            }
+            Some(cancel) => quote(&mut cancel.cause, detail),
             None => {
                 if let Some(posted) = &mut receive.posted {
                     posted.ended_as = Some(transfer);
@@ -309,7 +292,7 @@ impl Session {
         }
     }
 
-    fn drop_arrival(&mut self, arrival: &Arrival) {
+    pub(super) fn drop_arrival(&mut self, arrival: &Arrival) {
         if arrival.eager.is_some() {
             self.return_credit(arrival.credit());
         }
@@ -329,14 +312,9 @@ impl Session {
         if send.is_none_or(|send| send.wire != wire) {
             let from = Role::Sender;
             let transfer = wire;
-            self.forget_posted(transfer);
             self.transmit.push_back(Frame::Cancelled { transfer, from });
             return;
         };
-        if wire.window().is_some() {
-            // Its receive may have ended before it came.
-            self.withdraw_number(transfer);
-        }
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
@@ -355,7 +333,7 @@ impl Session {
             Some(transfer) => {
                 let send = self.sends.get(&transfer);
                 if send.is_some_and(|send| send.leaving && send.course.cancel.is_none()) {
-                    return self.window_left(now, transfer);
+                    return self.window_left(transfer);
                 }
             }
             None => {

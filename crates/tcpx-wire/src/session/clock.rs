@@ -26,6 +26,11 @@ pub(super) struct Course {
 }
 
 impl Course {
+    /// It ends early, and the data plane has let go of its memory.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.cancel.as_ref().is_some_and(|cancel| cancel.quiet)
+    }
+
     /// It runs, and nothing ends it early.
     pub(super) fn is_live(&self) -> bool {
         !self.completed && self.cancel.is_none()

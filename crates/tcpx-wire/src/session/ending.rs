@@ -64,8 +64,7 @@ impl Session {
             .filter(|(_, receive)| receive.origin == Origin::Posted && receive.matched.is_none());
         let mut waiting: Vec<_> = waiting.map(|(operation, _)| *operation).collect();
         waiting.sort_unstable();
-        // The last first, so that none moves up before it ends.
-        for operation in waiting.into_iter().rev() {
+        for operation in waiting {
             self.cancel_operation(now, operation, EndCause::Closed);
         }
     }

@@ -6,11 +6,13 @@ use super::config::Agreed;
 use super::error::{ConnectionFailure, EndCause, SessionError};
 use super::matching::Arrival;
 use super::{unexpected, unknown};
-use crate::frame::{Frame, GoodbyeReason, Role, Settings, TransferId};
+use crate::frame::{Frame, GoodbyeReason, Limits, Role, Settings, TransferId};
 use crate::time::Time;
 
-/// Most frames that wait while the peer still sends: answers to a peer that reads none.
-const MAX_BACKLOG: usize = 1 << 16;
+/// Frames that may wait while the peer still sends, beside those that the limits of both sides allow.
+const LEAST_BACKLOG: u64 = 1 << 16;
+/// Frames that wait of an operation, at most: it is asked for or answered, cancelled and let go.
+const FRAMES_EACH: u64 = 4;
 
 /// Credit is given back once it is more than this part of the whole.
 const CREDIT_PARTS: u64 = 8;
@@ -25,11 +27,8 @@ impl Session {
             return Ok(());
         }
         self.liveness.heard(now);
-        if self.transmit.len() > MAX_BACKLOG {
-            return Err(SessionError::TooMany {
-                what: "answers waiting that it does not read",
-                limit: MAX_BACKLOG as u64,
-            });
+        if self.transmit.len() as u64 > LEAST_BACKLOG {
+            self.check_backlog()?;
         }
         if self.agreed.is_none() && !matches!(frame, Frame::Settings(_) | Frame::Goodbye { .. }) {
             return Err(unexpected("first frame", "settings", "another one arrived"));
@@ -84,11 +83,13 @@ impl Session {
                 capacity,
                 grant,
             } => return self.posted(now, tag, number, capacity, grant),
-            Frame::Revoke { tag, number } => self.revoked_from(now, tag, number),
-            Frame::Withdraw { tag, number } => return self.send_withdrawn(now, tag, number),
+            Frame::Unpost { tag, number } => return self.unposted(now, tag, number),
+            Frame::Unposted { tag, number, used } => {
+                return self.unpost_answered(now, tag, number, used);
+            }
             Frame::Forget { tag, number } => self.forget_asked(tag, number),
             Frame::Forgotten { tag, forgotten } => {
-                return self.forget_answered(now, tag, forgotten);
+                return self.forget_answered(tag, forgotten);
             }
             Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),
             Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
@@ -159,6 +160,19 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the peer reads what it asks for: no more answers wait than operations may be under way.
+    fn check_backlog(&self) -> Result<(), SessionError> {
+        let theirs = self.agreed.map(|agreed| agreed.limits);
+        let limits = [Some(self.config.ours.limits), theirs];
+        let operations: u64 = limits.iter().flatten().map(Limits::operations).sum();
+        let limit = LEAST_BACKLOG + FRAMES_EACH * operations;
+        if self.transmit.len() as u64 <= limit {
+            return Ok(());
+        }
+        let what = "answers waiting that it does not read";
+        Err(SessionError::TooMany { what, limit })
+    }
+
     fn take_settings(&mut self, now: Time, theirs: Settings) -> Result<(), SessionError> {
         if self.agreed.is_some() {
             return Err(unexpected("settings", "them once", "they arrived again"));
@@ -173,7 +187,7 @@ impl Session {
         self.actions
             .push_back(Action::PeerSettings(Box::new(theirs)));
         self.ask_queued();
-        self.begin_unroomed(now);
+        self.begin_unroomed();
         self.ask_unasked();
         Ok(())
     }

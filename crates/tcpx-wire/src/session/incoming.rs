@@ -17,7 +17,7 @@ use crate::time::Time;
 pub(super) struct Incoming {
     pub(super) origin: Origin,
     pub(super) tag: Tag,
-    /// Its number among the receives of its tag; `None` for what is no receive of the program's.
+    /// Its number among the receives of its tag, while it is announced to the peer and waits.
     pub(super) number: Option<u64>,
     pub(super) capacity: u64,
     pub(super) asked: Level,
@@ -163,16 +163,15 @@ impl Session {
             deadlines,
             fenced,
         } = request;
-        let number = self.matching.count_receive(tag);
         let operation = self.insert_receive(now, Origin::Posted, capacity, level, deadlines);
         if let Some(receive) = self.receives.get_mut(&operation) {
-            (receive.tag, receive.number, receive.fenced) = (tag, Some(number), fenced);
+            (receive.tag, receive.fenced) = (tag, fenced);
         }
-        match self.matching.take_arrival(tag, number) {
+        match self.matching.first_arrival(tag) {
             Some(arrival) => self.match_up(now, operation, arrival),
             None => {
                 let counts = self.matching.receives_of(tag);
-                counts.receives.insert(number, operation);
+                counts.queue.push_back(operation);
                 self.post_receive_soon(operation);
             }
         }
@@ -251,12 +250,7 @@ impl Session {
         operation: OperationId,
     ) -> Option<(&mut OperationClock, &mut GrantedReceive)> {
         let receive = self.receives.get_mut(&operation)?;
-        if receive
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.quiet)
-        {
+        if receive.course.is_quiet() {
             return None;
         }
         let matched = receive.matched.as_mut()?;
@@ -319,11 +313,8 @@ impl Session {
         if let Some(posted) = &mut receive.posted {
             // Its first chunk is still to come.
             let is_first = posted.expected.replace(crc32c).is_none();
-            if is_first
-                && receive.asked == Level::Verified
-                && let (tag, Some(number)) = (receive.tag, receive.number)
-            {
-                self.matching.is_sent(tag, number);
+            if is_first && receive.asked == Level::Verified {
+                self.matching.is_sent(receive.tag);
                 return Ok(());
             }
         }

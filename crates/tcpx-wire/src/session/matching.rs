@@ -7,15 +7,11 @@ use super::config::eager_cost;
 use super::credit::within;
 use super::error::SessionError;
 use super::stream::Plan;
-use crate::frame::{Destination, Level, Limits, Payload, RefuseReason, Tag, TransferId};
-use crate::range_set::RangeSet;
+use super::unexpected;
+use crate::frame::{Destination, Level, Limits, Payload, Tag, TransferId};
 
 /// What a sender has its receiver count.
 pub(super) const TAGS: &str = "tags, and has forgotten none";
-/// How far ahead of the receives of its tag a send's number may be: more than any side has under way.
-const FARTHEST_AHEAD: u64 = 1 << 20;
-/// Most ranges of withdrawn numbers, of all tags: more than any side has sends under way between them.
-const MOST_HOLES: u32 = 1 << 15;
 
 /// A transfer of the peer that waits for a receive.
 #[derive(Debug)]
@@ -29,6 +25,8 @@ pub(super) struct Arrival {
     pub(super) pieces: u32,
     /// The payload of an eager transfer.
     pub(super) eager: Option<Payload>,
+    /// It counts among those that ask for a receive which is not there.
+    is_ask: bool,
 }
 
 impl Arrival {
@@ -45,6 +43,7 @@ impl Arrival {
             level,
             pieces: 0,
             eager: None,
+            is_ask: false,
         }
     }
 
@@ -54,57 +53,9 @@ impl Arrival {
     }
 }
 
-/// What belongs to numbers of one tag, in their order.
-#[derive(Debug)]
-pub(super) struct ByNumber<T>(VecDeque<(u64, T)>);
-
-impl<T> Default for ByNumber<T> {
-    fn default() -> Self {
-        Self(VecDeque::new())
-    }
-}
-
-impl<T> ByNumber<T> {
-    fn place(&self, number: u64) -> Result<usize, usize> {
-        let held = |(held, _): &(u64, T)| *held;
-        if self.0.back().map(held).is_none_or(|last| last < number) {
-            return Err(self.0.len());
-        }
-        // There where none is missing before it.
-        let first = self.0.front().map_or(0, held);
-        let at = number.wrapping_sub(first) as usize;
-        match self.0.get(at).map(held) {
-            Some(found) if found == number => Ok(at),
-            _ => self.0.binary_search_by_key(&number, held),
-        }
-    }
-
-    pub(super) fn insert(&mut self, number: u64, value: T) {
-        match self.place(number) {
-            Ok(at) => self.0[at].1 = value,
-            Err(at) => self.0.insert(at, (number, value)),
-        }
-    }
-
-    pub(super) fn get(&self, number: u64) -> Option<&T> {
-        let at = self.place(number).ok()?;
-        self.0.get(at).map(|(_, value)| value)
-    }
-
-    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
-        let at = self.place(number).ok()?;
-        self.0.remove(at).map(|(_, value)| value)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Takes those from this number on.
-    pub(super) fn split_off(&mut self, number: u64) -> VecDeque<(u64, T)> {
-        let at = self.place(number).unwrap_or_else(|at| at);
-        self.0.split_off(at)
-    }
+/// Whether a send goes to such a window without being granted. Both sides ask this of the same values.
+pub(super) fn fits(capacity: u64, level: Level, bytes: u64, asked: Level) -> bool {
+    (1..=capacity).contains(&bytes) && asked <= level
 }
 
 /// A window of the peer for one send.
@@ -115,25 +66,21 @@ pub(super) struct PostedWindow {
     pub(super) level: Level,
 }
 
-impl PostedWindow {
-    /// Whether a send goes there without being granted. Both sides ask this of the same values.
-    pub(super) fn fits(capacity: u64, level: Level, bytes: u64, asked: Level) -> bool {
-        (1..=capacity).contains(&bytes) && asked <= level
-    }
-}
-
 /// The sender's count of one tag.
 #[derive(Debug, Default)]
 pub(super) struct SendTag {
     /// Number of the next send.
     pub(super) next: u64,
-    /// Windows of the peer that no send has taken.
-    pub(super) posted: ByNumber<PostedWindow>,
-    /// Sends without a window.
-    pub(super) waiting: ByNumber<TransferId>,
-    /// Sends to posted windows.
-    pub(super) begun: ByNumber<TransferId>,
-    /// Sends that get a number once the peer has answered whether the count may be forgotten, or has room for it.
+    /// A send has had a number since both sides began at 0.
+    pub(super) is_used: bool,
+    /// One behind the highest number that the peer has announced a receive of.
+    pub(super) announced: u64,
+    /// Windows of the numbers from the next one on; `None` where the receive has ended.
+    pub(super) posted: BTreeMap<u64, Option<PostedWindow>>,
+    /// Sends that have asked for a receive, or go to a posted window.
+    pub(super) numbered: BTreeMap<u64, TransferId>,
+    /// Sends without a number, in their order: until the peer has answered whether the count may be forgotten, or one may
+    /// ask.
     pub(super) held: BTreeSet<TransferId>,
     pub(super) is_forgetting: bool,
     /// The peer counts it, or will with the next frame.
@@ -143,53 +90,61 @@ pub(super) struct SendTag {
 impl SendTag {
     /// No send of it is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty()
-            && self.begun.is_empty()
-            && self.held.is_empty()
-            && !self.is_forgetting
+        self.numbered.is_empty() && self.held.is_empty() && !self.is_forgetting
     }
+
+    /// Nothing of it need be known.
+    pub(super) fn is_unused(&self) -> bool {
+        self.next == 0 && self.announced == 0 && self.is_idle() && !self.is_counted
+    }
+}
+
+/// A receive that was announced to the peer, and whose transfer has not come.
+#[derive(Debug)]
+pub(super) enum Announced {
+    Receive(OperationId),
+    /// It has ended, and the peer is to answer what becomes of its number; the transfer that came for it meanwhile.
+    Ended(Option<Arrival>),
 }
 
 /// The receiver's count of one tag.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveTag {
-    /// Number of the next receive.
+    /// One behind the highest number that was announced, or has come.
     pub(super) next: u64,
-    /// One behind the highest number that a send is known to have.
-    pub(super) sent: u64,
     /// It counts among those that the peer uses.
     is_counted: bool,
-    /// Receives without a transfer.
-    pub(super) receives: ByNumber<OperationId>,
-    /// Transfers without a receive.
-    pub(super) arrivals: ByNumber<Arrival>,
-    /// Receives that have ended, and whose transfers are still to come.
-    pub(super) ended: ByNumber<RefuseReason>,
-    /// Sends that do not come, and whose receives are still to come.
-    holes: RangeSet,
+    pub(super) announced: BTreeMap<u64, Announced>,
+    /// Those of them that have ended.
+    ended: usize,
+    /// Receives that the peer does not know of: they meet transfers from the next number on.
+    pub(super) queue: VecDeque<OperationId>,
+    /// Transfers without a receive. Where receives are queued they wait for what comes before them.
+    arrivals: BTreeMap<u64, Arrival>,
     /// Windows in a row that were opened in vain, as an eager send came.
     pub(super) vain: u8,
 }
 
 impl ReceiveTag {
     fn is_unused(&self) -> bool {
-        self.sent == 0 && self.is_idle()
+        self.next == 0 && !self.is_counted && self.queue.is_empty() && self.is_idle()
     }
 
+    /// Every number before the next one has been met.
     pub(super) fn is_idle(&self) -> bool {
-        self.receives.is_empty()
-            && self.arrivals.is_empty()
-            && self.ended.is_empty()
-            && self.holes.is_empty()
+        self.announced.is_empty() && self.arrivals.is_empty()
     }
 
-    /// Whether a transfer that comes without a window may have this number.
-    pub(super) fn may_arrive(&self, number: u64) -> bool {
-        let is_ahead = number >= self.next
-            && number - self.next < FARTHEST_AHEAD
-            && self.arrivals.get(number).is_none()
-            && !self.holes.contains(number);
-        is_ahead || self.receives.get(number).is_some() || self.ended.get(number).is_some()
+    /// Whether further receives may be announced: not while one that was started later may yet get the transfer of one that
+    /// has ended.
+    pub(super) fn is_settled(&self) -> bool {
+        self.arrivals.is_empty() && self.ended == 0
+    }
+
+    /// Whether a transfer of this number may meet a receive that is queued: none before it may come for one that has ended.
+    pub(super) fn is_in_order(&self, number: u64) -> bool {
+        let has_ended = |(_, receive): (&u64, &Announced)| matches!(receive, Announced::Ended(_));
+        self.ended == 0 || !self.announced.range(..number).any(has_ended)
     }
 }
 
@@ -200,12 +155,12 @@ pub(super) struct Matching {
     receives: BTreeMap<Tag, ReceiveTag>,
     /// Tags that the peer uses.
     counted: usize,
-    /// Arrivals without their payload.
+    /// Arrivals that ask for a receive which is not there.
     asks: usize,
-    /// Where each arrival waits.
+    /// Receives that are announced, of all tags.
+    pub(super) announced: usize,
+    /// The number of each transfer that waits for a receive, or has come for one that ended.
     arrivals: BTreeMap<TransferId, (Tag, u64)>,
-    /// Ranges of withdrawn numbers.
-    holes: usize,
 }
 
 impl Matching {
@@ -219,85 +174,126 @@ impl Matching {
         self.receives.len()
     }
 
-    /// The send of this number exists.
-    pub(super) fn is_sent(&mut self, tag: Tag, number: u64) {
+    /// A send of this tag exists.
+    pub(super) fn is_sent(&mut self, tag: Tag) {
         let counts = self.receives.entry(tag).or_default();
-        counts.sent = counts.sent.max(number.saturating_add(1));
         self.counted += usize::from(!std::mem::replace(&mut counts.is_counted, true));
     }
 
-    /// Checks that the peer uses no more tags than it may, and has left out no more of their numbers.
+    /// Both sides count the numbers of a tag from 0 again.
+    pub(super) fn begin_again(&mut self, tag: Tag) -> Result<(), SessionError> {
+        let counts = self.receives_of(tag);
+        if counts.is_idle() {
+            counts.next = 0;
+            return Ok(());
+        }
+        Err(unexpected(
+            "unposted",
+            "a tag that no number is in use of",
+            format!("tag {} is", tag.0),
+        ))
+    }
+
+    /// Checks that the peer uses no more tags than it may.
     pub(super) fn check_tags(&self, limits: &Limits) -> Result<(), SessionError> {
-        within("ranges of withdrawn sends", self.holes, 0, MOST_HOLES)?;
         within(TAGS, self.counted, 0, limits.tags)
     }
 
-    /// The number of a receive that is posted now.
-    pub(super) fn count_receive(&mut self, tag: Tag) -> u64 {
+    /// Gives the first so many receives that are queued their numbers.
+    pub(super) fn announce(&mut self, tag: Tag, receives: usize) -> Vec<(OperationId, u64)> {
         let counts = self.receives.entry(tag).or_default();
-        let number = counts.next;
-        counts.next += 1;
-        self.pass_holes(tag);
-        number
+        let mut numbers = Vec::with_capacity(receives);
+        for operation in counts.queue.drain(..receives) {
+            let receive = Announced::Receive(operation);
+            counts.announced.insert(counts.next, receive);
+            numbers.push((operation, counts.next));
+            counts.next += 1;
+        }
+        self.announced += numbers.len();
+        numbers
     }
 
-    /// The send of this number does not come, and no receive has it.
-    pub(super) fn add_hole(&mut self, tag: Tag, number: u64) {
+    /// Takes an announced receive out of the count: its number is used, or comes to nothing.
+    pub(super) fn take_announced(&mut self, tag: Tag, number: u64) -> Option<Announced> {
         let counts = self.receives.entry(tag).or_default();
-        self.holes -= counts.holes.ranges();
-        counts.holes.insert(number..number + 1);
-        self.holes += counts.holes.ranges();
-        self.pass_holes(tag);
+        let taken = counts.announced.remove(&number)?;
+        self.announced -= 1;
+        if let Announced::Ended(arrival) = &taken {
+            counts.ended -= 1;
+            let arrival = arrival.as_ref();
+            arrival.map(|arrival| self.arrivals.remove(&arrival.transfer));
+        }
+        Some(taken)
     }
 
-    /// The next receive of a tag has no number that does not come.
-    fn pass_holes(&mut self, tag: Tag) {
-        if let Some(counts) = self.receives.get_mut(&tag) {
-            let next = counts.holes.take_first(counts.next);
-            self.holes -= usize::from(next != counts.next);
-            counts.next = next;
+    /// The receive of this number has ended, for which this transfer has come.
+    pub(super) fn end_announced(&mut self, tag: Tag, number: u64, arrival: Option<Arrival>) {
+        if let Some(arrival) = &arrival {
+            self.arrivals.insert(arrival.transfer, (tag, number));
+        }
+        let counts = self.receives_of(tag);
+        if let Some(receive) = counts.announced.get_mut(&number) {
+            counts.ended += usize::from(matches!(receive, Announced::Receive(_)));
+            *receive = Announced::Ended(arrival);
         }
     }
 
-    /// Whether the peer may ask for a receive that is not there.
-    pub(super) fn check_asks(&self, limits: &Limits) -> Result<(), SessionError> {
-        within(super::send_windows::ASKS, self.asks, 1, limits.asks)
-    }
-
-    /// Forgets the receiver's count of a tag that was never used by the peer.
+    /// Forgets the receiver's count of a tag that is not used.
     pub(super) fn tidy(&mut self, tag: Tag) {
         if self.receives.get(&tag).is_some_and(ReceiveTag::is_unused) {
             self.receives.remove(&tag);
         }
     }
 
-    /// The peer does not use this tag any more; its count is kept as long as something here needs it.
-    pub(super) fn forget_received(&mut self, tag: Tag, forgotten: bool) {
-        if let Some(counts) = self.receives.get_mut(&tag) {
-            self.counted -= usize::from(std::mem::take(&mut counts.is_counted));
-        }
+    /// The peer does not use this tag any more: whether both begin to count anew.
+    pub(super) fn forget_received(&mut self, tag: Tag, number: u64) -> bool {
+        let counts = self.receives.entry(tag).or_default();
+        self.counted -= usize::from(std::mem::take(&mut counts.is_counted));
+        let forgotten = counts.next <= number && counts.is_idle();
         if forgotten {
-            self.receives.remove(&tag);
+            counts.next = 0;
         }
+        self.tidy(tag);
+        forgotten
     }
 
-    pub(super) fn add_arrival(&mut self, mut arrival: Arrival) {
+    /// A transfer waits for a receive.
+    ///
+    /// # Errors
+    /// It asks for one, and as many do already as may. Nothing asks that came for a receive which has ended.
+    pub(super) fn add_arrival(
+        &mut self,
+        mut arrival: Arrival,
+        limits: Option<&Limits>,
+    ) -> Result<(), SessionError> {
         // Credit counts only what its buffer holds now.
+        arrival.is_ask = false;
         if let Some(payload) = &mut arrival.eager {
             payload.shrink();
+        } else if let Some(limits) = limits {
+            within(super::send_windows::ASKS, self.asks, 1, limits.asks)?;
+            self.asks += 1;
+            arrival.is_ask = true;
         }
-        let place = (arrival.tag, arrival.number);
-        self.arrivals.insert(arrival.transfer, place);
-        self.asks += usize::from(arrival.eager.is_none());
-        let tag = self.receives_of(arrival.tag);
-        tag.arrivals.insert(arrival.number, arrival);
+        let (tag, number) = (arrival.tag, arrival.number);
+        self.arrivals.insert(arrival.transfer, (tag, number));
+        self.receives_of(tag).arrivals.insert(number, arrival);
+        Ok(())
     }
 
-    pub(super) fn take_arrival(&mut self, tag: Tag, number: u64) -> Option<Arrival> {
-        let arrival = self.receives_of(tag).arrivals.remove(number)?;
-        self.arrivals.remove(&arrival.transfer);
-        self.asks -= usize::from(arrival.eager.is_none());
+    /// The first transfer of a tag that waits for a receive, and for nothing else.
+    pub(super) fn first_arrival(&mut self, tag: Tag) -> Option<Arrival> {
+        let counts = self.receives.get_mut(&tag)?;
+        let (number, _) = counts.arrivals.first_key_value()?;
+        let is_next = counts.is_in_order(*number);
+        let (_, arrival) = is_next.then(|| counts.arrivals.pop_first())??;
+        self.count_out(&arrival);
         Some(arrival)
+    }
+
+    fn count_out(&mut self, arrival: &Arrival) {
+        self.arrivals.remove(&arrival.transfer);
+        self.asks -= usize::from(arrival.is_ask);
     }
 
     #[cfg(test)]
@@ -309,20 +305,26 @@ impl Matching {
         self.arrivals.contains_key(&transfer)
     }
 
-    /// Takes the transfer of this name, if it waits for a receive.
+    /// Takes the transfer of this name, if it waits for a receive, or has come for one that ended.
     pub(super) fn remove_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
         let (tag, number) = *self.arrivals.get(&transfer)?;
-        self.take_arrival(tag, number)
+        let counts = self.receives.get_mut(&tag)?;
+        let arrival = match counts.announced.get_mut(&number) {
+            Some(Announced::Ended(arrival)) => arrival.take()?,
+            _ => counts.arrivals.remove(&number)?,
+        };
+        self.count_out(&arrival);
+        Some(arrival)
     }
 
     /// Takes every transfer that waits for a receive.
     pub(super) fn take_arrivals(&mut self) -> Vec<Arrival> {
-        self.arrivals.clear();
-        self.asks = 0;
         let mut taken = Vec::new();
         for tag in self.receives.values_mut() {
-            let arrivals = tag.arrivals.split_off(0);
-            taken.extend(arrivals.into_iter().map(|(_, arrival)| arrival));
+            taken.extend(std::mem::take(&mut tag.arrivals).into_values());
+        }
+        for arrival in &taken {
+            self.count_out(arrival);
         }
         taken.sort_by_key(|arrival| arrival.transfer);
         taken
@@ -335,7 +337,10 @@ impl Matching {
     /// Counts of the receiver that something is left of.
     #[cfg(test)]
     pub(super) fn leftovers(&self) -> impl Iterator<Item = (&Tag, &ReceiveTag)> {
-        self.receives.iter().filter(|(_, counts)| !counts.is_idle())
+        let is_over = |counts: &ReceiveTag| counts.queue.is_empty() && counts.is_idle();
+        self.receives
+            .iter()
+            .filter(move |(_, counts)| !is_over(counts))
     }
 
     #[cfg(test)]

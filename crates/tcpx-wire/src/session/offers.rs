@@ -5,10 +5,10 @@ use super::chunk_set::ChunkSet;
 use super::config::MAX_TRANSFER_BYTES;
 use super::error::{EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
-use super::matching::Arrival;
+use super::matching::{Announced, Arrival};
 use super::stream::Plan;
 use super::{Session, unexpected};
-use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
+use crate::frame::{Destination, Frame, Level, Limits, RefuseReason, TransferId};
 use crate::time::Time;
 
 impl Session {
@@ -43,13 +43,13 @@ impl Session {
             }
             self.eager_held = used;
         }
-        // What answers a get of this side is under way, and a close finishes that.
-        if self.closing() && !matches!(to, Destination::Reply { .. }) {
-            self.refuse(arrival, RefuseReason::Shutdown);
-            return Ok(());
-        }
         match to {
             Destination::Receive { .. } => self.arrived_of_tag(now, frame, arrival),
+            // What answers a get of this side is under way, and a close finishes that.
+            Destination::Put { .. } | Destination::Notification { .. } if self.closing() => {
+                self.refuse(arrival, RefuseReason::Shutdown);
+                Ok(())
+            }
             Destination::Put { to, notified } => self.put_arrived(arrival, to, notified),
             Destination::Reply { request } => self.replied(now, frame, request, arrival),
             Destination::Notification { first, count } => {
@@ -91,46 +91,70 @@ impl Session {
         arrival: Arrival,
     ) -> Result<(), SessionError> {
         let (tag, number) = (arrival.tag, arrival.number);
+        let limits = self.config.ours.limits;
+        let is_asking = arrival.eager.is_none();
         let counts = self.matching.receives_of(tag);
-        let waits = counts.receives.get(number).copied();
-        let is_met = number < counts.next && arrival.eager.is_none();
-        if is_met && self.config.addressed && !counts.may_arrive(number) {
-            // It asked before it knew of the window, and its bytes were faster.
-            return Ok(());
-        }
-        if !counts.may_arrive(number) {
-            return Err(repeated(frame, &arrival));
-        }
-        if arrival.eager.is_none() {
+        if is_asking {
             counts.vain = 0;
         }
-        let ended = counts.ended.remove(number);
-        let limits = &self.config.ours.limits;
-        self.matching.is_sent(tag, number);
-        self.matching.check_tags(limits)?;
-        if let Some(reason) = ended {
-            self.refuse(arrival, reason);
-            return Ok(());
+        if number == counts.next {
+            counts.next += 1;
+            self.matching.is_sent(tag);
+            self.matching.check_tags(&limits)?;
+            return self.meet(now, arrival, Some(&limits));
         }
-        let Some(operation) = waits else {
-            if arrival.eager.is_none() {
-                self.matching.check_asks(limits)?;
-            }
-            self.matching.add_arrival(arrival);
-            return Ok(());
-        };
-        if let Some(receive) = self.receives.get(&operation)
-            && let Some(posted) = &receive.posted
-        {
-            if posted.asked_by.is_some() {
+        match counts.announced.get_mut(&number) {
+            // It asked before it knew of the window, and its bytes were faster.
+            None if number < counts.next && is_asking && self.config.addressed => return Ok(()),
+            None | Some(Announced::Ended(Some(_))) => {
+                self.matching.tidy(tag);
                 return Err(repeated(frame, &arrival));
             }
-            self.finds_window(operation, arrival);
+            Some(Announced::Ended(None)) => {
+                self.matching.end_announced(tag, number, Some(arrival));
+            }
+            Some(Announced::Receive(operation)) => {
+                let operation = *operation;
+                if let Some(receive) = self.receives.get_mut(&operation) {
+                    match &receive.posted {
+                        Some(posted) if posted.asked_by.is_some() => {
+                            return Err(repeated(frame, &arrival));
+                        }
+                        Some(_) => self.finds_window(operation, arrival),
+                        None => {
+                            receive.number = None;
+                            self.matching.take_announced(tag, number);
+                            self.match_up(now, operation, arrival);
+                        }
+                    }
+                }
+            }
+        }
+        self.matching.is_sent(tag);
+        self.matching.check_tags(&limits)?;
+        self.post_candidates();
+        Ok(())
+    }
+
+    /// A transfer of the peer meets the first receive that has no number, or waits for one.
+    pub(super) fn meet(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        limits: Option<&Limits>,
+    ) -> Result<(), SessionError> {
+        if self.closing() {
+            self.refuse(arrival, RefuseReason::Shutdown);
             return Ok(());
         }
-        self.matching.receives_of(tag).receives.remove(number);
-        self.match_up(now, operation, arrival);
-        Ok(())
+        let counts = self.matching.receives_of(arrival.tag);
+        if counts.is_in_order(arrival.number)
+            && let Some(operation) = counts.queue.pop_front()
+        {
+            self.match_up(now, operation, arrival);
+            return Ok(());
+        }
+        self.matching.add_arrival(arrival, limits)
     }
 
     pub(super) fn refuse(&mut self, arrival: Arrival, reason: RefuseReason) {

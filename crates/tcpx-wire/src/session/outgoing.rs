@@ -9,7 +9,6 @@ use super::credit::Kind;
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
 use crate::frame::{Destination, Frame, Level, Payload, Tag, TransferId};
-use crate::plan::ChunkPlan;
 use crate::time::Time;
 
 #[derive(Debug)]
@@ -38,10 +37,6 @@ pub(super) struct Outgoing {
     pub(super) asking: bool,
     /// Its window was closed, and the data plane has yet to let go of it.
     pub(super) leaving: bool,
-    /// It had a window, which was closed.
-    pub(super) was_in_window: bool,
-    /// What it was granted meanwhile.
-    pub(super) granted_next: Option<(ChunkPlan, u64, Level)>,
     pub(super) stage: SendStage,
 }
 
@@ -115,15 +110,6 @@ impl Outgoing {
             }
             SendStage::Queued | SendStage::Waiting | SendStage::Eager(_) => false,
         }
-    }
-
-    /// Its window was closed, and the peer is to answer what it asked before.
-    pub(super) fn has_left(&self) -> bool {
-        self.asking
-            && self.wire.window().is_none()
-            && matches!(self.stage, SendStage::Granted(_))
-            && (self.leaving || self.course.cancel.is_some())
-            && self.was_in_window
     }
 
     /// The peer says nothing more of it, unless one of the sides ends it early.
@@ -326,15 +312,13 @@ impl Session {
                 transmitted: false,
                 asking: false,
                 leaving: false,
-                was_in_window: false,
-                granted_next: None,
                 stage,
             },
         );
         match tag {
             _ if is_queued => self.start_one_sided(transfer, queued),
             _ if !is_silent => {}
-            Some(_) => self.number_send(now, transfer),
+            Some(_) => self.number_send(transfer),
             None => self.ask(transfer),
         }
         Ok(operation)
@@ -353,15 +337,9 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if send
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.quiet)
-        {
+        if send.course.is_quiet() {
             return;
         }
-        let leaving = send.leaving;
         let problem = match &mut send.stage {
             SendStage::Granted(granted) if granted.posted.contains(index) => {
                 if granted.sent.insert(index) {
@@ -372,9 +350,6 @@ impl Session {
                     if !held {
                         self.send_stream.release(&chunk);
                         self.pump_sends();
-                    }
-                    if leaving {
-                        return;
                     }
                     self.settle_send(now, transfer);
                     return;

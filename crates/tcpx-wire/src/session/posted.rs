@@ -1,26 +1,26 @@
 //! Posted windows: a receive that waits opens its memory for the one send that it will meet, and says so.
 //!
 //! The send of its number then writes there without asking. A send that does not fit, or that left before it
-//! knew the window, is met as if there were none: the window is closed first. A receive that ends early, while
-//! no send of its number is known, gives its number to the receive behind it; the windows of both are closed,
-//! and the peer is told, which sends anew what it had sent there.
+//! knew the window, is met as if there were none: the window is closed first. A posted receive has a number, and so have
+//! those before it: where one of them ends early, the peer answers what becomes of its number. A transfer that comes for it
+//! meets the next receive that has none.
 
 use std::collections::BTreeSet;
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::cancel::{by_peer, cancel_frame};
 use super::credit::within;
-use super::error::{EndCause, SessionError};
-use super::matching::{Arrival, PostedWindow};
+use super::error::SessionError;
+use super::matching::{Announced, Arrival, fits};
 use super::one_sided::Origin;
 use super::stream::Plan;
-use crate::frame::{CancelReason, Frame, RefuseReason, Role, Tag, TransferId};
+use super::unexpected;
+use crate::frame::{Frame, NumberUse, Tag, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
 
-/// What a receiver has its sender keep: windows that no send has taken. Receives beyond are granted when their sends ask.
-pub(super) const POSTED: &str = "posted windows";
+/// What a receiver has its sender keep. Receives beyond are granted when their sends ask.
+pub(super) const POSTED: &str = "announced receives";
 
 /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and
 /// closing so many takes about as long as the round trip that a long send then asks in.
@@ -37,7 +37,7 @@ pub(super) struct Posted {
     /// CRC32C of the source, said before the first chunk came.
     pub(super) expected: Option<u32>,
     /// The transfer whose sender asked, and will find the window.
-    pub(super) asked_by: Option<TransferId>,
+    pub(super) asked_by: Option<Arrival>,
     /// What the peer calls the transfer whose end it has told.
     pub(super) ended_as: Option<TransferId>,
 }
@@ -83,28 +83,47 @@ impl Session {
     pub(super) fn post_candidates(&mut self) {
         while self.may_post()
             && !self.closing()
-            && let Some(agreed) = &self.agreed
-            && within(POSTED, self.posting.open, 1, agreed.limits.windows).is_ok()
-            && let Some(operation) = self.posting.candidates.pop_first()
+            && let Some(operation) = self.posting.candidates.first().copied()
         {
-            self.post_window(operation);
+            if !self.post_window(operation) {
+                return;
+            }
+            self.posting.candidates.remove(&operation);
         }
     }
 
-    fn post_window(&mut self, operation: OperationId) {
+    /// Posts a receive, if that is worth it and may be; `false` if there is no room, until others have met their sends.
+    fn post_window(&mut self, operation: OperationId) -> bool {
         let (Some(agreed), Some(receive)) = (self.agreed, self.receives.get(&operation)) else {
-            return;
+            return true;
         };
-        let capacity = receive.capacity;
+        let (capacity, tag, level) = (receive.capacity, receive.tag, receive.asked);
         if !receive.waits() || receive.fenced || capacity <= agreed.eager_beside().into() {
-            return;
+            return true;
         }
-        let (tag, Some(number), level) = (receive.tag, receive.number, receive.asked) else {
-            return;
-        };
-        if self.matching.receives_of(tag).vain >= MOST_VAIN {
-            return;
+        let counts = self.matching.receives_of(tag);
+        if counts.vain >= MOST_VAIN {
+            return true;
         }
+        let mut number = receive.number;
+        if number.is_none()
+            && let Ok(before) = counts.queue.binary_search(&operation)
+        {
+            let limit = agreed.limits.windows;
+            if !counts.is_settled() || before >= limit as usize {
+                return true;
+            }
+            if within(POSTED, self.matching.announced + before, 1, limit).is_err() {
+                return false;
+            }
+            for (announced, its_number) in self.matching.announce(tag, before + 1) {
+                if let Some(receive) = self.receives.get_mut(&announced) {
+                    receive.number = Some(its_number);
+                }
+                number = Some(its_number);
+            }
+        }
+        let Some(number) = number else { return true };
         let alone = self.is_alone();
         let cut = self.config.cut(capacity, 0, agreed.chunk_bytes, alone);
         let window = self.posting.name_window();
@@ -130,6 +149,7 @@ impl Session {
             capacity,
             grant,
         });
+        true
     }
 
     /// Whether no other transfer to here is under way.
@@ -166,14 +186,13 @@ impl Session {
         self.posting.open -= 1;
         let (tag, level) = (receive.tag, receive.asked);
         receive.course.clock.progressed(now);
-        let counts = self.matching.receives_of(tag);
-        counts.vain = 0;
-        if let Some(number) = receive.number {
-            counts.receives.remove(number);
-            self.matching.is_sent(tag, number);
+        self.matching.receives_of(tag).vain = 0;
+        self.matching.is_sent(tag);
+        if let Some(number) = receive.number.take() {
+            self.matching.take_announced(tag, number);
         }
         if let Some(asked_by) = posted.asked_by {
-            self.by_transfer.remove(&asked_by);
+            self.by_transfer.remove(&asked_by.transfer);
         }
         let plan = posted.plan.for_total(total);
         let transfer = TransferId::to_window(posted.window);
@@ -191,15 +210,18 @@ impl Session {
         let Some(posted) = &mut receive.posted else {
             return;
         };
-        let fits = PostedWindow::fits(capacity, asked, arrival.bytes, arrival.level);
+        let fits = fits(capacity, asked, arrival.bytes, arrival.level);
         if arrival.eager.is_none() && fits && !posted.closing {
-            posted.asked_by = Some(arrival.transfer);
             self.by_transfer.insert(arrival.transfer, operation);
+            posted.asked_by = Some(arrival);
             return;
         }
-        let counts = self.matching.receives_of(receive.tag);
-        counts.receives.remove(arrival.number);
+        let (tag, number) = (receive.tag, receive.number.take());
+        let counts = self.matching.receives_of(tag);
         counts.vain = counts.vain.saturating_add(arrival.eager.is_some().into());
+        if let Some(number) = number {
+            self.matching.take_announced(tag, number);
+        }
         self.offer(operation, arrival);
         self.close_window(operation);
     }
@@ -220,7 +242,7 @@ impl Session {
         Some(arrival)
     }
 
-    /// Has the data plane let go of a window that no send has come to; the receive goes on then.
+    /// Has the data plane let go of a window that its send does not come to; the receive goes on then.
     fn close_window(&mut self, operation: OperationId) {
         let posted = self
             .receives
@@ -239,9 +261,8 @@ impl Session {
     /// The data plane has let go of the window of a receive that goes on.
     pub(super) fn window_closed(&mut self, now: Time, operation: OperationId) {
         self.forget_window(operation);
-        match self.take_offered(operation) {
-            Some(arrival) => self.match_up(now, operation, arrival),
-            None => self.post_receive_soon(operation),
+        if let Some(arrival) = self.take_offered(operation) {
+            self.match_up(now, operation, arrival);
         }
         self.post_candidates();
     }
@@ -256,109 +277,87 @@ impl Session {
             let transfer = TransferId::to_window(posted.window);
             self.by_transfer.remove(&transfer);
             if let Some(asked_by) = posted.asked_by {
-                self.by_transfer.remove(&asked_by);
+                self.by_transfer.remove(&asked_by.transfer);
             }
         }
     }
 
-    /// A receive ends that has no transfer: takes it out of the count. `true` if the peer was told of its window's end,
-    /// and answers.
-    pub(super) fn uncount_receive(&mut self, operation: OperationId, cause: &EndCause) -> bool {
-        let Some(receive) = self.receives.get(&operation) else {
-            return false;
+    /// A receive ends that has no transfer: takes it out of the count. Its number, if it has one, is the peer's to use
+    /// or to skip, unless that has ended the send of it.
+    pub(super) fn uncount_receive(&mut self, operation: OperationId) {
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
         };
-        let (tag, Some(number)) = (receive.tag, receive.number) else {
-            return false;
+        let tag = receive.tag;
+        let Some(number) = receive.number.take() else {
+            let queue = &mut self.matching.receives_of(tag).queue;
+            if let Ok(at) = queue.binary_search(&operation) {
+                queue.remove(at);
+            }
+            return self.matching.tidy(tag);
         };
-        let posted = receive.posted.as_ref();
-        let (window, asked_by) = (
-            posted.map(|posted| posted.window),
-            posted.and_then(|posted| posted.asked_by),
-        );
-        let is_theirs = posted.is_some_and(|posted| posted.ended_as.is_some());
-        // The peer knows already of one that is being closed.
-        let window = window.filter(|_| !receive.is_withdrawn());
-        let counts = self.matching.receives_of(tag);
-        if counts.receives.remove(number).is_none() {
-            return false;
+        let posted = receive.posted.as_mut();
+        if posted
+            .as_ref()
+            .is_some_and(|posted| posted.ended_as.is_some())
+        {
+            self.matching.is_sent(tag);
+            self.matching.take_announced(tag, number);
+            return;
         }
-        if is_theirs {
-            // Its send has ended.
-            self.matching.is_sent(tag, number);
-            return false;
+        let mut asked_by = None;
+        if let Some(posted) = posted {
+            // What the peer still says of its window means nothing.
+            let window = TransferId::to_window(posted.window);
+            self.by_transfer.remove(&window);
+            asked_by = posted.asked_by.take();
         }
-        if number < counts.sent {
-            if let Some(window) = window {
-                // Whatever its sender has done, it learns from this frame that nobody takes it.
-                let transfer = TransferId::to_window(window);
-                let told = cancel_frame(transfer, Role::Receiver, cause);
-                let is_told = told.is_some();
-                self.transmit.extend(told);
-                if asked_by.is_none() {
-                    counts.ended.insert(number, refusal_for(cause));
-                }
-                return is_told;
-            }
-            counts.ended.insert(number, refusal_for(cause));
-            return false;
+        if let Some(asked_by) = &asked_by {
+            self.by_transfer.remove(&asked_by.transfer);
         }
-        if let Some(window) = window {
-            self.by_transfer.remove(&TransferId::to_window(window));
+        if !self.ended() {
+            self.matching.end_announced(tag, number, asked_by);
+            self.transmit.push_back(Frame::Unpost { tag, number });
         }
-        // The next receives move up.
-        let behind = counts.receives.split_off(number);
-        counts.next -= 1;
-        let mut closed = window.is_some();
-        let mut moved = Vec::with_capacity(behind.len());
-        for (held, other) in behind {
-            counts.receives.insert(held - 1, other);
-            moved.push(other);
-        }
-        for other in moved {
-            if let Some(receive) = self.receives.get_mut(&other) {
-                receive.number = receive.number.map(|number| number - 1);
-                closed |= receive.posted.is_some() && !receive.is_withdrawn();
-            }
-            self.close_window(other);
-        }
-        if closed && !self.ended() {
-            self.transmit.push_back(Frame::Revoke { tag, number });
-        }
-        self.matching.tidy(tag);
-        false
     }
 
-    /// The send of this number does not come.
-    pub(super) fn send_withdrawn(
+    /// The peer says what becomes of the number of a receive that has ended.
+    pub(super) fn unpost_answered(
         &mut self,
         now: Time,
         tag: Tag,
         number: u64,
+        used: NumberUse,
     ) -> Result<(), SessionError> {
         let counts = self.matching.receives_of(tag);
-        if !counts.may_arrive(number) {
-            if number < counts.next {
-                // Its receive has ended with it.
-                return Ok(());
-            }
-            return Err(super::unexpected(
-                "withdraw",
-                "the number of a send that has not come",
-                format!("{number} arrived of tag {}", tag.0),
+        let Some(Announced::Ended(_)) = counts.announced.get(&number) else {
+            self.matching.tidy(tag);
+            return Err(unexpected(
+                "unposted",
+                "the number of a receive that has ended",
+                format!("{number} of tag {} arrived", tag.0),
             ));
+        };
+        let ended = self.matching.take_announced(tag, number);
+        if used == NumberUse::Forgotten {
+            self.matching.begin_again(tag)?;
         }
-        let ended = counts.ended.remove(number);
-        let receive = counts.receives.remove(number);
-        if ended.is_none() && receive.is_none() {
-            self.matching.add_hole(tag, number);
+        if let Some(Announced::Ended(Some(arrival))) = ended {
+            match used {
+                NumberUse::Used => self.meet(now, arrival, None)?,
+                _ => self.drop_arrival(&arrival),
+            }
         }
-        self.matching.is_sent(tag, number);
-        self.matching.check_tags(&self.config.ours.limits)?;
-        if let Some(operation) = receive {
-            let detail = "the send of its number was withdrawn";
-            let cause = by_peer(Role::Sender, CancelReason::Requested, detail);
-            self.cancel_operation(now, operation, cause);
+        while let Some(operation) = self.matching.receives_of(tag).queue.front().copied()
+            && let Some(arrival) = self.matching.first_arrival(tag)
+        {
+            self.matching.receives_of(tag).queue.pop_front();
+            self.match_up(now, operation, arrival);
         }
+        let queue = self.matching.receives_of(tag).queue.iter().copied();
+        self.posting.candidates.extend(queue);
+        self.matching.tidy(tag);
+        self.post_candidates();
         Ok(())
     }
 
@@ -377,15 +376,5 @@ impl Session {
         } else if is_ours {
             self.post_receive_soon(operation);
         }
-    }
-}
-
-/// What a transfer hears whose receive has ended so.
-pub(super) fn refusal_for(cause: &EndCause) -> RefuseReason {
-    match cause {
-        EndCause::Stalled(_) | EndCause::DeadlinePassed(_) => RefuseReason::DeadlineExpired,
-        EndCause::Closed => RefuseReason::Shutdown,
-        EndCause::Data { .. } => RefuseReason::MemoryFailed,
-        _ => RefuseReason::Cancelled,
     }
 }

@@ -48,11 +48,7 @@ impl Session {
             return Err(unexpected(FRAME, "settings first", "none arrived"));
         };
         let send = live(&mut self.sends, FRAME, transfer)?;
-        let waits = match send.stage {
-            SendStage::Waiting => true,
-            _ => send.has_left() && send.granted_next.is_none(),
-        };
-        if !waits {
+        if !matches!(send.stage, SendStage::Waiting) {
             return Err(unexpected(
                 FRAME,
                 "a transfer that waits",
@@ -80,10 +76,6 @@ impl Session {
                     grant.window
                 ),
             ));
-        }
-        if let Some(send) = self.sends.get_mut(&transfer).filter(|send| send.has_left()) {
-            send.granted_next = Some((cut, grant.window, level));
-            return Ok(());
         }
         self.waits_no_more(transfer);
         let plan = self.send_plan(cut, grant.window);
@@ -146,18 +138,11 @@ impl Session {
         reason: RefuseReason,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "refuse";
-        let is_over = transfer.0 < self.next_send;
-        let found = self.sends.get(&transfer);
-        if found.map_or(is_over, |send| send.asking && send.wire != transfer) {
-            // It found its window, which was closed: the peer has said so before.
-            return Ok(());
-        }
         let send = live(&mut self.sends, FRAME, transfer)?;
         let legal = match &send.stage {
             SendStage::Waiting => true,
             SendStage::Eager(eager) => !eager.placed && eager.verdict.is_none(),
-            SendStage::Queued => false,
-            SendStage::Granted(_) => send.has_left() && send.granted_next.is_none(),
+            SendStage::Queued | SendStage::Granted(_) => false,
         };
         if !legal {
             return Err(unexpected(
@@ -180,12 +165,6 @@ impl Session {
             },
             reason => EndCause::Refused { reason },
         };
-        if send.leaving && send.course.cancel.is_none() {
-            // It ends once the data plane has let go of it.
-            send.asking = false;
-            self.cancel_operation(now, OperationId::send(transfer), cause);
-            return Ok(());
-        }
         self.peer_is_done(transfer);
         let Some(send) = self.sends.get_mut(&transfer) else {
             return Ok(());
@@ -238,11 +217,7 @@ impl Session {
                 format!("transfer {transfer} is not"),
             ));
         };
-        let quiet = send
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.quiet);
+        let quiet = send.course.is_quiet();
         let was_got = granted.all_acked();
         for index in chunks.iter() {
             let problem = if !granted.posted.contains(index) {

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{Action, OperationId};
-use super::cancel::{Cancelling, cancel_frame};
+use super::cancel::Cancelling;
 use super::config::MAX_TRANSFER_BYTES;
 use super::credit::within;
 use super::error::{EndCause, SessionError};
-use super::matching::{PostedWindow, TAGS};
+use super::matching::{PostedWindow, SendTag, TAGS, fits};
 use super::outgoing::{SendStage, numbered};
 use super::posted::POSTED;
 use super::stream::Plan;
 use super::{Session, unexpected};
-use crate::frame::{Frame, Grant, Role, Tag, TransferId};
+use crate::frame::{Frame, Grant, NumberUse, Tag, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
 
@@ -22,24 +22,22 @@ const FORGET_AT_A_TIME: usize = 1024;
 /// What this side's sends know of the peer's windows.
 #[derive(Debug, Default)]
 pub(super) struct SendWindows {
-    /// Windows that no send has taken.
-    known: usize,
-    /// Sends to posted windows, and those that have yet to leave their former one.
+    /// Numbers that the peer has announced receives of, and no send has.
+    ahead: usize,
+    /// Sends to posted windows.
     by_window: BTreeMap<u64, TransferId>,
     /// One behind the highest window that the peer has named.
     named: u64,
     /// Sends that have asked and were not answered.
     asking: BTreeSet<TransferId>,
-    /// Sends that are yet to ask, as too many do.
+    /// The first sends of their tags, which are yet to ask, as too many do.
     unasked: BTreeSet<TransferId>,
-    /// When one of those could.
-    asked: Time,
     /// Tags that the peer counts.
     counted_tags: usize,
     /// Sends whose tags it will when it has forgotten others, and those behind them.
     unroomed: BTreeSet<TransferId>,
-    /// When it last had room for one of those.
-    roomed: Time,
+    /// When a send last got room for its tag, or to ask.
+    pub(super) room_came: Time,
     /// Tags that the peer was asked to forget.
     forgetting: usize,
 }
@@ -117,10 +115,10 @@ impl Session {
         Counted::Now
     }
 
-    /// Gives a send its number: it takes its window, or asks. An eager one has left before.
-    pub(super) fn number_send(&mut self, now: Time, transfer: TransferId) {
+    /// Gives a send its number, if it can have it now: it takes its window, or asks. An eager one has left before.
+    pub(super) fn number_send(&mut self, transfer: TransferId) {
         if self.send_windows.unroomed.is_empty() {
-            self.number_first(now, transfer);
+            self.number_first(transfer);
         } else {
             // Behind those before it, whatever their tags: the peer's program may receive in their order.
             self.send_windows.unroomed.insert(transfer);
@@ -128,31 +126,51 @@ impl Session {
     }
 
     /// As [`Self::number_send`], of a send that none waits before; `false` if it has to wait for room.
-    fn number_first(&mut self, now: Time, transfer: TransferId) -> bool {
+    fn number_first(&mut self, transfer: TransferId) -> bool {
         let Some(send) = self.sends.get(&transfer) else {
             return true;
         };
         let tag = send.tag;
-        match self.count_tag(tag) {
-            Counted::Now => {}
-            Counted::AfterAnswer => {
-                let counts = self.matching.sends.entry(tag).or_default();
-                counts.held.insert(transfer);
-                return true;
-            }
-            Counted::AfterOthers => {
-                self.send_windows.unroomed.insert(transfer);
-                return false;
-            }
+        let counted = self.count_tag(tag);
+        if counted == Counted::AfterOthers {
+            self.send_windows.unroomed.insert(transfer);
+            return false;
         }
         let counts = self.matching.sends.entry(tag).or_default();
-        let number = counts.next;
-        counts.next += 1;
-        if let Some(send) = self.sends.get_mut(&transfer) {
-            send.number = Some(number);
-        }
-        self.place_send(now, transfer);
+        counts.held.insert(transfer);
+        self.number_held(tag);
         true
+    }
+
+    /// Gives sends of a tag their numbers, as far as their windows or the peer's limit allow it.
+    fn number_held(&mut self, tag: Tag) {
+        let now = self.heard();
+        let limit = self.agreed.map_or(0, |agreed| agreed.limits.asks);
+        while let Some(counts) = self.matching.sends.get_mut(&tag)
+            && !counts.is_forgetting
+            && let Some(first) = counts.held.first().copied()
+            && let Some(send) = self.sends.get_mut(&first)
+        {
+            let posted = counts.posted.get(&counts.next).copied().flatten();
+            let posted = posted.filter(|to| fits(to.capacity, to.level, send.bytes, send.asked));
+            let asks = self.send_windows.asking.len();
+            if posted.is_none() && within(ASKS, asks, 1, limit).is_err() {
+                self.send_windows.unasked.insert(first);
+                return;
+            }
+            counts.held.remove(&first);
+            counts.numbered.insert(counts.next, first);
+            send.number = Some(counts.next);
+            self.send_windows.unasked.remove(&first);
+            if posted.is_none() {
+                self.send_windows.asking.insert(first);
+                self.ask(first);
+            }
+            self.take_number(tag);
+            if let Some(posted) = posted {
+                self.begin_in_window(now, first, posted);
+            }
+        }
     }
 
     /// The number of an eager send, whose window, if there is one, is not used; `None` while its tag cannot count.
@@ -162,60 +180,52 @@ impl Session {
             return None;
         }
         let counts = self.matching.sends.entry(tag).or_default();
+        counts.held.is_empty().then(|| self.take_number(tag))
+    }
+
+    /// The next number of a tag, and those behind it are passed whose receives have ended.
+    fn take_number(&mut self, tag: Tag) -> u64 {
+        let counts = self.matching.sends.entry(tag).or_default();
         let number = counts.next;
         counts.next += 1;
-        if !counts.posted.is_empty() && counts.posted.remove(number).is_some() {
-            self.send_windows.known -= 1;
-        }
-        Some(number)
+        counts.is_used = true;
+        counts.posted.remove(&number);
+        self.send_windows.ahead -= usize::from(number < counts.announced);
+        self.pass_ended(tag);
+        number
     }
 
-    /// A numbered send without a window takes its own, or asks for a receive.
-    fn place_send(&mut self, now: Time, transfer: TransferId) {
-        let Some(send) = self.sends.get(&transfer) else {
-            return;
-        };
-        let Some(number) = send.number else { return };
-        let (tag, bytes, asked) = (send.tag, send.bytes, send.asked);
-        let Some(counts) = self.matching.sends.get_mut(&tag) else {
-            return;
-        };
-        if let Some(posted) = counts.posted.remove(number) {
-            self.send_windows.known -= 1;
-            self.send_windows.by_window.remove(&posted.plan.window);
-            if PostedWindow::fits(posted.capacity, posted.level, bytes, asked) {
-                return self.begin_in_window(now, transfer, posted);
+    fn pass_ended(&mut self, tag: Tag) {
+        while let Some(counts) = self.matching.sends.get_mut(&tag)
+            && let Some(None) = counts.posted.get(&counts.next)
+        {
+            let number = counts.next;
+            counts.posted.remove(&number);
+            counts.next += 1;
+            self.send_windows.ahead -= 1;
+            if counts.next == counts.announced && !counts.is_used {
+                (counts.next, counts.announced) = (0, 0);
+                self.tidy_sent(tag);
+                return self.number_is(tag, number, NumberUse::Forgotten);
             }
+            self.number_is(tag, number, NumberUse::Skipped);
         }
-        counts.waiting.insert(number, transfer);
-        self.ask(transfer);
     }
 
-    /// Asks for a receive, or waits for its turn to. A reply asks at once: what asked for it accounts for that.
+    /// Asks the peer to take a send, once.
     pub(super) fn ask(&mut self, transfer: TransferId) {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if send.to.tag().is_some() && !send.asking {
-            let windows = &mut self.send_windows;
-            let limit = self.agreed.map_or(0, |agreed| agreed.limits.asks);
-            if within(ASKS, windows.asking.len(), 1, limit).is_err() {
-                windows.unasked.insert(transfer);
-                return;
-            }
-            windows.asking.insert(transfer);
-        }
         send.stage = SendStage::Waiting;
-        if std::mem::replace(&mut send.asking, true) {
-            // The peer has yet to answer what it asked before.
-            return;
+        if !std::mem::replace(&mut send.asking, true) {
+            self.transmit.push_back(Frame::Waiting {
+                transfer,
+                level: send.asked,
+                bytes: send.bytes,
+                to: numbered(send.to, send.number),
+            });
         }
-        self.transmit.push_back(Frame::Waiting {
-            transfer,
-            level: send.asked,
-            bytes: send.bytes,
-            to: numbered(send.to, send.number),
-        });
     }
 
     /// A send has been granted its place, or ends: it waits for no receive any more, and has no number.
@@ -223,18 +233,19 @@ impl Session {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if let Some(tag) = send.to.tag() {
-            match send.number.take() {
-                Some(number) => self.clear_number(tag, number),
-                None => {
-                    if let Some(counts) = self.matching.sends.get_mut(&tag) {
-                        counts.held.remove(&transfer);
-                    }
-                }
+        let windows = &mut self.send_windows;
+        if let Some(tag) = send.to.tag()
+            && let Some(counts) = self.matching.sends.get_mut(&tag)
+        {
+            if let Some(number) = send.number.take() {
+                counts.numbered.remove(&number);
+            } else if counts.held.remove(&transfer) && windows.unasked.remove(&transfer) {
+                // The one behind it may ask, or has a window.
+                windows.unasked.extend(counts.held.first());
+                self.number_held(tag);
             }
         }
         self.send_windows.unroomed.remove(&transfer);
-        self.send_windows.unasked.remove(&transfer);
         if self.send_windows.asking.remove(&transfer) {
             self.ask_unasked();
         }
@@ -246,23 +257,14 @@ impl Session {
         while within(ASKS, self.send_windows.asking.len(), 1, limit).is_ok()
             && let Some(next) = self.send_windows.unasked.pop_first()
         {
-            self.send_windows.asked = self.has_room(OperationId::send(next));
-            self.ask(next);
+            self.send_windows.room_came = self.has_room(OperationId::send(next));
+            if let Some(send) = self.sends.get(&next) {
+                self.number_held(send.tag);
+            }
         }
-    }
-
-    /// When a send last had what this one waits for, if it does: room for its tag, or to ask for a receive.
-    pub(super) fn ask_came(&self, transfer: TransferId) -> Option<Time> {
-        let windows = &self.send_windows;
-        if windows.unroomed.contains(&transfer) {
-            return Some(windows.roomed);
-        }
-        let waits = windows.unasked.contains(&transfer);
-        waits.then_some(windows.asked)
     }
 
     fn begin_in_window(&mut self, now: Time, transfer: TransferId, posted: PostedWindow) {
-        self.send_windows.unasked.remove(&transfer);
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
@@ -270,12 +272,6 @@ impl Session {
         let cut = posted.plan.cut().for_total(send.bytes);
         send.wire = TransferId::to_window(window);
         send.transmitted = true;
-        if let Some(number) = send.number
-            && let Some(counts) = self.matching.sends.get_mut(&send.tag)
-        {
-            counts.waiting.remove(number);
-            counts.begun.insert(number, transfer);
-        }
         self.send_windows.by_window.insert(window, transfer);
         let plan = self.send_plan(cut, window);
         self.begin_granted(now, transfer, plan, posted.level);
@@ -315,98 +311,100 @@ impl Session {
             level: grant.level,
         };
         let counts = self.matching.sends.entry(tag).or_default();
-        if number < counts.next {
-            let waiting = counts.waiting.get(number).copied();
-            let Some(transfer) = waiting else {
-                // That send has ended, or left with its payload: the peer meets it by its number.
-                return Ok(());
-            };
-            let Some(send) = self.sends.get(&transfer) else {
-                return Ok(());
-            };
-            let fits = PostedWindow::fits(capacity, posted.level, send.bytes, send.asked);
-            if !send.leaving {
-                if fits {
-                    self.begin_in_window(now, transfer, posted);
-                }
-                return Ok(());
-            }
-            // It takes it, or asks, once the data plane has let go of its former window.
-            self.send_windows
-                .by_window
-                .insert(posted.plan.window, transfer);
-        }
-        if counts.posted.get(number).is_some() {
+        let first = counts.announced.max(counts.next);
+        if counts.posted.contains_key(&number) {
             return Err(unexpected(
                 FRAME,
                 "each number once",
                 format!("number {number} of tag {} arrived", tag.0),
             ));
         }
-        let limit = self.config.ours.limits.windows;
-        within(POSTED, self.send_windows.known, 1, limit)?;
-        counts.posted.insert(number, posted);
-        self.send_windows.known += 1;
+        if number >= first {
+            let before = usize::try_from(number - first).unwrap_or(usize::MAX);
+            let before = self.send_windows.ahead.saturating_add(before);
+            let limit = self.config.ours.limits.windows;
+            within(POSTED, before, 1, limit)?;
+            self.send_windows.ahead = before + 1;
+        }
+        counts.announced = counts.announced.max(number + 1);
+        if number >= counts.next {
+            counts.posted.insert(number, Some(posted));
+            self.number_held(tag);
+        } else if let Some(transfer) = counts.numbered.get(&number).copied()
+            && let Some(send) = self.sends.get(&transfer)
+            && matches!(send.stage, SendStage::Waiting)
+            && fits(capacity, posted.level, send.bytes, send.asked)
+        {
+            self.begin_in_window(now, transfer, posted);
+        }
+        // Else that send has ended, or left with its payload: the peer meets it by its number.
         Ok(())
     }
 
-    /// The peer has closed windows of this tag.
-    pub(super) fn revoked_from(&mut self, now: Time, tag: Tag, number: u64) {
-        let Some(counts) = self.matching.sends.get_mut(&tag) else {
-            return;
-        };
-        let posted = counts.posted.split_off(number);
-        self.send_windows.known -= posted.len();
-        for (_, posted) in posted {
-            self.send_windows.by_window.remove(&posted.plan.window);
+    /// A receive has ended that the peer had announced: its number is skipped, unless a send has it.
+    pub(super) fn unposted(
+        &mut self,
+        now: Time,
+        tag: Tag,
+        number: u64,
+    ) -> Result<(), SessionError> {
+        let counts = self.matching.sends.get_mut(&tag);
+        let counts = counts.filter(|counts| number < counts.announced);
+        let counts = counts.ok_or_else(|| {
+            unexpected(
+                "unpost",
+                "a number that was announced",
+                format!("{number} of tag {} arrived", tag.0),
+            )
+        })?;
+        if number >= counts.next {
+            counts.posted.insert(number, None);
+            self.pass_ended(tag);
+            self.number_held(tag);
+            return Ok(());
         }
-        let begun = counts.begun.split_off(number);
-        // All of them, before one ends: their numbers are in use.
-        for (number, transfer) in &begun {
-            counts.waiting.insert(*number, *transfer);
+        let transfer = counts.numbered.get(&number).copied();
+        let send = transfer.and_then(|transfer| self.sends.get(&transfer));
+        match transfer.zip(send.and_then(|send| send.wire.window())) {
+            Some((transfer, window)) => self.leave_window(now, transfer, window),
+            None => self.number_is(tag, number, NumberUse::Used),
         }
-        for (_, transfer) in begun {
-            self.leave_window(now, transfer);
-        }
-        self.tidy_sent(tag);
+        Ok(())
     }
 
-    /// A send went to a window that was closed before it came: it waits again, unless it has ended here.
-    fn leave_window(&mut self, now: Time, transfer: TransferId) {
+    /// Answers what becomes of the number of a receive that has ended.
+    fn number_is(&mut self, tag: Tag, number: u64, used: NumberUse) {
+        self.transmit
+            .push_back(Frame::Unposted { tag, number, used });
+    }
+
+    /// A send went to a window that was closed before it came: it asks, unless it has ended here.
+    fn leave_window(&mut self, now: Time, transfer: TransferId, window: u64) {
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
-        if let Some(window) = send.wire.window() {
-            self.send_windows.by_window.remove(&window);
-        }
-        send.wire = transfer;
-        send.was_in_window = true;
-        let operation = OperationId::send(transfer);
-        let SendStage::Granted(granted) = &mut send.stage else {
+        let (tag, Some(number)) = (send.tag, send.number) else {
             return;
         };
-        self.send_stream
-            .drop_from(operation, granted.plan.first_sequence);
-        if send.course.completed && send.course.cancel.is_none() {
-            // Its bytes are the program's again.
-            let cancel = Cancelling::new(now, EndCause::Cancelled, false, now);
-            send.course.cancel = Some(cancel);
+        let operation = OperationId::send(transfer);
+        let SendStage::Granted(granted) = &send.stage else {
+            return;
+        };
+        let first_sequence = granted.plan.first_sequence;
+        if send.course.cancel.is_some() {
+            // The peer was told of that by the window's name, and answers it.
+            return self.number_is(tag, number, NumberUse::Ended);
         }
-        if let Some(cancel) = &mut send.course.cancel {
-            let quiet = cancel.quiet;
-            // The peer may take what it asked for; else it has never begun it, and does not answer.
-            let is_over = !send.asking;
-            (cancel.peer_quiet, cancel.confirmed) = (is_over, is_over);
-            if is_over {
-                self.withdraw_number(transfer);
-            } else {
-                self.transmit
-                    .extend(cancel_frame(transfer, Role::Sender, &cancel.cause));
-                self.waits_no_more(transfer);
-            }
-            if quiet {
-                self.release_send(transfer);
-            }
+        self.send_windows.by_window.remove(&window);
+        send.wire = transfer;
+        self.send_stream.drop_from(operation, first_sequence);
+        if send.course.completed {
+            // Its bytes are the program's again, and the peer has taken none of them.
+            let mut cancel = Cancelling::new(now, EndCause::Cancelled, false, now);
+            (cancel.peer_quiet, cancel.confirmed) = (true, true);
+            send.course.cancel = Some(cancel);
+            self.number_is(tag, number, NumberUse::Ended);
+            self.release_send(transfer);
             return self.settle_send(now, transfer);
         }
         send.course.clock.progressed(now);
@@ -414,25 +412,27 @@ impl Session {
         if send.busy() {
             self.actions.push_back(Action::Withdraw { operation });
         } else {
-            self.window_left(now, transfer);
+            self.window_left(transfer);
         }
     }
 
-    /// The data plane has let go of a send whose window was closed: it begins anew.
-    pub(super) fn window_left(&mut self, now: Time, transfer: TransferId) {
+    /// The data plane has let go of a send whose window was closed: it asks for another receive, which the announced one
+    /// accounts for.
+    pub(super) fn window_left(&mut self, transfer: TransferId) {
         self.drop_sent(transfer);
         self.release_send(transfer);
-        if let Some(send) = self.sends.get_mut(&transfer) {
-            send.leaving = false;
-            send.was_in_window = false;
-            send.stage = SendStage::Queued;
-            if let Some((cut, window, level)) = send.granted_next.take() {
-                self.waits_no_more(transfer);
-                let plan = self.send_plan(cut, window);
-                return self.begin_granted(now, transfer, plan, level);
-            }
+        self.ask(transfer);
+        self.has_left(transfer, NumberUse::Used);
+    }
+
+    /// A send has left its window, and goes on or ends.
+    pub(super) fn has_left(&mut self, transfer: TransferId, used: NumberUse) {
+        if let Some(send) = self.sends.get_mut(&transfer)
+            && std::mem::take(&mut send.leaving)
+            && let (tag, Some(number)) = (send.tag, send.number)
+        {
+            self.number_is(tag, number, used);
         }
-        self.place_send(now, transfer);
     }
 
     /// The network need not keep what was sent of this transfer.
@@ -446,17 +446,6 @@ impl Session {
                 self.send_stream.release(&chunk);
                 self.actions.push_back(Action::ChunkDropped { chunk });
             }
-        }
-    }
-
-    /// Tells the peer that the send of this number does not come.
-    pub(super) fn withdraw_number(&mut self, transfer: TransferId) {
-        if let Some(send) = self.sends.get_mut(&transfer)
-            && let Some(number) = send.number.take()
-        {
-            let tag = send.tag;
-            self.clear_number(tag, number);
-            self.transmit.push_back(Frame::Withdraw { tag, number });
         }
     }
 
@@ -474,42 +463,14 @@ impl Session {
         }
     }
 
-    /// A window that is kept for a send which has yet to leave its former one was closed.
-    pub(super) fn forget_posted(&mut self, transfer: TransferId) {
-        if let Some(window) = transfer.window()
-            && let Some(of) = self.send_windows.by_window.get(&window)
-            && let Some(send) = self.sends.get(of)
-            && let Some(number) = send.number
-            && let Some(counts) = self.matching.sends.get_mut(&send.tag)
-            && counts.posted.remove(number).is_some()
-        {
-            self.send_windows.known -= 1;
-            self.send_windows.by_window.remove(&window);
-        }
-    }
-
-    /// Nothing has this number any more.
-    fn clear_number(&mut self, tag: Tag, number: u64) {
-        let Some(counts) = self.matching.sends.get_mut(&tag) else {
-            return;
-        };
-        counts.waiting.remove(number);
-        counts.begun.remove(number);
-        // It was posted for a send that was still to leave its former window.
-        if number < counts.next
-            && let Some(posted) = counts.posted.remove(number)
-        {
-            self.send_windows.by_window.remove(&posted.plan.window);
-            self.send_windows.known -= 1;
-        }
-    }
-
-    /// Forgets the count of a tag that was never used.
+    /// Forgets the count of a tag that is not used.
     fn tidy_sent(&mut self, tag: Tag) {
-        let counts = self.matching.sends.get(&tag);
-        if counts.is_some_and(|counts| {
-            counts.next == 0 && counts.is_idle() && counts.posted.is_empty() && !counts.is_counted
-        }) {
+        if self
+            .matching
+            .sends
+            .get(&tag)
+            .is_some_and(SendTag::is_unused)
+        {
             self.matching.sends.remove(&tag);
         }
     }
@@ -550,16 +511,13 @@ impl Session {
 
     /// The peer asks whether a count may be forgotten.
     pub(super) fn forget_asked(&mut self, tag: Tag, number: u64) {
-        let counts = self.matching.receives_of(tag);
-        let forgotten = counts.next <= number && counts.is_idle();
-        self.matching.forget_received(tag, forgotten);
+        let forgotten = self.matching.forget_received(tag, number);
         self.transmit.push_back(Frame::Forgotten { tag, forgotten });
     }
 
     /// The peer has forgotten a count, or goes on with it.
     pub(super) fn forget_answered(
         &mut self,
-        now: Time,
         tag: Tag,
         forgotten: bool,
     ) -> Result<(), SessionError> {
@@ -577,20 +535,22 @@ impl Session {
         // What the peer keeps for receives of its own it does not count, until a send comes again.
         windows.counted_tags -= usize::from(std::mem::take(&mut counts.is_counted));
         if forgotten {
-            counts.next = 0;
+            windows.ahead -= counts.announced.saturating_sub(counts.next) as usize;
+            (counts.next, counts.announced, counts.is_used) = (0, 0, false);
+            counts.posted.clear();
         }
         windows.unroomed.append(&mut counts.held);
         self.tidy_sent(tag);
-        self.begin_unroomed(now);
+        self.begin_unroomed();
         Ok(())
     }
 
     /// Sends begin whose tags there was no room for.
-    pub(super) fn begin_unroomed(&mut self, now: Time) {
+    pub(super) fn begin_unroomed(&mut self) {
         while let Some(first) = self.send_windows.unroomed.pop_first()
-            && self.number_first(now, first)
+            && self.number_first(first)
         {
-            self.send_windows.roomed = self.has_room(OperationId::send(first));
+            self.send_windows.room_came = self.has_room(OperationId::send(first));
         }
     }
 
@@ -608,20 +568,15 @@ impl Session {
         if self.ended() || peer.ended() {
             return;
         }
-        let known = self
-            .matching
-            .sends
-            .iter()
-            .map(|(tag, counts)| (tag, &counts.posted, counts.next));
-        let known: Vec<_> = known.filter(|(_, posted, _)| !posted.is_empty()).collect();
-        assert_eq!(self.send_windows.known, 0, "{known:?}");
+        assert_eq!(self.send_windows.ahead, 0);
         assert!(
             self.send_windows.asking.is_empty(),
             "{:?}",
             self.send_windows.asking
         );
         assert!(self.send_windows.by_window.is_empty());
-        assert_eq!(peer.posting.open, 0, "{:#?}", peer.receives);
+        let peers = (peer.posting.open, peer.matching.announced);
+        assert_eq!(peers, (0, 0), "{:#?}", peer.receives);
         for (tag, counts) in &self.matching.sends {
             assert!(
                 counts.is_idle() && counts.posted.is_empty(),

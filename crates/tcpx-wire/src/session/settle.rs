@@ -122,10 +122,7 @@ impl Session {
         }
         let Some(matched) = &receive.matched else {
             // Its window is closed, and no send had come to it.
-            let name = receive.posted.as_ref().map(|posted| {
-                let window = TransferId::to_window(posted.window);
-                posted.ended_as.unwrap_or(window)
-            });
+            let name = receive.posted.as_ref().and_then(|posted| posted.ended_as);
             let told = name.filter(|_| !cancel.confirmed && !ended);
             cancel.confirmed = true;
             let over = cancel.peer_quiet || ended;
@@ -216,7 +213,7 @@ impl Session {
         };
         let send = self.sends.get(&transfer)?;
         let room = match &send.stage {
-            SendStage::Queued if send.to.tag().is_some() => self.ask_came(transfer)?,
+            SendStage::Queued if send.to.tag().is_some() => self.send_windows.room_came,
             SendStage::Queued => self.one_sided.credit_came,
             SendStage::Granted(granted) if granted.sent.is_empty() && granted.acked.is_empty() => {
                 Time(0)

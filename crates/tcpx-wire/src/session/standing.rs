@@ -17,16 +17,9 @@ type Culprit = (Option<u32>, Owes);
 
 impl Outgoing {
     pub(super) fn delivered(&self) -> Delivered {
-        let told = self
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.peer_quiet);
-        let refused = self
-            .course
-            .cancel
-            .as_ref()
-            .is_some_and(|cancel| cancel.refused);
+        let cancel = self.course.cancel.as_ref();
+        let told = cancel.is_some_and(|cancel| cancel.peer_quiet);
+        let refused = cancel.is_some_and(|cancel| cancel.refused);
         let (started, all, bytes) = match &self.stage {
             // An empty one may be complete at the peer.
             SendStage::Waiting => (

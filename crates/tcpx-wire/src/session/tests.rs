@@ -68,6 +68,12 @@ fn any_limits(least_pieces: u32) -> impl Strategy<Value = Limits> {
     prop_oneof![1 => Just(Limits::default()), 3 => drawn]
 }
 
+/// How long a payload may be, and how many bytes of them a side takes at a time.
+fn any_eager() -> impl Strategy<Value = (u32, u32)> {
+    let limits = prop_oneof![3 => Just((16 * 1024, 48 * 1024)), 1 => (0u32..5000, 0u32..2000)];
+    limits.prop_map(|(limit, beside)| (limit, limit + beside))
+}
+
 /// The same side, which takes so much at a time.
 fn limited(config: &Config, limits: Limits) -> Config {
     let mut config = config.clone();

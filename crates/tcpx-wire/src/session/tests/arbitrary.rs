@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::hostile::{drain_at, session};
 use super::*;
 use crate::frame::{
-    CancelReason, Extent, Frame, Notified, PlacedChunks, RefuseReason, Role, TransferId,
+    CancelReason, Extent, Frame, Notified, NumberUse, PlacedChunks, RefuseReason, Role, TransferId,
 };
 use crate::pieces::PieceList;
 use crate::plan::Taper;
@@ -37,6 +37,15 @@ fn any_cut() -> impl Strategy<Value = (u32, Option<Taper>)> {
     prop_oneof![
         2 => Just((4096, None)),
         1 => (prop_oneof![Just(4096), Just(8192), Just(16_384)], taper),
+    ]
+}
+
+fn any_use() -> impl Strategy<Value = NumberUse> {
+    prop_oneof![
+        Just(NumberUse::Skipped),
+        Just(NumberUse::Used),
+        Just(NumberUse::Ended),
+        Just(NumberUse::Forgotten)
     ]
 }
 
@@ -83,8 +92,10 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         3 => (number(), number(), any_grant(number())).prop_map(|(number, capacity, grant)| {
             Frame::Posted { tag: Tag(1), number, capacity, grant }
         }),
-        2 => number().prop_map(|number| Frame::Revoke { tag: Tag(1), number }),
-        1 => number().prop_map(|number| Frame::Withdraw { tag: Tag(1), number }),
+        2 => number().prop_map(|number| Frame::Unpost { tag: Tag(1), number }),
+        2 => (number(), any_use()).prop_map(|(number, used)| {
+            Frame::Unposted { tag: Tag(1), number, used }
+        }),
         1 => number().prop_map(|number| Frame::Forget { tag: Tag(1), number }),
         1 => any::<bool>().prop_map(|forgotten| Frame::Forgotten { tag: Tag(1), forgotten }),
         4 => (0u64..4, any_extent(), number(), any_level()).prop_map(

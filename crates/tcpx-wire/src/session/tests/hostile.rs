@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::frame::{
-    CancelReason, Frame, GoodbyeReason, PlacedChunks, RefuseReason, Role, TransferId,
+    CancelReason, Extent, Frame, GoodbyeReason, Notified, NumberUse, PlacedChunks, RefuseReason,
+    Role, TransferId,
 };
 
 const T0: TransferId = TransferId(0);
@@ -153,13 +154,21 @@ fn a_transfer_has_its_name_and_its_number_alone() {
             bytes,
             to,
         },
+        Frame::Eager {
+            level, to, payload, ..
+        } => Frame::Eager {
+            transfer: TransferId(name),
+            level,
+            to,
+            payload,
+        },
         other => other,
     };
     // A window's name, a name that waits, and a payload behind a later transfer.
     for wrong in [
         vec![waiting(u64::MAX, 5)],
         vec![waiting(0, 5), waiting(0, 5)],
-        vec![waiting(1, 5), payload(0, 5)],
+        vec![named(waiting(0, 5), 1), named(payload(1, 5), 0)],
     ] {
         let found = error(&mut session(config()), wrong);
         assert!(says(&found, "transfers that count up"), "{found}");
@@ -433,7 +442,7 @@ fn frames_in_the_wrong_state_are_refused() {
 fn a_peer_that_asks_but_never_reads_is_cut_off() {
     let mut session = session(config());
     let mut result = Ok(());
-    for transfer in 0..200_000 {
+    for transfer in 0..400_000 {
         let cancel = Frame::Cancel {
             transfer: TransferId(transfer),
             from: Role::Sender,
@@ -448,6 +457,25 @@ fn a_peer_that_asks_but_never_reads_is_cut_off() {
         }
     }
     assert!(matches!(result, Err(SessionError::TooMany { .. })));
+}
+
+/// A side that allows many puts owes as many answers to a peer that stands still meanwhile.
+#[test]
+fn answers_to_as_many_puts_as_are_allowed_may_wait() {
+    const PUTS: u64 = 100_000;
+    let mut config = config();
+    config.ours.limits.puts = PUTS as u32;
+    config.ours.eager_credit = 256 * PUTS as u32;
+    let mut session = session(config);
+    for transfer in 0..PUTS {
+        let place = one_sided::place(0, 0);
+        let to = Destination::Put {
+            to: Extent::Place(place),
+            notified: Notified::No,
+        };
+        let put = one_sided::waiting(transfer, 10, to);
+        session.frame(Time(0), put).unwrap();
+    }
 }
 
 #[test]
@@ -502,11 +530,12 @@ pub(super) fn least_time(mut run: impl FnMut()) -> Duration {
 #[test]
 fn a_cancel_costs_the_same_among_many_tags() {
     let cost = |tags: u64| {
-        let mut session = session(config());
+        let mut config = config();
+        config.max_operations = 1 << 20;
+        let mut session = session(config);
         for tag in 0..tags {
-            let (tag, number) = (Tag(tag), 0);
             session
-                .frame(Time(0), Frame::Withdraw { tag, number })
+                .receive(Time(0), receive(tag, 8, Level::Placed))
                 .unwrap();
         }
         let mut next = 0;
@@ -532,33 +561,30 @@ fn a_cancel_costs_the_same_among_many_tags() {
     assert!(many < 20 * few, "{few:?} and {many:?}");
 }
 
-/// Numbers that a peer leaves out between others are remembered, and bounded.
+/// Frames that name numbers of tags create no state but what was announced or counts.
 #[test]
-fn withdrawn_sends_of_one_tag_are_bounded() {
-    let mut session = session(config());
-    let mut withdraw = |number| {
-        let tag = Tag(1);
-        session.frame(Time(0), Frame::Withdraw { tag, number })
-    };
-    let refused = (0..1 << 18).find_map(|place| withdraw(2 * place + 1).err());
-    assert!(
-        matches!(refused, Some(SessionError::TooMany { .. })),
-        "{refused:?}"
-    );
-}
-
-/// Frames that take numbers of tags create state: each tag counts, whatever names it first.
-#[test]
-fn withdrawn_sends_of_many_tags_are_bounded() {
-    let mut config = config();
-    config.ours.limits.tags = 3;
-    let frames = (0..4).map(|tag| Frame::Withdraw {
-        tag: Tag(tag),
-        number: 1,
-    });
-    let found = error(&mut session(config), frames);
-    assert!(
-        matches!(found, SessionError::TooMany { limit: 3, .. }),
-        "{found}"
-    );
+fn numbers_that_nobody_announced_are_refused() {
+    let (tag, used) = (Tag(1), NumberUse::Used);
+    for (frame, expected) in [
+        (
+            Frame::Unpost { tag, number: 0 },
+            "a number that was announced",
+        ),
+        (
+            Frame::Unposted {
+                tag,
+                number: 0,
+                used,
+            },
+            "the number of a receive that has ended",
+        ),
+    ] {
+        let mut config = config();
+        config.addressed = true;
+        let mut session = session(config);
+        let found = error(&mut session, [frame]);
+        assert!(says(&found, expected), "{found}");
+        assert!(session.matching.sends.is_empty());
+        assert_eq!(session.matching.received_tags(), 0);
+    }
 }

@@ -35,6 +35,8 @@ impl Random {
 pub(super) struct Watched {
     pub(super) bytes: u64,
     pub(super) tag: u64,
+    /// When it is to end, at the latest.
+    pub(super) due: Option<Time>,
     pub(super) outcome: Option<Result<Completed, OperationError>>,
     pub(super) memory: Option<Memory>,
     pub(super) matched: Option<(TransferId, u32)>,

@@ -33,6 +33,8 @@ pub(super) struct Weather {
     pub(super) frames: [Option<u64>; 2],
     pub(super) data: Option<u64>,
     pub(super) quiet: Option<u64>,
+    /// Until when each side's process stands still.
+    pub(super) stopped: [Time; 2],
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -193,6 +195,7 @@ impl Pair {
                 frames: [None; 2],
                 data: None,
                 quiet: None,
+                stopped: [now; 2],
             },
             events: BinaryHeap::new(),
             scheduled: 0,
@@ -201,8 +204,10 @@ impl Pair {
 
     pub(super) fn send(&mut self, side: usize, request: SendRequest) -> OperationId {
         let (bytes, tag) = (request.bytes, request.to.tag().unwrap_or(Tag(0)));
+        let due = request.deadlines.and_then(|deadlines| deadlines.total);
+        let due = due.map(|total| self.now + total);
         let operation = self.sides[side].session.send(self.now, request).unwrap();
-        self.watch(side, operation, bytes, tag);
+        self.watch(side, operation, bytes, tag).due = due;
         self.drain(side);
         operation
     }
@@ -210,7 +215,9 @@ impl Pair {
     pub(super) fn receive(&mut self, side: usize, request: ReceiveRequest) -> OperationId {
         let (bytes, tag) = (request.capacity, request.tag);
         let operation = self.sides[side].session.receive(self.now, request).unwrap();
-        self.watch(side, operation, bytes, tag);
+        let due = request.deadlines.and_then(|deadlines| deadlines.total);
+        let due = due.map(|total| self.now + total);
+        self.watch(side, operation, bytes, tag).due = due;
         if request.fenced {
             self.schedule(side, Event::Fence { operation });
         }
@@ -218,18 +225,15 @@ impl Pair {
         operation
     }
 
-    fn watch(&mut self, side: usize, operation: OperationId, bytes: u64, tag: Tag) {
+    fn watch(&mut self, side: usize, operation: OperationId, bytes: u64, tag: Tag) -> &mut Watched {
         let watched = Watched {
             bytes,
             tag: tag.0,
             ..Watched::default()
         };
-        assert!(
-            self.sides[side]
-                .operations
-                .insert(operation, watched)
-                .is_none()
-        );
+        let operations = &mut self.sides[side].operations;
+        assert!(!operations.contains_key(&operation));
+        operations.entry(operation).or_insert(watched)
     }
 
     /// Watches an operation that the peer began; no tag orders it.
@@ -303,9 +307,32 @@ impl Pair {
             .collect()
     }
 
+    /// Every operation with a deadline has ended in time, as long as its own side went on.
+    pub(super) fn assert_in_time(&self) {
+        // Its memory is awaited, unless what touches that cannot be hurried.
+        let quiet = self.weather.quiet.unwrap_or(self.weather.jitter);
+        let most = Duration::from_millis(100) + Duration::from_micros(quiet);
+        for (at, side) in self.sides.iter().enumerate() {
+            for (operation, watched) in &side.operations {
+                let (Some(due), None) = (watched.due, &watched.outcome) else {
+                    continue;
+                };
+                let late = self.now.saturating_since(due.max(self.weather.stopped[at]));
+                assert!(
+                    late <= most,
+                    "{operation:?} of side {at} is {late:?} late: {:#?}",
+                    side.session.snapshot(self.now)
+                );
+            }
+        }
+    }
+
     /// The next thing that happens, if before `end`.
     fn step(&mut self, end: Time) -> bool {
         for side in 0..2 {
+            if self.is_stopped(side) {
+                continue;
+            }
             if self.sides[side].setup_done && !self.sides[side].session.local_ready {
                 self.sides[side].session.ready();
             }
@@ -313,7 +340,10 @@ impl Pair {
         }
         let event = self.events.peek().map(|Reverse((at, ..))| *at);
         let timer = (0..2)
-            .filter_map(|side| Some((self.sides[side].session.next_timeout()?, side)))
+            .filter_map(|side| {
+                let due = self.sides[side].session.next_timeout()?;
+                Some((due.max(self.weather.stopped[side]), side))
+            })
             .min();
         match (event, timer) {
             (event, Some((at, side))) if event.is_none_or(|event| at < event) => {
@@ -337,12 +367,21 @@ impl Pair {
                     return false;
                 };
                 self.now = self.now.max(at);
+                if self.is_stopped(side) {
+                    // In their order, once it goes on.
+                    self.schedule_at(side, self.weather.stopped[side], event);
+                    return true;
+                }
                 self.happen(side, event);
                 self.drain(side);
             }
             (None, _) => return false,
         }
         true
+    }
+
+    pub(super) fn is_stopped(&self, side: usize) -> bool {
+        self.now < self.weather.stopped[side]
     }
 
     pub(super) fn schedule(&mut self, side: usize, event: Event) {
@@ -486,13 +525,23 @@ impl Pair {
         true
     }
 
-    /// Receives of a tag were matched in the order in which they were posted.
+    /// Receives of a tag were matched in the order in which they were posted, if none of them ended before: a send that
+    /// came for that one meets a later one.
     pub(super) fn assert_matched_in_order(&self) {
         for (at, side) in self.sides.iter().enumerate() {
             let mut last = BTreeMap::new();
+            let ended: BTreeSet<u64> = side
+                .operations
+                .iter()
+                .filter(|(operation, watched)| {
+                    operation.sent_transfer().is_none() && matches!(watched.outcome, Some(Err(_)))
+                })
+                .map(|(_, watched)| watched.tag)
+                .collect();
             for (operation, watched) in &side.operations {
                 let ended_well = matches!(watched.outcome, Some(Ok(_)));
-                if operation.sent_transfer().is_some() || !ended_well {
+                let is_receive = operation.sent_transfer().is_none();
+                if !is_receive || !ended_well || ended.contains(&watched.tag) {
                     continue;
                 }
                 let transfer = watched
@@ -503,6 +552,28 @@ impl Pair {
                     before.is_none_or(|before| before < transfer),
                     "{operation:?}"
                 );
+            }
+        }
+    }
+
+    /// No more operations of a tag say that the peer ended them than its program has.
+    pub(super) fn assert_ended_by(&self, cancelled: &[(usize, OperationId)]) {
+        let mut ends = BTreeMap::new();
+        for (side, operation) in cancelled {
+            let tag = self.sides[*side].operations[operation].tag;
+            let sends = operation.sent_transfer().is_some();
+            *ends.entry((*side, sends, tag)).or_insert(0) += 1;
+        }
+        for (at, side) in self.sides.iter().enumerate() {
+            for (operation, watched) in &side.operations {
+                if let Some(Err(error)) = &watched.outcome
+                    && matches!(error.cause, EndCause::PeerCancelled { .. })
+                {
+                    let sends = operation.sent_transfer().is_some();
+                    let ended = ends.entry((1 - at, !sends, watched.tag)).or_insert(0);
+                    *ended -= 1;
+                    assert!(*ended >= 0, "{operation:?}: {error}");
+                }
             }
         }
     }
@@ -526,8 +597,13 @@ impl Pair {
             let peer = &self.sides[1 - at].session;
             assert_eq!(session.eager_used, peer.credit_owed);
             let limit = peer.config.ours.eager_limit.into();
+            let fits = config::eager_cost(limit, 0) <= peer.config.ours.eager_credit.into();
             assert!(
-                peer.ended() || session.ended() || session.eager_allowed(limit),
+                !fits
+                    || limit == 0
+                    || peer.ended()
+                    || session.ended()
+                    || session.eager_allowed(limit),
                 "what is owed leaves no room for a payload"
             );
             assert!(session.send_stream.is_idle() && session.receive_stream.is_idle());

@@ -28,6 +28,7 @@ struct Schedule {
     /// Shorter chunks at the end of what each side receives.
     tapers: [Option<Taper>; 2],
     limits: [Limits; 2],
+    eager: (u32, u32),
 }
 
 fn any_taper() -> impl Strategy<Value = Option<Taper>> {
@@ -39,7 +40,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
         (any::<u64>(), 1u16..9, 1u16..6, 1u16..6),
         (1u64..3000, 1u64..80),
         prop_oneof![Just(0u64), 1u64..60],
-        [any_limits(1), any_limits(1)],
+        ([any_limits(1), any_limits(1)], any_eager()),
         (
             any::<bool>(),
             prop::bool::weighted(0.8),
@@ -54,7 +55,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 (seed, channels, send_window, receive_window),
                 (jitter, operations),
                 cancels,
-                limits,
+                (limits, eager),
                 flags,
             )| {
                 let (hold_until_placed, cancellable, close, holds, addressed, tapers) = flags;
@@ -73,6 +74,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     addressed,
                     tapers,
                     limits,
+                    eager,
                 }
             },
         )
@@ -86,7 +88,7 @@ fn play(schedule: &Schedule) {
     let mut config = small_chunks(schedule.channels);
     config.ours.send_window = schedule.send_window;
     config.ours.receive_window = schedule.receive_window;
-    config.ours.eager_credit = 64 * 1024;
+    (config.ours.eager_limit, config.ours.eager_credit) = schedule.eager;
     config.hold_until_placed = schedule.hold_until_placed;
     config.cancellable = schedule.cancellable;
     config.addressed = schedule.addressed;
@@ -123,6 +125,7 @@ fn play(schedule: &Schedule) {
         tags.swap(at, to);
     }
     let mut live = Vec::new();
+    let mut cancelled = Vec::new();
     for (side, tag, sends) in tags {
         if pair.sides[side].closed.is_some() || pair.sides[side].session.closing() {
             break;
@@ -159,6 +162,7 @@ fn play(schedule: &Schedule) {
         if random.chance(schedule.cancels) {
             let (side, operation) = live[random.below(live.len() as u64) as usize];
             pair.with(side, |session, now| session.cancel(now, operation));
+            cancelled.push((side, operation));
         }
     }
     // What waits for room does so for as long as others wait for receives that have ended.
@@ -183,6 +187,9 @@ fn play(schedule: &Schedule) {
         }
     }
     pair.assert_matched_in_order();
+    if schedule.cancellable {
+        pair.assert_ended_by(&cancelled);
+    }
     if schedule.cancels == 0 && !schedule.addressed {
         for side in &pair.sides {
             for stream in [&side.sends.sequences, &side.receives.sequences] {

@@ -8,6 +8,9 @@ use super::pair::Pair;
 use super::*;
 use crate::frame::Limits;
 
+/// Longer than sends wait one after the other for receives that do not come.
+const CLOSES: Duration = Duration::from_secs(10_000);
+
 #[derive(Clone, Debug)]
 struct Storm {
     seed: u64,
@@ -34,6 +37,9 @@ struct Storm {
     /// Most operations of a side.
     capacity: usize,
     limits: [Limits; 2],
+    eager: (u32, u32),
+    /// Percent of steps after which a process stands still.
+    stops: u64,
     mixed_levels: bool,
 }
 
@@ -64,6 +70,8 @@ fn any_storm() -> impl Strategy<Value = Storm> {
             prop::option::weighted(0.1, 1u64..60),
             prop_oneof![2 => Just(4096usize), 1 => 2usize..40],
             [any_limits(1), any_limits(1)],
+            any_eager(),
+            prop_oneof![Just(0u64), 1u64..20],
         ),
     )
         .prop_map(
@@ -72,7 +80,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 (frames, data, quiet),
                 (operations, cancels, deadlines, unusual),
                 (both_ways, hold, fences, holds, mixed_levels),
-                (close, stuck, capacity, limits),
+                (close, stuck, capacity, limits, eager, stops),
             )| Storm {
                 seed,
                 channels,
@@ -93,6 +101,8 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 stuck,
                 capacity,
                 limits,
+                eager,
+                stops,
                 mixed_levels,
             },
         )
@@ -102,7 +112,7 @@ fn weather(storm: &Storm) -> Pair {
     let mut config = small_chunks(storm.channels);
     config.ours.send_window = storm.windows.0;
     config.ours.receive_window = storm.windows.1;
-    config.ours.eager_credit = 64 * 1024;
+    (config.ours.eager_limit, config.ours.eager_credit) = storm.eager;
     config.ours.dead_after_ms = 100_000;
     config.hold_until_placed = storm.hold;
     config.addressed = true;
@@ -148,15 +158,20 @@ fn blow(storm: &Storm) {
     let mut count = 0;
     for (side, tag, sends) in tags {
         count += 1;
+        if random.chance(storm.stops) {
+            let side = random.below(2) as usize;
+            let until = pair.now + Duration::from_micros(random.below(slow * 20));
+            let stopped = &mut pair.weather.stopped[side];
+            *stopped = until.max(*stopped);
+        }
         if storm.stuck.is_some_and(|after| count > after) {
             pair.weather.no_quiet = true;
         }
         if let Some((after, closes)) = storm.close
             && count == after
         {
-            pair.with(closes, |session, now| {
-                session.close(now, Duration::from_secs(150))
-            });
+            pair.run(pair.weather.stopped[closes].saturating_since(pair.now));
+            pair.with(closes, |session, now| session.close(now, CLOSES));
         }
         if pair
             .sides
@@ -181,6 +196,7 @@ fn blow(storm: &Storm) {
             stall: Duration::from_secs(60),
             total: None,
         }));
+        let is_stopped = pair.is_stopped(side);
         let session = &mut pair.sides[side].session;
         if session.closing() {
             continue;
@@ -189,7 +205,7 @@ fn blow(storm: &Storm) {
             true => session.sends.len() >= storm.capacity,
             false => session.receives.len() >= storm.capacity,
         };
-        if !full {
+        if !full && !is_stopped {
             let operation = if sends {
                 let bytes = match usual {
                     true => 20_000,
@@ -223,6 +239,9 @@ fn blow(storm: &Storm) {
             _ => random.below(slow * 3),
         };
         pair.run(Duration::from_micros(pause));
+        if storm.stuck.is_none() {
+            pair.assert_in_time();
+        }
         if random.chance(storm.cancels) && !live.is_empty() {
             // Mostly young ones.
             let back = random.below(live.len().min(6) as u64) as usize;
@@ -231,7 +250,9 @@ fn blow(storm: &Storm) {
                 false => random.below(live.len() as u64) as usize,
             };
             let (side, operation) = live[at];
-            pair.with(side, |session, now| session.cancel(now, operation));
+            if !pair.is_stopped(side) {
+                pair.with(side, |session, now| session.cancel(now, operation));
+            }
         }
     }
     // What waits for room does so for as long as others wait for receives that have ended.
@@ -272,11 +293,9 @@ fn blow(storm: &Storm) {
         }
     }
     if pair.sides.iter().all(|side| side.closed.is_none()) {
-        pair.with(0, |session, now| {
-            session.close(now, Duration::from_secs(150))
-        });
+        pair.with(0, |session, now| session.close(now, CLOSES));
     }
-    pair.run(Duration::from_secs(200));
+    pair.run(2 * CLOSES);
     assert!(
         pair.sides.iter().all(|side| side.closed.is_some()),
         "closes"

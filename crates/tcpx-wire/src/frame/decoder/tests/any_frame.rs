@@ -5,7 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame::{
-    CancelReason, Detail, Extent, GoodbyeReason, Grant, Limits, Notified, RefuseReason, Role,
+    CancelReason, Detail, Extent, GoodbyeReason, Grant, Limits, Notified, NumberUse, RefuseReason,
+    Role,
 };
 use crate::window::{Place, WindowSecret};
 
@@ -66,6 +67,15 @@ fn any_settings() -> impl Strategy<Value = Settings> {
             software,
         }
     })
+}
+
+fn any_use() -> impl Strategy<Value = NumberUse> {
+    prop_oneof![
+        Just(NumberUse::Skipped),
+        Just(NumberUse::Used),
+        Just(NumberUse::Ended),
+        Just(NumberUse::Forgotten)
+    ]
 }
 
 fn any_placed() -> impl Strategy<Value = PlacedChunks> {
@@ -216,8 +226,12 @@ fn any_frame() -> impl Strategy<Value = Frame> {
                 grant,
             }
         }),
-        (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Revoke { tag, number }),
-        (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Withdraw { tag, number }),
+        (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Unpost { tag, number }),
+        (tag(), any::<u64>(), any_use()).prop_map(|(tag, number, used)| Frame::Unposted {
+            tag,
+            number,
+            used
+        }),
         (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Forget { tag, number }),
         (tag(), any::<bool>()).prop_map(|(tag, forgotten)| Frame::Forgotten { tag, forgotten }),
     ]
