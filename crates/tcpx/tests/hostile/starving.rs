@@ -98,12 +98,6 @@ fn nothing(_: &mut Hostile) -> Vec<Frame> {
     Vec::new()
 }
 
-fn withdraw(hostile: &mut Hostile) -> Vec<Frame> {
-    let step = hostile.step();
-    let (tag, number) = (Tag(step % TAGS), step / TAGS);
-    vec![Frame::Withdraw { tag, number }]
-}
-
 /// Sends that ask for a receive, and end.
 fn cancel(hostile: &mut Hostile) -> Vec<Frame> {
     let (step, transfer) = (hostile.step(), hostile.transfer());
@@ -189,7 +183,7 @@ fn acknowledgement(_: &mut Hostile) -> Vec<Frame> {
 /// Windows of a byte that are closed again.
 fn tiny_window(hostile: &mut Hostile) -> Vec<Frame> {
     let step = hostile.step();
-    let tag = Tag(step % 1000);
+    let (tag, number) = (Tag(step % 1000), step / 1000);
     let grant = Grant {
         window: step,
         chunk_bytes: 4096,
@@ -199,16 +193,15 @@ fn tiny_window(hostile: &mut Hostile) -> Vec<Frame> {
     vec![
         Frame::Posted {
             tag,
-            number: 0,
+            number,
             capacity: 1,
             grant,
         },
-        Frame::Revoke { tag, number: 0 },
+        Frame::Unpost { tag, number },
     ]
 }
 
-const FLOODS: [Flood; 9] = [
-    flood("withdraws", nothing, withdraw),
+const FLOODS: [Flood; 8] = [
     flood("cancels", nothing, cancel),
     flood(
         "puts of a long list",
