@@ -23,9 +23,6 @@ const PER_SLOT_LEFT: usize = 4;
 /// Slots that sends leave to receives. A send keeps its slot until the peer receives, a receive only until it is
 /// copied: so receives go on, and with them the sends of peers.
 const LEFT_TO_RECEIVES: usize = 2;
-/// Of so many slots sends leave one to connections to come: those that there are may keep the others for as long as their
-/// peers read nothing.
-const PER_SLOT_FOR_LATER: usize = 16;
 /// Slots that short chunks take in turn: enough that a slot has left the core's cache before its next
 /// use, and few enough to stay in the shared caches.
 const ROTATING_SLOTS: usize = 40;
@@ -122,15 +119,10 @@ impl Slots {
     pub(crate) fn pool(self: &Arc<Self>, purpose: Purpose, most: usize) -> PinnedPool {
         let most = most.clamp(1, self.len());
         let (wanted, leaves) = match purpose {
-            Purpose::Send => {
-                let later = self.len() / PER_SLOT_FOR_LATER;
-                (GUARANTEED[0], LEFT_TO_RECEIVES + later)
-            }
+            Purpose::Send => (GUARANTEED[0], LEFT_TO_RECEIVES),
             Purpose::Receive => (GUARANTEED[1], 0),
         };
-        let one = |spare: usize| usize::from(purpose == Purpose::Send && spare > LEFT_TO_RECEIVES);
-        let part = |spare: usize| (spare / PART).max(one(spare));
-        self.share(most, leaves, |spare| wanted.min(most).min(part(spare)))
+        self.share(most, leaves, |spare| wanted.min(most).min(spare / PART))
     }
 
     fn share(
@@ -526,23 +518,6 @@ mod tests {
             assert!(receiver.try_take().is_some(), "{count}");
             drop(held);
         }
-    }
-
-    #[test]
-    fn a_connection_that_comes_late_has_a_slot_whatever_the_others_hold() {
-        let slots = slots(64);
-        let held: Vec<_> = (0..6)
-            .map(|number| {
-                let (send, receive) = (
-                    slots.pool(Purpose::Send, 64),
-                    slots.pool(Purpose::Receive, 64),
-                );
-                let (sends, received) = (all_of(&send), receive.try_take());
-                assert!(!sends.is_empty() && received.is_some(), "{number}");
-                (sends, send, receive)
-            })
-            .collect();
-        drop(held);
     }
 
     #[test]
