@@ -163,6 +163,13 @@ pub(super) struct Matching {
     arrivals: BTreeMap<TransferId, (Tag, u64)>,
 }
 
+/// A map keeps room for eleven entries when the last one is taken: as many tags as a peer may use would keep it.
+fn free_empty<V>(map: &mut BTreeMap<u64, V>) {
+    if map.is_empty() {
+        *map = BTreeMap::new();
+    }
+}
+
 impl Matching {
     pub(super) fn receives_of(&mut self, tag: Tag) -> &mut ReceiveTag {
         self.receives.entry(tag).or_default()
@@ -217,6 +224,7 @@ impl Matching {
     pub(super) fn take_announced(&mut self, tag: Tag, number: u64) -> Option<Announced> {
         let counts = self.receives.entry(tag).or_default();
         let taken = counts.announced.remove(&number)?;
+        free_empty(&mut counts.announced);
         self.announced -= 1;
         if let Announced::Ended(arrival) = &taken {
             counts.ended -= 1;
@@ -287,6 +295,7 @@ impl Matching {
         let (number, _) = counts.arrivals.first_key_value()?;
         let is_next = counts.is_in_order(*number);
         let (_, arrival) = is_next.then(|| counts.arrivals.pop_first())??;
+        free_empty(&mut counts.arrivals);
         self.count_out(&arrival);
         Some(arrival)
     }
@@ -313,6 +322,7 @@ impl Matching {
             Some(Announced::Ended(arrival)) => arrival.take()?,
             _ => counts.arrivals.remove(&number)?,
         };
+        free_empty(&mut counts.arrivals);
         self.count_out(&arrival);
         Some(arrival)
     }
