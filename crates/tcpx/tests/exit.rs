@@ -13,7 +13,7 @@ use tcpx::{Connection, Error, Gpu, Region};
 use tcpx_memory::fake_driver;
 
 const NAME: &str = "a_process_exits_amid_transfers_without_a_signal";
-const EXITS: &str = "TCPX_TEST_EXITS";
+const EXITS: &str = "TEST_EXITS";
 
 /// Transfers that have ended.
 static DONE: AtomicUsize = AtomicUsize::new(0);

@@ -274,7 +274,7 @@ const SLICE: Duration = Duration::from_millis(8);
 /// Runs in a process of its own, of which it looks at the memory.
 #[test]
 fn a_peer_that_asks_for_much_work_does_not_stop_others() {
-    const ALONE: &str = "TCPX_TEST_ALONE";
+    const ALONE: &str = "TEST_ALONE";
     let name = "starving::a_peer_that_asks_for_much_work_does_not_stop_others";
     if std::env::var_os(ALONE).is_none() {
         let own = std::env::current_exe().expect("a program");
