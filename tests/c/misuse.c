@@ -407,7 +407,7 @@ static void memory(void)
           tcpx_region_wrap(bytes, 1, 7, 0, give_back, &five, &region));
     FAILS(TCPX_ERR_MEMORY, "",
           tcpx_region_wrap(bytes, 1, TCPX_MEMORY_CUDA, 4096, give_back, &five, &region));
-    FAILS(TCPX_ERR_ARGUMENT, "past the end",
+    FAILS(TCPX_ERR_MEMORY, "not all of that is readable memory",
           tcpx_region_wrap(bytes, SIZE_MAX, TCPX_MEMORY_HOST, 0, give_back, &five, &region));
     HOLDS(!region && __atomic_load_n(&releases, __ATOMIC_ACQUIRE) == 0);
     WORKS(tcpx_region_wrap(NULL, 0, TCPX_MEMORY_HOST, 0, NULL, NULL, &region));

@@ -292,6 +292,8 @@ impl Core {
         }
         any |= self.read_control();
         if failed {
+            // What the peer has said may have ended the session.
+            self.perform_actions();
             self.lose_failed_channels();
             any = true;
         }
@@ -430,11 +432,12 @@ impl Core {
         self.channels.iter().any(|state| state.failed.is_some())
     }
 
-    /// Ends the connection whose channel has failed, if all that the peer has said is read.
+    /// Ends the connection whose channel has failed, if all that the peer has said was read and done.
     fn lose_failed_channels(&mut self) {
         for index in 0..self.channels.len() {
-            let is_read = self.ended.is_some() || self.control.is_drained();
-            let failed = self.channels[index].failed.take_if(|_| is_read);
+            let is_heard = self.control.is_drained() && !self.session.has_actions();
+            let is_heard = is_heard || self.ended.is_some();
+            let failed = self.channels[index].failed.take_if(|_| is_heard);
             if failed.is_some() && self.session.ended() {
                 self.channels[index].close();
             } else if let Some(error) = failed {
