@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tcpx_wire::{Descriptor, Descriptors};
+use tcpx_wire::Descriptors;
 
 use crate::bounce::{BouncePool, UnpackMethod, check_bounds};
 use crate::error::MemoryError;
@@ -94,33 +94,6 @@ impl From<SubmitError> for MemoryError {
 
 const HOLDER: &str = "a copy job";
 
-/// Keeps what a list touches at one end, whose bounds are checked. Who uses one lease on memory of a GPU is not kept
-/// apart: only the GPU touches it.
-fn fragments(
-    end: &RegionSlice,
-    descriptors: &Descriptors,
-    start: impl Fn(&Descriptor) -> u64,
-    access: Access,
-) -> Result<Held, MemoryError> {
-    if end.is_held() && !end.kind().is_cpu_accessible() {
-        return end.keep(access);
-    }
-    let range = |one: &Descriptor| {
-        let start = start(one) as usize;
-        start..start + one.length as usize
-    };
-    let mut pieces: Vec<_> = descriptors.as_slice().iter().map(range).collect();
-    pieces.sort_unstable_by_key(|piece| piece.start);
-    pieces.dedup_by(|next, piece| {
-        let touches = next.start <= piece.end;
-        if touches {
-            piece.end = piece.end.max(next.end);
-        }
-        touches
-    });
-    end.hold_pieces(pieces, access, HOLDER)
-}
-
 impl Work {
     /// Checks lengths, bounds and methods.
     pub(crate) fn check(&self) -> Result<(), MemoryError> {
@@ -156,24 +129,16 @@ impl Work {
         }
     }
 
-    /// Keeps other users away from the bytes while the holds live; to unpack touches fragments alone.
+    /// Keeps other users away from the bytes while the holds live. To unpack touches fragments, of a pool and of
+    /// a destination in which others are written meanwhile: whoever hands them out keeps those apart.
     pub(crate) fn hold(&self) -> Result<[Option<Held>; 2], MemoryError> {
-        if let Self::Unpack {
-            pool,
-            descriptors,
-            to,
-            ..
-        } = self
-        {
-            let source = |one: &Descriptor| u64::from(one.source_offset);
-            let destination = |one: &Descriptor| one.destination_offset;
-            let reading = fragments(pool.slice(), descriptors, source, Access::Read)?;
-            let writing = fragments(to, descriptors, destination, Access::Write)?;
-            return Ok([Some(reading), Some(writing)]);
-        }
         let (from, to) = self.ends();
-        let reading = from.hold(Access::Read, HOLDER)?;
-        let writing = to.map(|to| to.hold(Access::Write, HOLDER)).transpose()?;
+        let hold = match self {
+            Self::Unpack { .. } => RegionSlice::keep,
+            Self::Copy { .. } | Self::Checksum { .. } => RegionSlice::hold,
+        };
+        let reading = hold(from, Access::Read, HOLDER)?;
+        let writing = to.map(|to| hold(to, Access::Write, HOLDER)).transpose()?;
         Ok([Some(reading), writing])
     }
 

@@ -243,31 +243,13 @@ impl RegionSlice {
         self.hold_here(&self.range, access, holder)
     }
 
-    /// As [`Self::hold`], of pieces of this part, in order and apart from each other.
-    pub(crate) fn hold_pieces(
-        &self,
-        mut pieces: Vec<Range<usize>>,
-        access: Access,
-        holder: &'static str,
-    ) -> Result<Held, MemoryError> {
-        for piece in &mut pieces {
-            *piece = self.range.start + piece.start..self.range.start + piece.end;
-        }
-        let pieces = Some(pieces.into());
-        match &self.hold {
-            Some(hold) => hold.enter_pieces(&self.range, pieces, access, holder),
-            None => Lease::take_pieces(&self.region, self.range.clone(), pieces, access, holder)
-                .map(|lease| Held::whole(Hold::Lease(lease))),
-        }
-    }
-
-    /// As [`Self::hold`] of a slice that is held, but users of one hold are not kept apart.
-    pub(crate) fn keep(&self, access: Access) -> Result<Held, MemoryError> {
+    /// As [`Self::hold`], but users of one hold are not kept apart.
+    pub(crate) fn keep(&self, access: Access, holder: &'static str) -> Result<Held, MemoryError> {
         match &self.hold {
             Some(hold) => hold
                 .allows(access, &self.range)
                 .map(|()| Held::whole(hold.clone())),
-            None => self.hold(access, "a copy job"),
+            None => self.hold(access, holder),
         }
     }
 
