@@ -137,7 +137,9 @@ fn what_a_send_has_given_back_is_no_success_of_its_receive() {
     for tag in 0..ROUNDS {
         source.write_from(0, &content).expect("it was given back");
         let receive = server.receive(destination.all(), tag).start();
-        let total = Some(Duration::from_micros(random.below(3000)));
+        // Some are not cut, however busy the machine is.
+        let cuts = tag % 10 > 0;
+        let total = cuts.then(|| Duration::from_micros(random.below(3000)));
         let deadlines = Deadlines { total, stall: LONG };
         let send = client.send(source.all(), tag).deadlines(deadlines).start();
         let sent = send.and_then(Transfer::wait);
