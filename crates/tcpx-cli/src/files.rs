@@ -172,13 +172,7 @@ fn push(args: &SendArgs) -> Result<Told, Error> {
         return usage("the patterns leave nothing to send".to_owned());
     }
     let memory = choose_memory(&args.memory, &args.link)?;
-    let terms = Terms {
-        is_client: true,
-        ..Terms::new(&args.way, &args.link, &memory)?
-    };
-    let link = Link::for_contents(&args.link, args.way.plain, &memory, false)?;
-    let connection = link.connect(&args.link, host)?;
-    log(&link, &connection, &memory);
+    let (connection, terms) = dial(&args.way, &args.link, &memory, host)?;
     let sent = sender::send(&connection, terms, selection, Opening::Push, select.dry_run);
     end(connection, sent, "sent", &format!(" to {host}"))
 }
@@ -277,6 +271,23 @@ fn take(connection: &Connection, terms: Terms<'_>, out: Out<'_>) -> Result<Summa
     }
 }
 
+/// A client's connection, and its terms.
+fn dial<'a>(
+    way: &WayArgs,
+    link: &LinkArgs,
+    memory: &'a MemoryChoice,
+    host: &str,
+) -> Result<(Connection, Terms<'a>), Error> {
+    let terms = Terms {
+        is_client: true,
+        ..Terms::new(way, link, memory)?
+    };
+    let dialled = Link::for_contents(link, way.plain, memory, false)?;
+    let connection = dialled.connect(link, host)?;
+    log(&dialled, &connection, memory);
+    Ok((connection, terms))
+}
+
 /// Fetches from a host that shares a folder.
 fn pull(args: &ReceiveArgs) -> Result<Told, Error> {
     let (host, paths) = sources(&args.sources)?;
@@ -284,13 +295,7 @@ fn pull(args: &ReceiveArgs) -> Result<Told, Error> {
     // A wrong pattern is told here, too.
     Rules::new(select.follow, &select.include, &select.exclude, None)?;
     let memory = choose_memory(&args.memory, &args.link)?;
-    let terms = Terms {
-        is_client: true,
-        ..Terms::new(&args.way, &args.link, &memory)?
-    };
-    let link = Link::for_contents(&args.link, args.way.plain, &memory, false)?;
-    let connection = link.connect(&args.link, host)?;
-    log(&link, &connection, &memory);
+    let (connection, terms) = dial(&args.way, &args.link, &memory, host)?;
     let received = fetch(&connection, terms, args, paths);
     end(connection, received, "received", &format!(" from {host}"))
 }

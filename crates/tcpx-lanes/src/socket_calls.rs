@@ -327,28 +327,10 @@ pub fn read_process(
     part: Part<'_>,
     behind: &mut [u8],
 ) -> io::Result<usize> {
-    // No more than a thousand, which fits.
-    let count = remote.len().min(MAX_SPANS) as libc::c_ulong;
-    let moved = part.with_spans(Span::EMPTY, Span::of_mut(behind), |spans| {
-        call(|| {
-            // SAFETY: the local spans are writable as for `receive`. The kernel reads the remote ones in another address
-            // space, and checks each: they may say anything.
-            unsafe {
-                libc::process_vm_readv(
-                    process.as_raw_nonzero().get(),
-                    spans.as_ptr().cast(),
-                    spans.len() as libc::c_ulong,
-                    remote.as_ptr().cast(),
-                    count,
-                    0,
-                )
-            }
-        })
-    })??;
-    match moved {
-        Moved::Bytes(bytes) => Ok(bytes),
-        Moved::WouldBlock | Moved::End => Err(io::ErrorKind::WouldBlock.into()),
-    }
+    // SAFETY: as for `receive`.
+    part.with_spans(Span::EMPTY, Span::of_mut(behind), |spans| unsafe {
+        read_process_spans(process, remote, spans)
+    })?
 }
 
 /// As [`read_process`], into borrowed memory alone.
@@ -360,15 +342,30 @@ pub fn read_process_bytes(
     at: Span,
     into: &mut [u8],
 ) -> io::Result<usize> {
-    let local = Span::of_mut(into);
-    // SAFETY: the local span is borrowed exclusively; the remote one as in `read_process`.
+    // SAFETY: a live range that is borrowed exclusively.
+    unsafe { read_process_spans(process, &[at], &[Span::of_mut(into)]) }
+}
+
+/// Fills the local spans in order from the remote ones.
+///
+/// # Safety
+/// Every local span is writable memory of its length for the call, and nobody else refers to it.
+unsafe fn read_process_spans(
+    process: rustix::process::Pid,
+    remote: &[Span],
+    local: &[Span],
+) -> io::Result<usize> {
+    // No more than a thousand each, which fits.
+    let counts = [local, remote].map(|spans| spans.len().min(MAX_SPANS) as libc::c_ulong);
+    // SAFETY: the caller vouches for the local spans. The kernel reads the remote ones in another address space, and
+    // checks each: they may say anything.
     let moved = call(|| unsafe {
         libc::process_vm_readv(
             process.as_raw_nonzero().get(),
-            (&raw const local).cast(),
-            1,
-            (&raw const at).cast(),
-            1,
+            local.as_ptr().cast(),
+            counts[0],
+            remote.as_ptr().cast(),
+            counts[1],
             0,
         )
     })?;

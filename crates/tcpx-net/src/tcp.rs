@@ -190,9 +190,9 @@ impl Network for TcpNetwork {
             (true, true) => Protection::All,
         };
         let wanted = self.lanes(setup.channels);
-        let mut wish = agree::wish(wanted, self.options.interfaces.as_deref(), setup)?;
         let door = Door::open(self.options.local, self.window(), setup);
-        wish.0.has_door = door.is_some();
+        let interfaces = self.options.interfaces.as_deref();
+        let wish = agree::wish(wanted, interfaces, door.is_some(), setup)?;
         let mut early = open::early(&wish, setup);
         let agreed = agree::agree(wish, setup, &mut early, exchange)?;
         let lanes = agreed.lanes;

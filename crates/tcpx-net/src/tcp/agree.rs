@@ -78,6 +78,7 @@ impl Cards {
 pub(super) fn wish(
     (lanes, asked): (u16, bool),
     filter: Option<&str>,
+    has_door: bool,
     setup: &Setup<'_>,
 ) -> Result<(Advert, Cards), NetworkError> {
     let cards = our_cards(filter, setup)?;
@@ -85,7 +86,7 @@ pub(super) fn wish(
         lanes,
         asked,
         encrypt: setup.encrypt,
-        has_door: false,
+        has_door,
         addresses: told(&cards.nics, setup.listening),
     };
     Ok((ours, cards))
