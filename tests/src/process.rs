@@ -64,17 +64,13 @@ impl Peer {
         Self::start_as(command, instructions)
     }
 
-    /// As [`Self::start`], of a command that leads to the program. Without backtraces: where there is too little memory
-    /// for one, the process waits for ever for the lock that it holds to write it.
+    /// As [`Self::start`], of a command that leads to the program.
     pub fn start_as(mut command: Command, instructions: &Instructions) -> Self {
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("TCPX_") || text.starts_with("NCCL_") {
                 command.env_remove(&name);
             }
-        }
-        if command.get_envs().all(|(name, _)| name != "RUST_BACKTRACE") {
-            command.env_remove("RUST_BACKTRACE");
         }
         let mut child = command
             .envs(instructions.carrier.environment().iter().copied())

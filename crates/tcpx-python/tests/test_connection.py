@@ -340,16 +340,21 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_wait():
+def interrupt(code):
+    """Runs a client's program, and interrupts it as it waits."""
     with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
         host, port = server.address
-        with run_python(INTERRUPTED, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+        with run_python(code, f"{host}:{port}", TCPX_KEY=server.key) as peer:
             connection = server.accept(timeout=PATIENCE)
             assert peer.stdout.readline() == "waiting\n"
             peer.send_signal(signal.SIGINT)
             out, err = peer.communicate(timeout=PATIENCE)
             assert (out, peer.returncode) == ("interrupted\n", 0), err
             del connection
+
+
+def test_ctrl_c_ends_a_wait():
+    interrupt(INTERRUPTED)
 
 
 INTERRUPTED_OPENING = """
@@ -401,15 +406,7 @@ receive.cancel()
 
 
 def test_ctrl_c_ends_a_close():
-    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
-        host, port = server.address
-        with run_python(INTERRUPTED_CLOSE, f"{host}:{port}", TCPX_KEY=server.key) as peer:
-            connection = server.accept(timeout=PATIENCE)
-            assert peer.stdout.readline() == "waiting\n"
-            peer.send_signal(signal.SIGINT)
-            out, err = peer.communicate(timeout=PATIENCE)
-            assert (out, peer.returncode) == ("interrupted\n", 0), err
-            del connection
+    interrupt(INTERRUPTED_CLOSE)
 
 
 def test_a_close_is_awaited(pair):
