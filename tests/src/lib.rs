@@ -2,7 +2,6 @@
 
 pub mod accident;
 pub mod bad_plugin;
-pub mod buffer_daemon;
 pub mod buffers;
 pub mod c_api;
 pub mod child;

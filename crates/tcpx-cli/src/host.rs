@@ -15,7 +15,6 @@ use tcpx_net::interfaces::Interface;
 pub(crate) use facts::HostFacts;
 pub(crate) use real::RealHost;
 
-use crate::buffer_daemon::{Answer, Question};
 use crate::plugin_file::contents::{Contents, ContentsError};
 
 /// What lies at a path.
@@ -73,8 +72,8 @@ pub(crate) trait Host {
     fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError>;
     /// Asks the CUDA driver for its GPUs. May start threads.
     fn driver(&self) -> Driver;
-    /// Asks whoever listens on a Unix socket.
-    fn ask(&self, socket: &Path, question: &Question) -> Answer;
+    /// Whether somebody accepts connections on a Unix socket; nothing is sent.
+    fn listens(&self, socket: &Path) -> io::Result<()>;
 }
 
 /// Whether other hosts can reach the address by itself: one for the network segment alone says too little.

@@ -4,7 +4,6 @@ mod addresses;
 mod advice;
 mod args;
 mod bench;
-mod buffer_daemon;
 mod child;
 mod connection;
 mod demo;

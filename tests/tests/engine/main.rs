@@ -2,7 +2,6 @@
 //! everything again. What looks at its whole process runs in one of its own ([`tcpx_tests::child`]).
 
 mod accidents;
-mod buffer_daemon;
 mod c_engine;
 mod c_plugin;
 mod deadlines;

@@ -141,15 +141,6 @@ pub(crate) static CATALOGUE: &[Check] = &[
         measure: Some(google_checks::gpu_sockets),
     },
     Check {
-        id: "TCPX-D023",
-        subject: Subject::Google,
-        title: "buffer daemon's answers",
-        about: "Asks the daemon for size and descriptor of each GPU's receive memory, one second for each answer.",
-        consequence: "the plugin waits without an end, or fails when it connects",
-        fix: "restart the buffer daemon and look at its log",
-        measure: Some(google_checks::daemon),
-    },
-    Check {
         id: "TCPX-D024",
         subject: Subject::Google,
         title: "network cards on PCI",
@@ -164,7 +155,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         title: "registration returns 3",
         about: "regMr of GPU memory returned 3: the address is no multiple of 4096, or the daemon does not serve the GPU.",
         consequence: "memory that is not registered cannot be sent or received",
-        fix: "register from a multiple of 4096, and have the buffer daemon running (TCPX-D022, TCPX-D023)",
+        fix: "register from a multiple of 4096, and have the buffer daemon running (TCPX-D022)",
         measure: Some(error_checks::registration),
     },
     Check {
@@ -182,7 +173,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         title: "connect or accept returns 3",
         about: "The plugin could not set up a connection: usually the buffer daemon does not answer, on this side or at the peer.",
         consequence: "there is no data channel",
-        fix: "fix what TCPX-D020 to TCPX-D023 find, on both sides, then connect again",
+        fix: "fix what TCPX-D020 to TCPX-D022 find, on both sides, then connect again",
         measure: Some(error_checks::connecting),
     },
     Check {

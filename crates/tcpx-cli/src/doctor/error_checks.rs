@@ -18,10 +18,9 @@ fn first_trouble(
 
 /// Registration refused: the daemon, or the address.
 pub(super) fn registration(context: &Context<'_>) -> Finding {
-    let checks = [google_checks::gpu_sockets, google_checks::daemon];
     first_trouble(
         context,
-        &checks,
+        &[google_checks::gpu_sockets],
         "nothing is wrong with the buffer daemon: then the address is no multiple of 4096 (memory from cuMemAlloc itself is one; a tensor in the middle of an allocation may not be)",
     )
 }
@@ -32,7 +31,6 @@ pub(super) fn connecting(context: &Context<'_>) -> Finding {
         google_checks::variables,
         google_checks::rule_sockets,
         google_checks::gpu_sockets,
-        google_checks::daemon,
     ];
     first_trouble(
         context,
@@ -59,7 +57,7 @@ pub(super) fn starting(context: &Context<'_>) -> Finding {
 pub(super) fn standing_still(context: &Context<'_>) -> Finding {
     let checks = [
         google_checks::variables,
-        google_checks::daemon,
+        google_checks::rule_sockets,
         host_checks::large_packets,
     ];
     first_trouble(

@@ -1,11 +1,10 @@
 //! Checks of what Google's plugin needs: variables, the buffer daemon and its sockets, cards on PCI.
 
+use std::io;
 use std::path::Path;
 
 use super::check::{Context, Finding};
-use crate::buffer_daemon::{Answer, Question};
 use crate::host::{Driver, FileKind, Host, gpu_addresses};
-use crate::sizes::Size;
 use crate::vendor_environment::{data_interfaces, for_google, served_gpus, socket_folder};
 
 const NOT_GOOGLE: &str = "only Google's plugin needs it, and that is not in question";
@@ -50,15 +49,15 @@ pub(super) fn rule_sockets(context: &Context<'_>) -> Finding {
     }
     for name in RULE_SOCKETS {
         let path = Path::new(&folder).join(name);
-        match host.ask(&path, &Question::Listens) {
-            Answer::Listens => {}
-            Answer::Absent { why } => {
+        match host.listens(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Finding::blocks(format!("{} accepts nobody", path.display()))
+                    .with_fix("restart the buffer daemon: it accepts no connections any more");
+            }
+            Err(why) => {
                 return Finding::blocks(format!("nobody listens at {}: {why}", path.display()))
                     .with_fix(start(&folder));
-            }
-            other => {
-                return Finding::blocks(format!("{} {}", path.display(), words(&other)))
-                    .with_fix("restart the buffer daemon: it accepts no connections any more");
             }
         }
     }
@@ -94,67 +93,6 @@ pub(super) fn gpu_sockets(context: &Context<'_>) -> Finding {
         finding.with_fix(start(&folder))
     } else {
         finding
-    }
-}
-
-/// What the daemon answers when it is asked for a GPU's receive memory.
-pub(super) fn daemon(context: &Context<'_>) -> Finding {
-    if !context.is_google() {
-        return Finding::not_needed(NOT_GOOGLE);
-    }
-    let (folder, _) = socket_folder(context.host);
-    let served = served_gpus(context.host, Path::new(&folder));
-    if served.is_empty() {
-        return Finding::not_needed(format!("{folder} has no get_gpu_fd_* to ask"));
-    }
-    let mut smallest = u64::MAX;
-    for pci in &served {
-        let path = Path::new(&folder).join(format!("get_gpu_metadata_{pci}"));
-        let question = Question::Metadata { pci: pci.clone() };
-        match context.host.ask(&path, &question) {
-            Answer::Metadata { bytes, .. } if bytes > 0 => smallest = smallest.min(bytes),
-            other => return refused(&path, &other),
-        }
-        let path = Path::new(&folder).join(format!("get_gpu_fd_{pci}"));
-        let question = Question::Descriptor { pci: pci.clone() };
-        match context.host.ask(&path, &question) {
-            Answer::Descriptor => {}
-            other => return refused(&path, &other),
-        }
-    }
-    Finding::fine(format!(
-        "it gives {} GPUs at least {} of receive memory each",
-        served.len(),
-        Size(smallest)
-    ))
-}
-
-fn refused(path: &Path, answer: &Answer) -> Finding {
-    let finding = Finding::blocks(format!("{} {}", path.display(), words(answer)));
-    match answer {
-        Answer::Garbage { .. } | Answer::Metadata { .. } => finding.with_fix(
-            "something else than the buffer daemon answers, or another version of it: install the version that belongs to the plugin",
-        ),
-        _ => finding,
-    }
-}
-
-/// What an answer means, after the name of the socket.
-fn words(answer: &Answer) -> String {
-    match answer {
-        Answer::Absent { why } => format!("is not served: {why}"),
-        Answer::Listens => "has somebody listening".into(),
-        Answer::Descriptor => "gives a descriptor".into(),
-        Answer::Metadata { bytes, align } => {
-            format!("says {bytes} bytes of memory, aligned to {align}")
-        }
-        Answer::Silent { waited } => {
-            format!("accepts and says nothing ({} ms)", waited.as_millis())
-        }
-        Answer::Closed => "closes the connection without an answer".into(),
-        Answer::Garbage { expected, arrived } => {
-            format!("answers {arrived}, expected {expected}")
-        }
     }
 }
 

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource as RawResource, getrlimit};
 use tcpx_memory::driver;
 use tcpx_net::interfaces::{Interface, interfaces};
 
 use super::{Bounds, Driver, FileKind, Host, Mount, Resource};
-use crate::buffer_daemon::{self, Answer, Question};
 use crate::environment::set_by_us;
 use crate::plugin_file::contents::{self, Contents, ContentsError};
 
@@ -117,8 +117,13 @@ impl Host for RealHost {
         self.driver.get_or_init(driver::probe).clone()
     }
 
-    fn ask(&self, socket: &Path, question: &Question) -> Answer {
-        buffer_daemon::ask(socket, question, buffer_daemon::PATIENCE)
+    fn listens(&self, socket: &Path) -> io::Result<()> {
+        let address = SocketAddrUnix::new(socket)?;
+        // The queue of a listener that accepts nobody may be full: that is not waited for.
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let socket = rustix::net::socket_with(family, kind, flags, None)?;
+        Ok(rustix::net::connect(&socket, &address)?)
     }
 }
 

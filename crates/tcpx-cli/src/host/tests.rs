@@ -10,7 +10,6 @@ use tcpx_memory::driver::{CudaVersion, DeviceInfo};
 use tcpx_net::interfaces::{Interface, InterfaceKind};
 
 use super::*;
-use crate::buffer_daemon::{Answer, Question};
 use crate::plugin_file::contents::{Contents, ContentsError};
 
 /// Says what it was told to say; without a word, a host that has nothing.
@@ -25,8 +24,8 @@ pub(crate) struct FakeHost {
     pub(crate) open_files: Bounds,
     pub(crate) contents: BTreeMap<PathBuf, Contents>,
     pub(crate) driver: Driver,
-    /// Sockets, and what is answered there, to whatever question.
-    pub(crate) sockets: BTreeMap<PathBuf, Answer>,
+    /// Sockets, and whether somebody listens there.
+    pub(crate) sockets: BTreeMap<PathBuf, bool>,
 }
 
 impl Default for FakeHost {
@@ -208,11 +207,12 @@ impl Host for FakeHost {
         self.driver.clone()
     }
 
-    fn ask(&self, socket: &Path, _question: &Question) -> Answer {
-        let answer = self.sockets.get(socket).cloned();
-        answer.unwrap_or_else(|| Answer::Absent {
-            why: "no such file".into(),
-        })
+    fn listens(&self, socket: &Path) -> io::Result<()> {
+        match self.sockets.get(socket) {
+            Some(true) => Ok(()),
+            Some(false) => Err(io::ErrorKind::ConnectionRefused.into()),
+            None => Err(missing()),
+        }
     }
 }
 

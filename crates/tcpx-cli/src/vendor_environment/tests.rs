@@ -9,7 +9,6 @@ use super::settings::{
     SOCKET_FOLDER, STEERING, STEERING_WAIT, ZERO_COPY,
 };
 use super::*;
-use crate::buffer_daemon::Answer;
 use crate::host::tests::FakeHost;
 
 fn value(settings: &[Setting], name: &str) -> Option<String> {
@@ -18,7 +17,7 @@ fn value(settings: &[Setting], name: &str) -> Option<String> {
 }
 
 fn socket(host: &mut FakeHost, path: &str) {
-    host.sockets.insert(PathBuf::from(path), Answer::Listens);
+    host.sockets.insert(PathBuf::from(path), true);
 }
 
 #[test]

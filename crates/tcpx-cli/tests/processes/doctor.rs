@@ -1,17 +1,15 @@
-//! `tcpx doctor`, with a stand-in for Google's buffer daemon in every state.
+//! `tcpx doctor`.
 
+use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tcpx_tests::buffer_daemon::{Asked, Behaviour, BufferDaemon, Message};
 use tcpx_tests::double;
 
 use crate::support::{Running, tcpx};
-
-const PCI: &str = "0000:04:00.0";
 
 fn double() -> &'static str {
     double::path().to_str().expect("text")
@@ -34,45 +32,8 @@ fn examine(folder: &Path, id: &str) -> (String, String) {
     (text("verdict"), text("measured"))
 }
 
-fn daemon(folder: &Path, behaviour: Behaviour) -> BufferDaemon {
-    BufferDaemon::start(folder, &[PCI], 1 << 20, behaviour).expect("started")
-}
-
 #[test]
-fn a_daemon_that_works_is_found_alive_and_is_asked_for_nothing_that_changes_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = daemon(folder.path(), Behaviour::Good);
-    let (verdict, measured) = examine(folder.path(), "TCPX-D023");
-    assert_eq!(verdict, "fine", "{measured}");
-    assert!(measured.contains("1 MiB"), "{measured}");
-    assert_eq!(examine(folder.path(), "TCPX-D021").0, "fine");
-    let question = Message::Raw(PCI.into());
-    let asked = |name: &str| Asked {
-        socket: format!("{name}_{PCI}"),
-        message: question.clone(),
-    };
-    let both = [asked("get_gpu_metadata"), asked("get_gpu_fd")];
-    assert_eq!(daemon.asked(), [&both[..], &both].concat());
-}
-
-#[test]
-fn a_daemon_that_misbehaves_blocks_and_its_way_is_named() {
-    for (behaviour, words) in [
-        (Behaviour::Silent, "says nothing"),
-        (Behaviour::Half, "says nothing"),
-        (Behaviour::Closes, "without an answer"),
-        (Behaviour::Garbage, "answers \"HT\", which"),
-    ] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let _daemon = daemon(folder.path(), behaviour);
-        let (verdict, measured) = examine(folder.path(), "TCPX-D023");
-        assert_eq!(verdict, "blocks", "{behaviour:?}: {measured}");
-        assert!(measured.contains(words), "{behaviour:?}: {measured}");
-    }
-}
-
-#[test]
-fn sockets_that_a_dead_daemon_left_behind_are_told_from_none() {
+fn sockets_of_a_daemon_that_is_dead_absent_or_alive_are_told_apart() {
     let folder = tempfile::tempdir().expect("a folder");
     let (verdict, measured) = examine(&folder.path().join("none"), "TCPX-D021");
     assert_eq!(verdict, "blocks");
@@ -81,6 +42,10 @@ fn sockets_that_a_dead_daemon_left_behind_are_told_from_none() {
     let (verdict, measured) = examine(folder.path(), "TCPX-D021");
     assert_eq!(verdict, "blocks");
     assert!(measured.contains("nobody listens"), "{measured}");
+    fs::remove_file(folder.path().join("rx_rule_manager")).expect("removed");
+    let listen = |name: &str| UnixListener::bind(folder.path().join(name)).expect("bound");
+    let _listening = ["rx_rule_manager", "rx_rule_uninstall"].map(listen);
+    assert_eq!(examine(folder.path(), "TCPX-D021").0, "fine");
 }
 
 #[test]
@@ -152,7 +117,7 @@ fn errors_name_the_check_that_explains_them() {
         .assert_complains("check: `tcpx doctor --explain TCPX-D010`");
     let directory = tempfile::tempdir().expect("a directory");
     let text = directory.path().join("text.so");
-    std::fs::write(&text, "no library").expect("written");
+    fs::write(&text, "no library").expect("written");
     let text = text.to_str().expect("text");
     let server = [
         "connection",

@@ -15,7 +15,6 @@ mod pointers;
 mod small;
 mod support;
 mod sweep;
-mod timing;
 mod unpack;
 mod user;
 
@@ -104,12 +103,6 @@ fn check() -> ExitCode {
         failed += usize::from(!ok);
         checks.push(result);
     }
-    let mut timings = Value::Null;
-    if is_wanted("timing") {
-        let (ok, result) = run("timing", || timing::table(&bench, &mut timings));
-        failed += usize::from(!ok);
-        checks.push(result);
-    }
     let gpu = bench.gpu.info().name.clone();
     let kernel_error = bench.worker.kernel_error().map(ToString::to_string);
     if is_wanted("worker_restarts") {
@@ -124,7 +117,6 @@ fn check() -> ExitCode {
         "kernel_error": kernel_error,
         "seconds": start.elapsed().as_secs_f64(),
         "checks": checks,
-        "timings": timings,
     });
     println!("{summary}");
     if failed == 0 {
