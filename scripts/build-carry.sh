@@ -26,9 +26,9 @@ mkdir -p "$out"
 cargo xtask dist --out "$out"
 cargo build --release --locked --package xtask
 cp "$target/release/xtask" "$out/xtask"
-for check in gpu_check unpack engine_gpu_check devmem_gpu_check small_copies; do
+for check in gpu_check unpack engine_gpu_check devmem_gpu_check; do
   # What measures is built as what is shipped.
-  case $check in unpack | small_copies) profile=shipped ;; *) profile=release ;; esac
+  case $check in unpack) profile=shipped ;; *) profile=release ;; esac
   read -r kind name file < <(find_target "$profile" "$check") || exit 1
   cargo build --profile "$profile" --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
@@ -42,5 +42,5 @@ cp "$target/shipped/tcpx-bench" "$out/"
 ln -f "$out/libnccl-net-tcpx.so" "$out/libnccl_net_tcpx.so"
 cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu-memory.sh scripts/gpu_run.sh \
   scripts/nccl_check.py scripts/nccl_report.py scripts/nccl_environment.sh "$out/"
-strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" "$out/libtcpx_double.so" || echo 'not stripped: the files are larger, nothing else'
+strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/libtcpx_double.so" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"
