@@ -388,6 +388,8 @@ impl Runner {
 pub struct EventLoops {
     transmit: Vec<EventLoop>,
     receive: Vec<EventLoop>,
+    /// Places that were given out together: first lanes, which are awake most, spread over the loops.
+    spreads: AtomicUsize,
     process: u32,
 }
 
@@ -400,6 +402,7 @@ impl EventLoops {
         let mut loops = Self {
             transmit: Vec::with_capacity(count),
             receive: Vec::with_capacity(count),
+            spreads: AtomicUsize::new(0),
             process: std::process::id(),
         };
         for index in 0..count {
@@ -425,7 +428,7 @@ impl EventLoops {
     /// The places of so many sending halves: one for each loop, those with the fewest sources first,
     /// before any loop gets a second.
     pub fn transmit_spread(&self, lanes: usize) -> Vec<Remote> {
-        spread(&self.transmit, lanes)
+        self.spread(&self.transmit, lanes)
     }
 
     /// The place of one more lane's receiving half, in the loop that has the fewest.
@@ -435,7 +438,16 @@ impl EventLoops {
 
     /// As [`transmit_spread`](Self::transmit_spread), of receiving halves.
     pub fn receive_spread(&self, lanes: usize) -> Vec<Remote> {
-        spread(&self.receive, lanes)
+        self.spread(&self.receive, lanes)
+    }
+
+    fn spread(&self, loops: &[EventLoop], lanes: usize) -> Vec<Remote> {
+        let mut loops: Vec<_> = loops.iter().collect();
+        let first = self.spreads.fetch_add(1, Ordering::Relaxed) / 2;
+        loops.rotate_left(first % loops.len().max(1));
+        loops.sort_by_key(|one| one.sources());
+        let places = loops.iter().cycle().take(lanes);
+        places.map(|one| one.remote()).collect()
     }
 
     /// All receiving loops, for a thread that accepts lanes or has news for every one of them.
@@ -464,13 +476,6 @@ impl Drop for EventLoops {
             }
         }
     }
-}
-
-fn spread(loops: &[EventLoop], lanes: usize) -> Vec<Remote> {
-    let mut loops: Vec<_> = loops.iter().collect();
-    loops.sort_by_key(|one| one.sources());
-    let places = loops.iter().cycle().take(lanes);
-    places.map(|one| one.remote()).collect()
 }
 
 fn least_loaded(loops: &[EventLoop]) -> &EventLoop {

@@ -52,17 +52,18 @@ impl LaneSet {
         self.0.load(Ordering::SeqCst) & 1 << lane != 0
     }
 
-    /// Removes and returns one lane: the first from `first` on, or else the first of all.
-    pub fn take(&self, first: u16) -> Option<u16> {
+    /// Its lanes as a bit mask.
+    pub fn bits(&self) -> u64 {
         // A read-modify-write, for a plain load could miss an `insert` that came before our
         // queueing in the total order.
-        let mut set = self.0.fetch_or(0, Ordering::SeqCst);
+        self.0.fetch_or(0, Ordering::SeqCst)
+    }
+
+    /// Removes and returns the first lane.
+    pub fn take(&self) -> Option<u16> {
+        let mut set = self.bits();
         while set != 0 {
-            let from_first = set & u64::MAX.unbounded_shl(first.into());
-            let lane = match from_first {
-                0 => set.trailing_zeros(),
-                some => some.trailing_zeros(),
-            };
+            let lane = set.trailing_zeros();
             let bit = 1u64 << lane;
             let before = self.0.fetch_and(!bit, Ordering::SeqCst);
             if before & bit != 0 {
@@ -100,13 +101,13 @@ mod model {
                     let (idle, _, gone) = &*shared;
                     gone.insert(1);
                     idle.remove(1);
-                    idle.take(0)
+                    idle.take()
                 })
             };
             queued.swap(true, Ordering::SeqCst);
             // The poster skips a lane that it finds gone.
             let woken = loop {
-                match idle.take(0) {
+                match idle.take() {
                     Some(1) if gone.contains(1) => {}
                     woken => break woken,
                 }
@@ -161,7 +162,7 @@ mod model {
             };
             let (idle, queued) = &*shared;
             queued.swap(true, Ordering::Release);
-            let woken = idle.take(0);
+            let woken = idle.take();
             let found = lane.join().expect("the lane ends");
             assert!(found || woken == Some(3), "the work was left behind");
         });

@@ -11,12 +11,12 @@ use crossbeam_queue::ArrayQueue;
 #[cfg(loom)]
 use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(not(loom))]
 use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use crate::idle::LaneSet;
@@ -31,8 +31,8 @@ pub struct LaneGroup<C, Q = C> {
     resends: AtomicUsize,
     /// Lanes at rest because there was no chunk.
     idle: LaneSet,
-    /// The lane behind the one that was woken last in turn.
-    turn: AtomicU16,
+    /// Lanes in mid-chunk whose sockets have no room.
+    full: LaneSet,
     lanes: Box<[Lane<C>]>,
     /// Chunks that lanes keep though nobody waits for them.
     unwanted: AtomicUsize,
@@ -103,17 +103,6 @@ impl Done {
     }
 }
 
-/// What follows a short chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
-    /// The lane is at rest.
-    Rest,
-    /// The lane is at rest, and this one is to be woken in its place.
-    Wake(u16),
-    /// It is the lane's turn again.
-    Go,
-}
-
 impl<C, Q> LaneGroup<C, Q> {
     /// So many lanes, with room for so many chunks that no lane has had.
     pub fn new(lanes: usize, room: usize) -> Self {
@@ -128,7 +117,7 @@ impl<C, Q> LaneGroup<C, Q> {
             again: Mutex::new(VecDeque::new()),
             resends: AtomicUsize::new(0),
             idle: LaneSet::new(),
-            turn: AtomicU16::new(0),
+            full: LaneSet::new(),
             lanes: (0..lanes).map(lane).collect(),
             unwanted: AtomicUsize::new(0),
         }
@@ -201,19 +190,25 @@ impl<C, Q> LaneGroup<C, Q> {
         self.queue.len() + self.resends.load(Ordering::SeqCst)
     }
 
-    /// Takes a lane that rests, to wake it for a chunk: the first one, so that as few lanes as keep up are awake, or
-    /// the next one in turn. Turns begin with the first lane while none has anything under way: what comes one at a
-    /// time finds both ends of its lane still awake.
-    pub fn take_idle(&self, in_turn: bool) -> Option<u16> {
-        if !in_turn {
-            return self.idle.take(0);
+    /// Takes a lane that rests, to wake it for a chunk: the first one, so that as few lanes as keep up are awake, and
+    /// what comes one at a time finds both ends of its lane still awake.
+    pub fn take_idle(&self) -> Option<u16> {
+        self.idle.take()
+    }
+
+    /// How many of so many lanes that live come by the queue soon: they neither rest nor wait for room in their sockets.
+    /// A lane that comes to rest after this was asked looks at the queue afterwards.
+    pub fn at_work(&self, live: usize) -> usize {
+        let others = self.idle.bits() | self.full.bits();
+        live.saturating_sub(others.count_ones() as usize)
+    }
+
+    /// Whether the socket of a lane in mid-chunk has no room.
+    pub fn set_full(&self, lane: u16, full: bool) {
+        match full {
+            true => self.full.insert(lane),
+            false => drop(self.full.remove(lane)),
         }
-        if self.done().all(|done| done.under_way() == 0) {
-            self.turn.store(0, Ordering::Relaxed);
-        }
-        let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
-        self.turn.store(lane + 1, Ordering::Relaxed);
-        Some(lane)
     }
 
     /// These lanes rest, whatever is queued: others do it.
@@ -224,22 +219,6 @@ impl<C, Q> LaneGroup<C, Q> {
     /// The lane does not rest, or is gone.
     pub fn unrest(&self, lane: u16) {
         self.idle.remove(lane);
-    }
-
-    /// What a lane does that has just sent a short chunk, whose peer is not through with it for long: lanes
-    /// that rest go first.
-    pub fn next_after_short(&self, lane: u16) -> Next {
-        self.idle.insert(lane);
-        // Looked at afterwards: who queues a chunk later than this finds the lane at rest.
-        if self.queued() == 0 {
-            return Next::Rest;
-        }
-        match self.take_idle(true) {
-            Some(longest) if longest == lane => Next::Go,
-            Some(other) => Next::Wake(other),
-            // Somebody has taken this lane off the list to wake it.
-            None => Next::Rest,
-        }
     }
 
     fn count(&self, lane: u16, which: impl Fn(&Lane<C>) -> &AtomicU64) {
@@ -339,6 +318,7 @@ impl<C, Q> LaneGroup<C, Q> {
     /// acknowledged afterwards.
     pub fn end(&self, lane: u16) -> Vec<C> {
         self.idle.remove(lane);
+        self.full.remove(lane);
         let mut kept = self.kept(lane);
         let (unread, lent) = kept.drain(..).partition::<Vec<_>, _>(|one| one.wanted);
         kept.extend(lent);
@@ -377,55 +357,25 @@ mod tests {
     }
 
     #[test]
-    fn lanes_at_rest_are_woken_in_turn_or_as_few_as_can() {
+    fn the_first_lane_at_rest_is_woken() {
         let group = group();
-        group.took(7);
-        let woken = |in_turn: bool| {
-            group.rest_all(1 << 1 | 1 << 4 | 1 << 63);
-            group.take_idle(in_turn)
-        };
-        assert_eq!(
-            [true; 5].map(woken),
-            [Some(1), Some(4), Some(63), Some(1), Some(4)]
-        );
-        assert_eq!([false; 2].map(woken), [Some(1), Some(1)]);
-        assert_eq!(group.take_idle(true), Some(63), "one that rests is found");
-        assert_eq!(group.take_idle(true), Some(4));
-        assert_eq!(group.take_idle(true), None);
+        group.rest_all(1 << 1 | 1 << 4 | 1 << 63);
+        let woken = [(); 4].map(|()| group.take_idle());
+        assert_eq!(woken, [Some(1), Some(4), Some(63), None]);
     }
 
     #[test]
-    fn behind_a_short_chunk_lanes_that_rest_go_first() {
-        for again in [false, true] {
-            let group = group();
-            group.took(3);
-            assert_eq!(group.next_after_short(3), Next::Rest);
-            assert_eq!(group.take_idle(false), Some(3), "it rests");
-            match again {
-                false => group.push(0).unwrap(),
-                true => group.push_again([0]),
-            }
-            assert_eq!(group.next_after_short(3), Next::Go, "nobody else is there");
-            assert_eq!(group.take_idle(false), None, "it does not rest");
-            group.rest_all(1 << 1 | 1 << 5);
-            let turns = [3, 5, 1].map(|lane| group.next_after_short(lane));
-            assert_eq!(turns, [Next::Wake(5), Next::Wake(1), Next::Wake(3)]);
-            assert_eq!(group.take_idle(false), Some(1), "the last of them rests");
-        }
-    }
-
-    #[test]
-    fn turns_begin_again_while_nothing_is_under_way() {
+    fn lanes_at_rest_and_those_without_room_are_not_at_work() {
         let group = group();
-        let next = || {
-            group.rest_all(0b111);
-            group.take_idle(true)
-        };
-        assert_eq!([next(), next()], [Some(0), Some(0)]);
-        group.took(0);
-        assert_eq!([next(), next(), next()], [Some(1), Some(2), Some(0)]);
-        group.acknowledged(0);
-        assert_eq!(next(), Some(0));
+        assert_eq!(group.at_work(4), 4);
+        assert_eq!(group.take(0), None);
+        group.set_full(1, true);
+        assert_eq!(group.at_work(4), 2);
+        group.set_full(1, false);
+        group.set_full(0, true);
+        assert_eq!((group.at_work(4), group.at_work(0)), (3, 0));
+        group.end(0);
+        assert_eq!(group.at_work(3), 3);
     }
 
     #[test]
@@ -434,9 +384,9 @@ mod tests {
         group.rest_all(1 << 2);
         group.push(7).unwrap();
         assert_eq!(group.take(2), Some(7));
-        assert_eq!(group.take_idle(true), None, "it has its hands full");
+        assert_eq!(group.take_idle(), None, "it has its hands full");
         assert_eq!(group.take(2), None);
-        assert_eq!(group.take_idle(true), Some(2));
+        assert_eq!(group.take_idle(), Some(2));
     }
 
     #[test]
@@ -543,7 +493,11 @@ mod model {
                     false => group.push(1).expect("there is room"),
                     true => group.push_again([1]),
                 }
-                let woken = group.take_idle(false);
+                // A lane at work is left to come by.
+                let woken = match group.at_work(1) {
+                    0 => group.take_idle(),
+                    _ => None,
+                };
                 let found = lane.join().expect("the lane rests");
                 assert!(found == 1 || woken == Some(0), "{found} found, {woken:?}");
             });

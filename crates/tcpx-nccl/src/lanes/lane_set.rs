@@ -588,7 +588,7 @@ impl LaneSet {
             // No lane will take it.
             self.drain();
         }
-        if let Some(lane) = self.chunks.take_idle(false)
+        if let Some(lane) = self.chunks.take_idle()
             && let Some(lane) = self.lanes.get(usize::from(lane))
         {
             lane.resume();

@@ -133,9 +133,12 @@ impl Shared {
 mod tests {
     use std::io::Read;
     use std::net::TcpListener;
+    use std::time::Duration;
 
     use tcpx_memory::{Access, Region};
     use tcpx_wire::ChunkPlan;
+    use tcpx_wire::chunk_header::ChunkHeader;
+    use tcpx_wire::frame::TransferId;
 
     use super::super::Lend;
     use super::*;
@@ -178,6 +181,13 @@ mod tests {
 
     /// A channel of two lanes that stages host memory, and the other ends of its lanes.
     fn staged(lend: Lend) -> (TcpChannel, Vec<TcpStream>) {
+        channel(Parts {
+            lend,
+            ..Parts::of_two_lanes(true, 64)
+        })
+    }
+
+    fn channel(parts: Parts) -> (TcpChannel, Vec<TcpStream>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let connect = |_| {
@@ -190,35 +200,57 @@ mod tests {
             (near, listener.accept().unwrap().0)
         };
         let (near, far) = [0, 1].map(connect).into_iter().unzip();
-        let parts = Parts {
-            lend,
-            ..Parts::of_two_lanes(true, 64)
-        };
         (start(near, address, parts, 1).unwrap(), far)
     }
 
     fn send(channel: &mut TcpChannel, sequence: u64, fill: u8) {
         let region = Region::host(PAGES).unwrap();
         region.with_bytes_mut(.., |bytes| bytes.fill(fill)).unwrap();
-        let source = region.lease(.., Access::Read).unwrap().all();
         let before = channel.stats().chunks_sent;
+        post(channel, sequence, &region);
+        while channel.stats().chunks_sent == before {
+            channel.poll(&mut Vec::new()).unwrap();
+            std::thread::yield_now();
+        }
+    }
+
+    fn post(channel: &mut TcpChannel, sequence: u64, region: &Region) {
+        let source = region.lease(.., Access::Read).unwrap().all();
         let chunk = SendChunk {
             token: sequence,
             sequence,
             transfer: sequence,
             offset: 0,
             index: 0,
-            total: PAGES as u64,
+            total: source.len() as u64,
             window: sequence,
             tag: 0,
             source,
             fence: None,
         };
         assert!(matches!(channel.post_send(chunk), Ok(Posted::Accepted)));
-        while channel.stats().chunks_sent == before {
-            channel.poll(&mut Vec::new()).unwrap();
-            std::thread::yield_now();
+    }
+
+    /// The peer reads nothing of the lane that has the first one.
+    #[test]
+    fn no_chunk_waits_for_room_on_a_lane_that_has_another() {
+        let parts = Parts {
+            socket_buffer: 96 << 10,
+            ..Parts::of_two_lanes(false, 4)
+        };
+        let (mut channel, far) = channel(parts);
+        for (sequence, bytes) in [(0, 16 << 20), (1, 4096)] {
+            post(&mut channel, sequence, &Region::host(bytes).unwrap());
         }
+        let came = far.into_iter().map(|mut far| {
+            let mut header = [0; ChunkHeader::BYTES];
+            far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            far.read_exact(&mut header).unwrap();
+            (ChunkHeader::decode(&header).unwrap().transfer, far)
+        });
+        let (mut came, _far): (Vec<_>, Vec<_>) = came.unzip();
+        came.sort_unstable();
+        assert_eq!(came, [TransferId(0), TransferId(1)]);
     }
 
     /// The peer of one connection says at once that a chunk was placed, and reads its lane only after others

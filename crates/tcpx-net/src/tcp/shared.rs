@@ -359,12 +359,19 @@ impl Shared {
         self.roster.wake_sender(lane);
     }
 
-    /// Gives a turn to a lane that can send, for a chunk of so many bytes.
-    pub(super) fn wake_sender(&self, bytes: usize) {
+    /// Gives a turn to a lane that rests, if what is queued is worth one more.
+    pub(super) fn wake_sender(&self) {
         if self.transmit.queued_bytes() > MUCH && self.roster.want_unopened() {
             watch::wake();
         }
-        while let Some(lane) = self.transmit.take_idle(bytes) {
+        if self.transmit.is_worth_another(self.roster.live()) {
+            self.wake_another();
+        }
+    }
+
+    /// Gives a turn to a lane that rests, if there is one.
+    pub(super) fn wake_another(&self) {
+        while let Some(lane) = self.transmit.chunks.take_idle() {
             // A lane that is gone hands its turn on.
             if self.roster.wake_sender(lane) {
                 return;
@@ -377,7 +384,7 @@ impl Shared {
     pub(super) fn leave_to_others(&self, lane: u16) {
         let mut slow = 1u64 << lane;
         self.transmit.chunks.unrest(lane);
-        while let Some(other) = self.transmit.take_idle(0) {
+        while let Some(other) = self.transmit.chunks.take_idle() {
             // One that is slow as well would hand the turn back, and so on until others are done.
             if self.paces.is_slow(other) {
                 slow |= 1 << other;

@@ -204,7 +204,6 @@ impl Channel for TcpChannel {
         self.in_flight += 1;
         let (header, position) = describe(&chunk);
         let SendChunk { source, fence, .. } = chunk;
-        let bytes = source.len();
         if self.shared.parts.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
@@ -225,7 +224,7 @@ impl Channel for TcpChannel {
                 spliced: None,
                 exposed: None,
             });
-            self.shared.wake_sender(bytes);
+            self.shared.wake_sender();
         }
         self.shared.attention.draw();
         Ok(Posted::Accepted)

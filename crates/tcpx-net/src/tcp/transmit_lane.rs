@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_lanes::lane_group;
 use tcpx_lanes::sealing::{Head, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::may_be_near;
@@ -21,7 +20,7 @@ use super::loss::Lost;
 use super::pace::Load;
 use super::permits::Permit;
 use super::shared::{Event, LaneSocket, Shared};
-use super::transmit_table::{Acknowledged, LONG, Outgoing, Taken};
+use super::transmit_table::{Acknowledged, Outgoing, Taken};
 use crate::error::{ChannelError, ChunkPosition};
 
 /// The sending half of a lane of a channel.
@@ -41,8 +40,6 @@ pub(super) struct Queue {
     socket: Arc<LaneSocket>,
     /// Bytes of its last chunk.
     chunk: u64,
-    /// It has just sent a short chunk.
-    sent_short: bool,
     /// Sends slots by their pages, if that is to be tried.
     lender: Lender,
     seal: SendSeal,
@@ -84,7 +81,6 @@ impl Queue {
             shared,
             socket,
             chunk: 0,
-            sent_short: false,
             lender,
             seal,
             unreadable: None,
@@ -110,29 +106,6 @@ impl Queue {
             backlog,
         };
         queued > 0 && shared.paces.is_too_slow(lane, load)
-    }
-
-    /// Leaves the next chunk to lanes that rest, after a short one; whether this lane rests then.
-    fn gives_way(&mut self) -> bool {
-        if !std::mem::take(&mut self.sent_short) {
-            return false;
-        }
-        loop {
-            match self
-                .shared
-                .transmit
-                .chunks
-                .next_after_short(self.socket.lane)
-            {
-                lane_group::Next::Rest => return true,
-                lane_group::Next::Go => return false,
-                lane_group::Next::Wake(other) if self.shared.roster.wake_sender(other) => {
-                    return true;
-                }
-                // It is gone, and rests no more.
-                lane_group::Next::Wake(_) => {}
-            }
-        }
     }
 
     /// The chunk was written: the kernel has its bytes.
@@ -236,9 +209,6 @@ impl Owner for Queue {
     }
 
     fn next(&mut self) -> Next<Writing> {
-        if self.gives_way() {
-            return Next::Rest;
-        }
         loop {
             if self.leaves_the_rest() {
                 self.shared.leave_to_others(self.socket.lane);
@@ -246,6 +216,8 @@ impl Owner for Queue {
             }
             match self.shared.transmit.take(self.socket.lane) {
                 Some(Taken::Chunk(mut chunk)) => {
+                    // Others are woken one by the other: whoever queues chunks has more to do.
+                    self.shared.wake_sender();
                     if let Some(exposed) = self.shared.parts.local.expose(&chunk) {
                         chunk.expose(exposed);
                     } else if self.shared.parts.tells_behind {
@@ -279,7 +251,13 @@ impl Owner for Queue {
 
     fn send(&mut self, writing: &mut Writing, done: usize) -> io::Result<Moved> {
         let moved = self.write(writing, done)?;
-        if matches!(moved, Moved::Bytes(_)) {
+        let is_full = matches!(moved, Moved::WouldBlock);
+        let chunks = &self.shared.transmit.chunks;
+        chunks.set_full(self.socket.lane, is_full);
+        if is_full {
+            // What is queued does not wait for room here.
+            self.shared.wake_sender();
+        } else if matches!(moved, Moved::Bytes(_)) {
             let calls = &self.shared.counters.wire_calls;
             calls.fetch_add(1, Ordering::Relaxed);
         }
@@ -294,7 +272,6 @@ impl Owner for Queue {
     }
 
     fn written(&mut self, writing: Writing, end: u64) {
-        self.sent_short = writing.chunk.payload.len() < LONG;
         self.keep(writing.chunk, end);
     }
 

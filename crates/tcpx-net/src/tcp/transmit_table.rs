@@ -20,6 +20,10 @@ pub(super) use send::{Outgoing, SendState, Settled, Unstaged, describe};
 /// Bytes of a chunk that does not fit in the socket buffers of a lane.
 pub(super) const LONG: usize = 1 << 20;
 
+/// Bytes in the queue for which one more lane is woken, at each end with a thread that looks for more a while: both
+/// ends of one host run out of cores before they run out of lanes.
+const LANE_BYTES: u64 = 512 << 10;
+
 #[derive(Debug)]
 pub(super) struct TransmitTable {
     slots: Box<[Mutex<SendState>]>,
@@ -127,11 +131,13 @@ impl TransmitTable {
         self.queued_bytes.load(Ordering::Acquire)
     }
 
-    /// Takes a lane that rests, for a chunk of so many bytes. Short ones take the lanes in turn: the system
-    /// takes all of a short chunk at once, so that its lane rests long before the peer has read it. Of long
-    /// ones as few lanes as keep up are awake.
-    pub(super) fn take_idle(&self, bytes: usize) -> Option<u16> {
-        self.chunks.take_idle(bytes < LONG)
+    /// Whether what is in the queue is worth another lane, of so many that live.
+    pub(super) fn is_worth_another(&self, live: usize) -> bool {
+        let at_work = self.chunks.at_work(live) as u64;
+        match self.chunks.queued() {
+            0 => false,
+            _ => at_work == 0 || self.queued_bytes() > at_work * LANE_BYTES,
+        }
     }
 
     /// The next chunk, or `None` after noting that the lane rests.

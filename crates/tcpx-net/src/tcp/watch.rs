@@ -135,7 +135,7 @@ impl ChannelWatch {
         }
         if queued {
             // Should one that others rely on stand still, those that left work to it look again.
-            channel.wake_sender(0);
+            channel.wake_another();
         }
         if owing {
             // Spares the posters a wake-up: this channel is looked at again anyway.

@@ -230,9 +230,8 @@ impl Shared {
             Ok(_) => {
                 // First: the chunk's end may be reported as soon as a lane can see it.
                 self.report(Event::Copied { slot });
-                let bytes = outgoing.payload.len();
                 self.transmit.enqueue(outgoing);
-                self.wake_sender(bytes);
+                self.wake_sender();
                 // While it was copied, the monitor may have found nothing to look after.
                 self.attention.draw();
                 if self.closing.load(Ordering::Acquire) {

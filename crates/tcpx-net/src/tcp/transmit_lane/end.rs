@@ -55,7 +55,7 @@ impl Queue {
             .fetch_add(count as u64, Ordering::Relaxed);
         // One more than chunks: whoever woke this lane last for a chunk of its own meant any lane.
         for _ in 0..=count {
-            self.shared.wake_sender(0);
+            self.shared.wake_another();
         }
         if self.shared.parts.staging.has_waiting() {
             self.shared.roster.wake_any_sender();

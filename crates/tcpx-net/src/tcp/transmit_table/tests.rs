@@ -12,36 +12,58 @@ use super::*;
 use crate::channel::SendChunk;
 use crate::error::ChunkPosition;
 
+/// Puts a chunk of so many bytes in the queue.
+fn queue(table: &TransmitTable, slot: u16, bytes: usize) {
+    let payload = Region::host(bytes).unwrap().all();
+    let (header, position) = describe(&SendChunk {
+        token: slot.into(),
+        sequence: slot.into(),
+        transfer: 1,
+        offset: 0,
+        index: 0,
+        total: bytes as u64,
+        window: slot.into(),
+        tag: 0,
+        source: payload.clone(),
+        fence: None,
+    });
+    table.enqueue(Outgoing {
+        slot,
+        header,
+        position,
+        payload,
+        attempt: 0,
+        permit: None,
+        spliced: None,
+        exposed: None,
+    });
+}
+
+#[test]
+fn one_more_lane_is_woken_for_each_half_mebibyte() {
+    const CHUNK: u64 = LANE_BYTES / 2;
+    let (table, lanes) = (TransmitTable::new(8, 16), 8);
+    table.chunks.rest_all(0xFF);
+    assert!(!table.is_worth_another(lanes), "there is nothing");
+    let mut woken = 0;
+    for slot in 0..12 {
+        queue(&table, slot, CHUNK as usize);
+        if table.is_worth_another(lanes) {
+            assert_eq!(table.chunks.take_idle(), Some(woken));
+            woken += 1;
+        }
+        assert_eq!(u64::from(woken), (u64::from(slot) + 1).div_ceil(2));
+    }
+    // Lanes without room leave theirs to others.
+    table.chunks.set_full(0, true);
+    assert!(table.is_worth_another(lanes));
+}
+
 #[test]
 fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
     let table = TransmitTable::new(2, 4);
-    let queue = |slot: u16, bytes: usize| {
-        let payload = Region::host(bytes).unwrap().all();
-        let (header, position) = describe(&SendChunk {
-            token: slot.into(),
-            sequence: slot.into(),
-            transfer: 1,
-            offset: 0,
-            index: 0,
-            total: bytes as u64,
-            window: slot.into(),
-            tag: 0,
-            source: payload.clone(),
-            fence: None,
-        });
-        table.enqueue(Outgoing {
-            slot,
-            header,
-            position,
-            payload,
-            attempt: 0,
-            permit: None,
-            spliced: None,
-            exposed: None,
-        });
-    };
     for slot in 0..4 {
-        queue(slot, 1000 << slot);
+        queue(&table, slot, 1000 << slot);
     }
     assert_eq!(table.queued_bytes(), 15_000);
     assert_eq!(table.withdraw(1), Withdrawn::Later);
