@@ -1,9 +1,11 @@
-//! Errors of sockets and interfaces. They name what was tried, and end with what to do.
+//! Errors of sockets, of handshakes on them, and of interfaces. They name what was tried, and end with what to do.
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
+
+use tcpx_wire::handshake::HandshakeError;
 
 /// An I/O error that can be cloned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +33,7 @@ impl From<io::Error> for IoError {
     }
 }
 
-/// Why a socket or an interface cannot be had.
+/// Why a connection, a socket or an interface cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
@@ -60,6 +62,30 @@ pub enum SocketError {
         peer: SocketAddr,
         /// How long we waited.
         waited: Duration,
+    },
+    /// The peer closed the connection before it had said a word.
+    #[error(
+        "{peer} closed the connection without an answer; it may have more connections than it takes: look at its log and try again, or check that tcpx listens there"
+    )]
+    CutOff {
+        /// The address dialled.
+        peer: SocketAddr,
+    },
+    /// The connection came about, and no handshake in time.
+    #[error(
+        "the handshake with {peer} did not finish in time; check that the peer is alive and not overloaded, or raise the connect timeout"
+    )]
+    Unanswered {
+        /// The address dialled.
+        peer: SocketAddr,
+    },
+    /// No handshake came about: the keys or versions differ, the one-time key is spent, it is not tcpx.
+    #[error("handshake with {peer} failed: {error}")]
+    Handshake {
+        /// The other end.
+        peer: SocketAddr,
+        /// In which way.
+        error: HandshakeError,
     },
     /// A system call failed.
     #[error("{operation} ({address}) failed: {cause}{hint}")]
@@ -93,4 +119,28 @@ pub enum SocketError {
         /// The interfaces there are.
         found: String,
     },
+}
+
+impl SocketError {
+    /// Whether nobody answered at an address, where another address of the same peer may do better.
+    pub const fn is_silence(&self) -> bool {
+        !matches!(self, Self::CutOff { .. } | Self::Handshake { .. })
+    }
+
+    /// The peer hung up before the handshake was over, as one does that has more connections than it takes.
+    pub const fn is_hang_up(&self) -> bool {
+        matches!(
+            self,
+            Self::CutOff { .. }
+                | Self::Handshake {
+                    error: HandshakeError::Truncated { .. },
+                    ..
+                }
+        )
+    }
+
+    /// No way led there, at least for now.
+    pub const fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::ConnectTimedOut { .. })
+    }
 }

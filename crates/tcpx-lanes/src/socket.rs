@@ -10,6 +10,7 @@ use rustix::process::{Pid, Uid};
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::congestion::{self, Congestion};
+use crate::dial::Way;
 use crate::error::SocketError;
 use crate::interfaces::{InterfaceKind, interfaces};
 
@@ -35,6 +36,15 @@ impl DialOptions {
             interface: None,
             source: None,
             congestion: Congestion::Automatic,
+        }
+    }
+
+    /// The way to a peer that they name.
+    pub fn way(&self, peer: SocketAddr) -> Way {
+        Way {
+            local: self.source,
+            interface: self.interface.clone(),
+            peer,
         }
     }
 }
@@ -112,8 +122,9 @@ pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, Soc
     let started = Instant::now();
     let stream = begin_connect(peer, options)?;
     let fail = |cause| io_error("poll", peer, cause);
-    match wait(&stream, PollFlags::OUT, options.deadline).map_err(fail)? {
-        true => connected(&stream, peer, started).map(|()| stream),
+    wait(&stream, PollFlags::OUT, options.deadline).map_err(fail)?;
+    match is_connected(&stream, peer, started)? {
+        true => Ok(stream),
         false => Err(SocketError::ConnectTimedOut {
             peer,
             waited: started.elapsed(),
@@ -121,7 +132,7 @@ pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, Soc
     }
 }
 
-/// Begins to connect; once the stream, which is non-blocking, is writable, [`connected`] says what came of it.
+/// Begins to connect; [`is_connected`] says what came of it, once the stream, which is non-blocking, is writable.
 pub fn begin_connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
@@ -142,7 +153,7 @@ pub fn begin_connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStrea
     if let Some(source) = options.source {
         socket
             .bind(&SocketAddr::new(source, 0).into())
-            .map_err(|cause| fail("binding the socket to its address", cause))?;
+            .map_err(|cause| connect_error(peer, started.elapsed(), cause))?;
     }
     match socket.connect(&peer.into()) {
         Err(cause) if cause.raw_os_error() != Some(libc::EINPROGRESS) => {
@@ -152,16 +163,16 @@ pub fn begin_connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStrea
     }
 }
 
-/// Whether a stream that became writable is connected.
-pub fn connected(
+/// Whether a stream that was to connect is connected by now.
+pub fn is_connected(
     stream: &TcpStream,
     peer: SocketAddr,
     started: Instant,
-) -> Result<(), SocketError> {
+) -> Result<bool, SocketError> {
     let error = stream.take_error();
     match error.map_err(|cause| io_error("SO_ERROR", peer, cause))? {
         Some(cause) => Err(connect_error(peer, started.elapsed(), cause)),
-        None => Ok(()),
+        None => Ok(stream.peer_addr().is_ok()),
     }
 }
 
@@ -193,8 +204,10 @@ pub fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
 /// The connection was reset.
 pub fn prepare_comm(stream: &TcpStream) -> io::Result<()> {
     prepare_accepted(stream)?;
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_user_timeout(None)?;
     // A host that vanished without a word is noticed by probes, not by a wait without end.
-    socket2::SockRef::from(stream).set_tcp_keepalive(
+    socket.set_tcp_keepalive(
         &TcpKeepalive::new()
             .with_time(COMM_IDLE)
             .with_interval(COMM_PROBE)

@@ -107,7 +107,7 @@ impl Connector {
     ) -> Self {
         let now = Instant::now();
         let local = SocketAddr::new(interface.address, 0);
-        let dialer = Dialer::new(local, handle.address, key, now + CONNECT_TIME);
+        let dialer = Dialer::new(local, handle.address, key, now + CONNECT_TIME, false);
         Self {
             shared: shared.clone(),
             local,
@@ -129,7 +129,7 @@ impl Connector {
                         return Ok(None);
                     }
                     Some(own) => {
-                        if let Some(local) = dialer.in_vain() {
+                        if let Some(local) = own.in_vain {
                             self.shared.log.info(&format!(
                                 "{} cannot be reached from {local}: the routes choose from where to connect to it",
                                 self.peer.ip()

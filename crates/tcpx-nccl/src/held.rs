@@ -4,6 +4,7 @@
 //! that dies, or closes, would wait for an end that never comes. So the child's copies are replaced
 //! by `/dev/null` before it runs, which keeps the numbers taken and harmless.
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::ops::Deref;
@@ -35,6 +36,18 @@ impl<S: AsRawFd> Held<S> {
     pub(crate) fn new(socket: S) -> Self {
         follow(socket.as_raw_fd(), true);
         Self(socket)
+    }
+}
+
+impl<S: AsRawFd> From<S> for Held<S> {
+    fn from(socket: S) -> Self {
+        Self::new(socket)
+    }
+}
+
+impl<S: AsRawFd> Borrow<S> for Held<S> {
+    fn borrow(&self) -> &S {
+        &self.0
     }
 }
 

@@ -1,13 +1,10 @@
 //! A listening comm: accepts connections, lets only holders of the handle in.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use nccl_net::export::{NetError, NetListen, PeerHandle};
-use socket2::{Domain, Protocol, Socket, Type};
-use tcpx_lanes::Congestion;
-use tcpx_lanes::{lock, protocols};
+use tcpx_lanes::{Congestion, SocketError, lock, protocols, socket};
 use tcpx_wire::Key;
 
 use crate::admission::Admission;
@@ -18,10 +15,6 @@ use crate::interfaces::Interface;
 use crate::lanes::runtime::Runtime;
 use crate::plugin::{Shared, random};
 use crate::receive::RecvComm;
-
-/// Connections that may be in their handshake at once.
-const MAX_PENDING: usize = 16;
-const BACKLOG: i32 = 128;
 
 /// A listening comm.
 #[derive(Debug)]
@@ -65,7 +58,6 @@ impl ListenComm {
             admission: Mutex::new(Admission::new(
                 socket,
                 (&key, shared.config.protection()),
-                MAX_PENDING,
             )),
             _runtime: runtime,
         };
@@ -87,17 +79,6 @@ impl NetListen for ListenComm {
     }
 }
 
-/// A non-blocking TCP socket.
-pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
-}
-
 pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, NetError> {
     let Some(ports) = shared.config.ports.clone() else {
         return listen_on(SocketAddr::new(address, 0)).map_err(|error| {
@@ -108,13 +89,13 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, NetErro
     // Listeners of one process start looking at different places.
     let span = u64::from(ports.end() - ports.start()) + 1;
     let first = shared.number() % span;
-    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    let mut last = None;
     for step in 0..span {
         // Below the end of the range.
         let port = ports.start() + ((first + step) % span) as u16;
         match listen_on(SocketAddr::new(address, port)) {
             Ok(listener) => return Ok(listener),
-            Err(error) => last = error,
+            Err(error) => last = Some(error),
         }
     }
     Err(error::system(
@@ -124,17 +105,11 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, NetErro
             ports.start(),
             ports.end()
         ),
-        &last,
+        last.map_or_else(String::new, |error| error.to_string()),
         "widen the range or free its ports",
     ))
 }
 
-pub(crate) fn listen_on(address: SocketAddr) -> io::Result<Listener> {
-    let socket = tcp_socket(address)?;
-    let congestion = Congestion::Automatic.apply_to_listen(&socket, address);
-    congestion.map_err(io::Error::other)?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(Listener::new(socket.into()))
+pub(crate) fn listen_on(address: SocketAddr) -> Result<Listener, SocketError> {
+    socket::listen(address, &Congestion::Automatic).map(Listener::new)
 }

@@ -18,13 +18,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::health::STALL_BEHIND;
-use tcpx_lanes::lock;
+use tcpx_lanes::{SocketError, lock};
 use tcpx_lanes::monitor::Attention;
-use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::socket::{self, DialOptions};
+use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::is_unanswered;
 use tcpx_wire::handshake::SessionId;
 
-use crate::dialer::{self, PairDialer};
+use crate::dialer::PairDialer;
 use crate::header::{Header, Record};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
@@ -57,7 +58,7 @@ pub(crate) const ACKNOWLEDGED_AT_LAST: u64 = 8 << 20;
 /// Between two steps of a connection that is dialled.
 pub(crate) const STEP: Duration = Duration::from_millis(2);
 /// Between two looks whether the sender's process is still there.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How a send comm's connections come back.
 #[derive(Debug)]
@@ -331,10 +332,8 @@ pub(crate) struct Waiting {
 enum Presence {
     /// To be looked at again then.
     At(Instant),
-    /// A connection to its door is under way.
-    Dialling(Stream),
-    /// It is there, and does nothing else: its end would be the process's.
-    There(Stream),
+    /// A connection to its door is under way, since then. It says nothing.
+    Dialling(Stream, Instant),
 }
 
 impl Waiting {
@@ -358,32 +357,27 @@ impl Waiting {
             ));
         }
         let door = self.door?;
-        let again = Presence::At(now + LOOK);
-        self.look = match std::mem::replace(&mut self.look, Presence::At(now)) {
-            Presence::At(at) if now < at => Presence::At(at),
-            Presence::At(_) => match dialer::dial(None, None, door) {
-                Ok(stream) => Presence::Dialling(stream),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    return Some(format!("{}, and its process is gone", self.why));
-                }
-                Err(_) => again,
-            },
-            Presence::Dialling(stream) => match dialer::dialled(&stream) {
-                Ok(true) => Presence::There(stream),
-                Ok(false) => Presence::Dialling(stream),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    return Some(format!("{}, and its process is gone", self.why));
-                }
-                // The way there is broken too.
-                Err(_) => again,
-            },
-            Presence::There(stream) => match socket::receive_bytes(&stream, &mut [0; 64]) {
-                Ok(Moved::WouldBlock) => Presence::There(stream),
-                // It has ended, or is tired of us.
-                _ => again,
-            },
+        let look = match std::mem::replace(&mut self.look, Presence::At(now + LOOK)) {
+            Presence::At(at) if now < at => {
+                self.look = Presence::At(at);
+                return None;
+            }
+            Presence::At(_) => {
+                let options = DialOptions::until(now);
+                socket::begin_connect(door, &options).map(|stream| (Stream::new(stream), now))
+            }
+            Presence::Dialling(stream, since) => Ok((stream, since)),
         };
-        None
+        let is_there = look.and_then(|(stream, since)| {
+            let is_there = socket::is_connected(&stream, door, since)?;
+            if !is_there {
+                self.look = Presence::Dialling(stream, since);
+            }
+            Ok(is_there)
+        });
+        let is_gone = matches!(is_there, Err(SocketError::Refused { .. }));
+        // With another error the way there is broken too.
+        is_gone.then(|| format!("{}, and its process is gone", self.why))
     }
 }
 
@@ -410,7 +404,7 @@ mod tests {
     fn connection() -> (Link, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        tcpx_lanes::socket::prepare_comm(&near).unwrap();
+        socket::prepare_comm(&near).unwrap();
         let (far, _) = listener.accept().unwrap();
         (Link::new(Stream::new(near), None, Protection::None), far)
     }

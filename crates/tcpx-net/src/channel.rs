@@ -1,11 +1,12 @@
 //! The channel: what every network offers the engine for moving chunks.
 
 use std::fmt::Debug;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use tcpx_lanes::dial::Way;
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
 use tcpx_wire::scatter::ScatterList;
@@ -313,17 +314,6 @@ pub enum Direction {
     Out,
     /// From the peer.
     In,
-}
-
-/// From where to where a connection is opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Way {
-    /// The address it leaves from; `None`: as the routes say.
-    pub local: Option<IpAddr>,
-    /// The interface it leaves through; `None`: as the routes say.
-    pub interface: Option<String>,
-    /// The peer's listening address.
-    pub peer: SocketAddr,
 }
 
 /// A path for chunks between two processes.

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use tcpx_lanes::{IoError, SocketError};
-use tcpx_wire::handshake::HandshakeError;
 
 /// Where in the stream of chunks something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,17 +152,9 @@ fn at(position: &Option<Box<ChunkPosition>>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// A socket or an interface cannot be had.
+    /// A connection, a socket or an interface cannot be had.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The peer closed the connection before it had said a word.
-    #[error(
-        "{peer} closed the connection without an answer; it may have more connections than it takes: look at its log and try again, or check that tcpx listens there"
-    )]
-    CutOff {
-        /// The address dialled.
-        peer: SocketAddr,
-    },
     /// A step of the set-up did not end in time.
     #[error(
         "{operation} with {peer} did not finish in time; check that the peer is alive and not overloaded, or raise the connect timeout"
@@ -182,14 +173,6 @@ pub enum NetworkError {
     ClientKey {
         /// Where it was to listen.
         address: SocketAddr,
-    },
-    /// No handshake came about: the keys or versions differ, the one-time key is spent, it is not tcpx.
-    #[error("handshake with {peer} failed: {error}")]
-    Handshake {
-        /// The other end.
-        peer: SocketAddr,
-        /// In which way.
-        error: HandshakeError,
     },
     /// The peers' set-up messages do not fit together.
     #[error(
@@ -313,6 +296,9 @@ pub enum NetworkError {
 impl NetworkError {
     /// Whether nobody answered at an address, where another address of the same peer may do better.
     pub const fn is_silence(&self) -> bool {
-        matches!(self, Self::Socket(_) | Self::TimedOut { .. })
+        match self {
+            Self::Socket(error) => error.is_silence(),
+            other => matches!(other, Self::TimedOut { .. }),
+        }
     }
 }

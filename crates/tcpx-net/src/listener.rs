@@ -1,12 +1,8 @@
 //! The listener: one port for control connections and lanes.
 //!
-//! One thread accepts, authenticates and sorts. Strangers cost a small, bounded amount and never
-//! delay a good connection: handshakes are advanced as bytes arrive, each has an absolute deadline,
-//! and one that has said nothing gives way when there are too many.
+//! One thread looks after a [door](tcpx_lanes::door) and sorts what comes.
 
 mod acceptor;
-mod admission;
-mod greeting;
 mod reports;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -141,6 +137,7 @@ impl Listener {
             stop: AtomicBool::new(false),
             wake,
         });
+        let options = (options.one_time, options.congestion);
         let mut acceptor = Acceptor::new(socket, Arc::clone(&inner), key, options);
         let thread = std::thread::Builder::new()
             .name("tcpx-accept".to_owned())

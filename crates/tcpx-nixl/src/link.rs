@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Error, Gpu, NetworkError};
+use tcpx_net::SocketError;
 use tcpx_wire::handshake::HandshakeError;
 
 use crate::abi::Status;
@@ -225,5 +226,6 @@ impl Link {
 /// Whether so many agents connect there at a time that one more was turned away.
 fn is_crowded(error: &Error) -> bool {
     let crowded = HandshakeError::Busy;
-    matches!(error, Error::Network(NetworkError::Handshake { error, .. }) if *error == crowded)
+    let of_socket = |error: &SocketError| matches!(error, SocketError::Handshake { error, .. } if *error == crowded);
+    matches!(error, Error::Network(NetworkError::Socket(error)) if of_socket(error))
 }

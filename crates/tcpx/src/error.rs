@@ -353,7 +353,7 @@ impl Error {
             },
             ControlEnd::Welcome(error) => {
                 let peer = peer.address;
-                return NetworkError::Handshake { peer, error }.into();
+                return NetworkError::Socket(SocketError::Handshake { peer, error }).into();
             }
             ControlEnd::Record(error) => frame(&error),
             ControlEnd::Frame(error) => frame(&error),

@@ -96,18 +96,19 @@ fn networks() -> Vec<NetworkError> {
             cause: cause(io::ErrorKind::PermissionDenied),
             hint: "",
         }),
-        NetworkError::CutOff { peer },
-        NetworkError::TimedOut {
-            peer,
-            operation: "the handshake",
-        },
-        NetworkError::Handshake {
+        refused(SocketError::CutOff { peer }),
+        refused(SocketError::Unanswered { peer }),
+        refused(SocketError::Handshake {
             peer,
             error: HandshakeError::WrongKey,
-        },
-        NetworkError::Handshake {
+        }),
+        refused(SocketError::Handshake {
             peer,
             error: HandshakeError::Busy,
+        }),
+        NetworkError::TimedOut {
+            peer,
+            operation: "opening the lanes",
         },
         NetworkError::GivenUp {
             peer,

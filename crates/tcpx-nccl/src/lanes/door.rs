@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nccl_net::export::Log;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use tcpx_lanes::event_loop::Receivers;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::Moved;
@@ -26,17 +26,14 @@ use crate::handle::Door;
 use crate::held::Listener;
 use crate::link::Link;
 
-/// Handshakes that may be under way: many peers come at once when a job starts.
+/// Connections that may wait for the other one of their pair: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
 /// Lanes that a process has open; a peer that knows the secret must not fill its memory.
 const MAX_LANES: usize = 16_384;
 /// Time to say what a connection is for, and for the other one of its pair to come; its peer dials both at once.
 const HELLO_TIME: Duration = Duration::from_secs(10);
-/// Between looks at the deadlines of handshakes, and at a backlog that could not be taken.
-const TICK: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
+/// Between looks at the deadlines of those that have proved themselves.
+const TICK: Duration = Duration::from_secs(1);
 
 /// A listening socket and the thread that accepts from it.
 #[derive(Debug)]
@@ -66,7 +63,7 @@ impl LaneDoor {
         let wake = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
-            admission: Admission::new(listener, key, MAX_PENDING),
+            admission: Admission::new(listener, key),
             wake: wake.clone(),
             stop: stop.clone(),
             loops,
@@ -153,25 +150,13 @@ impl Acceptor {
     fn run(&mut self) {
         while !self.stop.load(Ordering::SeqCst) {
             self.take();
-            let watch = PollFlags::IN;
-            let mut sockets = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), watch)];
-            let pending = self.admission.pending();
-            let newcomers = self.newcomers.iter().map(|one| one.link.as_fd());
-            sockets.extend(
-                pending
-                    .map(AsFd::as_fd)
-                    .chain(newcomers)
-                    .map(|stream| PollFd::from_borrowed_fd(stream, watch)),
-            );
-            let choked = self.admission.is_choked();
-            let waits = sockets.len() > 1 || !self.halves.is_empty();
-            let tick = (waits || choked).then_some(&TICK);
-            if !choked {
-                let listener = self.admission.listener().as_fd();
-                sockets.push(PollFd::from_borrowed_fd(listener, watch));
-            }
-            // EINTR is one more look around; nothing else can fail for sockets of ours.
-            let _ = poll(&mut sockets, tick);
+            let watch = |one| PollFd::from_borrowed_fd(one, PollFlags::IN);
+            let newcomers = self.newcomers.iter().map(|one| watch(one.link.as_fd()));
+            let others = newcomers.chain([watch(self.wake.as_fd())]);
+            let waits = !self.newcomers.is_empty() || !self.halves.is_empty();
+            let tick = waits.then(|| Instant::now() + TICK);
+            // Nothing can fail for sockets of ours; without memory it is one more look around.
+            let _ = self.admission.wait(others, tick);
         }
     }
 

@@ -37,9 +37,6 @@ const QUEUE_CHUNKS: usize = 2048;
 const SMALL_PART_BYTES: usize = 128 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
 const CONNECT_TIME: Duration = Duration::from_secs(15);
-/// A lane is not dialled again whose peer has hung up on every attempt for so long; where it was the last one, the
-/// comms end.
-const HUNG_UP: Duration = Duration::from_secs(3);
 /// And nobody waits longer for a peer that does not answer at all: it rests.
 pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(60);
 /// Between two steps of a dialled lane.
@@ -160,7 +157,11 @@ impl LaneSet {
         log: Arc<Log>,
     ) -> Arc<Self> {
         let now = Instant::now();
-        let dial = |(lane, _)| (lane, PairDialer::new([peer.dialer(now), peer.dialer(now)]));
+        let until = now + CONNECT_TIME;
+        let dial = |(lane, _)| {
+            let dialer = || peer.dialer(until);
+            (lane, PairDialer::new([dialer(), dialer()]))
+        };
         let dials = (0..).zip(&lanes).map(dial).collect();
         Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
@@ -676,13 +677,17 @@ impl Dialling {
 
 impl Peer {
     pub(crate) fn dialer(&self, until: Instant) -> Dialer {
+        self.any_dialer(until, false)
+    }
+
+    fn any_dialer(&self, until: Instant, was_there: bool) -> Dialer {
         let key = (self.key.clone(), self.protection);
-        Dialer::new(self.local, self.address, key, until)
+        Dialer::new(self.local, self.address, key, until, was_there)
     }
 
     /// For a pair of connections that was there before.
     pub(crate) fn redialer(&self, now: Instant) -> PairDialer {
-        let dialer = || self.dialer(now + DEAD_AFTER).hung_up_for(HUNG_UP);
+        let dialer = || self.any_dialer(now + DEAD_AFTER, true);
         PairDialer::new([dialer(), dialer()])
     }
 }

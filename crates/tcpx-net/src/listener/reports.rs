@@ -3,22 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::door::LineQuota;
 use tcpx_lanes::lock;
 
 use super::Inner;
 use crate::peer::Peer;
 
-/// Lines per period; what is beyond is counted.
-const LINES: u32 = 10;
-const PERIOD: Duration = Duration::from_secs(1);
 const EXHAUSTED_PERIOD: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Reports {
     inner: Arc<Inner>,
-    period: Instant,
-    lines: u32,
-    suppressed: u64,
+    lines: LineQuota,
     /// When the lack of descriptors was told last.
     exhausted: Option<Instant>,
 }
@@ -27,9 +23,7 @@ impl Reports {
     pub(super) fn new(inner: Arc<Inner>, now: Instant) -> Self {
         Self {
             inner,
-            period: now,
-            lines: 0,
-            suppressed: 0,
+            lines: LineQuota::new(now),
             exhausted: None,
         }
     }
@@ -50,20 +44,12 @@ impl Reports {
         }
         refusals.last = Some((peer, reason.to_string()));
         drop(refusals);
-        if now.saturating_duration_since(self.period) >= PERIOD {
-            if self.suppressed > 0 {
-                tracing::warn!(
-                    connections = self.suppressed,
-                    "more connections were refused"
-                );
-            }
-            (self.period, self.lines, self.suppressed) = (now, 0, 0);
+        let (is_line, suppressed) = self.lines.take(now);
+        if let Some(connections) = suppressed {
+            tracing::warn!(connections, "more connections were refused");
         }
-        if self.lines < LINES {
-            self.lines += 1;
+        if is_line {
             tracing::warn!(%peer, %reason, "connection refused");
-        } else {
-            self.suppressed += 1;
         }
     }
 

@@ -1,14 +1,15 @@
 //! Lanes that are opened at once, by the thread that wants them.
 
-use std::mem::replace;
 use std::time::Instant;
 
-use rustix::event::{PollFd, Timespec, poll};
+use rustix::event::PollFd;
+use tcpx_lanes::dial::{HEAD_START, Opened, Patience};
+use tcpx_wire::handshake::LaneClient;
 
 use super::repair::Dialler;
 use crate::channel::Way;
-use crate::dial::{AnsweredLane, JoinedLane, LaneDial, Redials};
-use crate::error::{NetworkError, SocketError};
+use crate::dial::{JoinedLane, LaneDial, join_lane, most_telling};
+use crate::error::NetworkError;
 use crate::network::{Exchange, Meanwhile};
 
 /// Lanes on their way to the listener's answers, from 0 on. They join the session once it is known that they are wanted;
@@ -16,29 +17,20 @@ use crate::network::{Exchange, Meanwhile};
 pub(super) struct Dials {
     dialler: Dialler,
     deadline: Instant,
-    dials: Vec<Dial>,
+    dials: Vec<Wanted>,
 }
 
-struct Dial {
+struct Wanted {
     lane: u16,
     way: Way,
-    /// Answers may come in through another card, as where cards of one network answer for each other: while none comes,
-    /// the way is tried without the card's name too.
-    shared: bool,
     /// Until the peer's wish is known: a lane that overtakes the client's proof is refused, and opened once more.
     is_early: bool,
-    redials: Redials,
-    state: State,
-}
-
-enum State {
-    Begins(Instant),
-    UnderWay(Box<LaneDial>),
-    Ended(Result<Box<AnsweredLane>, NetworkError>),
+    dial: LaneDial,
+    ended: Option<Result<Box<Opened<LaneClient>>, NetworkError>>,
 }
 
 /// A lane, and the way that it took.
-type Opened = Result<(JoinedLane, Way), NetworkError>;
+type Joined = Result<(JoinedLane, Way), NetworkError>;
 
 impl Dials {
     pub(super) fn new(dialler: Dialler, deadline: Instant) -> Self {
@@ -58,15 +50,30 @@ impl Dials {
         self.dials.len()
     }
 
-    /// Another one, which begins when they next [go on](Meanwhile::advance).
+    /// Another one, which begins when they next [go on](Meanwhile::advance). Where the way is `shared`, answers may come in
+    /// through another card, as where cards of one network answer for each other: while none comes, the way is tried
+    /// without the card's name too.
     pub(super) fn want(&mut self, lane: u16, way: Way, shared: bool, is_early: bool) {
-        self.dials.push(Dial {
+        let mut ways = vec![way.clone()];
+        let mut head_start = HEAD_START;
+        if shared && way.interface.is_some() {
+            ways.push(Way {
+                interface: None,
+                ..way.clone()
+            });
+            head_start = self.deadline.saturating_duration_since(Instant::now()) / 2;
+        }
+        let patience = Patience {
+            head_start,
+            ..Patience::default()
+        };
+        let dial = self.dialler.begin(lane, ways, self.deadline, patience);
+        self.dials.push(Wanted {
             lane,
-            shared: shared && way.interface.is_some(),
             way,
             is_early,
-            redials: Redials::default(),
-            state: State::Begins(Instant::now()),
+            dial,
+            ended: None,
         });
     }
 
@@ -78,108 +85,61 @@ impl Dials {
         mut self,
         lanes: usize,
         exchange: &mut dyn Exchange,
-    ) -> Result<Vec<Opened>, NetworkError> {
+    ) -> Result<Vec<Joined>, NetworkError> {
         self.dials.truncate(lanes);
         loop {
             self.advance();
-            for dial in &mut self.dials {
-                if dial.is_early
-                    && let State::Ended(Err(error)) = &dial.state
+            for wanted in &mut self.dials {
+                if let Some(Err(error)) = &wanted.ended
+                    && wanted.is_early
                 {
                     tracing::debug!(%error, "a lane was opened early in vain");
-                    (dial.is_early, dial.state) = (false, State::Begins(Instant::now()));
+                    let ways = vec![wanted.way.clone()];
+                    let (lane, patience) = (wanted.lane, Patience::default());
+                    wanted.dial = self.dialler.begin(lane, ways, self.deadline, patience);
+                    (wanted.is_early, wanted.ended) = (false, None);
                 }
             }
-            let due = self.dials.iter().filter_map(|dial| match &dial.state {
-                State::Begins(at) => Some(*at),
-                State::UnderWay(dial) => Some(dial.deadline),
-                State::Ended(_) => None,
-            });
-            let Some(due) = due.min() else {
+            let due = self.under_way().map(LaneDial::due).min();
+            let Some(due) = due else {
                 break;
             };
             exchange.wait(self.awaits(), due)?;
         }
-        let join = |dial: Dial| match dial.state {
-            State::Ended(answered) => {
-                let joined = answered.and_then(|lane| lane.join());
-                Some(joined.map(|joined| (joined, dial.way)))
+        let join = |wanted: Wanted| {
+            let joined = wanted.ended?.and_then(|opened| join_lane(*opened));
+            if let Ok((_, way)) = &joined
+                && *way != wanted.way
+            {
+                tracing::warn!(
+                    peer = %way.peer, interface = wanted.way.interface,
+                    "nothing comes back through this card unless others may bring it, so all lanes may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
+                );
             }
-            State::Begins(_) | State::UnderWay(_) => None,
+            Some(joined)
         };
         Ok(self.dials.into_iter().filter_map(join).collect())
+    }
+
+    fn under_way(&self) -> impl Iterator<Item = &LaneDial> {
+        let all = self.dials.iter();
+        all.filter(|one| one.ended.is_none()).map(|one| &one.dial)
     }
 }
 
 impl Meanwhile for Dials {
     fn awaits(&self) -> Vec<PollFd<'_>> {
-        let under_way = self.dials.iter().filter_map(|dial| match &dial.state {
-            State::UnderWay(dial) => Some(dial.watched()),
-            State::Begins(_) | State::Ended(_) => None,
-        });
-        under_way.collect()
+        self.under_way().flat_map(LaneDial::watched).collect()
     }
 
     fn advance(&mut self) {
-        let mut watched = self.awaits();
-        if !watched.is_empty() {
-            // A signal is as if nothing had come.
-            let _ = poll(&mut watched, Some(&Timespec::default()));
-        }
-        let ready: Vec<bool> = watched
-            .iter()
-            .map(|one| !one.revents().is_empty())
-            .collect();
-        let mut ready = ready.into_iter();
-        for dial in &mut self.dials {
-            let is_ready = matches!(dial.state, State::UnderWay(_)) && ready.next() == Some(true);
-            dial.advance(is_ready, &self.dialler, self.deadline);
-        }
-    }
-}
-
-impl Dial {
-    fn advance(&mut self, is_ready: bool, dialler: &Dialler, deadline: Instant) {
         let now = Instant::now();
-        self.state = match replace(&mut self.state, State::Begins(now)) {
-            State::Begins(at) if now >= at => {
-                let left = deadline.saturating_duration_since(now);
-                let until = now + if self.shared { left / 2 } else { left };
-                match dialler.begin(self.lane, &self.way, until) {
-                    Ok(dial) => State::UnderWay(Box::new(dial)),
-                    Err(error) => State::Ended(Err(error)),
-                }
-            }
-            State::UnderWay(mut dial) => match dial.advance_if(is_ready) {
-                Ok(None) => State::UnderWay(dial),
-                Ok(Some((proof, keys))) => State::Ended(Ok(Box::new(AnsweredLane {
-                    dial: *dial,
-                    proof,
-                    keys,
-                }))),
-                Err(error) => self.failed(error, now, deadline),
-            },
-            waits_or_ended => waits_or_ended,
-        };
-    }
-
-    fn failed(&mut self, error: NetworkError, now: Instant, deadline: Instant) -> State {
-        match error {
-            NetworkError::Socket(SocketError::ConnectTimedOut { .. })
-            | NetworkError::TimedOut { .. }
-                if self.shared =>
-            {
-                tracing::warn!(
-                    peer = %self.way.peer, interface = self.way.interface,
-                    "nothing comes back through this card unless others may bring it, so all lanes may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
-                );
-                (self.way.interface, self.shared) = (None, false);
-                State::Begins(now)
-            }
-            error => match self.redials.pause(&error, deadline) {
-                Some(pause) => State::Begins(now + pause),
-                None => State::Ended(Err(error)),
-            },
+        for wanted in self.dials.iter_mut().filter(|one| one.ended.is_none()) {
+            wanted.ended = match wanted.dial.poll(now) {
+                Ok(None) => None,
+                Ok(Some(opened)) => Some(Ok(Box::new(opened))),
+                Err(errors) => Some(Err(most_telling(errors))),
+            };
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Opening the lanes: the client tries each way, the server takes what comes.
 
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::arrival;
@@ -9,7 +8,7 @@ use tcpx_lanes::arrival;
 use super::advert::Advert;
 use super::agree::{Agreed, Cards, mismatch, plain};
 use super::dials::Dials;
-use super::repair::{Arrivals, Dialler, Repair};
+use super::repair::{Arrivals, Dialler, Redial, Repair};
 use crate::channel::Way;
 use crate::dial::JoinedLane;
 use crate::error::NetworkError;
@@ -51,7 +50,7 @@ pub(super) fn open(
             let lanes = (lanes, at_first);
             let (streams, dialler) = dial(lanes, early, (&routes, &cards), setup, exchange)?;
             let ways = describe(&streams, &cards);
-            Ok((streams, Repair::Dial(Arc::new(dialler)), ways))
+            Ok((streams, Repair::Dial(Redial::new(dialler)), ways))
         }
         Side::Server => {
             let streams = collect(at_first, setup, exchange)?;

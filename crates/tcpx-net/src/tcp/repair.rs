@@ -1,12 +1,13 @@
 //! Bringing dead lanes back: the client opens them anew, the server takes what comes, and asks for what does not: a
 //! lane that is swallowed while only the server sends is dead to the server alone.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::dial::Patience;
 use tcpx_lanes::health::{PAUSE, Retry};
+use tcpx_lanes::monitor::TICK;
 use tcpx_wire::handshake::Session;
 
 use super::agree::Cards;
@@ -16,8 +17,7 @@ use super::roster::Missing;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
-use crate::dial::{DialOptions, JoinedLane, LaneDial, begin_lane, open_lane};
-use crate::error::NetworkError;
+use crate::dial::{DialOptions, JoinedLane, LaneDial, begin_lane, join_lane, most_telling};
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
 
@@ -25,6 +25,8 @@ use crate::network::Setup;
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
 /// For one attempt.
 const ATTEMPT: Duration = Duration::from_secs(2);
+/// Between two steps of lanes that are dialled.
+const STEP: Duration = Duration::from_millis(2);
 
 /// How the lanes of a channel come back.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ pub(super) enum Repair {
     /// Not at all.
     Never,
     /// This side opens them.
-    Dial(Arc<Dialler>),
+    Dial(Redial),
     /// The peer opens them.
     Take(Arrivals),
 }
@@ -40,14 +42,11 @@ pub(super) enum Repair {
 /// What the client needs to open a lane.
 #[derive(Debug)]
 pub(super) struct Dialler {
-    pub(super) session: Session,
+    session: Session,
     /// By lane.
-    pub(super) routes: Vec<Way>,
+    routes: Vec<Way>,
     /// Of every lane.
-    pub(super) congestion: Congestion,
-    /// A thread is at it.
-    busy: AtomicBool,
-    next: Mutex<Retry>,
+    congestion: Congestion,
 }
 
 impl Dialler {
@@ -56,73 +55,98 @@ impl Dialler {
             session: setup.session.clone(),
             routes,
             congestion: setup.congestion.clone(),
-            busy: AtomicBool::new(false),
-            next: Mutex::default(),
         }
-    }
-
-    /// Opens one lane.
-    fn open(&self, lane: u16, deadline: Instant) -> Result<JoinedLane, NetworkError> {
-        let Some(way) = self.routes.get(usize::from(lane)) else {
-            return Err(NetworkError::Control {
-                reason: format!("lane {lane} of {} has no route", self.routes.len()),
-            });
-        };
-        open_lane(self.begin(lane, way, deadline)?)
     }
 
     /// Begins to open one lane.
     pub(super) fn begin(
         &self,
         lane: u16,
-        way: &Way,
+        ways: Vec<Way>,
         deadline: Instant,
-    ) -> Result<LaneDial, NetworkError> {
+        patience: Patience,
+    ) -> LaneDial {
         let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
         let options = DialOptions {
-            deadline,
-            interface: way.interface.clone(),
-            source: way.local,
             congestion: self.congestion.clone(),
+            ..DialOptions::until(deadline)
         };
-        begin_lane(way.peer, &self.session, lane, lanes, &options)
-    }
-
-    /// Tries each lost lane once, the last lost one first, also one that is lost meanwhile: to dial where nothing answers
-    /// takes long.
-    fn run(&self, channel: &std::sync::Weak<Shared>) {
-        let mut tried = 0_u64;
-        let mut all = true;
-        let next = |tried| next_to_dial(&channel.upgrade()?.roster.lost(), tried);
-        while let Some(lane) = next(tried) {
-            tried |= 1 << lane;
-            let opened = self.open(lane, Instant::now() + ATTEMPT);
-            let Some(channel) = channel.upgrade().filter(|channel| !channel.is_over()) else {
-                break;
-            };
-            match opened {
-                Ok(stream) => all &= Shared::restore(&channel, lane, stream).is_none(),
-                Err(error) => {
-                    tracing::debug!(channel = %channel.parts.name, lane, %error, "a lane is still dead");
-                    all = false;
-                }
-            }
-        }
-        let now = Instant::now();
-        match all {
-            true => lock(&self.next).succeeded(now, SHORT_PAUSE),
-            false => lock(&self.next).failed(now),
-        }
-        self.busy.store(false, Ordering::Release);
-        watch::wake();
+        begin_lane(ways, &self.session, (lane, lanes), options, patience)
     }
 }
 
-/// The lane that was lost last of those that are not in `tried`, a set of bits.
-fn next_to_dial(lost: &[Missing], tried: u64) -> Option<u16> {
-    let untried = |one: &&Missing| one.vacant && tried & 1 << one.lane == 0;
-    let last = lost.iter().filter(untried).max_by_key(|one| one.since);
-    last.map(|one| one.lane)
+/// The client's lanes that are dead.
+#[derive(Debug)]
+pub(super) struct Redial {
+    dialler: Dialler,
+    round: Mutex<Round>,
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    dials: Vec<(u16, LaneDial)>,
+    /// A dial of this round has failed.
+    failed: bool,
+    next: Retry,
+}
+
+impl Redial {
+    pub(super) fn new(dialler: Dialler) -> Self {
+        Self {
+            dialler,
+            round: Mutex::default(),
+        }
+    }
+
+    /// The way of each lane.
+    pub(super) fn routes(&self) -> &[Way] {
+        &self.dialler.routes
+    }
+
+    /// Dials what is lost; when there is more to do.
+    fn advance(&self, channel: &Arc<Shared>, now: Instant) -> Option<Duration> {
+        let mut round = lock(&self.round);
+        let Round { dials, failed, next } = &mut *round;
+        let lost = channel.roster.lost();
+        // A peer that ended its lanes in order may be about to say goodbye.
+        let is_due = |one: &&Missing| one.vacant && (one.broke || now >= one.since + PAUSE);
+        let is_round = !dials.is_empty();
+        if is_round || next.is_due(now) {
+            for lane in lost.iter().filter(is_due).map(|one| one.lane) {
+                let way = self.dialler.routes.get(usize::from(lane)).cloned();
+                if let Some(way) = way.filter(|_| !dials.iter().any(|(one, _)| *one == lane)) {
+                    let (until, patience) = (now + ATTEMPT, Patience::default());
+                    let dial = self.dialler.begin(lane, vec![way], until, patience);
+                    dials.push((lane, dial));
+                }
+            }
+        }
+        dials.retain_mut(|(lane, dial)| {
+            let joined = match dial.poll(now) {
+                Ok(None) => return true,
+                Ok(Some(opened)) => join_lane(opened),
+                Err(errors) => Err(most_telling(errors)),
+            };
+            match joined {
+                Ok((joined, _)) => *failed |= Shared::restore(channel, *lane, joined).is_some(),
+                Err(error) => {
+                    tracing::debug!(channel = %channel.parts.name, lane, %error, "a lane is still dead");
+                    *failed = true;
+                }
+            }
+            false
+        });
+        if !dials.is_empty() {
+            return Some(STEP);
+        }
+        if is_round {
+            match std::mem::take(failed) {
+                true => next.failed(now),
+                false => next.succeeded(now, SHORT_PAUSE),
+            }
+        }
+        (!lost.is_empty()).then_some(TICK)
+    }
 }
 
 /// Lanes that the peer opens anew.
@@ -148,38 +172,14 @@ impl Arrivals {
 }
 
 impl Repair {
-    /// Does what is due; true while there is more to come.
-    pub(super) fn advance(&self, channel: &Arc<Shared>) -> bool {
+    /// Does what is due; when there is more to come.
+    pub(super) fn advance(&self, channel: &Arc<Shared>) -> Option<Duration> {
         match self {
-            Self::Never => false,
-            Self::Dial(dialler) => dial_lost(channel, dialler),
-            Self::Take(arrivals) => take_arrived(channel, arrivals),
+            Self::Never => None,
+            Self::Dial(redial) => redial.advance(channel, Instant::now()),
+            Self::Take(arrivals) => take_arrived(channel, arrivals).then_some(TICK),
         }
     }
-}
-
-fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
-    let lost = channel.roster.lost();
-    if lost.is_empty() {
-        return false;
-    }
-    let now = Instant::now();
-    // A peer that ended its lanes in order may be about to say goodbye.
-    let is_due = |one: &Missing| one.vacant && (one.broke || now >= one.since + PAUSE);
-    let paused = !lock(&dialler.next).is_due(now);
-    if paused || !lost.iter().any(is_due) || dialler.busy.swap(true, Ordering::AcqRel) {
-        return true;
-    }
-    let (weak, inner) = (Arc::downgrade(channel), Arc::clone(dialler));
-    let started = std::thread::Builder::new()
-        .name("tcpx-redial".to_owned())
-        .spawn(move || inner.run(&weak));
-    if let Err(error) = started {
-        tracing::warn!(%error, "no thread to open a lane anew; trying again");
-        lock(&dialler.next).failed(now);
-        dialler.busy.store(false, Ordering::Release);
-    }
-    true
 }
 
 fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
@@ -220,28 +220,4 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
     let coming = waiting.iter().fold(0, |lanes, one| lanes | 1 << one.lane);
     channel.roster.ask_for_lost(Instant::now(), coming);
     !waiting.is_empty() || !channel.roster.lost().is_empty()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lane_that_was_lost_later_does_not_wait_for_those_that_are_dialled_in_vain() {
-        let now = Instant::now();
-        let mut lost: Vec<Missing> = (0..3)
-            .map(|lane| Missing {
-                lane,
-                since: now,
-                broke: true,
-                vacant: true,
-            })
-            .collect();
-        assert!(next_to_dial(&lost, 0b111).is_none());
-        lost[1].since = now + ATTEMPT;
-        assert_eq!(next_to_dial(&lost, 0b001), Some(1));
-        assert_eq!(next_to_dial(&lost, 0b011), Some(2));
-        lost[1].vacant = false;
-        assert_eq!(next_to_dial(&lost, 0b100), Some(0));
-    }
 }

@@ -440,13 +440,13 @@ impl Channel for TcpChannel {
     }
 
     fn ways(&self) -> Vec<Way> {
-        let Repair::Dial(dialler) = &self.shared.parts.repair else {
+        let Repair::Dial(redial) = &self.shared.parts.repair else {
             return Vec::new();
         };
         let mut ways: Vec<Way> = Vec::new();
         // Those of living lanes first.
         for living in [true, false] {
-            for (lane, way) in (0u16..).zip(&dialler.routes) {
+            for (lane, way) in (0u16..).zip(redial.routes()) {
                 let lives = self.shared.roster.socket(lane).is_some();
                 if lives == living && !ways.contains(way) {
                     ways.push(way.clone());

@@ -4,7 +4,7 @@
 //! placed yet, lacks a lane to dial or to ask for, or has none at all; otherwise it sleeps.
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::health::{Clock, STALL_BEHIND};
@@ -86,18 +86,17 @@ impl Watched for ChannelWatch {
     fn look(&mut self) -> Look {
         match self.channel.upgrade() {
             None => Look::Gone,
-            Some(channel) if self.look_at(&channel) => Look::In(TICK),
-            Some(_) => Look::Asleep,
+            Some(channel) => self.look_at(&channel).map_or(Look::Asleep, Look::In),
         }
     }
 }
 
 impl ChannelWatch {
-    /// True while the channel is to be looked at again soon.
-    fn look_at(&mut self, channel: &Arc<Shared>) -> bool {
+    /// When the channel is to be looked at again.
+    fn look_at(&mut self, channel: &Arc<Shared>) -> Option<Duration> {
         channel.attention.lower();
         if channel.is_over() {
-            return false;
+            return None;
         }
         let repairing = channel.parts.repair.advance(channel);
         let now = Instant::now();
@@ -112,7 +111,7 @@ impl ChannelWatch {
             .is_some_and(|since| now >= since + channel.parts.dead_after)
         {
             channel.end_without_lanes();
-            return false;
+            return None;
         }
         let at_work = channel.presence.at_work(now);
         // Before what the lanes have done: a chunk that a lane takes counts here until it counts there.
@@ -141,6 +140,6 @@ impl ChannelWatch {
             // Spares the posters a wake-up: this channel is looked at again anyway.
             channel.attention.keep();
         }
-        owing || repairing
+        repairing.or(owing.then_some(TICK))
     }
 }

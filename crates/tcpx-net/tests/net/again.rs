@@ -110,7 +110,7 @@ fn an_answer_with_another_key_is_named_before_addresses_that_are_silent() {
     let options = DialOptions::until(deadline());
     let error = dial_first(&addresses, &Auth::Key(key(2)), &options).unwrap_err();
     assert!(
-        matches!(error, NetworkError::Handshake { peer, .. } if peer == listener.local_addr()),
+        matches!(error, NetworkError::Socket(SocketError::Handshake { peer, .. }) if peer == listener.local_addr()),
         "{error:?}"
     );
     let none = dial_first(&[], &Auth::Key(key(1)), &options).unwrap_err();

@@ -52,6 +52,9 @@ pub enum HandshakeError {
         "the client's key is none that this side lets in: it was removed or replaced; if it is to connect, issue a key for it"
     )]
     UnknownKey,
+    /// The client's first message has come before.
+    #[error("what it said came before on another connection: somebody on the way has recorded it")]
+    Replayed,
     /// The server takes no new session.
     #[error(
         "the server is busy with as many sessions as it takes, or its one-time key has been used already; try again later, or start it again for a new key"

@@ -203,6 +203,11 @@ impl LaneRequest {
         )
     }
 
+    /// What only who knows the session's secret can have made, as [accepting](Self::accept) it says; another one each time.
+    pub fn mark(&self) -> [u8; MARK_BYTES] {
+        array(&self.hello, MARK_AT)
+    }
+
     /// The session it claims.
     pub fn session(&self) -> SessionId {
         self.session

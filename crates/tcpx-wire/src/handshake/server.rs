@@ -9,7 +9,7 @@ use super::message::{
     OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES, SERVER_HELLO_BYTES,
     SESSION_BYTES, array,
 };
-use super::noise::{self, Secret};
+use super::noise::{self, MARK_BYTES, Secret};
 use super::session::SessionKey;
 use super::{
     Build, Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane,
@@ -51,11 +51,6 @@ pub enum ServerStep {
 }
 
 impl ServerHandshake {
-    /// Whether a client's hello has come and its proof is what is missing.
-    pub fn has_hello(&self) -> bool {
-        matches!(self.state, State::Confirm(_))
-    }
-
     /// Bytes of randomness that one needs: an ephemeral key, a session's id and its secret.
     pub const ENTROPY_BYTES: usize = noise::ENTROPY_BYTES + SessionId::BYTES + SessionKey::BYTES;
 
@@ -87,8 +82,20 @@ impl ServerHandshake {
     /// # Errors
     /// When the handshake failed and the peer gets no answer; further calls fail too.
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<ServerStep, HandshakeError> {
+        self.receive_fresh(input, &mut |_| true)
+    }
+
+    /// The same; a client's hello whose mark is not `fresh` ends it, before it costs more than a hash.
+    ///
+    /// # Errors
+    /// As there, and [`HandshakeError::Replayed`].
+    pub fn receive_fresh(
+        &mut self,
+        input: &mut &[u8],
+        fresh: &mut dyn FnMut(&[u8; MARK_BYTES]) -> bool,
+    ) -> Result<ServerStep, HandshakeError> {
         match std::mem::replace(&mut self.state, State::Ended) {
-            State::Hello => self.receive_hello(input),
+            State::Hello => self.receive_hello(input, fresh),
             State::Confirm(established) => self.receive_confirm(input, established),
             State::Ended => Err(HandshakeError::Ended),
         }
@@ -116,7 +123,11 @@ impl ServerHandshake {
         }
     }
 
-    fn receive_hello(&mut self, input: &mut &[u8]) -> Result<ServerStep, HandshakeError> {
+    fn receive_hello(
+        &mut self,
+        input: &mut &[u8],
+        fresh: &mut dyn FnMut(&[u8; MARK_BYTES]) -> bool,
+    ) -> Result<ServerStep, HandshakeError> {
         let Some(head) = self.collector.head(input)? else {
             self.state = State::Hello;
             return Ok(ServerStep::NeedMore);
@@ -135,7 +146,7 @@ impl ServerHandshake {
                 if let Some(hello) = self.collector.bytes(input, whole) {
                     let mut message = [0; HEAD_BYTES + MARKED_BYTES];
                     message[..whole].copy_from_slice(hello);
-                    return self.answer(head, protocol, &message[..whole]);
+                    return self.answer(head, protocol, &message[..whole], fresh);
                 }
             }
             PURPOSE_LANE | PURPOSE_RESUME => {
@@ -180,6 +191,7 @@ impl ServerHandshake {
         head: Head,
         protocol: Version,
         hello: &[u8],
+        fresh: &mut dyn FnMut(&[u8; MARK_BYTES]) -> bool,
     ) -> Result<ServerStep, HandshakeError> {
         if head.padding() != 0 {
             return Err(value("padding", "0", head.padding()));
@@ -196,6 +208,9 @@ impl ServerHandshake {
                 if !bool::from(expected.ct_eq(mark)) {
                     // Before anything that costs more than a hash.
                     return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
+                }
+                if !fresh(&expected) {
+                    return Err(HandshakeError::Replayed);
                 }
                 first
             }

@@ -223,8 +223,12 @@ impl<'a> SetUp<'a> {
     fn reason_of_peer(&mut self, error: &Error) -> Option<Error> {
         let wait = match error {
             Error::Network(
-                NetworkError::Handshake { .. }
-                | NetworkError::Socket(SocketError::Io { .. } | SocketError::Refused { .. })
+                NetworkError::Socket(
+                    SocketError::Handshake { .. }
+                    | SocketError::CutOff { .. }
+                    | SocketError::Io { .. }
+                    | SocketError::Refused { .. },
+                )
                 | NetworkError::Plugin {
                     call: "connect", ..
                 },

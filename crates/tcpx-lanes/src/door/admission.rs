@@ -5,6 +5,7 @@
 //! exactly those that have a long way; and of two that are drawn it is the one whose source has more,
 //! so that many connections from one place push each other out, and hardly ever one that is alone.
 
+use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Most connections that have not proved themselves yet.
@@ -49,11 +50,37 @@ impl Random {
     }
 }
 
+/// Hellos that are remembered: of clients, for others cannot make one that counts.
+const MOST_SEEN: usize = 16 << 10;
+
+/// The hellos that came last. One that comes again was recorded on the way, and spares nobody.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    marks: HashSet<[u8; 16]>,
+    order: VecDeque<[u8; 16]>,
+}
+
+impl Seen {
+    /// Whether it comes for the first time.
+    pub(super) fn is_fresh(&mut self, mark: &[u8; 16]) -> bool {
+        let is_fresh = self.marks.insert(*mark);
+        if is_fresh {
+            self.order.push_back(*mark);
+            if self.order.len() > MOST_SEEN
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.marks.remove(&oldest);
+            }
+        }
+        is_fresh
+    }
+}
+
 /// A connection that has not proved itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub(super) source: Source,
-    /// It has said something that a client says.
+    /// It said what a client says within a round trip.
     pub(super) has_spoken: bool,
 }
 
@@ -201,6 +228,16 @@ mod tests {
             crowd.push(newcomer);
         }
         assert!(crowd.iter().any(|one| one.source == client.source));
+    }
+
+    #[test]
+    fn a_hello_is_fresh_once_while_it_is_remembered() {
+        let mark = |number: usize| (number as u128).to_le_bytes();
+        let mut seen = Seen::default();
+        assert!((0..MOST_SEEN).all(|number| seen.is_fresh(&mark(number))));
+        assert!(!(0..MOST_SEEN).any(|number| seen.is_fresh(&mark(number))));
+        assert!(seen.is_fresh(&mark(MOST_SEEN)) && seen.is_fresh(&mark(0)));
+        assert_eq!(seen.marks.len(), MOST_SEEN);
     }
 
     #[test]

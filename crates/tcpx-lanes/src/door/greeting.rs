@@ -1,7 +1,7 @@
 //! One connection that has not proved itself yet.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
@@ -10,19 +10,24 @@ use tcpx_wire::handshake::{
     ServerStep,
 };
 
-use crate::auth::{self, PEEK_BYTES};
+use super::admission::{Candidate, Seen, Source};
+use crate::dial::Stream;
+use crate::hello::{PEEK_BYTES, receive_message, send_message};
 
-/// A connection must have proved itself this long after it was accepted.
-pub(super) const DEADLINE: Duration = Duration::from_secs(3);
+/// Longest round trip for which one that has said what a client says is spared.
+const SPARED: Duration = Duration::from_secs(1);
 
 /// Bytes that a refused peer may still send before we close without waiting for it.
 const FAREWELL_BYTES: usize = 64 * 1024;
 
+/// A connection that has not proved itself yet.
 #[derive(Debug)]
-pub(super) struct Greeting {
-    pub(super) stream: TcpStream,
-    pub(super) peer: SocketAddr,
-    pub(super) deadline: Instant,
+pub struct Greeting<S> {
+    stream: S,
+    peer: SocketAddr,
+    came: Instant,
+    /// When it said what a client or a lane says.
+    spoke: Option<Instant>,
     state: State,
 }
 
@@ -42,7 +47,7 @@ pub(super) enum Progress {
     /// Wait for more.
     Waiting,
     /// A client proved itself; welcome it once its session is registered.
-    Control(Box<Established>),
+    Client(Box<Established>),
     /// It wants to be a lane: look its session up and call [`Greeting::answer`] or
     /// [`Greeting::refuse`].
     LaneRequest(Box<LaneRequest>),
@@ -52,33 +57,49 @@ pub(super) enum Progress {
     Refused(String),
     /// It must go without an answer, for this reason.
     Failed(String),
+    /// It has gone without a word.
+    Silent(String),
     /// It has gone: it had been refused before, or is a lane that its client, which knows the session's secret, does not
     /// want after all.
     Gone,
 }
 
-impl Greeting {
-    pub(super) fn new(
-        stream: TcpStream,
-        peer: SocketAddr,
-        now: Instant,
-        handshake: ServerHandshake,
-    ) -> Self {
-        let state = State::Hello(Box::new(handshake));
+impl<S: Stream> Greeting<S> {
+    pub(super) fn new(stream: S, peer: SocketAddr, now: Instant, handshake: ServerHandshake) -> Self {
         Self {
             stream,
             peer,
-            deadline: now + DEADLINE,
-            state,
+            came: now,
+            spoke: None,
+            state: State::Hello(Box::new(handshake)),
         }
     }
 
-    /// Whether it has said what a client or a lane says, and was not refused.
-    pub(super) fn has_spoken(&self) -> bool {
-        match &self.state {
-            State::Hello(handshake) => handshake.has_hello(),
-            State::Lane(_) => true,
-            State::Farewell { .. } => false,
+    /// Who it is.
+    pub const fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The connection.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// The connection, whose handshake is over.
+    pub fn into_stream(self) -> S {
+        self.stream
+    }
+
+    pub(super) fn came(&self) -> Instant {
+        self.came
+    }
+
+    /// What counts of it where one must give way.
+    pub(super) fn candidate(&self, now: Instant) -> Candidate {
+        let is_spared = |spoke: Instant| now.saturating_duration_since(spoke) < SPARED;
+        Candidate {
+            source: Source::of(self.peer.ip()),
+            has_spoken: self.spoke.is_some_and(is_spared),
         }
     }
 
@@ -87,13 +108,13 @@ impl Greeting {
     }
 
     /// Why the connection goes when its time is over.
-    pub(super) fn overdue(&self) -> String {
+    pub(super) fn overdue(&self, waited: Duration) -> String {
         let missing = match &self.state {
             State::Hello(handshake) => handshake.closed(),
             State::Lane(lane) => lane.closed(),
             State::Farewell { .. } => return "refused before".to_owned(),
         };
-        let waited = DEADLINE.as_secs();
+        let waited = waited.as_secs();
         match missing {
             HandshakeError::Truncated {
                 message,
@@ -108,8 +129,8 @@ impl Greeting {
     }
 
     /// Takes what has arrived.
-    pub(super) fn advance(&mut self) -> Progress {
-        match self.try_advance() {
+    pub(super) fn advance(&mut self, now: Instant, seen: &mut Seen) -> Progress {
+        match self.try_advance(now, seen) {
             Ok(progress) => progress,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Progress::Waiting,
             Err(_) if !matches!(self.state, State::Hello(_)) => Progress::Gone,
@@ -117,21 +138,29 @@ impl Greeting {
         }
     }
 
-    fn try_advance(&mut self) -> io::Result<Progress> {
-        let stream = &self.stream;
+    fn try_advance(&mut self, now: Instant, seen: &mut Seen) -> io::Result<Progress> {
+        let stream = self.stream.borrow();
         match &mut self.state {
             State::Hello(handshake) => {
-                let step = auth::receive_message(stream, |input| handshake.receive(input))?;
+                let mut is_fresh = |mark: &[u8; 16]| seen.is_fresh(mark);
+                let step =
+                    receive_message(stream, |input| handshake.receive_fresh(input, &mut is_fresh))?;
                 let Some(step) = step else {
-                    return Ok(Progress::Failed(handshake.closed().to_string()));
+                    let closed = handshake.closed();
+                    let is_silent = matches!(closed, HandshakeError::Truncated { arrived: 0, .. });
+                    return Ok(match is_silent {
+                        true => Progress::Silent(closed.to_string()),
+                        false => Progress::Failed(closed.to_string()),
+                    });
                 };
                 match step {
                     Ok(ServerStep::NeedMore) => Ok(Progress::Waiting),
                     Ok(ServerStep::Send(message)) => {
-                        auth::send_message(stream, &message)?;
+                        self.spoke = Some(now);
+                        send_message(stream, &message)?;
                         Ok(Progress::Waiting)
                     }
-                    Ok(ServerStep::Done(established)) => Ok(Progress::Control(established)),
+                    Ok(ServerStep::Done(established)) => Ok(Progress::Client(established)),
                     Ok(ServerStep::Lane(request)) => Ok(Progress::LaneRequest(Box::new(request))),
                     Ok(ServerStep::Refuse { send, error }) => Ok(match self.refuse(&send) {
                         Ok(()) => Progress::Refused(error.to_string()),
@@ -142,7 +171,7 @@ impl Greeting {
                 }
             }
             State::Lane(lane) => {
-                let step = auth::receive_message(stream, |input| lane.receive(input))?;
+                let step = receive_message(stream, |input| lane.receive(input))?;
                 let Some(step) = step else {
                     return Ok(Progress::Gone);
                 };
@@ -166,17 +195,26 @@ impl Greeting {
     }
 
     /// Goes on as a lane of a known session.
-    pub(super) fn answer(&mut self, lane: LaneServer, message: &Message) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// It has gone.
+    pub fn answer(&mut self, lane: LaneServer, message: &Message, now: Instant) -> io::Result<()> {
         self.state = State::Lane(Box::new(lane));
-        auth::send_message(&self.stream, message)
+        self.spoke = Some(now);
+        send_message(self.stream.borrow(), message)
     }
 
     /// Answers and waits for the peer to go.
-    pub(super) fn refuse(&mut self, message: &Message) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// It has gone.
+    pub fn refuse(&mut self, message: &Message) -> io::Result<()> {
         self.state = State::Farewell {
             left: FAREWELL_BYTES,
         };
-        auth::send_message(&self.stream, message)?;
-        self.stream.shutdown(Shutdown::Write)
+        self.spoke = None;
+        let stream = self.stream.borrow();
+        send_message(stream, message)?;
+        stream.shutdown(Shutdown::Write)
     }
 }
