@@ -479,6 +479,16 @@ pub enum Role {
     Receiver = 1,
 }
 
+impl Role {
+    /// The other side's.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Sender => Self::Receiver,
+            Self::Receiver => Self::Sender,
+        }
+    }
+}
+
 /// Why a receiver refuses an announced transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefuseReason {

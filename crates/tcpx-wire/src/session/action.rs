@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::config::Deadlines;
 use super::error::{ConnectionFailure, OperationError};
-use crate::frame::{Destination, Extent, Level, Settings, Tag, TransferId};
+use crate::frame::{Destination, Extent, Level, Role, Settings, Tag, TransferId};
 use crate::pieces::PieceList;
 use crate::plan::ChunkPlan;
 
@@ -13,12 +13,21 @@ use crate::plan::ChunkPlan;
 pub struct OperationId(u64);
 
 impl OperationId {
-    pub(super) fn send(transfer: TransferId) -> Self {
-        Self(transfer.0 << 1)
+    pub(super) fn new(role: Role, number: u64) -> Self {
+        Self(number << 1 | role as u64)
     }
 
-    pub(super) fn receive(number: u64) -> Self {
-        Self(number << 1 | 1)
+    /// This side's part in it.
+    pub(super) fn role(self) -> Role {
+        match self.0 & 1 {
+            0 => Role::Sender,
+            _ => Role::Receiver,
+        }
+    }
+
+    /// What this side calls the transfer of a send.
+    pub(super) fn transfer(self) -> TransferId {
+        TransferId(self.0 >> 1)
     }
 
     /// The transfer of a send; `None` for a receive, whose transfer is known once it is matched.

@@ -4,14 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::action::OperationId;
 use super::config::eager_cost;
-use super::credit::within;
 use super::error::SessionError;
+use super::limits::{ASKS, TAGS, within};
 use super::stream::Plan;
 use super::unexpected;
 use crate::frame::{Destination, Level, Limits, Payload, Tag, TransferId};
-
-/// What a sender has its receiver count.
-pub(super) const TAGS: &str = "tags, and has forgotten none";
 
 /// A transfer of the peer that waits for a receive.
 #[derive(Debug)]
@@ -78,10 +75,10 @@ pub(super) struct SendTag {
     /// Windows of the numbers from the next one on; `None` where the receive has ended.
     pub(super) posted: BTreeMap<u64, Option<PostedWindow>>,
     /// Sends that have asked for a receive, or go to a posted window.
-    pub(super) numbered: BTreeMap<u64, TransferId>,
+    pub(super) numbered: BTreeMap<u64, OperationId>,
     /// Sends without a number, in their order: until the peer has answered whether the count may be forgotten, or one may
     /// ask.
-    pub(super) held: BTreeSet<TransferId>,
+    pub(super) held: BTreeSet<OperationId>,
     pub(super) is_forgetting: bool,
     /// The peer counts it, or will with the next frame.
     pub(super) is_counted: bool,
@@ -279,7 +276,7 @@ impl Matching {
         if let Some(payload) = &mut arrival.eager {
             payload.shrink();
         } else if let Some(limits) = limits {
-            within(super::send_windows::ASKS, self.asks, 1, limits.asks)?;
+            within(ASKS, self.asks, 1, limits.asks)?;
             self.asks += 1;
             arrival.is_ask = true;
         }

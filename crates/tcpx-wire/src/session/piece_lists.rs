@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Session;
-use super::credit::{Kind, within};
 use super::error::{RequestError, SessionError};
+use super::limits::within;
+use super::stall::OperationKind;
 use super::unexpected;
 use crate::frame::{Destination, Extent, Frame, Limits, RefuseReason};
 use crate::pieces::PieceList;
@@ -47,11 +48,11 @@ impl Kept {
     /// What a check of the list says, which is made again only once windows have `changed`.
     pub(super) fn checked(
         &mut self,
-        kind: Kind,
+        kind: OperationKind,
         changed: u64,
         check: impl FnOnce(&PieceList) -> Result<(), RefuseReason>,
     ) -> Result<(), RefuseReason> {
-        let known = &mut self.checked[usize::from(kind == Kind::Get)];
+        let known = &mut self.checked[usize::from(kind == OperationKind::PeerGet)];
         match *known {
             Some((then, allowed)) if then == changed => allowed,
             _ => {

@@ -255,12 +255,12 @@ impl ChunkStream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::TransferId;
+    use crate::frame::Role;
 
     fn stream(channels: u16, window: u16, chunks: u32) -> (ChunkStream, Plan) {
         let mut stream = ChunkStream::default();
         stream.configure(channels, window);
-        stream.append(OperationId::send(TransferId(0)), chunks);
+        stream.append(OperationId::new(Role::Sender, 0), chunks);
         (
             stream,
             Plan::new(
@@ -286,7 +286,7 @@ mod tests {
             assert_eq!(post_all(&mut stream), [0]);
             let mut dropped: Vec<_> = (1..100)
                 .map(|number| {
-                    let (owner, first) = (OperationId::send(TransferId(number)), stream.end());
+                    let (owner, first) = (OperationId::new(Role::Sender, number), stream.end());
                     stream.append(owner, 3);
                     (owner, first)
                 })

@@ -22,7 +22,15 @@ use std::time::Duration;
 use super::*;
 use proptest::prelude::*;
 
-use crate::frame::{Destination, Grant, Level, Limits, Settings, Tag};
+use crate::frame::{Destination, Grant, Level, Limits, Role, Settings, Tag};
+
+/// The next thing to do, whatever frames wait.
+fn next_action(session: &mut Session) -> Option<Action> {
+    match session.poll(Takes::Actions)? {
+        Output::Action(action) => Some(action),
+        Output::Frame(frame) => unreachable!("{frame:?}"),
+    }
+}
 
 /// Chunks of 512 KiB over 4 channels.
 pub(in crate::session) fn settings() -> Settings {

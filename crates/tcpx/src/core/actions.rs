@@ -6,7 +6,7 @@ use tcpx_net::Direction;
 use tcpx_wire::Role;
 use tcpx_wire::numbered::take_out;
 use tcpx_wire::session::{
-    Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind,
+    Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind, Output, Takes,
 };
 
 use super::Core;
@@ -20,9 +20,8 @@ impl Core {
     /// Does what the session wants, as far as the turn has time; `true` if it wanted anything.
     pub(super) fn perform_actions(&mut self) -> bool {
         let mut any = false;
-        while let Some(action) = self.session.poll_action() {
+        while self.perform_next(Takes::Actions) {
             any = true;
-            self.perform(action);
             if self.is_spent(false) {
                 break;
             }
@@ -30,11 +29,13 @@ impl Core {
         any
     }
 
-    /// Does what comes before anything else.
-    pub(super) fn perform_urgent(&mut self) {
-        while let Some(urgent) = self.session.poll_urgent() {
-            self.perform(urgent);
-        }
+    /// Does the next thing that the session wants; `false` if there is none.
+    pub(super) fn perform_next(&mut self, takes: Takes) -> bool {
+        let Some(Output::Action(action)) = self.session.poll(takes) else {
+            return false;
+        };
+        self.perform(action);
+        true
     }
 
     pub(super) fn perform(&mut self, action: Action) {

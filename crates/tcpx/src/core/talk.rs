@@ -1,6 +1,7 @@
 //! Frames in and out.
 
 use tcpx_wire::Frame;
+use tcpx_wire::session::{Output, Takes};
 
 use super::Core;
 use crate::error::Error;
@@ -38,7 +39,7 @@ impl Core {
                     }
                     if is_message {
                         // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
-                        self.perform_urgent();
+                        while self.perform_next(Takes::Urgent) {}
                     }
                     if self.is_spent(is_list) {
                         break;
@@ -68,10 +69,13 @@ impl Core {
         let now = self.now();
         let mut any = false;
         while self.control.has_room() {
-            // The peer may write as soon as it hears of a window.
-            self.perform_urgent();
-            let Some(frame) = self.session.poll_transmit(now) else {
-                break;
+            let frame = match self.session.poll(Takes::Frames(now)) {
+                None => break,
+                Some(Output::Frame(frame)) => frame,
+                Some(Output::Action(action)) => {
+                    self.perform(action);
+                    continue;
+                }
             };
             any = true;
             if let Err(end) = self.control.queue(frame) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_net::{Exchange, Meanwhile, NetworkError, Peer, SocketError};
-use tcpx_wire::session::{Action, Config, ConnectionFailure};
+use tcpx_wire::session::{Action, Config, ConnectionFailure, Output, Takes};
 use tcpx_wire::{Frame, Session, Time};
 
 use crate::control::Control;
@@ -99,7 +99,7 @@ impl<'a> SetUp<'a> {
 
     /// Keeps what the session wants done for its time, unless it has ended.
     fn keep_actions(&mut self) -> Result<(), Error> {
-        while let Some(action) = self.session.poll_action() {
+        while let Some(Output::Action(action)) = self.session.poll(Takes::Actions) {
             let Action::Closed { failure } = action else {
                 self.pending.push_back(action);
                 continue;
@@ -128,11 +128,15 @@ impl<'a> SetUp<'a> {
     fn transmit(&mut self) -> Result<(), Error> {
         let now = self.now();
         while self.control.has_room()
-            && let Some(frame) = self.session.poll_transmit(now)
+            && let Some(output) = self.session.poll(Takes::Frames(now))
         {
-            self.control
-                .queue(frame)
-                .map_err(|end| Error::control(self.peer, end))?;
+            match output {
+                Output::Action(action) => self.pending.push_back(action),
+                Output::Frame(frame) => {
+                    let queued = self.control.queue(frame);
+                    queued.map_err(|end| Error::control(self.peer, end))?;
+                }
+            }
         }
         self.control.flush();
         Ok(())

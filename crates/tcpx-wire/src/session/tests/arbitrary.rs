@@ -231,7 +231,7 @@ proptest! {
         let mut closed = 0;
         for input in inputs {
             let at = |at: usize, operations: &Vec<OperationId>| {
-                operations.get(at).copied().unwrap_or_else(|| OperationId::receive(at as u64))
+                operations.get(at).copied().unwrap_or_else(|| OperationId::new(Role::Receiver, at as u64))
             };
             match input {
                 Input::Frame(frame) => {

@@ -67,7 +67,7 @@ fn a_lane_that_one_side_lacks_is_asked_for_until_the_end() {
     pair.with(0, |session, now| session.close(now, CLOSE));
     pair.run(Duration::from_millis(50));
     pair.with(1, |session, _| session.ask_for_lane(1));
-    let next = pair.with(1, |session, now| session.poll_transmit(now));
+    let next = pair.with(1, |session, now| session.poll(Takes::Frames(now)));
     assert_eq!(next, None);
 }
 
@@ -206,7 +206,7 @@ fn frames_that_wait_to_leave_do_for_heartbeats() {
         session.handle_timeout(now);
     }
     let left = |session: &mut Session, now| {
-        let frames: Vec<_> = std::iter::from_fn(|| session.poll_transmit(now)).collect();
+        let frames: Vec<_> = hostile::drain_at(session, now).0;
         let beats = frames
             .iter()
             .filter(|one| matches!(one, Frame::Heartbeat { .. }));

@@ -433,15 +433,7 @@ impl Pair {
 }
 
 fn watched_channel(session: &Session, operation: OperationId, index: u32, channels: u16) -> u16 {
-    let first = match operation.sent_transfer() {
-        Some(transfer) => match &session.sends[&transfer].stage {
-            outgoing::SendStage::Granted(granted) => granted.plan.first_sequence,
-            _ => panic!("chunks without a grant"),
-        },
-        None => match &session.receives[&operation].matched.as_ref().unwrap().stage {
-            incoming::ReceiveStage::Granted(granted) => granted.plan.first_sequence,
-            incoming::ReceiveStage::Eager { .. } => panic!("chunks without a grant"),
-        },
-    };
+    let it = session.operations.get(operation).unwrap();
+    let first = it.moving().unwrap().plan.first_sequence;
     ((first + u64::from(index)) % u64::from(channels)) as u16
 }

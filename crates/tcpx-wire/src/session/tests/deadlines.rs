@@ -362,7 +362,7 @@ fn set_up_that_does_not_finish() {
 fn a_control_connection_that_takes_nothing() {
     let mut session = Session::new(config(), Time(0)).unwrap();
     session.frame(Time(0), Frame::Settings(settings())).unwrap();
-    while session.poll_action().is_some() {}
+    while next_action(&mut session).is_some() {}
     let request = SendRequest {
         deadlines: stall(1),
         ..send(1, 10, Level::Placed)
@@ -373,7 +373,7 @@ fn a_control_connection_that_takes_nothing() {
     let Some(Action::Complete {
         outcome: Err(error),
         ..
-    }) = session.poll_action()
+    }) = next_action(&mut session)
     else {
         panic!("the deadline passed");
     };

@@ -25,11 +25,11 @@ fn drain(session: &mut Session) -> (Vec<Frame>, Vec<Action>) {
 pub(super) fn drain_at(session: &mut Session, now: Time) -> (Vec<Frame>, Vec<Action>) {
     let (mut frames, mut actions) = (Vec::new(), Vec::new());
     loop {
-        let before = frames.len() + actions.len();
-        frames.extend(std::iter::from_fn(|| session.poll_transmit(now)));
-        actions.extend(std::iter::from_fn(|| session.poll_action()));
-        if frames.len() + actions.len() == before {
-            return (frames, actions);
+        let mut next = |takes| session.poll(takes);
+        match next(Takes::Frames(now)).or_else(|| next(Takes::Actions)) {
+            Some(Output::Frame(frame)) => frames.push(frame),
+            Some(Output::Action(action)) => actions.push(action),
+            None => return (frames, actions),
         }
     }
 }

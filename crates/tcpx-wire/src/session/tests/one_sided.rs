@@ -376,7 +376,7 @@ fn an_ended_send_is_told_of_before_a_put_arrives() {
     for frame in frames {
         session.frame(Time(0), frame).unwrap();
     }
-    let [first, second] = [(); 2].map(|()| session.poll_action());
+    let [first, second] = [(); 2].map(|()| next_action(&mut session));
     assert!(
         matches!(first, Some(Action::Complete { operation, .. }) if operation == sent),
         "{first:?}"

@@ -488,14 +488,21 @@ impl Pair {
     pub(super) fn drain(&mut self, at: usize) {
         loop {
             let mut idle = true;
-            while let Some(action) = self.sides[at].session.poll_action() {
+            while let Some(action) = next_action(&mut self.sides[at].session) {
                 idle = false;
                 self.act(at, action);
             }
             while !self.holds(at)
-                && let Some(frame) = self.sides[at].session.poll_transmit(self.now)
+                && let Some(output) = self.sides[at].session.poll(Takes::Frames(self.now))
             {
                 idle = false;
+                let frame = match output {
+                    Output::Frame(frame) => frame,
+                    Output::Action(action) => {
+                        self.act(at, action);
+                        continue;
+                    }
+                };
                 let most = self.weather.frames[1 - at].unwrap_or(self.weather.jitter);
                 let delay = Duration::from_micros(self.random.below(most) + 1);
                 let peer = &mut self.sides[1 - at];
@@ -590,9 +597,8 @@ impl Pair {
     pub(super) fn assert_clean(&self) {
         for (at, side) in self.sides.iter().enumerate() {
             let session = &side.session;
-            assert!(session.sends.is_empty(), "{:#?}", session.sends);
-            assert!(session.receives.is_empty(), "{:#?}", session.receives);
-            assert!(session.by_transfer.is_empty());
+            assert!(session.operations.is_empty(), "{:#?}", session.operations);
+            assert_eq!(session.operations.names(Role::Receiver), 0);
             assert_eq!(session.eager_held, 0);
             let peer = &self.sides[1 - at].session;
             assert_eq!(session.eager_used, peer.credit_owed);
@@ -606,7 +612,7 @@ impl Pair {
                     || session.eager_allowed(limit),
                 "what is owed leaves no room for a payload"
             );
-            assert!(session.send_stream.is_idle() && session.receive_stream.is_idle());
+            assert!(session.streams.iter().all(ChunkStream::is_idle));
             assert_eq!(session.matching.arrivals(), 0);
             session.assert_counts_agree(peer);
             assert!(side.windows.is_empty(), "open windows: {:?}", side.windows);

@@ -4,7 +4,7 @@ use super::hostile::{drain_at, session};
 use super::pair::Pair;
 use super::*;
 use crate::frame::{Frame, RefuseReason, TransferId};
-use crate::session::posted::MOST_VAIN;
+use crate::session::limits::MOST_VAIN;
 
 fn addressed() -> Config {
     Config {

@@ -201,10 +201,11 @@ fn blow(storm: &Storm) {
         if session.closing() {
             continue;
         }
-        let full = match sends {
-            true => session.sends.len() >= storm.capacity,
-            false => session.receives.len() >= storm.capacity,
+        let role = match sends {
+            true => Role::Sender,
+            false => Role::Receiver,
         };
+        let full = session.operations.len(role) >= storm.capacity;
         if !full && !is_stopped {
             let operation = if sends {
                 let bytes = match usual {
@@ -288,7 +289,7 @@ fn blow(storm: &Storm) {
             }
             let (transfer, _) = watched.matched.expect("it succeeded");
             let transfer = pair.message(at, transfer);
-            let sent = &pair.sides[1 - at].operations[&OperationId::send(transfer)];
+            let sent = &pair.sides[1 - at].operations[&OperationId::new(Role::Sender, transfer.0)];
             assert_eq!((sent.tag, sent.bytes), (watched.tag, done.bytes));
         }
     }
