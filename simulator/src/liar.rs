@@ -13,7 +13,7 @@ use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 use tcpx_wire::crc::crc32c;
 use tcpx_wire::frame::{
     Destination, Extent, Frame, Grant, HEADER_BYTES, LEAST_PLAIN_BYTES, Notified, PlacedChunks,
-    encode,
+    TimeLeft, encode,
 };
 use tcpx_wire::handshake::{Established, Session};
 use tcpx_wire::lane_seal::{self, Opener, Sealer};
@@ -347,6 +347,7 @@ impl Liar {
             Some(place) => Destination::Put {
                 to: Extent::Place(place),
                 notified: Notified::No,
+                left: TimeLeft::ANY,
             },
             None => {
                 let number = self.next.entry(tag).or_default();
@@ -366,6 +367,7 @@ impl Liar {
                     from: Extent::Place(place),
                     bytes,
                     level: Level::Placed,
+                    left: TimeLeft::ANY,
                 }));
             }
             None => self.offer(to, bytes, Level::Placed),

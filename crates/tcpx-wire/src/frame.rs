@@ -196,6 +196,8 @@ frames! {
         bytes: u64,
         /// The completion level that the initiator asks for.
         level: Level,
+        /// How long it may take.
+        left: TimeLeft,
     },
     /// Initiator to owner of windows: the next part of a list of pieces. Operations name the list once all parts
     /// of it have come.
@@ -354,6 +356,8 @@ pub enum Destination {
         to: Extent,
         /// Whether a notification follows that is delivered behind it.
         notified: Notified,
+        /// How long it may take. A session says that itself.
+        left: TimeLeft,
     },
     /// To whoever asked for it: the answer to [`Frame::Get`].
     Reply {
@@ -382,6 +386,24 @@ impl Destination {
             _ => None,
         }
     }
+}
+
+/// How long an operation may take from the frame on that asks for it, in milliseconds: its owner ends it by itself then,
+/// though who asked stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeLeft {
+    /// Without any progress; [`u32::MAX`]: for ever.
+    pub stall_ms: u32,
+    /// In all; [`u32::MAX`]: for ever.
+    pub total_ms: u32,
+}
+
+impl TimeLeft {
+    /// For ever.
+    pub const ANY: Self = Self {
+        stall_ms: u32::MAX,
+        total_ms: u32::MAX,
+    };
 }
 
 /// What becomes of the number of a receive that has ended.

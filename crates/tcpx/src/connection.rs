@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
-use tcpx_wire::frame::{Destination, Extent, Notified};
+use tcpx_wire::frame::{Destination, Extent, Notified, TimeLeft};
 use tcpx_wire::session::{
     Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
 };
@@ -403,7 +403,8 @@ impl Ready {
             true => Notified::Next,
             false => Notified::No,
         };
-        let put = |to| Destination::Put { to, notified };
+        let left = TimeLeft::ANY;
+        let put = |to| Destination::Put { to, notified, left };
         let mut once = None;
         let (tag, to) = match &self.to {
             To::Tag(tag) => (*tag, Destination::next_receive(Tag(*tag))),

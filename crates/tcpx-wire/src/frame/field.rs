@@ -5,7 +5,7 @@ use std::ops::Deref;
 use super::{
     CancelReason, Destination, Detail, Extent, Frame, FrameError, GoodbyeReason, Grant, Level,
     Limits, Notified, NumberUse, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag,
-    TransferId, kind_name, most_payload,
+    TimeLeft, TransferId, kind_name, most_payload,
 };
 use crate::plan::Taper;
 use crate::window::{Place, WindowSecret};
@@ -340,9 +340,23 @@ macro_rules! choices {
 choices! {
     Destination "destination" "0 to 3" {
         0 Receive { tag: Tag, number: u64 }
-        1 Put { to: Extent, notified: Notified }
+        1 Put { to: Extent, notified: Notified, left: TimeLeft }
         2 Reply { request: u64 }
         3 Notification { first: TransferId, count: u32 }
+    }
+}
+
+impl Field for TimeLeft {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.stall_ms.put(out);
+        self.total_ms.put(out);
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        Ok(Self {
+            stall_ms: u32::take(body, "stall_ms")?,
+            total_ms: u32::take(body, "total_ms")?,
+        })
     }
 }
 

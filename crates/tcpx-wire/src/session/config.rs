@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::error::SessionError;
-use crate::frame::{InvalidSettings, Limits, Settings};
+use crate::frame::{InvalidSettings, Limits, Settings, TimeLeft};
 use crate::plan::{ChunkPlan, Taper};
 
 /// Smallest chunk both sides may agree on, and what every chunk size is a multiple of.
@@ -40,12 +40,15 @@ pub struct Deadlines {
     pub total: Option<Duration>,
 }
 
-impl Deadlines {
-    /// Of what the peer began: it ends that when its own time is over.
-    pub(super) const PEERS: Self = Self {
-        stall: Duration::MAX,
-        total: None,
-    };
+/// Of what the peer began, as it says.
+impl From<TimeLeft> for Deadlines {
+    fn from(left: TimeLeft) -> Self {
+        let limit = |ms: u32| (ms < u32::MAX).then(|| Duration::from_millis(ms.into()));
+        Self {
+            stall: limit(left.stall_ms).unwrap_or(Duration::MAX),
+            total: limit(left.total_ms),
+        }
+    }
 }
 
 impl Default for Deadlines {

@@ -6,6 +6,7 @@ use super::config::{Agreed, CHUNK_GRAIN_BYTES, MAX_TRANSFER_BYTES};
 use super::error::{ConnectionFailure, Delivered, EndCause, SessionError};
 use super::limits::{POSTED, within};
 use super::matching::{Announced, Arrival, PostedWindow, fits};
+use super::one_sided::Allowed;
 use super::operation::{Moving, Operation, Origin, Stage};
 use super::stream::Plan;
 use super::{unexpected, unknown};
@@ -71,7 +72,11 @@ impl Session {
                 from,
                 bytes,
                 level,
-            } => return self.asked_for(request, from, bytes, level),
+                left,
+            } => {
+                let allowed = Allowed::new(now, left);
+                return self.asked_for(request, from, bytes, level, allowed);
+            }
             Frame::Pieces { list, last, part } => {
                 let limits = &self.config.ours.limits;
                 return self.piece_lists.take_part(limits, list, last, &part);
@@ -709,10 +714,13 @@ impl Session {
                 self.refuse(arrival, RefuseReason::Shutdown);
                 Ok(())
             }
-            Destination::Put { to, notified } => self.put_arrived(arrival, to, notified),
+            Destination::Put { to, notified, left } => {
+                let allowed = Allowed::new(now, left);
+                self.put_arrived(arrival, to, notified, allowed)
+            }
             Destination::Reply { request } => self.replied(now, frame, request, arrival),
             Destination::Notification { first, count } => {
-                self.notification_arrived(frame, arrival, first, count)
+                self.notification_arrived(now, frame, arrival, first, count)
             }
         }
     }

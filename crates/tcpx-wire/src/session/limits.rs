@@ -16,7 +16,7 @@ use super::operation::{Operation, Origin, Posted, Stage};
 use super::stall::OperationKind;
 use super::stream::Plan;
 use super::unexpected;
-use crate::frame::{Frame, Limits, Notified, NumberUse, Payload, Role, Tag, TransferId};
+use crate::frame::{Frame, Limits, Notified, NumberUse, Payload, Role, Tag, TimeLeft, TransferId};
 use crate::time::Time;
 
 /// What sends of the peer are that wait for a receive, which is not there.
@@ -683,6 +683,7 @@ impl Session {
                     from,
                     bytes,
                     level,
+                    left: TimeLeft::ANY,
                 }
             }
             (Some(payload), _) => {

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use super::Session;
 use super::action::{Action, Covered, OperationId};
-use super::config::MAX_NOTIFICATION_BYTES;
+use super::config::{Deadlines, MAX_NOTIFICATION_BYTES};
 use super::error::{Delivered, EndCause, SessionError};
 use super::matching::Arrival;
 use super::operation::{Operation, Origin};
 use super::stall::OperationKind;
 use super::unexpected;
-use crate::frame::{Extent, Level, Notified, Payload, RefuseReason, TransferId};
+use crate::frame::{Extent, Level, Notified, Payload, RefuseReason, TimeLeft, TransferId};
 use crate::pieces::PieceList;
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
@@ -51,6 +51,20 @@ struct Releasing {
     before: u64,
 }
 
+/// How long what the peer began may take, and since when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowed {
+    pub(super) since: Time,
+    pub(super) deadlines: Deadlines,
+}
+
+impl Allowed {
+    pub(super) fn new(since: Time, left: TimeLeft) -> Self {
+        let deadlines = left.into();
+        Self { since, deadlines }
+    }
+}
+
 /// An operation that the peer was not asked to take.
 #[derive(Debug)]
 pub(super) struct Queued {
@@ -68,7 +82,7 @@ pub(super) struct OneSided {
     /// How often windows were opened or closed.
     changed: u64,
     /// Transfers of the peer that the caller has yet to accept, or that wait for puts.
-    pub(super) arrivals: BTreeMap<TransferId, (Arrival, Origin)>,
+    pub(super) arrivals: BTreeMap<TransferId, (Arrival, Origin, Allowed)>,
     groups: BTreeMap<u64, Group>,
     next_group: u64,
     /// The one whose notification is to come.
@@ -90,7 +104,7 @@ pub(super) struct OneSided {
     pub(super) gets: BTreeMap<u64, OperationId>,
     pub(super) next_get: u64,
     /// Requests of the peer that the caller has yet to answer, and what they ask for.
-    pub(super) peer_gets: BTreeMap<u64, Covered>,
+    pub(super) peer_gets: BTreeMap<u64, (Covered, Allowed)>,
     next_peer_get: u64,
 }
 
@@ -136,9 +150,9 @@ impl OneSided {
         is_meant: impl Fn(Option<&Covered>) -> bool,
     ) -> (Vec<TransferId>, Vec<u64>) {
         let arrivals = self.arrivals.iter();
-        let arrivals = arrivals.filter(|(_, (_, origin))| is_meant(origin.covered()));
+        let arrivals = arrivals.filter(|(_, (_, origin, _))| is_meant(origin.covered()));
         let gets = self.peer_gets.iter();
-        let gets = gets.filter(|(_, covered)| is_meant(Some(covered)));
+        let gets = gets.filter(|(_, (covered, _))| is_meant(Some(covered)));
         (
             arrivals.map(|(transfer, _)| *transfer).collect(),
             gets.map(|(request, _)| *request).collect(),
@@ -224,7 +238,7 @@ impl OneSided {
 impl Session {
     /// An arrival that was not accepted, which it will not be any more.
     pub(super) fn take_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
-        let (arrival, origin) = self.one_sided.arrivals.remove(&transfer)?;
+        let (arrival, origin, _) = self.one_sided.arrivals.remove(&transfer)?;
         let pieces = origin.covered().map_or(0, Covered::pieces);
         self.taken.end(origin.kind(), pieces);
         match origin {
@@ -247,6 +261,7 @@ impl Session {
         arrival: Arrival,
         to: Extent,
         notified: Notified,
+        within: Allowed,
     ) -> Result<(), SessionError> {
         let (transfer, bytes) = (arrival.transfer, arrival.bytes);
         let (covered, allowed) = self.cover(OperationKind::PeerPut, to, bytes)?;
@@ -254,7 +269,8 @@ impl Session {
             covered: covered.clone(),
             group: self.one_sided.join_group(transfer, notified)?,
         };
-        self.one_sided.arrivals.insert(transfer, (arrival, origin));
+        let unaccepted = (arrival, origin, within);
+        self.one_sided.arrivals.insert(transfer, unaccepted);
         match allowed {
             Ok(()) => {
                 let action = Action::PutArrives {
@@ -306,6 +322,7 @@ impl Session {
     /// The peer notifies the program of so many puts from `first` on.
     pub(super) fn notification_arrived(
         &mut self,
+        now: Time,
         frame: &'static str,
         arrival: Arrival,
         first: TransferId,
@@ -336,7 +353,11 @@ impl Session {
             _ => one_sided.open_group.take(),
         };
         let origin = Origin::PeerNotification { group };
-        one_sided.arrivals.insert(transfer, (arrival, origin));
+        // It waits for the program; its sender ends it when its own time is over.
+        let allowed = Allowed::new(now, TimeLeft::ANY);
+        one_sided
+            .arrivals
+            .insert(transfer, (arrival, origin, allowed));
         let Some(number) = group else {
             // Where puts come before it, none of them came.
             self.notification_is_due(transfer, count > 0);
@@ -369,7 +390,7 @@ impl Session {
         if failed {
             return self.refuse_arrival(transfer, RefuseReason::PutFailed);
         }
-        let Some((arrival, _)) = self.one_sided.arrivals.get(&transfer) else {
+        let Some((arrival, ..)) = self.one_sided.arrivals.get(&transfer) else {
             return;
         };
         let action = Action::NotificationArrives {
@@ -439,6 +460,7 @@ impl Session {
         from: Extent,
         bytes: u64,
         level: Level,
+        within: Allowed,
     ) -> Result<(), SessionError> {
         let closing = self.closing();
         let one_sided = &mut self.one_sided;
@@ -451,7 +473,8 @@ impl Session {
         }
         one_sided.next_peer_get += 1;
         let (covered, mut allowed) = self.cover(OperationKind::PeerGet, from, bytes)?;
-        self.one_sided.peer_gets.insert(request, covered.clone());
+        let asked = (covered.clone(), within);
+        self.one_sided.peer_gets.insert(request, asked);
         if closing {
             allowed = Err(RefuseReason::Shutdown);
         }

@@ -13,7 +13,7 @@ use super::error::{Delivered, EndCause};
 use super::matching::Arrival;
 use super::stall::{OperationKind, Owes, StallReport};
 use super::stream::Plan;
-use crate::frame::{Destination, Extent, Level, Notified, Role, Tag, TransferId};
+use crate::frame::{Destination, Extent, Level, Notified, Role, Tag, TimeLeft, TransferId};
 use crate::numbered::{Numbered, take_out};
 use crate::time::Time;
 
@@ -71,7 +71,11 @@ impl Origin {
     /// Where its transfer goes, as the peer is told.
     pub(super) fn destination(&self, tag: Tag, number: Option<u64>) -> Destination {
         match *self {
-            Self::Put { to, notified } => Destination::Put { to, notified },
+            Self::Put { to, notified } => Destination::Put {
+                to,
+                notified,
+                left: TimeLeft::ANY,
+            },
             Self::Notification { first, count } => Destination::Notification { first, count },
             Self::PeerGet { request, .. } => Destination::Reply { request },
             _ => Destination::Receive {
@@ -693,6 +697,19 @@ impl OperationClock {
     pub(super) fn ends_at(&self) -> Option<Time> {
         let total = self.deadlines.total?;
         Some(self.created + total)
+    }
+
+    /// What the peer is told, if that happens now. It ends nothing before this side does.
+    pub(super) fn left(&self, now: Time) -> TimeLeft {
+        let ms = |left: Duration| {
+            let ms = left.as_millis().saturating_add(1);
+            u32::try_from(ms).unwrap_or(u32::MAX)
+        };
+        let total = self.ends_at().map(|end| end.saturating_since(now));
+        TimeLeft {
+            stall_ms: ms(self.deadlines.stall),
+            total_ms: total.map_or(u32::MAX, ms),
+        }
     }
 
     pub(super) fn expired(&self, now: Time) -> Option<Expired> {

@@ -9,7 +9,7 @@ use super::config::Config;
 use super::error::{ConnectionFailure, EndCause};
 use super::operation::{End, Operation, Stage};
 use super::stall::{OperationState, Owes, StallReport};
-use crate::frame::{Frame, GoodbyeReason, PlacedChunks, Role};
+use crate::frame::{Destination, Frame, GoodbyeReason, PlacedChunks, Role};
 use crate::time::Time;
 
 /// What a caller can take.
@@ -98,8 +98,32 @@ impl Session {
                 self.transmit.push_back(Frame::EagerCredit { bytes });
             }
         }
-        let frame = self.transmit.pop_front()?;
+        let mut frame = self.transmit.pop_front()?;
         self.liveness.transmitted(now);
+        let asks = match &mut frame {
+            Frame::Waiting {
+                transfer,
+                to: Destination::Put { left, .. },
+                ..
+            }
+            | Frame::Eager {
+                transfer,
+                to: Destination::Put { left, .. },
+                ..
+            } => self
+                .operations
+                .named(Role::Sender, *transfer)
+                .zip(Some(left)),
+            Frame::Get { request, left, .. } => {
+                (self.one_sided.gets.get(request).copied()).zip(Some(left))
+            }
+            _ => None,
+        };
+        if let Some((operation, left)) = asks
+            && let Some(it) = self.operations.get(operation)
+        {
+            *left = it.clock.left(now);
+        }
         if let Frame::Waiting { transfer, .. } | Frame::Eager { transfer, .. } = &frame {
             let operation = OperationId::new(Role::Sender, transfer.0);
             if let Some(it) = self.operations.get_mut(operation) {

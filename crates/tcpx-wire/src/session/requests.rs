@@ -6,6 +6,7 @@ use super::Session;
 use super::action::{GetRequest, OperationId, ReceiveRequest, SendRequest};
 use super::config::{Deadlines, MAX_TRANSFER_BYTES, eager_cost};
 use super::error::{ConnectionFailure, EndCause, RequestError};
+use super::one_sided::Allowed;
 use super::operation::{Digests, End, Operation, Origin, Stage};
 use super::output::Ending;
 use crate::frame::{
@@ -78,19 +79,20 @@ impl Session {
         }
         // Those of lists that the operation and its payload count for.
         let (mut pieces, mut carried) = (0, 0);
-        let mut usual = self.config.deadlines;
+        let (mut since, mut usual) = (now, self.config.deadlines);
         let origin = match to {
             Destination::Receive { .. } => Origin::Send,
-            Destination::Put { to, notified } => {
+            Destination::Put { to, notified, .. } => {
                 carried = self.piece_lists.queue(to, bytes)?;
                 pieces = carried;
                 Origin::Put { to, notified }
             }
             Destination::Notification { first, count } => Origin::Notification { first, count },
             Destination::Reply { request } => {
-                let covered = self.one_sided.peer_gets.remove(&request);
-                let covered = covered.ok_or(RequestError::NotAsked { request })?;
-                (pieces, usual) = (covered.pieces(), Deadlines::PEERS);
+                let asked = self.one_sided.peer_gets.remove(&request);
+                let (covered, allowed) = asked.ok_or(RequestError::NotAsked { request })?;
+                (since, usual) = (allowed.since, allowed.deadlines);
+                pieces = covered.pieces();
                 Origin::PeerGet { request, covered }
             }
         };
@@ -107,10 +109,11 @@ impl Session {
         });
         let kind = origin.kind();
         let deadlines = deadlines.unwrap_or(usual);
-        let operation = self.begin(now, Role::Sender, origin, bytes, level, deadlines);
+        let operation = self.begin(since, Role::Sender, origin, bytes, level, deadlines);
         let Some(it) = self.operations.get_mut(operation) else {
             return Ok(operation);
         };
+        it.clock.progressed(now);
         (it.tag, it.pieces) = (tag, pieces);
         it.is_counted = kind.is_peers();
         if !kind.has_tag() && !kind.is_peers() {
@@ -267,10 +270,11 @@ impl Session {
     /// Takes a put or a notification of the peer, whose memory is there now. `None` when it ended
     /// meanwhile.
     pub fn accept(&mut self, now: Time, transfer: TransferId) -> Option<OperationId> {
-        let (arrival, origin) = self.one_sided.arrivals.remove(&transfer)?;
+        let (arrival, origin, allowed) = self.one_sided.arrivals.remove(&transfer)?;
         let (bytes, pieces) = (arrival.bytes, origin.covered().map_or(0, |of| of.pieces()));
         let (role, level) = (Role::Receiver, Level::Placed);
-        let operation = self.begin(now, role, origin, bytes, level, Deadlines::PEERS);
+        let Allowed { since, deadlines } = allowed;
+        let operation = self.begin(since, role, origin, bytes, level, deadlines);
         if let Some(it) = self.operations.get_mut(operation) {
             (it.pieces, it.is_counted) = (pieces, true);
         }
@@ -292,7 +296,7 @@ impl Session {
 
     /// Refuses a get of the peer that was not answered.
     pub fn refuse_get(&mut self, request: u64, reason: RefuseReason) {
-        if let Some(covered) = self.one_sided.peer_gets.remove(&request) {
+        if let Some((covered, _)) = self.one_sided.peer_gets.remove(&request) {
             let kind = super::OperationKind::PeerGet;
             self.taken.end(kind, covered.pieces());
             self.transmit

@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::*;
 use proptest::prelude::*;
 
-use crate::frame::{Destination, Grant, Level, Limits, Role, Settings, Tag};
+use crate::frame::{Destination, Grant, Level, Limits, Role, Settings, Tag, TimeLeft};
 
 /// The next thing to do, whatever frames wait.
 fn next_action(session: &mut Session) -> Option<Action> {

@@ -8,7 +8,7 @@ use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
 use tcpx_wire::frame::{
     CancelReason, Destination, Extent, Frame, Grant, Limits, Notified, PlacedChunks, RefuseReason,
-    Settings, TransferId, encode,
+    Settings, TimeLeft, TransferId, encode,
 };
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
@@ -471,6 +471,7 @@ fn puts_that_end_before_their_memory_is_free_are_forgotten() {
         to: Destination::Put {
             to: Extent::Place(key.at(0)),
             notified: Notified::No,
+            left: TimeLeft::ANY,
         },
     };
     begun_and_ended(scene, put, |core| core.one_sided.behind_stopped.len());

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, CompletionQueue, Connection, Endpoint, Region, Rights, WindowKey};
-use tcpx_wire::frame::{CancelReason, Destination, Extent, Frame, Grant, Notified};
+use tcpx_wire::frame::{CancelReason, Destination, Extent, Frame, Grant, Notified, TimeLeft};
 use tcpx_wire::pieces::PieceList;
 use tcpx_wire::{Level, Role, Tag, TransferId};
 
@@ -132,6 +132,7 @@ fn put(hostile: &mut Hostile) -> Vec<Frame> {
             to: Destination::Put {
                 to: Extent::Pieces(0),
                 notified: Notified::No,
+                left: TimeLeft::ANY,
             },
         },
         Frame::Cancel {

@@ -99,7 +99,10 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         1 => number().prop_map(|number| Frame::Forget { tag: Tag(1), number }),
         1 => any::<bool>().prop_map(|forgotten| Frame::Forgotten { tag: Tag(1), forgotten }),
         4 => (0u64..4, any_extent(), number(), any_level()).prop_map(
-            |(request, from, bytes, level)| Frame::Get { request, from, bytes, level }
+            |(request, from, bytes, level)| {
+                let left = TimeLeft::ANY;
+                Frame::Get { request, from, bytes, level, left }
+            }
         ),
         3 => (0u64..3, any::<bool>(), any_part()).prop_map(|(list, last, part)| {
             Frame::Pieces { list, last, part }
@@ -156,7 +159,11 @@ fn any_destination() -> impl Strategy<Value = Destination> {
         12 => (0u64..3, number)
             .prop_map(|(tag, number)| Destination::Receive { tag: Tag(tag), number }),
         6 => (any_extent(), any_notified())
-            .prop_map(|(to, notified)| Destination::Put { to, notified }),
+            .prop_map(|(to, notified)| Destination::Put {
+                to,
+                notified,
+                left: TimeLeft::ANY,
+            }),
         2 => (0u64..3).prop_map(|request| Destination::Reply { request }),
         2 => (0u64..6, 0u32..4).prop_map(|(first, count)| {
             Destination::Notification { first: TransferId(first), count }

@@ -472,6 +472,7 @@ fn answers_to_as_many_puts_as_are_allowed_may_wait() {
         let to = Destination::Put {
             to: Extent::Place(place),
             notified: Notified::No,
+            left: TimeLeft::ANY,
         };
         let put = one_sided::waiting(transfer, 10, to);
         session.frame(Time(0), put).unwrap();

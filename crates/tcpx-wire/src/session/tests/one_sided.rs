@@ -42,6 +42,7 @@ pub(super) fn put(bytes: u64, level: Level, to: impl Into<Extent>) -> SendReques
         to: Destination::Put {
             to: to.into(),
             notified: Notified::No,
+            left: TimeLeft::ANY,
         },
         ..send(0, bytes, level)
     }
@@ -315,6 +316,7 @@ fn what_follows_a_get_waits_until_its_memory_is_free() {
         from: place(window, 0).into(),
         bytes: 4096,
         level: Level::Placed,
+        left: TimeLeft::ANY,
     };
     take(&mut session, &[asked]);
     let answer = SendRequest {
@@ -569,6 +571,7 @@ fn closing_refuses_what_was_not_accepted() {
     let to = Destination::Put {
         to: place(window, 0).into(),
         notified: Notified::First,
+        left: TimeLeft::ANY,
     };
     let zero = TransferId(0);
     let frames = [
@@ -578,6 +581,7 @@ fn closing_refuses_what_was_not_accepted() {
             from: place(window, 0).into(),
             bytes: 100,
             level: Level::Placed,
+            left: TimeLeft::ANY,
         },
     ];
     for frame in frames {
@@ -607,6 +611,7 @@ fn one_sided_frames_that_no_honest_peer_sends() {
         from: place(0, 0).into(),
         bytes: 1,
         level: Level::Placed,
+        left: TimeLeft::ANY,
     };
     let reply = |request| Destination::Reply { request };
     let behind = |first, count| Destination::Notification {

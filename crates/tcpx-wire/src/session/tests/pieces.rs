@@ -165,7 +165,7 @@ fn rule_14_each_piece_counts_for_256_bytes_of_credit() {
         to,
         ..eager(0, 975, Level::Placed)
     };
-    let to = put(975, Level::Placed, list).to;
+    let mut to = put(975, Level::Placed, list).to;
     for _ in 0..2 {
         pair.send(0, small(to));
     }
@@ -175,6 +175,10 @@ fn rule_14_each_piece_counts_for_256_bytes_of_credit() {
         if let Frame::Eager { to, .. } | Frame::Waiting { to, .. } = frame {
             frames.push((frame.name(), *to));
         }
+    }
+    if let Destination::Put { left, .. } = &mut to {
+        // The usual 30 s, and not less.
+        left.stall_ms = 30_001;
     }
     assert_eq!(frames, [("eager", to), ("waiting", to)]);
     // A peer that does not hold back is refused.
@@ -249,6 +253,7 @@ fn rule_13_lists_beyond_the_bound_end_the_connection() {
         from: Extent::Pieces(list),
         bytes,
         level: Level::Placed,
+        left: TimeLeft::ANY,
     };
     let unexpected = |error: SessionError| matches!(error, SessionError::Unexpected { .. });
     assert!(unexpected(hostile(vec![part(1, true, &one)])));
@@ -433,6 +438,7 @@ fn what_names_a_long_list_costs_as_with_a_short_one() {
                     from: Extent::Pieces(0),
                     bytes: list.bytes(),
                     level: Level::Placed,
+                    left: TimeLeft::ANY,
                 };
                 owner.frame(now, get).unwrap();
                 let (frames, actions) = drain_at(&mut owner, now);

@@ -1,8 +1,10 @@
 //! What follows a deadline or a cancel: both sides stop, or somebody does not.
 
+use super::one_sided::{get, place, put, secret};
 use super::pair::Pair;
 use super::*;
 use crate::frame::{CancelReason, Frame, Role};
+use crate::window::Rights;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// More than an operation takes to end behind its deadline.
@@ -212,4 +214,46 @@ fn a_deadline_holds_for_what_a_peer_has_cancelled() {
     assert_eq!(pair.outcome(0, sent), None, "it may still say what it has");
     pair.run(SOON);
     assert_eq!(pair.error(0, sent).delivered, Delivered::Unknown);
+}
+
+/// Who put or got stands still, and says nothing more of it.
+#[test]
+fn an_owner_ends_by_its_deadline_what_a_stopped_peer_began() {
+    let by_stall = Some(Deadlines {
+        stall: SECOND,
+        total: None,
+    });
+    for (gets, deadlines) in [false, true]
+        .into_iter()
+        .zip([total(1), by_stall].repeat(2))
+    {
+        let mut pair = Pair::new(small_chunks(2), 3);
+        let rights = Rights::GetAndPut;
+        let window = pair.sides[1].session.expose(secret(7), 1 << 20, rights);
+        pair.weather.lose_data = true;
+        if gets {
+            let request = get(300_000, Level::Placed, place(window, 0));
+            let request = GetRequest {
+                deadlines,
+                ..request
+            };
+            pair.get(0, request);
+        } else {
+            let request = put(300_000, Level::Placed, place(window, 0));
+            let request = SendRequest {
+                deadlines,
+                ..request
+            };
+            pair.send(0, request);
+        }
+        pair.run(SOON);
+        let running = |pair: &Pair| {
+            let states = pair.sides[1].session.snapshot(pair.now);
+            states.iter().filter(|state| !state.completed).count()
+        };
+        assert_eq!(running(&pair), 1);
+        pair.weather.stopped[0] = pair.now + SECOND * 60;
+        pair.run(SECOND + SOON);
+        assert_eq!(running(&pair), 0, "gets: {gets}, {deadlines:?}");
+    }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::frame::{
     CancelReason, Detail, Extent, GoodbyeReason, Grant, Limits, Notified, NumberUse, RefuseReason,
-    Role,
+    Role, TimeLeft,
 };
 use crate::window::{Place, WindowSecret};
 
@@ -135,10 +135,18 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             Just(Notified::Next)
         ]
     };
+    let left = || {
+        (any::<u32>(), any::<u32>())
+            .prop_map(|(stall_ms, total_ms)| TimeLeft { stall_ms, total_ms })
+    };
     let destination = || {
         prop_oneof![
             (tag(), any::<u64>()).prop_map(|(tag, number)| Destination::Receive { tag, number }),
-            (extent(), notified()).prop_map(|(to, notified)| Destination::Put { to, notified }),
+            (extent(), notified(), left()).prop_map(|(to, notified, left)| Destination::Put {
+                to,
+                notified,
+                left
+            }),
             any::<u64>().prop_map(|request| Destination::Reply { request }),
             (id(), any::<u32>())
                 .prop_map(|(first, count)| Destination::Notification { first, count }),
@@ -174,13 +182,14 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         }),
         (id(), grant()).prop_map(|(transfer, grant)| Frame::Grant { transfer, grant }),
         (id(), refuse.clone()).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
-        (any::<u64>(), extent(), any::<u64>(), level()).prop_map(
-            |(request, from, bytes, level)| {
+        (any::<u64>(), extent(), any::<u64>(), level(), left()).prop_map(
+            |(request, from, bytes, level, left)| {
                 Frame::Get {
                     request,
                     from,
                     bytes,
                     level,
+                    left,
                 }
             }
         ),
