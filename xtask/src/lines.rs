@@ -1,7 +1,7 @@
 //! `cargo xtask lines [COMMIT]`: lines of product Rust, crate by crate.
 //!
 //! Product files are the `*.rs` of `crates/*/src` that are not tests: not `tests.rs`, not below a
-//! folder `tests`, `examples` or `benches`. Modules and functions behind `#[cfg(test)]` (and
+//! folder `tests`, `examples` or `benches`. Modules and functions behind `#[cfg(test)]`, [`TEST_FEATURE`] (and
 //! `cfg(loom)` models) do not count, inline or in a file of their own; every other line does, blank ones and
 //! comments too.
 
@@ -12,6 +12,9 @@ use anyhow::{Result, bail};
 
 use super::gate::git;
 use crate::workspace::{files, read, root};
+
+/// What only tests switch on: the driver in memory that they run without a GPU.
+const TEST_FEATURE: &str = "feature = \"fake-driver\"";
 
 /// Prints the table; with a commit, what has changed since.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -156,10 +159,11 @@ fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
 
 fn is_test(line: &str) -> bool {
     line.strip_prefix("#[cfg(").is_some_and(|condition| {
-        condition.starts_with("test)")
-            || condition.starts_with("all(test")
-            || condition.starts_with("loom)")
-            || condition.starts_with("all(loom")
+        let condition = condition.strip_prefix("any(test, ").unwrap_or(condition);
+        condition.starts_with(TEST_FEATURE)
+            || ["test)", "all(test", "loom)", "all(loom"]
+                .iter()
+                .any(|start| condition.starts_with(start))
     })
 }
 

@@ -1,12 +1,14 @@
 //! Pinned slots in which networks stage bytes: pinned once, shared by all connections, never given back.
 //!
 //! A GPU has one set of slots, and the host has one. Each connection takes [`PinnedPool`]s of it: a number of slots
-//! is guaranteed to each pool, and the rest goes to whoever wants it, so that one busy connection gets
-//! most of them and none keeps them from others.
+//! is guaranteed to each pool while there are plenty, and the rest goes to whoever wants it, so that one busy connection
+//! gets most of them. A peer that stands still may keep what it has for ever. So a pool that has no slot and finds none
+//! uses one of its own, of ordinary memory, which a GPU reaches by way of its copy worker: whatever others hold, no
+//! connection stands still.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 use crate::error::MemoryError;
 use crate::free_slots::FreeSlots;
@@ -14,30 +16,20 @@ use crate::lease::{Access, Hold, Lease, LeaseTable};
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
-/// Slots that are guaranteed to a pool for sends and to one for receives, while there are plenty.
-const GUARANTEED: [usize; 2] = [6, 2];
+/// Slots that are guaranteed to a pool for sends and to one for receives, while there are plenty. A send keeps its slot
+/// until the peer has received, a receive only until what is in it is copied.
+const FOR_SENDS: usize = 6;
+const FOR_RECEIVES: usize = 2;
 /// A guarantee takes at most this part of what is not guaranteed yet, so that many connections get one.
 const PART: usize = 8;
 /// Slots beyond its guarantee that a pool may have for each that would still be left to others.
 const PER_SLOT_LEFT: usize = 4;
-/// Slots that sends leave to receives. A send keeps its slot until the peer receives, a receive only until it is
-/// copied: so receives go on, and with them the sends of peers.
-const LEFT_TO_RECEIVES: usize = 2;
 /// Slots that short chunks take in turn: enough that a slot has left the core's cache before its next
 /// use, and few enough to stay in the shared caches.
 const ROTATING_SLOTS: usize = 40;
 /// Slots that long chunks take one behind the other: of more than these, each would have left the shared caches before its
 /// next use. 4 MiB between staged host memories took 0.70 s of processor time for 10^9 bytes with 256 of them, 0.48 with 64.
 const ADJACENT_SLOTS: usize = 64;
-
-/// What the slots of a pool are for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// They are kept until the peer has received.
-    Send,
-    /// They are kept until what is in them is copied.
-    Receive,
-}
 
 /// Fixed-size slots of pinned memory; ordinary memory in a process without a GPU. Cheap to clone.
 ///
@@ -81,13 +73,24 @@ struct Share {
     slots: Arc<Slots>,
     guaranteed: usize,
     most: usize,
-    /// Spare slots that it leaves to others in any case.
-    leaves: usize,
     taken: AtomicUsize,
+    /// The slot that it has while it gets none of the shared ones.
+    own: OnceLock<Own>,
+    own_taken: AtomicBool,
     /// Whether a user found no slot since the last one was returned.
     starved: AtomicBool,
     watchers: RwLock<(u64, Vec<(u64, Callback)>)>,
 }
+
+/// A slot of ordinary memory.
+struct Own {
+    region: Region,
+    users: AtomicU32,
+    uses: LeaseTable,
+}
+
+/// In place of a slot's number: the pool's own.
+const OWN: u32 = u32::MAX;
 
 impl Slots {
     /// All of a region, which nobody else uses, as slots.
@@ -115,22 +118,22 @@ impl Slots {
         Self::new(Region::host(PinnedPool::HOST_BYTES)?)
     }
 
-    /// A pool of at most so many slots.
-    pub(crate) fn pool(self: &Arc<Self>, purpose: Purpose, most: usize) -> PinnedPool {
-        let most = most.clamp(1, self.len());
-        let (wanted, leaves) = match purpose {
-            Purpose::Send => (GUARANTEED[0], LEFT_TO_RECEIVES),
-            Purpose::Receive => (GUARANTEED[1], 0),
-        };
-        self.share(most, leaves, |spare| wanted.min(most).min(spare / PART))
+    /// A pool for sends of at most so many slots.
+    pub(crate) fn to_send(self: &Arc<Self>, most: usize) -> PinnedPool {
+        self.pool(most, FOR_SENDS)
     }
 
-    fn share(
-        self: &Arc<Self>,
-        most: usize,
-        leaves: usize,
-        guarantee: impl Fn(usize) -> usize,
-    ) -> PinnedPool {
+    /// A pool for receives.
+    pub(crate) fn to_receive(self: &Arc<Self>, most: usize) -> PinnedPool {
+        self.pool(most, FOR_RECEIVES)
+    }
+
+    fn pool(self: &Arc<Self>, most: usize, wanted: usize) -> PinnedPool {
+        let most = most.clamp(1, self.len());
+        self.share(most, |spare| wanted.min(most).min(spare / PART))
+    }
+
+    fn share(self: &Arc<Self>, most: usize, guarantee: impl Fn(usize) -> usize) -> PinnedPool {
         let mut guaranteed = 0;
         let guarantee = |spare: usize| {
             guaranteed = guarantee(spare);
@@ -144,8 +147,9 @@ impl Slots {
             slots: Arc::clone(self),
             guaranteed,
             most,
-            leaves,
             taken: AtomicUsize::new(0),
+            own: OnceLock::new(),
+            own_taken: AtomicBool::new(false),
             starved: AtomicBool::new(false),
             watchers: RwLock::default(),
         });
@@ -165,9 +169,9 @@ impl Slots {
     }
 
     /// Takes a spare slot for a pool that has `beyond` its guarantee.
-    fn take_spare(&self, beyond: usize, leaves: usize) -> bool {
+    fn take_spare(&self, beyond: usize) -> bool {
         let take = |spare: usize| {
-            let left = spare.checked_sub(1 + leaves)?;
+            let left = spare.checked_sub(1)?;
             let enough = beyond <= left.saturating_mul(PER_SLOT_LEFT);
             enough.then_some(spare - 1)
         };
@@ -197,7 +201,7 @@ impl Share {
                 return false;
             }
             let beyond = taken.checked_sub(self.guaranteed);
-            if beyond.is_some_and(|beyond| !self.slots.take_spare(beyond, self.leaves)) {
+            if beyond.is_some_and(|beyond| !self.slots.take_spare(beyond)) {
                 return false;
             }
             let counted =
@@ -222,6 +226,32 @@ impl Share {
         if before > self.guaranteed {
             self.slots.give_spare(1);
         }
+    }
+
+    /// Takes the pool's own slot, where it has no other.
+    fn take_own(&self) -> Option<&Own> {
+        if self.taken.load(Ordering::SeqCst) > 0 || self.own_taken.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        if self.own.get().is_none() {
+            match Region::host(PinnedPool::SLOT_BYTES) {
+                Ok(region) => {
+                    let users = AtomicU32::new(0);
+                    let uses = LeaseTable::default();
+                    // Whoever has set `own_taken` is alone here.
+                    let _ = self.own.set(Own {
+                        region,
+                        users,
+                        uses,
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection waits for a slot of others");
+                    self.own_taken.store(false, Ordering::SeqCst);
+                }
+            }
+        }
+        self.own.get()
     }
 
     fn wake(&self) {
@@ -309,10 +339,12 @@ impl PinnedPool {
             self.0.starve();
             self.0.claim()
         };
-        if !claimed {
-            return None;
-        }
         let slots = &self.0.slots;
+        if !claimed {
+            let own = self.0.take_own()?;
+            own.users.store(1, Ordering::Relaxed);
+            return Some(self.hold(&own.region, 0, OWN));
+        }
         // A slot is free before it is counted as such, so one is there for each claim; but another thread may
         // take the one that this search has passed by.
         let index = loop {
@@ -324,17 +356,16 @@ impl PinnedPool {
         let slot = index as usize;
         slots.taken.fetch_add(1, Ordering::Relaxed);
         slots.users[slot].store(1, Ordering::Relaxed);
-        let start = slot * Self::SLOT_BYTES;
+        Some(self.hold(&slots.region, slot * Self::SLOT_BYTES, index))
+    }
+
+    fn hold(&self, region: &Region, start: usize, index: u32) -> PinnedSlot {
         let hold = Hold::Slot(SlotHold {
             share: Arc::clone(&self.0),
             index,
         });
         let range = start..start + Self::SLOT_BYTES;
-        Some(PinnedSlot(RegionSlice::held(
-            slots.region.clone(),
-            range,
-            hold,
-        )))
+        PinnedSlot(RegionSlice::held(region.clone(), range, hold))
     }
 
     /// Calls `wake` whenever there may be a slot after [`Self::try_take`] found none, until the watch is
@@ -396,12 +427,23 @@ pub(crate) struct SlotHold {
 }
 
 impl SlotHold {
+    /// The pool's own slot, if it is that.
+    fn own(&self) -> Option<&Own> {
+        self.share.own.get().filter(|_| self.index == OWN)
+    }
+
     pub(crate) fn uses(&self) -> &LeaseTable {
-        &self.share.slots.uses[self.index as usize]
+        match self.own() {
+            Some(own) => &own.uses,
+            None => &self.share.slots.uses[self.index as usize],
+        }
     }
 
     fn users(&self) -> &AtomicU32 {
-        &self.share.slots.users[self.index as usize]
+        match self.own() {
+            Some(own) => &own.users,
+            None => &self.share.slots.users[self.index as usize],
+        }
     }
 }
 
@@ -420,6 +462,10 @@ impl Drop for SlotHold {
     fn drop(&mut self) {
         // Release this user's writes and acquire the others', before the next user takes the slot.
         if self.users().fetch_sub(1, Ordering::AcqRel) == 1 {
+            if self.index == OWN {
+                self.share.own_taken.store(false, Ordering::SeqCst);
+                return self.share.wake();
+            }
             let slots = &self.share.slots;
             slots.taken.fetch_sub(1, Ordering::Relaxed);
             slots.free.give_back(self.index);
@@ -457,6 +503,8 @@ impl fmt::Debug for FreeWatch {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn slots(count: usize) -> Arc<Slots> {
@@ -465,7 +513,7 @@ mod tests {
 
     /// All slots, each guaranteed.
     fn pool() -> PinnedPool {
-        slots(256).share(256, 0, |_| 256)
+        slots(256).share(256, |_| 256)
     }
 
     fn all_of(pool: &PinnedPool) -> Vec<PinnedSlot> {
@@ -477,8 +525,8 @@ mod tests {
         let slots = slots(64);
         let pools: Vec<_> = (0..12)
             .map(|_| {
-                let pool = |purpose| slots.pool(purpose, 64);
-                (pool(Purpose::Send), pool(Purpose::Receive))
+                let pool = |wanted| slots.pool(64, wanted);
+                (pool(FOR_SENDS), pool(FOR_RECEIVES))
             })
             .collect();
         let guarantees: Vec<_> = pools
@@ -487,8 +535,6 @@ mod tests {
             .collect();
         assert_eq!(guarantees[..3], [(6, 2), (6, 2), (6, 2)]);
         assert_eq!(guarantees[10..], [(1, 1), (1, 0)], "{guarantees:?}");
-        let left = slots.spare.load(Ordering::SeqCst);
-        assert!(left > LEFT_TO_RECEIVES, "{left} are nobody's");
         drop(pools);
         assert_eq!(slots.spare.load(Ordering::SeqCst), 64);
     }
@@ -496,7 +542,7 @@ mod tests {
     #[test]
     fn one_connection_gets_most_slots_and_leaves_each_other_its_own() {
         let slots = slots(64);
-        let pools: Vec<_> = (0..4).map(|_| slots.pool(Purpose::Send, 64)).collect();
+        let pools: Vec<_> = (0..4).map(|_| slots.to_send(64)).collect();
         // What one takes the others keep.
         let taken = all_of(&pools[0]);
         assert!(taken.len() > 32, "{}", taken.len());
@@ -507,23 +553,67 @@ mod tests {
         assert_eq!((slots.taken(), pools[3].free_slots()), (0, 64));
     }
 
-    #[test]
-    fn whatever_sends_hold_a_receive_gets_a_slot() {
-        for count in 8..40 {
+    proptest! {
+        #[test]
+        fn no_connection_starves_whatever_others_hold(
+            count in 1usize..80,
+            connections in 1usize..=40,
+            stalled in prop::collection::vec(any::<(bool, bool)>(), 40),
+        ) {
             let slots = slots(count);
-            let senders: Vec<_> = (0..count).map(|_| slots.pool(Purpose::Send, 64)).collect();
-            let held: Vec<_> = senders.iter().map(all_of).collect();
-            // It came late and has no guarantee.
-            let receiver = slots.pool(Purpose::Receive, 64);
-            assert!(receiver.try_take().is_some(), "{count}");
+            let mut held = Vec::new();
+            let all: Vec<_> = (0..connections)
+                .map(|number| {
+                    let pools = [slots.to_send(64), slots.to_receive(64)];
+                    let (sends, receives) = stalled[number];
+                    held.extend(pools.iter().zip([sends, receives]).filter(|(_, stalls)| *stalls).map(|(pool, _)| all_of(pool)));
+                    pools
+                })
+                .collect();
+            for (number, pools) in all.iter().enumerate() {
+                let (sends, receives) = stalled[number];
+                for (pool, stalls) in pools.iter().zip([sends, receives]) {
+                    let slot = pool.try_take();
+                    prop_assert_eq!(slot.is_none(), stalls, "{} of {}", number, connections);
+                    if let Some(slot) = slot {
+                        slot.slice().write_from(&[1]).unwrap();
+                    }
+                }
+            }
+            prop_assert!(held.iter().all(|slots| !slots.is_empty()));
             drop(held);
+            prop_assert_eq!((slots.taken(), slots.free.len()), (0, count));
         }
+    }
+
+    #[test]
+    fn a_pools_own_slot_is_used_while_there_is_no_other() {
+        let slots = slots(1);
+        let (one, other) = (slots.to_send(64), slots.to_send(64));
+        let shared = one.try_take().unwrap();
+        let woken = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&woken);
+        let _watch = other.on_free(Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        }));
+        let own = other.try_take().unwrap();
+        assert!(other.try_take().is_none());
+        let part = own.slice().slice(5..8).unwrap();
+        drop(own);
+        part.write_from(b"abc").unwrap();
+        assert_eq!(woken.load(Ordering::SeqCst), 0);
+        drop(part);
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        drop(shared);
+        let index = |slot: &PinnedSlot| slot.slice().region().len() / PinnedPool::SLOT_BYTES;
+        let taken = other.try_take().unwrap();
+        assert_eq!((index(&taken), slots.taken()), (1, 1));
     }
 
     #[test]
     fn a_pool_without_a_slot_is_woken_by_another_ones() {
         let slots = slots(16);
-        let (one, other) = (slots.pool(Purpose::Send, 16), slots.pool(Purpose::Send, 16));
+        let (one, other) = (slots.to_send(16), slots.to_send(16));
         let woken = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&woken);
         let _watch = other.on_free(Arc::new(move || {
@@ -547,12 +637,12 @@ mod tests {
                 let (slots, held) = (&slots, Arc::clone(&held));
                 scope.spawn(move || {
                     for round in 0..500 {
-                        let purpose = match (thread + round) % 2 {
-                            0 => Purpose::Send,
-                            _ => Purpose::Receive,
-                        };
-                        let pool = slots.pool(purpose, 1 + round % 7);
-                        for slot in all_of(&pool) {
+                        let pool = slots.pool(1 + round % 7, (thread + round) % 4);
+                        let all = all_of(&pool);
+                        for slot in all
+                            .iter()
+                            .filter(|slot| slot.slice().region().len() > PinnedPool::SLOT_BYTES)
+                        {
                             let number = slot.slice().offset() / PinnedPool::SLOT_BYTES;
                             assert_eq!(held[number].fetch_add(1, Ordering::SeqCst), 0);
                             held[number].fetch_sub(1, Ordering::SeqCst);
@@ -597,7 +687,7 @@ mod tests {
 
     #[test]
     fn pieces_that_follow_each_other_get_slots_that_do() {
-        let pool = slots(64).share(64, 0, |_| 64);
+        let pool = slots(64).share(64, |_| 64);
         let middle = pool.slots() as u64 / 2;
         let index = |slot: &PinnedSlot| (slot.slice().offset() / PinnedPool::SLOT_BYTES) as u64;
         for (half, first) in [(PoolHalf::Lower, 0), (PoolHalf::Upper, middle)] {

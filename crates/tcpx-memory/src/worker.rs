@@ -26,7 +26,7 @@ use crate::gpu::Gpu;
 use crate::job::{Job, SubmitError, Work};
 use crate::kind::MemoryKind;
 use crate::lock;
-use crate::pinned::{PinnedPool, Purpose, Slots};
+use crate::pinned::{PinnedPool, Slots};
 use crate::slice::RegionSlice;
 use tcpx_wire::Descriptors;
 
@@ -74,7 +74,7 @@ impl CopyWorker {
         })?;
         Ok(Self {
             queue,
-            pool: slots.pool(Purpose::Receive, slots.len()),
+            pool: slots.to_receive(slots.len()),
             slots,
             gpu: None,
             no_kernel: None,
@@ -147,12 +147,12 @@ impl CopyWorker {
     /// Slots for one connection's sends, of those that all connections share: at most so many at a time. No call of
     /// the driver.
     pub fn slots_to_send(&self, most: usize) -> PinnedPool {
-        self.slots.pool(Purpose::Send, most)
+        self.slots.to_send(most)
     }
 
     /// As [`slots_to_send`](Self::slots_to_send), for receives.
     pub fn slots_to_receive(&self, most: usize) -> PinnedPool {
-        self.slots.pool(Purpose::Receive, most)
+        self.slots.to_receive(most)
     }
 
     /// Bytes of all slots that are taken, whosever they are.

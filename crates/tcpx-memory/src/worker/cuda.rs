@@ -36,7 +36,6 @@ use crate::ending;
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::{Gpu, MappedHost};
 use crate::lock;
-use crate::pinned::Purpose;
 
 /// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its kernels.
 pub(crate) const WORKER_BYTES: usize = STAGING + Slots::BYTES.next_multiple_of(4096);
@@ -111,7 +110,7 @@ fn worker_of(
 ) -> Result<CopyWorker, MemoryError> {
     let slots = Arc::clone(gpu.kept()?.slots());
     Ok(CopyWorker {
-        pool: slots.pool(Purpose::Receive, slots.len()),
+        pool: slots.to_receive(slots.len()),
         slots,
         queue,
         gpu: Some(gpu.clone()),
