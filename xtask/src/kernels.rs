@@ -1,4 +1,4 @@
-//! `cargo xtask kernels`: CUDA C to the PTX that is checked in.
+//! `cargo xtask kernels`: CUDA C to the PTX and the machine code that are checked in.
 
 mod nvrtc;
 
@@ -12,43 +12,48 @@ use sha2::{Digest as _, Sha256};
 /// Where the sources lie; the PTX files name them from their crate's folder.
 const FOLDER: &str = "crates/tcpx-memory/kernels";
 
-/// One PTX file and what it is made of.
+/// A source and what is made of it.
 struct Kernel {
     /// The source, in `FOLDER`.
     source: &'static str,
     /// What the source includes, in `FOLDER`.
     headers: &'static [&'static str],
-    /// The result, from the root of the repository.
+    /// The PTX, from the root of the repository.
     ptx: &'static str,
+    /// Machine code, and the architecture that it is for: later ones of the same first digit run it too.
+    code: &'static [(&'static str, &'static str)],
 }
 
-const KERNELS: [Kernel; 4] = [
+const KERNELS: [Kernel; 2] = [
     Kernel {
-        source: "unpack.cu",
-        headers: &["signal_completion.h", "unpack_lane.h"],
-        ptx: "crates/tcpx-memory/src/ptx/unpack.ptx",
-    },
-    Kernel {
-        source: "crc32c.cu",
-        headers: &["crc32c_lane.h", "signal_completion.h", "unpack_lane.h"],
-        ptx: "crates/tcpx-memory/src/ptx/crc32c.ptx",
-    },
-    Kernel {
-        source: "persistent_copy.cu",
-        headers: &["unpack_lane.h"],
-        ptx: "crates/tcpx-memory/src/ptx/persistent_copy.ptx",
+        source: "tcpx.cu",
+        headers: &[
+            "unpack.cu",
+            "crc32c.cu",
+            "persistent_copy.cu",
+            "crc32c_lane.h",
+            "signal_completion.h",
+            "unpack_lane.h",
+        ],
+        ptx: "crates/tcpx-memory/src/kernels/tcpx.ptx",
+        code: &[
+            ("sm_80", "crates/tcpx-memory/src/kernels/tcpx.sm_80.cubin"),
+            ("sm_90", "crates/tcpx-memory/src/kernels/tcpx.sm_90.cubin"),
+        ],
     },
     Kernel {
         source: "gpu_check.cu",
         headers: &[],
         ptx: "crates/tcpx-memory/examples/gpu_check/gpu_check.ptx",
+        code: &[],
     },
 ];
 
 /// The oldest architecture we support, so that every later one can compile the PTX.
-const OPTIONS: [&str; 2] = ["--gpu-architecture=compute_70", "--std=c++03"];
+const OLDEST: &str = "compute_70";
+const STANDARD: &str = "--std=c++03";
 
-/// Makes the PTX files, or with `--check` only compares them.
+/// Makes the files, or with `--check` only compares them.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let check = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => false,
@@ -57,14 +62,16 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     };
     let nvrtc = Nvrtc::obtain(&root().join("target/nvrtc"))?;
     for kernel in &KERNELS {
-        let (path, made) = (root().join(kernel.ptx), kernel.make(&nvrtc)?);
-        if fs::read_to_string(&path).is_ok_and(|present| present == made) {
-            println!("{} is up to date", kernel.ptx);
-        } else if check {
-            bail!("{} is stale; run `cargo xtask kernels`", kernel.ptx);
-        } else {
-            fs::write(&path, made).with_context(|| format!("write {}", path.display()))?;
-            println!("{} written", kernel.ptx);
+        for (name, made) in kernel.make(&nvrtc)? {
+            let path = root().join(name);
+            if fs::read(&path).is_ok_and(|present| present == made) {
+                println!("{name} is up to date");
+            } else if check {
+                bail!("{name} is stale; run `cargo xtask kernels`");
+            } else {
+                fs::write(&path, made).with_context(|| format!("write {}", path.display()))?;
+                println!("{name} written");
+            }
         }
     }
     Ok(())
@@ -112,18 +119,29 @@ impl Kernel {
             "// Made by `cargo xtask kernels` from {}\n// with {} {}.\n// sources-sha256: {hex}\n",
             names.join(" "),
             nvrtc::PACKAGE,
-            OPTIONS.join(" "),
+            options(OLDEST).join(" "),
         ))
     }
 
-    fn make(&self, nvrtc: &Nvrtc) -> Result<String> {
+    /// What is made of the source, by path.
+    fn make(&self, nvrtc: &Nvrtc) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let files = self.files()?;
         let (source, headers) = files.split_first().context("a kernel has a source")?;
-        let ptx = nvrtc
-            .compile(source, headers, &OPTIONS)
-            .with_context(|| format!("compile kernels/{}", self.source))?;
-        Ok(self.banner()? + &ptx)
+        let compile = |architecture| {
+            nvrtc
+                .compile(source, headers, &options(architecture))
+                .with_context(|| format!("compile kernels/{}", self.source))
+        };
+        let ptx = [self.banner()?.into_bytes(), compile(OLDEST)?].concat();
+        let code = self.code.iter();
+        let code = code.map(|(architecture, path)| Ok((*path, compile(architecture)?)));
+        std::iter::once(Ok((self.ptx, ptx))).chain(code).collect()
     }
+}
+
+fn options(architecture: &str) -> [String; 2] {
+    let architecture = format!("--gpu-architecture={architecture}");
+    [architecture, STANDARD.to_owned()]
 }
 
 #[cfg(test)]
@@ -144,21 +162,21 @@ mod tests {
     }
 
     #[test]
-    fn the_checked_in_ptx_is_what_the_compiler_makes() {
+    fn what_is_checked_in_is_what_the_compiler_makes() {
         let nvrtc = match Nvrtc::obtain(&root().join("target/nvrtc")) {
             Ok(nvrtc) => nvrtc,
             Err(why) => {
-                eprintln!("skipped: the_checked_in_ptx_is_what_the_compiler_makes: {why:#}");
+                eprintln!("skipped: what_is_checked_in_is_what_the_compiler_makes: {why:#}");
                 return;
             }
         };
         for kernel in &KERNELS {
-            let ptx = fs::read_to_string(root().join(kernel.ptx)).unwrap();
-            assert!(
-                ptx == kernel.make(&nvrtc).unwrap(),
-                "{} is stale",
-                kernel.ptx
-            );
+            for (name, made) in kernel.make(&nvrtc).unwrap() {
+                assert!(
+                    fs::read(root().join(name)).unwrap() == made,
+                    "{name} is stale"
+                );
+            }
         }
     }
 
@@ -172,7 +190,7 @@ mod tests {
             "wrong.cu",
             "__global__ void kernel() {\n  nothing();\n}\n".to_owned(),
         );
-        let error = nvrtc.compile(&source, &[], &OPTIONS).unwrap_err();
+        let error = nvrtc.compile(&source, &[], &options(OLDEST)).unwrap_err();
         assert!(format!("{error:#}").contains("wrong.cu(2)"), "{error:#}");
     }
 }

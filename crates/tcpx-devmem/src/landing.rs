@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tcpx_memory::{Access, BouncePool, Gpu, MemoryError, Region, RegionSlice};
+use tcpx_memory::{Access, BouncePool, MemoryError, Region, RegionSlice};
 
 /// Bytes of a channel's landing area: a few chunks, all of which may have come plain.
 const BYTES: usize = 4 << 20;
@@ -27,13 +27,9 @@ pub(super) struct Landing {
 }
 
 impl Landing {
-    /// Pinned memory where there is a GPU, so that its kernels can read it.
-    pub(super) fn new(gpu: Option<&Gpu>) -> Result<Self, MemoryError> {
-        let region = match gpu {
-            Some(gpu) => Region::recycled_pinned(gpu, BYTES)?,
-            None => Region::host(BYTES)?,
-        };
-        Self::of(&region)
+    /// Ordinary memory: to pin some for each channel would hold up copies of the program.
+    pub(super) fn new() -> Result<Self, MemoryError> {
+        Self::of(&Region::host(BYTES)?)
     }
 
     fn of(region: &Region) -> Result<Self, MemoryError> {

@@ -131,8 +131,7 @@ impl DevmemNetwork {
             hint: "; raise the limit on descriptors (ulimit -n)",
         };
         let queue = self.queue(index);
-        let landing =
-            Landing::new(setup.workers.first().and_then(|worker| worker.gpu())).map_err(memory)?;
+        let landing = Landing::new().map_err(memory)?;
         let signal = Waker::new().map_err(|error| system("eventfd", error.into()))?;
         let signal = Arc::new(signal);
         let send = match &self.send {

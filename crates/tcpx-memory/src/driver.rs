@@ -15,7 +15,7 @@ pub(crate) mod fake;
 use std::ffi::{CStr, c_char};
 use std::fmt;
 
-pub(crate) use api::{Api, sys};
+pub(crate) use api::{Api, OUT_OF_MEMORY, sys};
 
 use crate::error::CudaError;
 

@@ -3,6 +3,7 @@
 mod context;
 mod default_streams;
 mod kept;
+mod mapped_host;
 mod module;
 mod persistent_kernels;
 mod pointer;
@@ -18,11 +19,10 @@ pub use pointer::PointerInfo;
 pub(crate) use pointer::check_host_memory;
 
 pub use context::InContext;
-pub(crate) use context::{
-    Current, MappedHost, device_alloc, device_free, host_free, ignore_captures, refuse_captured,
-};
+pub(crate) use context::{Current, device_alloc, device_free, ignore_captures, refuse_captured};
 pub(crate) use default_streams::legacy;
 pub(crate) use kept::Kept;
+pub(crate) use mapped_host::MappedHost;
 pub(crate) use module::{Function, Module, parameter};
 pub(crate) use sync::{create_stream, is_at_rest};
 
@@ -51,10 +51,11 @@ struct Inner {
     sync: Mutex<Option<sync::SyncPath>>,
     /// See [`default_streams`]; unknown during set-up.
     legacy_answers_for_all: OnceLock<bool>,
+    /// All kernels, loaded once.
+    module: OnceLock<Result<Module, CudaError>>,
     persistent_kernels: persistent_kernels::PersistentKernels,
     kept: OnceLock<Kept>,
     preparing: Mutex<()>,
-    left: kept::Left,
     /// Of connections that have ended, for the next ones.
     small_copies: Mutex<Vec<Resting>>,
 }
@@ -169,10 +170,10 @@ impl Gpu {
             events: EventPool::default(),
             sync: Mutex::default(),
             legacy_answers_for_all: OnceLock::new(),
+            module: OnceLock::new(),
             persistent_kernels: persistent_kernels::PersistentKernels::default(),
             kept: OnceLock::new(),
             preparing: Mutex::default(),
-            left: kept::Left::default(),
             small_copies: Mutex::default(),
         });
         ending::watch();

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 pub(crate) use access::append_in_pieces;
 use backing::Backing;
+pub(crate) use backing::{map, unmap};
 pub(crate) use gathered::DeviceParts;
 pub use gathered::{Gather, HostParts};
 
@@ -90,16 +91,6 @@ impl Region {
     /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
     pub fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
         Ok(Self::new(gpu.kind(), len, Backing::cuda(gpu, len)?))
-    }
-
-    /// As [`pinned`](Self::pinned), for what each connection needs: once nobody uses it, it goes to the next one that
-    /// asks for as many bytes, and never back to the driver.
-    ///
-    /// # Errors
-    /// As for [`pinned`](Self::pinned).
-    pub fn recycled_pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        let backing = Backing::recycled_pinned(gpu, len)?;
-        Ok(Self::new(MemoryKind::Pinned, len, backing))
     }
 
     /// Page-locked memory that nobody ever frees.

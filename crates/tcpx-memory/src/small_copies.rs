@@ -232,12 +232,7 @@ impl SmallCopies {
         let made = can.then(|| {
             let _current = Current::enter(&self.gpu)?;
             let at = self.count * SLOT + Ends::BYTES;
-            let memory = MappedHost {
-                // SAFETY: this lies behind the words, in the same allocation.
-                host: unsafe { self.memory.host.add(at) },
-                device: self.memory.device + at as u64,
-            };
-            PersistentCopyKernel::new(&self.gpu, memory)
+            PersistentCopyKernel::new(&self.gpu, self.memory.at(at))
         });
         if let Some(Err(error)) = &made {
             tracing::debug!(%error, "small copies go on without the persistent kernel");

@@ -1,6 +1,6 @@
 //! NVIDIA's run-time compiler, taken from its Python package: no CUDA toolkit needed.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -45,17 +45,19 @@ impl Nvrtc {
         })
     }
 
-    /// Compiles one source with its headers, each a name and a text, to PTX.
+    /// Compiles one source with its headers, each a name and a text: to PTX for a virtual architecture, else to machine
+    /// code.
     pub(crate) fn compile(
         &self,
         source: &(&str, String),
         headers: &[(&str, String)],
-        options: &[&str],
-    ) -> Result<String> {
+        options: &[String],
+    ) -> Result<Vec<u8>> {
         let (name, text) = (CString::new(source.0)?, CString::new(source.1.as_str())?);
         let header_names = strings(headers.iter().map(|(name, _)| *name))?;
         let header_texts = strings(headers.iter().map(|(_, text)| text.as_str()))?;
-        let options = strings(options.iter().copied())?;
+        let is_virtual = options.iter().any(|option| option.contains("=compute_"));
+        let options = strings(options.iter().map(String::as_str))?;
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: the documented signature; all strings outlive the call.
         let code = unsafe {
@@ -76,7 +78,7 @@ impl Nvrtc {
             )
         };
         ensure!(code == 0, "nvrtcCreateProgram answered {code}");
-        let result = self.compile_program(program, &options);
+        let result = self.compile_program(program, &options, is_virtual);
         // SAFETY: the documented signature; the program is not used again.
         unsafe {
             self.function::<unsafe extern "C" fn(*mut Program) -> c_int>("nvrtcDestroyProgram")?(
@@ -86,7 +88,12 @@ impl Nvrtc {
         result
     }
 
-    fn compile_program(&self, program: Program, options: &[CString]) -> Result<String> {
+    fn compile_program(
+        &self,
+        program: Program,
+        options: &[CString],
+        is_virtual: bool,
+    ) -> Result<Vec<u8>> {
         // SAFETY: the documented signature; the program is alive and the strings outlive the call.
         let code = unsafe {
             self.function::<unsafe extern "C" fn(Program, c_int, Strings) -> c_int>(
@@ -98,14 +105,21 @@ impl Nvrtc {
             )
         };
         if code != 0 {
-            let log = self.text(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?;
+            let log = self.part(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?;
+            let log = String::from_utf8_lossy(&log);
             bail!("nvrtcCompileProgram answered {code}:\n{log}");
         }
-        self.text(program, "nvrtcGetPTXSize", "nvrtcGetPTX")
+        if !is_virtual {
+            return self.part(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN");
+        }
+        let mut text = self.part(program, "nvrtcGetPTXSize", "nvrtcGetPTX")?;
+        // Its size counts the zero at the end.
+        text.pop();
+        Ok(text)
     }
 
-    /// A text of the program, by the functions that tell its size and its content.
-    fn text(&self, program: Program, size: &str, content: &str) -> Result<String> {
+    /// A part of the program, by the functions that tell its size and its content.
+    fn part(&self, program: Program, size: &str, content: &str) -> Result<Vec<u8>> {
         let mut bytes = 0_usize;
         // SAFETY: the documented signature; the program is alive.
         let code = unsafe {
@@ -115,7 +129,7 @@ impl Nvrtc {
             )
         };
         ensure!(code == 0, "{size} answered {code}");
-        let mut buffer = vec![0_u8; bytes + 1];
+        let mut buffer = vec![0_u8; bytes];
         // SAFETY: the documented signature; the buffer has the size that was asked for.
         let code = unsafe {
             self.function::<unsafe extern "C" fn(Program, *mut c_char) -> c_int>(content)?(
@@ -124,7 +138,7 @@ impl Nvrtc {
             )
         };
         ensure!(code == 0, "{content} answered {code}");
-        Ok(CStr::from_bytes_until_nul(&buffer)?.to_str()?.to_owned())
+        Ok(buffer)
     }
 
     /// # Safety

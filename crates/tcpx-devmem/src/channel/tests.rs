@@ -50,7 +50,7 @@ impl Scene {
             payload: ours.into(),
             companion: beside.into(),
             rule: None,
-            inflow: Inflow::new(None, Landing::new(None).unwrap()),
+            inflow: Inflow::new(None, Landing::new().unwrap()),
             stage: Stage::new(&[], None, Arc::clone(&signal)).unwrap(),
             signal,
             window: 64,

@@ -14,7 +14,7 @@ fn inflow(pool: u64) -> Inflow {
         dmabuf_id: ID,
         usage: PoolUse::of(pool),
     };
-    Inflow::new(Some(target), Landing::new(None).unwrap())
+    Inflow::new(Some(target), Landing::new().unwrap())
 }
 
 /// Control messages of fragments (offset, size, token), linear where the token is 0.

@@ -78,8 +78,8 @@ functions! {
     cuCtxGetDevice = "cuCtxGetDevice", "2.0", (*mut CUdevice);
     cuMemAlloc = "cuMemAlloc_v2", "3.2", (*mut CUdeviceptr, usize);
     cuMemFree = "cuMemFree_v2", "3.2", (CUdeviceptr);
-    cuMemHostAlloc = "cuMemHostAlloc", "2.2", (*mut *mut c_void, usize, c_uint);
-    cuMemFreeHost = "cuMemFreeHost", "2.0", (*mut c_void);
+    cuMemHostRegister = "cuMemHostRegister_v2", "6.5", (*mut c_void, usize, c_uint);
+    cuMemHostUnregister = "cuMemHostUnregister", "4.0", (*mut c_void);
     cuMemHostGetDevicePointer =
         "cuMemHostGetDevicePointer_v2", "3.2", (*mut CUdeviceptr, *mut c_void, c_uint);
     cuPointerGetAttribute = "cuPointerGetAttribute", "4.0", (*mut c_void, i32, CUdeviceptr);

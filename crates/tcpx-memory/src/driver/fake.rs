@@ -27,7 +27,7 @@ use launch::{FUNCTIONS, launched};
 pub(crate) use memory::adopt;
 #[cfg(test)]
 pub(crate) use memory::mapped;
-use memory::{Place, allocate, describe, release};
+use memory::{Place, allocate, describe, register, release};
 #[cfg(test)]
 pub(crate) use persistent::{
     Launches, desert, fill_gpu, hurry, lose_persistent, requests_done, set_launches,
@@ -85,7 +85,7 @@ pub(crate) fn function(name: &CStr) -> *const c_void {
         b"cuCtxPushCurrent_v2" => API.cuCtxPushCurrent as *const c_void,
         b"cuCtxPopCurrent_v2" => API.cuCtxPopCurrent as *const c_void,
         b"cuMemAlloc_v2" => API.cuMemAlloc as *const c_void,
-        b"cuMemHostAlloc" => API.cuMemHostAlloc as *const c_void,
+        b"cuMemHostAlloc" => memory::HOST_ALLOC as *const c_void,
         b"cuMemcpyAsync" => API.cuMemcpyAsync as *const c_void,
         b"cuStreamCreate" => API.cuStreamCreate as *const c_void,
         b"cuEventCreate" => API.cuEventCreate as *const c_void,
@@ -193,16 +193,16 @@ pub(crate) static API: Api = Api {
         costly("cuMemFree");
         outside_captures(|world| release(world, address as usize))
     }),
-    cuMemHostAlloc: call!(|address: *mut *mut c_void, len: usize, _flags: c_uint| {
-        costly("cuMemHostAlloc");
-        outside_captures(|world| match allocate(world, len, Place::Host) {
-            Some(memory) => handle(address, memory),
-            None => OUT_OF_MEMORY,
-        })
+    cuMemHostRegister: call!(|address: *mut c_void, len: usize, _flags: c_uint| {
+        costly("cuMemHostRegister");
+        outside_captures(|world| register(world, address.addr(), len))
     }),
-    cuMemFreeHost: call!(|address: *mut c_void| {
-        costly("cuMemFreeHost");
-        outside_captures(|world| release(world, address.addr()))
+    cuMemHostUnregister: call!(|address: *mut c_void| {
+        costly("cuMemHostUnregister");
+        outside_captures(|world| match world.memory.remove(&address.addr()) {
+            Some(_) => OK,
+            None => INVALID_VALUE,
+        })
     }),
     cuMemHostGetDevicePointer: call!(|device: *mut CUdeviceptr,
                                       host: *mut c_void,

@@ -2,15 +2,12 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::ptr::NonNull;
 
 use super::Gpu;
-use crate::driver::{Api, sys};
+use crate::driver::{Api, OUT_OF_MEMORY, sys};
 use crate::ending::{self, Inside};
 use crate::error::CudaError;
 use crate::kind::MemoryKind;
-
-const OUT_OF_MEMORY: i32 = 2;
 
 /// Makes a context current on this thread until dropped; what was current before comes back. Where it is
 /// current already nothing is pushed, which is far cheaper.
@@ -177,63 +174,13 @@ fn restore_capture_mode(api: &Api, mode: u32) {
     }
 }
 
-/// Pinned host memory with both its addresses.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MappedHost {
-    pub(crate) host: NonNull<u8>,
-    pub(crate) device: u64,
-}
-
-impl MappedHost {
-    /// Pins `len` bytes that every context can address; what they are is the driver's choice.
-    pub(crate) fn alloc(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
-        let _current = Current::enter(gpu)?;
-        let api = gpu.api();
-        let mut host = std::ptr::null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the pointer is valid for one address.
-        let code = unsafe { (api.cuMemHostAlloc)(&raw mut host, len.max(1), flags) };
-        out_of_memory(gpu, code, len, MemoryKind::Pinned)?;
-        api.check("cuMemHostAlloc", code)?;
-        let Some(host) = NonNull::new(host.cast::<u8>()) else {
-            return Err(CudaError::OutOfMemory {
-                device: gpu.ordinal(),
-                bytes: len,
-                what: MemoryKind::Pinned,
-            });
-        };
-        let mut device = 0;
-        // SAFETY: the pointers are valid; the host address is the mapped allocation made above.
-        let code =
-            unsafe { (api.cuMemHostGetDevicePointer)(&raw mut device, host.as_ptr().cast(), 0) };
-        // After an error the allocation stays, as to free it might wait for the program's kernels.
-        api.check("cuMemHostGetDevicePointer", code)?;
-        Ok(Self { host, device })
-    }
-}
-
-/// Frees what [`MappedHost::alloc`] gave.
-///
-/// # Safety
-/// Nothing may use the memory any more.
-pub(crate) unsafe fn host_free(gpu: &Gpu, memory: MappedHost) {
-    match Current::enter(gpu) {
-        Ok(_current) => {
-            // SAFETY: the caller's promise.
-            let code = unsafe { (gpu.api().cuMemFreeHost)(memory.host.as_ptr().cast()) };
-            gpu.api().check_teardown("cuMemFreeHost", code);
-        }
-        Err(error) => tracing::debug!(%error, "pinned memory stays until the process ends"),
-    }
-}
-
 /// Allocates device memory; its content is whatever was there.
 pub(crate) fn device_alloc(gpu: &Gpu, len: usize) -> Result<u64, CudaError> {
     let _current = Current::enter(gpu)?;
     let mut address = 0;
     // SAFETY: the pointer is valid for one address.
     let code = unsafe { (gpu.api().cuMemAlloc)(&raw mut address, len.max(1)) };
-    out_of_memory(gpu, code, len, gpu.kind())?;
+    gpu.check_memory_left(code, len, gpu.kind())?;
     gpu.api().check("cuMemAlloc", code)?;
     Ok(address)
 }
@@ -253,15 +200,24 @@ pub(crate) unsafe fn device_free(gpu: &Gpu, address: u64) {
     }
 }
 
-fn out_of_memory(gpu: &Gpu, code: i32, bytes: usize, what: MemoryKind) -> Result<(), CudaError> {
-    if code == OUT_OF_MEMORY {
-        return Err(CudaError::OutOfMemory {
-            device: gpu.ordinal(),
-            bytes,
-            what,
-        });
+impl Gpu {
+    /// Tells an answer of the driver apart that says that there is no memory left.
+    pub(super) fn check_memory_left(
+        &self,
+        code: i32,
+        bytes: usize,
+        what: MemoryKind,
+    ) -> Result<(), CudaError> {
+        let device = self.ordinal();
+        match code {
+            OUT_OF_MEMORY => Err(CudaError::OutOfMemory {
+                device,
+                bytes,
+                what,
+            }),
+            _ => Ok(()),
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]

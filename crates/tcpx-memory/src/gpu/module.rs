@@ -1,10 +1,23 @@
-//! Kernels: their PTX, loaded by the driver's own compiler, and their launches.
+//! The kernels: their code, loaded once for a context, and their launches.
 
 use std::ffi::{CStr, c_void};
 
-use super::Gpu;
+use super::{Current, Gpu};
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
+
+/// PTX text, with the zero that the driver wants at the end, which it compiles: that takes up to half a second, in which
+/// no thread of the process can copy.
+const PTX: &str = concat!(include_str!("../kernels/tcpx.ptx"), "\0");
+/// Code that is compiled already, by the first number of the compute capability.
+static COMPILED: [(u32, &Code<[u8]>); 2] = [
+    (8, &Code(*include_bytes!("../kernels/tcpx.sm_80.cubin"))),
+    (9, &Code(*include_bytes!("../kernels/tcpx.sm_90.cubin"))),
+];
+
+/// As aligned as the driver's format wants it.
+#[repr(C, align(16))]
+struct Code<T: ?Sized>(T);
 
 /// Errors that mean that this driver or device cannot run the PTX, and nothing worse.
 const CANNOT_LOAD: [i32; 7] = [200, 209, 218, 221, 222, 223, 500];
@@ -26,13 +39,29 @@ unsafe impl Send for Function {}
 // SAFETY: as above; every driver call is itself thread-safe.
 unsafe impl Sync for Function {}
 
+impl Gpu {
+    /// All kernels, loaded by the first call.
+    ///
+    /// # Errors
+    /// [`CudaError::KernelUnavailable`], or the driver's refusal.
+    pub(crate) fn module(&self) -> Result<Module, CudaError> {
+        let load = || {
+            let _current = Current::enter(self)?;
+            let (major, _) = self.info().capability;
+            let compiled = COMPILED.iter().find(|(of, _)| *of == major);
+            let compiled = compiled.and_then(|(_, code)| Module::load(self, code.0.as_ptr()).ok());
+            compiled.map_or_else(|| Module::load(self, PTX.as_ptr()), Ok)
+        };
+        self.0.module.get_or_init(load).clone()
+    }
+}
+
 impl Module {
-    /// Loads PTX text, which ends in a zero; the context is current.
-    pub(crate) fn load(gpu: &Gpu, ptx: &str) -> Result<Self, CudaError> {
-        debug_assert!(ptx.ends_with('\0'));
+    /// Loads code; the context is current.
+    fn load(gpu: &Gpu, code: *const u8) -> Result<Self, CudaError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle, and the text ends in a zero.
-        let code = unsafe { (gpu.api().cuModuleLoadData)(&raw mut module, ptx.as_ptr().cast()) };
+        // SAFETY: the pointer is valid for one handle, and the code is whole: PTX that ends in a zero, or an ELF file.
+        let code = unsafe { (gpu.api().cuModuleLoadData)(&raw mut module, code.cast()) };
         let loaded = gpu.api().check("cuModuleLoadData", code);
         loaded.map_err(|error| unavailable(gpu, error))?;
         Ok(Self(module))

@@ -1,13 +1,10 @@
-//! The persistent copy kernel, loaded once for a context, and which connections may launch it.
+//! Which connections may launch the persistent copy kernel.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::{Current, Function, Gpu, Module};
-use crate::error::CudaError;
-
-/// PTX text for the driver's own compiler, with the zero that it wants at the end.
-const PTX: &str = concat!(include_str!("../ptx/persistent_copy.ptx"), "\0");
+use super::Gpu;
+use crate::lock;
 
 /// How many connections of a context may launch it at a time. Each kernel occupies a block of a
 /// multiprocessor and polls across the bus without a pause.
@@ -19,28 +16,14 @@ const TERM: Duration = Duration::from_millis(20);
 /// A context's part in persistent kernels.
 #[derive(Default)]
 pub(super) struct PersistentKernels {
-    code: OnceLock<Result<Function, CudaError>>,
     /// Who may launch, and until when.
     places: Mutex<Vec<(u64, Instant)>>,
 }
 
 impl Gpu {
-    /// The kernel, loaded by the first call.
-    ///
-    /// # Errors
-    /// [`CudaError::KernelUnavailable`], or the driver's refusal.
-    pub(crate) fn persistent_kernel(&self) -> Result<Function, CudaError> {
-        let load = || {
-            let _current = Current::enter(self)?;
-            Module::load(self, PTX)?.function(self, c"tcpx_persistent_copy")
-        };
-        self.0.persistent_kernels.code.get_or_init(load).clone()
-    }
-
     /// Whether this caller may launch a persistent kernel now; it then holds a place.
     pub(crate) fn may_launch_persistent(&self, caller: u64, now: Instant) -> bool {
-        let places = self.0.persistent_kernels.places.lock();
-        let mut places = places.unwrap_or_else(PoisonError::into_inner);
+        let mut places = lock(&self.0.persistent_kernels.places);
         places.retain(|(holder, until)| *holder != caller && *until > now);
         let free = places.len() < MOST;
         if free {

@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::gathered::Gathered;
 use crate::error::MemoryError;
-use crate::gpu::{Gpu, MappedHost, device_alloc, device_free, host_free};
+use crate::gpu::{Gpu, MappedHost, device_alloc, device_free};
 use crate::kind::MemoryKind;
 use crate::worker::reaper;
 
@@ -39,8 +39,7 @@ pub(super) enum Backing {
 pub(super) struct PinnedMemory {
     gpu: Gpu,
     memory: MappedHost,
-    /// Its length, if it goes to the next user instead of the driver.
-    recycled: Option<usize>,
+    len: usize,
 }
 
 pub(super) struct CudaMemory {
@@ -67,57 +66,29 @@ enum Owner {
 unsafe impl Send for Backing {}
 // SAFETY: as above.
 unsafe impl Sync for Backing {}
-// SAFETY: the pointer is to memory that this value owns.
-unsafe impl Send for PinnedMemory {}
 
 impl Backing {
     pub(super) fn mapped(len: usize) -> Result<Self, MemoryError> {
         if len == 0 {
             return Ok(Self::Empty);
         }
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
-        let base = mapped.map_err(|error| error.to_string());
-        match base.map(|base| NonNull::new(base.cast::<u8>())) {
-            Ok(Some(base)) => Ok(Self::Mapped { base, len }),
-            Ok(None) => Err(MemoryError::Allocation {
-                kind: MemoryKind::Host,
-                len,
-                why: "the mapping lies at address 0".to_owned(),
-            }),
-            Err(why) => Err(MemoryError::Allocation {
-                kind: MemoryKind::Host,
-                len,
-                why,
-            }),
-        }
+        let base = map(MemoryKind::Host, len)?;
+        Ok(Self::Mapped { base, len })
     }
 
     pub(super) fn pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        let memory = reaper::retry(|| MappedHost::alloc(gpu, len))?;
-        // SAFETY: as long, and known to nobody else. Safe code may read it at once.
-        unsafe { memory.host.write_bytes(0, len) };
-        Ok(Self::pinned_by(gpu, memory, None))
-    }
-
-    pub(super) fn recycled_pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        Ok(Self::pinned_by(gpu, gpu.recycled_pinned(len)?, Some(len)))
-    }
-
-    fn pinned_by(gpu: &Gpu, memory: MappedHost, recycled: Option<usize>) -> Self {
-        Self::Pinned(Some(PinnedMemory {
+        Ok(Self::Pinned(Some(PinnedMemory {
             gpu: gpu.clone(),
-            memory,
-            recycled,
-        }))
+            memory: reaper::retry(|| MappedHost::pin(gpu, len))?,
+            len,
+        })))
     }
 
     pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
         gpu.prepare_sync()?;
         // The driver's short memory starts anywhere, and Google's plugin registers none that does not start at a page.
         let spare = if len < LONG { PAGE } else { 0 };
-        let given = reaper::retry(|| device_alloc(gpu, len + spare))?;
+        let given = reaper::retry(|| Ok(device_alloc(gpu, len + spare)?))?;
         let base = given.next_multiple_of(PAGE as u64);
         Ok(Self::cuda_by(gpu, base, Owner::Driver(given)))
     }
@@ -181,17 +152,14 @@ impl Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         match self {
-            Self::Mapped { base, len } => {
-                // SAFETY: the last reference is gone, and the mapping is ours and whole.
-                if let Err(error) = unsafe { munmap(base.as_ptr().cast(), *len) } {
-                    tracing::warn!(%error, "cannot unmap host memory");
+            // SAFETY: the last reference is gone, and the mapping is ours and whole.
+            Self::Mapped { base, len } => unsafe { unmap(*base, *len) },
+            Self::Pinned(memory) => {
+                if let Some(PinnedMemory { gpu, memory, len }) = memory.take() {
+                    // SAFETY: pinned with that length; the last reference is gone.
+                    reaper::run(move || unsafe { memory.free(&gpu, len) });
                 }
             }
-            Self::Pinned(memory) => match memory.take() {
-                Some(memory) if memory.recycled.is_some() => memory.let_go(),
-                Some(memory) => reaper::run(move || memory.let_go()),
-                None => {}
-            },
             Self::Cuda(memory) => {
                 if let Some(memory) = memory.take() {
                     reaper::run(move || memory.let_go());
@@ -213,12 +181,26 @@ impl CudaMemory {
     }
 }
 
-impl PinnedMemory {
-    fn let_go(self) {
-        match self.recycled {
-            // SAFETY: allocated by `MappedHost::alloc`; the last reference is gone.
-            None => unsafe { host_free(&self.gpu, self.memory) },
-            Some(len) => self.gpu.recycle(len, self.memory),
-        }
+/// Maps `len` zeroed bytes at a page.
+pub(crate) fn map(kind: MemoryKind, len: usize) -> Result<NonNull<u8>, MemoryError> {
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
+    let why = match mapped.map(|base| NonNull::new(base.cast())) {
+        Ok(Some(base)) => return Ok(base),
+        Ok(None) => "the mapping lies at address 0".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(MemoryError::Allocation { kind, len, why })
+}
+
+/// Takes back what [`map`] gave.
+///
+/// # Safety
+/// It is whole, and nothing uses it any more.
+pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: the caller's promise.
+    if let Err(error) = unsafe { munmap(base.as_ptr().cast(), len) } {
+        tracing::warn!(%error, "cannot unmap host memory");
     }
 }

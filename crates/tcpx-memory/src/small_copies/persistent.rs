@@ -106,7 +106,7 @@ impl PersistentCopyKernel {
     pub(super) fn new(gpu: &Gpu, memory: MappedHost) -> Result<Self, CudaError> {
         let mut persistent = Self {
             gpu: gpu.clone(),
-            kernel: gpu.persistent_kernel()?,
+            kernel: gpu.module()?.function(gpu, c"tcpx_persistent_copy")?,
             stream: create_stream(gpu.api())?,
             caller: CALLERS.fetch_add(1, Ordering::Relaxed),
             memory,

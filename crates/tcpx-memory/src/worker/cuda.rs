@@ -34,7 +34,7 @@ use super::queue::JobQueue;
 use super::{CopyWorker, spawn};
 use crate::ending;
 use crate::error::{CudaError, MemoryError};
-use crate::gpu::{Gpu, MappedHost};
+use crate::gpu::Gpu;
 use crate::lock;
 
 /// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its kernels.
@@ -127,11 +127,7 @@ fn set_up(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
 /// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the process ends.
 fn engine(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
     let memory = gpu.worker_memory()?;
-    let lists = MappedHost {
-        // SAFETY: inside the memory.
-        host: unsafe { memory.host.add(STAGING) },
-        device: memory.device + STAGING as u64,
-    };
+    let lists = memory.at(STAGING);
     let device = Device::create(gpu)?;
     let staging = Staging::new(memory);
     device.warm_up(&staging)?;

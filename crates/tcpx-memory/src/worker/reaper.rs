@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::Duration;
 
-use crate::error::CudaError;
+use crate::error::{CudaError, MemoryError};
 use crate::lock;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -59,9 +59,9 @@ fn run_one(work: Work) {
 }
 
 /// Allocates; when there is no memory left, waits for frees in flight and tries once more.
-pub(crate) fn retry<T>(allocate: impl Fn() -> Result<T, CudaError>) -> Result<T, CudaError> {
+pub(crate) fn retry<T>(allocate: impl Fn() -> Result<T, MemoryError>) -> Result<T, MemoryError> {
     match allocate() {
-        Err(CudaError::OutOfMemory { .. }) => {
+        Err(MemoryError::Cuda(CudaError::OutOfMemory { .. })) => {
             flush(FREE_WAIT);
             allocate()
         }
@@ -109,7 +109,8 @@ mod tests {
                     device: 0,
                     bytes: 1,
                     what: MemoryKind::Pinned,
-                });
+                }
+                .into());
             }
             Ok(freed.load(Ordering::SeqCst))
         });

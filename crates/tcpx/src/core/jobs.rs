@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{BouncePool, Job, MemoryError, SubmitError, Work};
+use tcpx_memory::{BouncePool, Job, MemoryError, SubmitError, UnpackMethod, Work};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -141,7 +141,10 @@ impl Core {
                 .worker
                 .unpack_method_for(pool.kind(), to.kind(), descriptors)
         };
-        let with = self.unpacker.method.unwrap_or_else(automatic);
+        // What did not land in the pool may lie where a method that was asked for cannot reach.
+        let reaches = |method: &UnpackMethod| method.is_possible(pool.kind(), to.kind());
+        let wanted = self.unpacker.method.filter(reaches);
+        let with = wanted.unwrap_or_else(automatic);
         operation.method = Some(with);
         if let Some(parts) = operation.parts.get_mut(&flight.event.index) {
             parts.add(descriptors);

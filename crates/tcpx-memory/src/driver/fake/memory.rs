@@ -58,6 +58,32 @@ pub(super) fn allocate(world: &mut World, len: usize, place: Place) -> Option<us
     Some(address)
 }
 
+/// Memory of the caller's that becomes pinned. Its pages, which are zero as yet, are given back until they are used: each
+/// GPU of a test has many.
+pub(super) fn register(world: &mut World, address: usize, len: usize) -> i32 {
+    // SAFETY: the crate pins only what it has just mapped, and nothing of it is lost.
+    unsafe { libc::madvise(pointer(address).cast(), len, libc::MADV_DONTNEED) };
+    let memory = Memory {
+        layout: Layout::from_size_align(len, 1).unwrap(),
+        place: Place::Host,
+        context: context(),
+    };
+    world.memory.insert(address, memory);
+    OK
+}
+
+/// Pinned memory of the driver's own, for code that is not of this crate.
+#[cfg(feature = "fake-driver")]
+pub(super) const HOST_ALLOC: unsafe extern "C" fn(*mut *mut c_void, usize, u32) -> i32 = {
+    unsafe extern "C" fn call(address: *mut *mut c_void, len: usize, _flags: u32) -> i32 {
+        super::outside_captures(|world| match allocate(world, len, Place::Host) {
+            Some(memory) => super::handle(address, memory),
+            None => super::OUT_OF_MEMORY,
+        })
+    }
+    call
+};
+
 pub(super) fn release(world: &mut World, address: usize) -> i32 {
     let Some(Memory { layout, .. }) = world.memory.remove(&address) else {
         return INVALID_VALUE;

@@ -23,10 +23,7 @@ fn gpu() -> (Gpu, InContext) {
 
 /// What a kernel of its own takes.
 fn memory(gpu: &Gpu) -> MappedHost {
-    let memory = MappedHost::alloc(gpu, PersistentCopyKernel::BYTES).unwrap();
-    // SAFETY: as long.
-    unsafe { memory.host.write_bytes(0, PersistentCopyKernel::BYTES) };
-    memory
+    MappedHost::pin(gpu, PersistentCopyKernel::BYTES).unwrap()
 }
 
 /// Has the fake do a step.
@@ -259,7 +256,7 @@ fn the_kernel_is_not_used_if_ends_are_seen_by_events() {
 
 #[test]
 fn the_ptx_has_the_kernel_with_its_parameter() {
-    let ptx = include_str!("../../ptx/persistent_copy.ptx");
+    let ptx = include_str!("../../kernels/tcpx.ptx");
     let parameter = format!("tcpx_persistent_copy_param_0[{}]", size_of::<Residency>());
     assert!(ptx.contains(".entry tcpx_persistent_copy(") && ptx.contains(&parameter));
 }

@@ -6,11 +6,7 @@ use super::feed::{EVEN, FEW, Inline, Shape};
 use crate::checksum::SumPlan;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::{Function, Gpu, Module, device_alloc, parameter};
-
-/// PTX text for the driver's own compiler, with the zero that it wants at the end.
-const UNPACK: &str = concat!(include_str!("../../ptx/unpack.ptx"), "\0");
-const CRC32C: &str = concat!(include_str!("../../ptx/crc32c.ptx"), "\0");
+use crate::gpu::{Function, Gpu, device_alloc, parameter};
 
 /// Sources that `tcpx_even_few` carries; `kernels/unpack.cu`.
 const EVEN_FEW: usize = 256;
@@ -79,18 +75,18 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Loads the modules; the context must be current.
+    /// Finds them; the context must be current.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self, CudaError> {
-        let (unpack, crc32c) = (Module::load(gpu, UNPACK)?, Module::load(gpu, CRC32C)?);
-        let of = |name| unpack.function(gpu, name);
+        let module = gpu.module()?;
+        let of = |name| module.function(gpu, name);
         Ok(Self {
             few: of(c"tcpx_unpack_few")?,
             mapped: of(c"tcpx_unpack_mapped")?,
             even_few: of(c"tcpx_even_few")?,
             even_many: of(c"tcpx_even_many")?,
             even_mapped: of(c"tcpx_even_mapped")?,
-            sum: crc32c.function(gpu, c"tcpx_crc32c")?,
-            prepare: crc32c.function(gpu, c"tcpx_crc32c_prepare")?,
+            sum: of(c"tcpx_crc32c")?,
+            prepare: of(c"tcpx_crc32c_prepare")?,
             tables: device_alloc(gpu, TABLES)?,
             multiprocessors: gpu.multiprocessors(),
         })
@@ -303,19 +299,20 @@ mod tests {
 
     #[test]
     fn the_ptx_has_the_kernels_with_room_for_the_lists() {
+        const PTX: &str = include_str!("../../kernels/tcpx.ptx");
         for (name, bytes) in [
             ("unpack_few", FEW * 16),
             ("even_few", EVEN_FEW * 4),
             ("even_many", EVEN * 4),
         ] {
             assert!(
-                UNPACK.contains(&format!("tcpx_{name}_param_1[{bytes}]")),
+                PTX.contains(&format!("tcpx_{name}_param_1[{bytes}]")),
                 "{name}"
             );
-            assert!(UNPACK.contains(&format!("tcpx_{name}_param_0[{}]", size_of::<Call>())));
+            assert!(PTX.contains(&format!("tcpx_{name}_param_0[{}]", size_of::<Call>())));
         }
-        assert!(UNPACK.contains(".entry tcpx_unpack_mapped("));
-        assert!(UNPACK.contains(".entry tcpx_even_mapped("));
-        assert!(CRC32C.contains(".entry tcpx_crc32c("));
+        assert!(PTX.contains(".entry tcpx_unpack_mapped("));
+        assert!(PTX.contains(".entry tcpx_even_mapped("));
+        assert!(PTX.contains(".entry tcpx_crc32c("));
     }
 }
