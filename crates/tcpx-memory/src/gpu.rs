@@ -21,7 +21,6 @@ pub(crate) use pointer::check_host_memory;
 pub use context::InContext;
 pub(crate) use context::{Current, device_alloc, device_free, ignore_captures, refuse_captured};
 pub(crate) use default_streams::legacy;
-pub(crate) use kept::Kept;
 pub(crate) use mapped_host::MappedHost;
 pub(crate) use module::{Function, Module, parameter};
 pub(crate) use sync::{create_stream, is_at_rest};
@@ -32,7 +31,7 @@ use crate::error::CudaError;
 use crate::fence::EventPool;
 use crate::kind::MemoryKind;
 use crate::lock;
-use crate::small_copies::Resting;
+use crate::small_copies::SmallCopies;
 
 /// A CUDA device that the caller named. Clones share one context; contexts on other devices are never
 /// created.
@@ -54,10 +53,12 @@ struct Inner {
     /// All kernels, loaded once.
     module: OnceLock<Result<Module, CudaError>>,
     persistent_kernels: persistent_kernels::PersistentKernels,
-    kept: OnceLock<Kept>,
+    kept: OnceLock<kept::Kept>,
     preparing: Mutex<()>,
+    /// Held while its copy worker starts.
+    starting: Mutex<()>,
     /// Of connections that have ended, for the next ones.
-    small_copies: Mutex<Vec<Resting>>,
+    small_copies: Mutex<Vec<SmallCopies>>,
 }
 
 /// A context, and whether we retained it.
@@ -174,6 +175,7 @@ impl Gpu {
             persistent_kernels: persistent_kernels::PersistentKernels::default(),
             kept: OnceLock::new(),
             preparing: Mutex::default(),
+            starting: Mutex::default(),
             small_copies: Mutex::default(),
         });
         ending::watch();
@@ -240,12 +242,17 @@ impl Gpu {
         self.0.multiprocessors
     }
 
+    /// Keeps others from starting its copy worker.
+    pub(crate) fn starting(&self) -> MutexGuard<'_, ()> {
+        lock(&self.0.starting)
+    }
+
     pub(crate) fn events(&self) -> &EventPool {
         &self.0.events
     }
 
     /// What copied small messages of connections that have ended.
-    pub(crate) fn resting_small_copies(&self) -> MutexGuard<'_, Vec<Resting>> {
+    pub(crate) fn resting_small_copies(&self) -> MutexGuard<'_, Vec<SmallCopies>> {
         lock(&self.0.small_copies)
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::driver::sys;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
-use crate::gpu::{Current, Gpu, Kept, MappedHost, create_stream};
+use crate::gpu::{Current, Gpu, MappedHost, create_stream};
 use crate::lease::{Access, Held};
 use crate::region::append_in_pieces;
 use crate::slice::RegionSlice;
@@ -29,11 +29,8 @@ const WARM_UP: Duration = Duration::from_secs(60);
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// The pause between looks meanwhile.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Slots of a connection once others have taken most of the memory.
-const FEW_SLOTS: usize = 4;
-/// Connections of a GPU that get all slots, and further ones that get few.
-const MANY: usize = 12;
-const FEW: usize = 16;
+/// Connections of a GPU that copy small messages so; those of others travel as large ones do.
+const CONNECTIONS: usize = 32;
 
 const HOLDER: &str = "a small copy";
 /// Every slot may be a request at a time.
@@ -50,45 +47,28 @@ pub struct SmallCopies {
     /// To the GPU, and from it.
     streams: [sys::CUstream; 2],
     slots: Slots,
-    /// How completions are seen; `None` until set-up is complete.
-    ends: Option<Ends>,
+    /// How completions are seen.
+    ends: Ends,
     /// Copies messages that follow each other closely; `None` if the GPU cannot run it.
     persistent: Option<PersistentCopyKernel>,
-    /// As above, as long as this connection does not ask for it.
-    unused: Option<PersistentCopyKernel>,
+    /// Whether this connection asks for it.
+    wants_persistent: bool,
     /// The slots, their completion words, and what the persistent kernel needs.
     memory: MappedHost,
-    count: usize,
     /// The driver refused something: no copy is started any more.
     broken: bool,
 }
 
-/// What copied the small messages of a connection that has ended. Something of it may still be in flight.
-pub(crate) struct Resting {
-    streams: [sys::CUstream; 2],
-    slots: Slots,
-    ends: Option<Ends>,
-    persistent: Option<PersistentCopyKernel>,
-    memory: MappedHost,
-    count: usize,
-}
-
-// SAFETY: streams and events may be used from any thread, and the memory belongs to this value.
+// SAFETY: streams may be used from any thread, and the memory belongs to this value.
 unsafe impl Send for SmallCopies {}
-// SAFETY: as above.
-unsafe impl Send for Resting {}
 
 impl SmallCopies {
     /// Most bytes of a copy.
     pub const MOST_BYTES: usize = 4 * SLOT;
-    /// Bytes that the small copies of a GPU's connections take together. As many connections as [`MANY`] get all slots,
-    /// and [`FEW`] more get few; the messages of others travel as large ones do.
-    pub(crate) const ALL_BYTES: usize = MANY * Self::bytes(SLOTS) + FEW * Self::bytes(FEW_SLOTS);
-
-    /// Bytes of pinned memory for so many slots, in whole pages.
-    const fn bytes(slots: usize) -> usize {
-        slots * SLOT + (Ends::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096)
-    }
+    /// Bytes of zeroed pinned memory of one, in whole pages, and of those of all connections of a GPU.
+    const BYTES: usize =
+        (SLOTS * SLOT + Ends::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096);
+    pub(crate) const ALL_BYTES: usize = CONNECTIONS * Self::BYTES;
 
     /// What no other connection has; for set-up. `None` if others have all of it, which was made for the first one.
     ///
@@ -96,80 +76,58 @@ impl SmallCopies {
     /// The driver's refusal.
     pub fn new(gpu: &Gpu) -> Result<Option<Self>, MemoryError> {
         gpu.kept()?;
-        Ok(Self::again(gpu))
+        let resting = std::mem::take(&mut *gpu.resting_small_copies());
+        let mut found = None;
+        for mut copies in resting {
+            if found.is_none() && copies.is_at_rest() {
+                found = Some(copies);
+            } else if !copies.broken {
+                gpu.resting_small_copies().push(copies);
+            }
+        }
+        Ok(found)
     }
 
     /// Makes what all connections on a GPU will have, at the first one: a further stream may wait for kernels that run, and
     /// holds up all copies meanwhile (up to a second on an H200).
-    pub(crate) fn make_all(gpu: &Gpu, kept: &Kept) -> Result<(), MemoryError> {
-        for count in [SLOTS; MANY].into_iter().chain([FEW_SLOTS; FEW]) {
-            let Some(memory) = kept.cut(Self::bytes(count)) else {
-                break;
-            };
-            let mut copies = Self::made(gpu, memory, count)?.make_persistent_kernel();
-            copies.unused = copies.persistent.take();
-            copies.rest();
+    pub(crate) fn make_all(gpu: &Gpu, memory: MappedHost) -> Result<(), MemoryError> {
+        for number in 0..CONNECTIONS {
+            let copies = Self::make(gpu, memory.at(number * Self::BYTES))?;
+            gpu.resting_small_copies().push(copies);
         }
         Ok(())
     }
 
-    /// Makes streams and events.
-    fn made(gpu: &Gpu, memory: MappedHost, count: usize) -> Result<Self, MemoryError> {
+    fn make(gpu: &Gpu, memory: MappedHost) -> Result<Self, MemoryError> {
+        let _current = Current::enter(gpu)?;
+        let api = gpu.api();
         let mut copies = Self {
             gpu: gpu.clone(),
-            streams: [std::ptr::null_mut(); 2],
-            slots: Slots::new(count),
-            ends: None,
+            streams: [create_stream(api)?, create_stream(api)?],
+            slots: Slots::default(),
+            ends: Ends::new(memory.at(SLOTS * SLOT)),
             persistent: None,
-            unused: None,
+            wants_persistent: false,
             memory,
-            count,
-            broken: false,
+            // Until the first copies have completed, the GPU may still write there.
+            broken: true,
         };
-        let _current = Current::enter(gpu)?;
-        copies.prepare()?;
+        copies.warm_up()?;
+        copies.broken = false;
+        copies.make_persistent_kernel();
         Ok(copies)
     }
 
-    /// What an ended connection has left, of which nothing is in flight any more.
-    fn again(gpu: &Gpu) -> Option<Self> {
-        let resting = std::mem::take(&mut *gpu.resting_small_copies());
-        let mut found: Option<Self> = None;
-        for one in resting {
-            let mut copies = one.woken(gpu);
-            let best = found.as_ref().map_or(0, |found| found.count);
-            if copies.is_at_rest() && copies.count > best {
-                found.replace(copies).into_iter().for_each(Self::rest);
-            } else {
-                copies.rest();
-            }
-        }
-        found.map(|mut found| {
-            found.unused = found.persistent.take();
-            found
-        })
-    }
-
-    /// Leaves everything to the next connection.
-    fn rest(mut self) {
-        if !self.broken {
-            let resting = self.take();
-            self.gpu.resting_small_copies().extend(resting);
-        }
-    }
-
-    /// What is left to the next connection.
-    fn take(&mut self) -> Option<Resting> {
-        // Dropped after this, it has nothing left.
-        self.broken = true;
-        Some(Resting {
-            streams: self.streams,
+    /// Leaves nothing behind, but what goes to the next connection.
+    fn take(&mut self) -> Self {
+        Self {
+            gpu: self.gpu.clone(),
             slots: std::mem::take(&mut self.slots),
-            ends: Some(self.ends.take()?),
-            persistent: self.persistent.take().or_else(|| self.unused.take()),
-            memory: self.memory,
-            count: self.count,
-        })
+            persistent: self.persistent.take(),
+            wants_persistent: false,
+            broken: std::mem::replace(&mut self.broken, true),
+            ..*self
+        }
     }
 
     /// Whether nothing is in flight; sees to what has ended.
@@ -182,28 +140,18 @@ impl SmallCopies {
         !self.broken && self.slots.is_empty() && has_left
     }
 
-    /// Also copies once on each stream, so that the driver has nothing left to set up.
-    fn prepare(&mut self) -> Result<(), CudaError> {
-        let api = self.gpu.api();
-        for stream in &mut self.streams {
-            *stream = create_stream(api)?;
-        }
-        let host = self.memory.host;
-        let at = self.count * SLOT;
-        // SAFETY: the words lie behind the slots, in the same allocation.
-        let words = unsafe { host.add(at) };
-        let device = self.memory.device + at as u64;
-        let mut ends = Ends::new(&self.gpu, (words, device), self.streams[0])?;
-        // Until the first copies have completed, the GPU may still write there.
-        self.broken = true;
+    /// Copies once on each stream, so that the driver has nothing left to set up.
+    fn warm_up(&mut self) -> Result<(), CudaError> {
         let (first, second) = (self.device_address(0), self.device_address(1));
         for (slot, stream) in self.streams.into_iter().enumerate() {
             // SAFETY: both ends are in the pinned memory, and nobody else knows of it yet.
-            let code = unsafe { (api.cuMemcpyAsync)(first, second, 64, stream) };
-            api.check("cuMemcpyAsync", code)?;
-            ends.mark(slot, stream)?;
-            let start = Instant::now();
-            while !ends.has_come(slot, stream)? {
+            let code = unsafe { (self.gpu.api().cuMemcpyAsync)(first, second, 64, stream) };
+            self.gpu.api().check("cuMemcpyAsync", code)?;
+            self.ends.mark(&self.gpu, slot, stream)?;
+        }
+        let start = Instant::now();
+        for (slot, stream) in self.streams.into_iter().enumerate() {
+            while !self.ends.has_come(&self.gpu, slot, stream)? {
                 if start.elapsed() > WARM_UP {
                     return Err(CudaError::TimedOut {
                         device: self.gpu.ordinal(),
@@ -214,31 +162,24 @@ impl SmallCopies {
                 thread::yield_now();
             }
         }
-        self.ends = Some(ends);
-        self.broken = false;
         Ok(())
     }
 
     /// Also copies with the persistent copy kernel, without a driver call for each message that
     /// follows another closely. If the GPU or its driver cannot run it, the driver copies everything.
     pub fn with_persistent_kernel(mut self) -> Self {
-        // One that is there may hold requests that only it knows.
-        self.persistent = self.persistent.take().or_else(|| self.unused.take());
+        self.wants_persistent = true;
         self
     }
 
-    fn make_persistent_kernel(mut self) -> Self {
-        let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
-        let made = can.then(|| {
-            let _current = Current::enter(&self.gpu)?;
-            let at = self.count * SLOT + Ends::BYTES;
-            PersistentCopyKernel::new(&self.gpu, self.memory.at(at))
-        });
-        if let Some(Err(error)) = &made {
-            tracing::debug!(%error, "small copies go on without the persistent kernel");
-        }
-        self.persistent = made.and_then(Result::ok);
-        self
+    fn make_persistent_kernel(&mut self) {
+        let memory = self.memory.at(SLOTS * SLOT + Ends::BYTES);
+        let made = PersistentCopyKernel::new(&self.gpu, memory);
+        self.persistent = made
+            .inspect_err(|error| {
+                tracing::debug!(%error, "small copies go on without the persistent kernel");
+            })
+            .ok();
     }
 
     /// Copies that the persistent kernel has made so far.
@@ -256,11 +197,8 @@ impl SmallCopies {
     /// Whether [`Self::poll`] has something to report or to do, as far as is visible without a driver
     /// call; only the driver knows about errors.
     pub fn has_news(&self) -> bool {
-        let ends = self.ends.as_ref();
-        ends.is_some_and(|ends| {
-            let is_news = |slot| ends.shows(slot) || self.is_left_behind(slot);
-            self.slots.writes().any(is_news) || ends.must_ask() && self.is_busy()
-        })
+        let is_news = |slot| self.ends.shows(slot) || self.is_left_behind(slot);
+        self.slots.writes().any(is_news)
     }
 
     /// Whether the slot's copy is a request that the persistent kernel left unserved.
@@ -417,16 +355,12 @@ impl SmallCopies {
         } else {
             &[]
         };
-        let (Some(persistent), Some(ends), Some(copy)) = (
-            &mut self.persistent,
-            &mut self.ends,
-            self.slots.get_mut(slot),
-        ) else {
+        let (Some(persistent), Some(copy)) = (&mut self.persistent, self.slots.get_mut(slot))
+        else {
             return false;
         };
-        if persistent.is_resident()
-            && let Some(end) = ends.next(slot)
-        {
+        if self.wants_persistent && persistent.is_resident() {
+            let end = self.ends.next(slot);
             // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
             // of the end. There are no more requests than slots.
             copy.request =
@@ -438,7 +372,7 @@ impl SmallCopies {
     /// Has the driver copy.
     fn issue(&mut self, slot: usize) -> Result<(), CudaError> {
         let _current = Current::enter(&self.gpu)?;
-        let (Some(ends), Some(copy)) = (&mut self.ends, self.slots.get(slot)) else {
+        let Some(copy) = self.slots.get(slot) else {
             return Ok(());
         };
         let api = self.gpu.api();
@@ -447,8 +381,9 @@ impl SmallCopies {
         // SAFETY: the slot and the held memory have that many bytes, and stay until the end is seen.
         let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
         api.check("cuMemcpyAsync", code)?;
-        ends.mark(slot, stream)?;
+        self.ends.mark(&self.gpu, slot, stream)?;
         if let Some(persistent) = &mut self.persistent
+            && self.wants_persistent
             && copy.bytes <= persistent::MOST_BYTES
         {
             persistent.note(Instant::now());
@@ -469,19 +404,19 @@ impl SmallCopies {
     }
 
     fn has_ended(&mut self, slot: usize) -> Result<bool, CudaError> {
-        let (Some(ends), Some(copy)) = (&mut self.ends, self.slots.get_mut(slot)) else {
+        let Some(copy) = self.slots.get_mut(slot) else {
             return Ok(false);
         };
         let (Some(persistent), Some(request)) = (&mut self.persistent, &mut copy.request) else {
             let stream = self.streams[usize::from(copy.token.is_none())];
-            return ends.has_come(slot, stream);
+            return self.ends.has_come(&self.gpu, slot, stream);
         };
-        if !ends.shows(slot) {
+        if !self.ends.shows(slot) {
             if persistent.is_open(request)? {
                 return Ok(false);
             }
             // It may have completed since the first look.
-            if !ends.shows(slot) {
+            if !self.ends.shows(slot) {
                 copy.request = None;
                 return self.issue(slot).map(|()| false);
             }
@@ -498,28 +433,11 @@ impl SmallCopies {
     }
 
     fn host(&self, slot: usize) -> *mut u8 {
-        let at = slot * SLOT;
-        self.memory.host.as_ptr().wrapping_add(at)
+        self.memory.at(slot * SLOT).host.as_ptr()
     }
 
     fn device_address(&self, slot: usize) -> u64 {
-        self.memory.device + (slot * SLOT) as u64
-    }
-}
-
-impl Resting {
-    fn woken(self, gpu: &Gpu) -> SmallCopies {
-        SmallCopies {
-            gpu: gpu.clone(),
-            streams: self.streams,
-            slots: self.slots,
-            ends: self.ends,
-            persistent: self.persistent,
-            unused: None,
-            memory: self.memory,
-            count: self.count,
-            broken: false,
-        }
+        self.memory.at(slot * SLOT).device
     }
 }
 
@@ -534,21 +452,20 @@ impl Drop for SmallCopies {
             std::mem::forget(std::mem::take(&mut self.slots));
             return;
         }
-        let in_flight = !self.slots.is_empty();
-        let Some(resting) = self.take() else {
-            return;
-        };
-        if !in_flight {
-            return self.gpu.resting_small_copies().push(resting);
+        let mut copies = self.take();
+        let gpu = self.gpu.clone();
+        if copies.slots.is_empty() {
+            return gpu.resting_small_copies().push(copies);
         }
         // Not here: this thread serves other connections.
-        let gpu = self.gpu.clone();
         reaper::run(move || {
-            let (mut copies, start) = (resting.woken(&gpu), Instant::now());
+            let start = Instant::now();
             while !copies.is_at_rest() && !copies.broken && start.elapsed() < LAST_WAIT {
                 thread::sleep(PAUSE);
             }
-            copies.rest();
+            if !copies.broken {
+                gpu.resting_small_copies().push(copies);
+            }
         });
     }
 }

@@ -92,6 +92,12 @@ impl CopyWorker {
         cuda::worker(gpu)
     }
 
+    /// Begins what [`for_gpu`](Self::for_gpu) does where nobody has done it yet, on a thread of its own: for whoever will
+    /// need the worker soon, and has other things to do before.
+    pub fn prepare(gpu: &Gpu) {
+        cuda::prepare(gpu);
+    }
+
     /// Hands over a job. The worker's queue takes 4,096.
     ///
     /// The job's memory is leased until the job has ended, except where a slice rides on a lease or a

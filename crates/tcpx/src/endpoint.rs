@@ -7,7 +7,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::fork;
+use tcpx_memory::{CopyWorker, fork};
 use tcpx_net::{
     Accepted, ControlStream, DialOptions, Dialled, ListenOptions, Listener, NetworkError, Refusals,
     Side, dial_first,
@@ -44,6 +44,7 @@ impl Endpoint {
     pub fn listen(address: SocketAddr, options: Options) -> Result<Self, Error> {
         // What cannot work is said here rather than to each peer.
         session_config(&options)?;
+        prepare_gpu(&options);
         let listener = Listener::bind(ListenOptions {
             address,
             auth: options.auth.clone(),
@@ -148,6 +149,7 @@ impl Endpoint {
     /// settings, or did not finish the set-up in time.
     pub fn connect(address: impl ToSocketAddrs, options: &Options) -> Result<Connection, Error> {
         session_config(options)?;
+        prepare_gpu(options);
         let found = address.to_socket_addrs().map_err(Error::unresolved)?;
         let mut addresses: Vec<_> = found.collect();
         let until = deadline(Instant::now(), options.connect_timeout);
@@ -188,5 +190,12 @@ impl Endpoint {
             listening: None,
         };
         establish(control, authenticated, options, until, &mut || ())
+    }
+}
+
+/// Begins what the first connection on a GPU takes, so that it is done beside all else that a set-up does.
+fn prepare_gpu(options: &Options) {
+    if let Some(gpu) = &options.gpu {
+        CopyWorker::prepare(gpu);
     }
 }

@@ -4,7 +4,6 @@
 //! thread of the process can copy. To pin memory or to load a module holds copies up for milliseconds. So the
 //! first connection on a GPU does all of that, and later ones share it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -20,12 +19,10 @@ use crate::worker::WORKER_BYTES;
 /// The pinned memory of a GPU. All of it is pinned at once.
 pub(crate) struct Kept {
     slots: Arc<Slots>,
-    /// For the copy worker, and for blocking access, until they take it.
+    /// For the copy worker, and for blocking access, until they take it, and for small copies.
     worker: Mutex<Option<MappedHost>>,
     blocking: Mutex<Option<MappedHost>>,
-    /// For small copies: cut into parts from its beginning, for good.
     small: MappedHost,
-    cut: AtomicUsize,
 }
 
 impl Kept {
@@ -53,22 +50,12 @@ impl Kept {
             worker: Mutex::new(Some(worker)),
             blocking: Mutex::new(Some(blocking)),
             small,
-            cut: AtomicUsize::new(0),
         })
     }
 
     /// The slots that all connections on the GPU share.
     pub(crate) fn slots(&self) -> &Arc<Slots> {
         &self.slots
-    }
-
-    /// Zeroed memory for small copies, for the caller alone and for good; `None` if less than that is left.
-    pub(crate) fn cut(&self, bytes: usize) -> Option<MappedHost> {
-        let fits = |cut: usize| cut + bytes <= SmallCopies::ALL_BYTES;
-        let further = |cut: usize| fits(cut).then_some(cut + bytes);
-        let order = Ordering::Relaxed;
-        let at = self.cut.fetch_update(order, order, further).ok()?;
-        Some(self.small.at(at))
     }
 }
 
@@ -112,7 +99,7 @@ impl Gpu {
                 Ok(Err(_)) | Err(_) => Kept::pin(self),
             }
         })?;
-        if let Err(error) = SmallCopies::make_all(self, &kept) {
+        if let Err(error) = SmallCopies::make_all(self, kept.small) {
             tracing::warn!(%error, "small messages of GPU memory travel as large ones");
         }
         // Set under the lock, once.

@@ -28,25 +28,15 @@ pub(super) struct Copy {
 pub(super) struct Slots {
     /// Each copy at its first slot.
     copies: [Option<Copy>; SLOTS],
-    /// Slots in use, first ones of copies whose end is to be reported, and slots without memory, a bit each.
+    /// Slots in use, and first ones of copies whose end is to be reported, a bit each.
     in_use: u16,
     writes: u16,
-    missing: u16,
 }
 
 impl Slots {
-    /// With memory for so many.
-    pub(super) fn new(count: usize) -> Self {
-        Self {
-            missing: u16::MAX.checked_shl(count as u32).unwrap_or(0),
-            ..Self::default()
-        }
-    }
-
     /// The first of enough free slots for so many bytes, which are no more than a copy has.
     pub(super) fn find(&self, bytes: usize) -> Option<usize> {
-        let taken = self.in_use | self.missing;
-        let is_free = |slot: &usize| taken & run(*slot, bytes) == 0;
+        let is_free = |slot: &usize| self.in_use & run(*slot, bytes) == 0;
         match slots_of(bytes) {
             1 => (0..SLOTS).find(is_free),
             long => (KEPT..=SLOTS - long).rev().find(is_free),

@@ -56,14 +56,6 @@ fn bytes_travel_both_ways_and_nothing_beside_them() {
 }
 
 #[test]
-fn where_streams_write_no_words_events_show_the_ends() {
-    let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
-    copies.ends.as_mut().unwrap().look_at_events();
-    round_trips(&gpu, &mut copies);
-}
-
-#[test]
 fn an_end_is_seen_without_the_driver_and_not_early() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();

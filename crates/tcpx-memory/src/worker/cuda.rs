@@ -45,18 +45,32 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The workers of this process. Each lives as long as the process.
 static WORKERS: Mutex<Vec<Arc<CopyWorker>>> = Mutex::new(Vec::new());
 
-/// The process's worker of this context, started if there is none.
+/// The process's worker of this context, started if there is none. Those of several GPUs start at a time.
 pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
+    let _starting = gpu.starting();
+    if let Some(worker) = started(gpu) {
+        return Ok(worker);
+    }
+    let worker = Arc::new(start(gpu)?);
+    lock(&WORKERS).push(Arc::clone(&worker));
+    Ok(worker)
+}
+
+fn started(gpu: &Gpu) -> Option<Arc<CopyWorker>> {
     let mut workers = lock(&WORKERS);
     // One that panicked does no jobs any more.
     workers.retain(|worker| !worker.queue.is_closed());
     let is_its = |worker: &&Arc<CopyWorker>| worker.gpu().is_some_and(|own| own.is_same(gpu));
-    if let Some(worker) = workers.iter().find(is_its) {
-        return Ok(Arc::clone(worker));
+    workers.iter().find(is_its).cloned()
+}
+
+/// Starts it on a thread of its own, where there is none.
+pub(super) fn prepare(gpu: &Gpu) {
+    if started(gpu).is_none() {
+        let gpu = gpu.clone();
+        // Without a thread, or after an error, whoever needs the worker starts it.
+        let _ = spawn("tcpx-gpu", move || drop(worker(&gpu)));
     }
-    let worker = Arc::new(start(gpu)?);
-    workers.push(Arc::clone(&worker));
-    Ok(worker)
 }
 
 /// Waits until no worker has anything to do, or `limit` has passed; whether none has.

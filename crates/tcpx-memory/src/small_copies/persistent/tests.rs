@@ -247,14 +247,6 @@ fn memory_is_held_until_a_request_completes() {
 }
 
 #[test]
-fn the_kernel_is_not_used_if_ends_are_seen_by_events() {
-    let (gpu, _kept) = gpu();
-    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
-    copies.ends.as_mut().unwrap().look_at_events();
-    assert!(copies.make_persistent_kernel().persistent.is_none());
-}
-
-#[test]
 fn the_ptx_has_the_kernel_with_its_parameter() {
     let ptx = include_str!("../../kernels/tcpx.ptx");
     let parameter = format!("tcpx_persistent_copy_param_0[{}]", size_of::<Residency>());

@@ -40,9 +40,8 @@ fn set_up_does_not_wait_for_room_on_the_gpu() {
 fn without_its_kernel_the_driver_copies_everything() {
     let gpu = Gpu::fake();
     let mut copies = next(&gpu);
-    copies.unused = None;
     fake::set_launches(Launches::Fail);
-    let mut copies = copies.make_persistent_kernel();
+    copies.make_persistent_kernel();
     fake::set_launches(Launches::Return);
     assert!(copies.persistent.is_none());
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -152,8 +151,14 @@ fn who_wants_no_persistent_kernel_gets_none_from_others() {
     );
     let all = addresses(&copies);
     drop(copies);
-    let copies = next(&gpu);
-    assert!(copies.persistent.is_none() && copies.memory.device == all[1]);
+    let mut copies = next(&gpu);
+    assert_eq!(addresses(&copies), all);
+    let region = Region::cuda(&gpu, 64).unwrap();
+    for _ in 0..3 {
+        assert_eq!(write(&mut copies, &region), Ok(64));
+    }
+    let persistent = copies.persistent.as_ref().unwrap();
+    assert!(persistent.has_left() && persistent.copies() == 0);
     drop(copies);
     let copies = next(&gpu).with_persistent_kernel();
     assert_eq!(addresses(&copies), all);
@@ -191,20 +196,11 @@ fn what_a_kernel_that_has_not_started_may_touch_is_nobodys() {
 fn connections_beyond_the_memory_get_no_small_copies() {
     let gpu = Gpu::fake();
     let all = others(&gpu);
-    assert_eq!(all.len(), 12 + 16);
-    // Late ones have few slots, and none for long messages.
-    let mut last = all.into_iter().next_back().unwrap();
-    let region = Region::cuda(&gpu, SmallCopies::MOST_BYTES).unwrap();
-    let long = vec![1; region.len()];
-    assert_eq!(last.start_write(&region.all(), &long, None, 1), Ok(false));
-    assert_eq!(
-        last.start_write(&region.slice(..9).unwrap(), &[2; 9], None, 1),
-        Ok(true)
-    );
-    assert_eq!(ended(&mut last), [(1, Ok(9))]);
-    // The others have left theirs, of which this one gets the largest.
-    let next = next(&gpu);
-    assert_eq!(next.count, super::super::super::SLOTS);
+    assert_eq!(all.len(), super::super::super::CONNECTIONS);
+    // One of them leaves its part to the next.
+    let mut all = all;
+    let left = all.swap_remove(3).memory.device;
+    assert_eq!(next(&gpu).memory.device, left);
 }
 
 #[test]
