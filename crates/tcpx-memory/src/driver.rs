@@ -4,12 +4,12 @@
 //! driver, or with an old one, costs nothing but an answer.
 
 mod api;
-#[cfg(any(test, feature = "fake-driver"))]
 #[cfg_attr(
     not(test),
     expect(dead_code, reason = "tests of this crate use more of it")
 )]
 #[expect(clippy::unwrap_used, reason = "as in tests")]
+#[cfg(any(test, feature = "fake-driver"))]
 pub(crate) mod fake;
 
 use std::ffi::{CStr, c_char};

@@ -8,7 +8,7 @@ mod module;
 mod persistent_kernels;
 mod pointer;
 mod rdma;
-mod sync;
+mod streams;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ pub(crate) use context::{Current, device_alloc, device_free, ignore_captures, re
 pub(crate) use default_streams::legacy;
 pub(crate) use mapped_host::MappedHost;
 pub(crate) use module::{Function, Module, parameter};
-pub(crate) use sync::{create_stream, is_at_rest};
+pub(crate) use streams::{create_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};
 use crate::ending;
@@ -47,7 +47,6 @@ struct Inner {
     context: ContextHandle,
     multiprocessors: u32,
     events: EventPool,
-    sync: Mutex<Option<sync::SyncPath>>,
     /// See [`default_streams`]; unknown during set-up.
     legacy_answers_for_all: OnceLock<bool>,
     /// All kernels, loaded once.
@@ -169,7 +168,6 @@ impl Gpu {
             context,
             multiprocessors,
             events: EventPool::default(),
-            sync: Mutex::default(),
             legacy_answers_for_all: OnceLock::new(),
             module: OnceLock::new(),
             persistent_kernels: persistent_kernels::PersistentKernels::default(),

@@ -265,9 +265,11 @@ impl Lease {
         }
     }
 
-    /// Whether nobody else can touch the bytes: there is no other clone, and no slice rides on the lease.
+    /// Whether these are bytes that only the CPU could touch, and nobody else can: there is no other clone, and no slice
+    /// rides on the lease.
     fn is_alone(&mut self) -> bool {
-        Arc::get_mut(&mut self.0).is_some()
+        let is_here = self.0.region.kind().is_cpu_accessible();
+        is_here && Arc::get_mut(&mut self.0).is_some()
     }
 
     fn allows(&self, access: Access, range: &Range<usize>) -> Result<(), MemoryError> {

@@ -6,6 +6,10 @@ use crate::error::MemoryError;
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Held, Hold, Lease};
 use crate::region::{DeviceParts, HostParts, Region};
+use crate::worker::blocking;
+
+const READER: &str = "a read by the program";
+const WRITER: &str = "a write by the program";
 
 /// Turns any range into `start..end` within `len`.
 pub(crate) fn resolve(
@@ -194,7 +198,10 @@ impl RegionSlice {
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
         let range = self.first(bytes.len())?;
-        let _hold = self.hold_here(&range, Access::Write, "a write by the program")?;
+        if let Some(all) = self.on_gpu(&range, Access::Write, WRITER)? {
+            return blocking::write(&all, bytes);
+        }
+        let _hold = self.hold_here(&range, Access::Write, WRITER)?;
         self.region.write_held(range.start, bytes)
     }
 
@@ -204,7 +211,15 @@ impl RegionSlice {
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn read_to(&self, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let range = self.first(bytes.len())?;
-        let _hold = self.hold_here(&range, Access::Read, "a read by the program")?;
+        if let Some(all) = self.on_gpu(&range, Access::Read, READER)? {
+            let mut rest = bytes;
+            return blocking::read(&all, |piece| {
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.len());
+                now.copy_from_slice(piece);
+                rest = later;
+            });
+        }
+        let _hold = self.hold_here(&range, Access::Read, READER)?;
         self.region.read_held(range.start, bytes)
     }
 
@@ -213,8 +228,30 @@ impl RegionSlice {
     /// # Errors
     /// [`MemoryError::Busy`], or the driver's refusal; nothing was appended then.
     pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
-        let _hold = self.hold_here(&self.range, Access::Read, "a read by the program")?;
+        let before = bytes.len();
+        if let Some(all) = self.on_gpu(&self.range, Access::Read, READER)? {
+            let read = blocking::read(&all, |piece| bytes.extend_from_slice(piece));
+            return read.inspect_err(|_| bytes.truncate(before));
+        }
+        let _hold = self.hold_here(&self.range, Access::Read, READER)?;
         self.region.append_held(self.range.clone(), bytes)
+    }
+
+    /// A range of the region as what jobs of this access ride on, where it is memory of a GPU.
+    fn on_gpu(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Option<Self>, MemoryError> {
+        if self.kind().is_cpu_accessible() {
+            return Ok(None);
+        }
+        let (region, range) = (self.region.clone(), range.clone());
+        Ok(Some(match &self.hold {
+            Some(hold) => Self::held(region, range, hold.clone()),
+            None => Lease::take(&region, range, access, holder)?.all(),
+        }))
     }
 
     /// Where the first `len` bytes of this part lie in the region.

@@ -22,8 +22,6 @@ use ends::Ends;
 use persistent::{PersistentCopyKernel, REQUESTS};
 use slots::{Copy, SLOT, SLOTS, Slots};
 
-/// Longest wait for the first copies, at set-up.
-const WARM_UP: Duration = Duration::from_secs(60);
 /// How long the memory of copies in flight is looked after at the end of a connection; after that, the next
 /// connection does.
 const LAST_WAIT: Duration = Duration::from_secs(1);
@@ -149,18 +147,9 @@ impl SmallCopies {
             self.gpu.api().check("cuMemcpyAsync", code)?;
             self.ends.mark(&self.gpu, slot, stream)?;
         }
-        let start = Instant::now();
         for (slot, stream) in self.streams.into_iter().enumerate() {
-            while !self.ends.has_come(&self.gpu, slot, stream)? {
-                if start.elapsed() > WARM_UP {
-                    return Err(CudaError::TimedOut {
-                        device: self.gpu.ordinal(),
-                        what: "its first work",
-                        after: WARM_UP,
-                    });
-                }
-                thread::yield_now();
-            }
+            let (gpu, ends) = (&self.gpu, &mut self.ends);
+            gpu.wait_until("its first work", || ends.has_come(gpu, slot, stream))?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Copy workers: the threads that move bytes.
 
+pub(crate) mod blocking;
 mod cuda;
 mod host;
 mod park_gate;

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::sync::destroy_stream;
+use super::streams::destroy_stream;
 use super::{Current, Gpu, MappedHost, is_at_rest, refuse_captured};
 use crate::driver::sys;
 use crate::error::CudaError;

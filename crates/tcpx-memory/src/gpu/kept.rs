@@ -7,7 +7,6 @@
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use super::sync::PIECE as BLOCKING_BYTES;
 use super::{Gpu, MappedHost};
 use crate::error::MemoryError;
 use crate::lock;
@@ -19,9 +18,8 @@ use crate::worker::WORKER_BYTES;
 /// The pinned memory of a GPU. All of it is pinned at once.
 pub(crate) struct Kept {
     slots: Arc<Slots>,
-    /// For the copy worker, and for blocking access, until they take it, and for small copies.
+    /// For the copy worker, until it takes it, and for small copies.
     worker: Mutex<Option<MappedHost>>,
-    blocking: Mutex<Option<MappedHost>>,
     small: MappedHost,
 }
 
@@ -32,12 +30,11 @@ impl Kept {
         let bytes = [
             slot_bytes,
             WORKER_BYTES,
-            BLOCKING_BYTES,
             SmallCopies::ALL_BYTES,
             size_of::<u32>(),
         ];
         let mut memory = MappedHost::pin(gpu, bytes.iter().sum())?;
-        let [slots, worker, blocking, small, word] = bytes.map(|bytes| {
+        let [slots, worker, small, word] = bytes.map(|bytes| {
             let part = memory;
             memory = part.at(bytes);
             part
@@ -48,7 +45,6 @@ impl Kept {
         Ok(Self {
             slots: Slots::new(region)?,
             worker: Mutex::new(Some(worker)),
-            blocking: Mutex::new(Some(blocking)),
             small,
         })
     }
@@ -110,11 +106,5 @@ impl Gpu {
     pub(crate) fn worker_memory(&self) -> Result<MappedHost, MemoryError> {
         let first = lock(&self.kept()?.worker).take();
         first.map_or_else(|| MappedHost::pin(self, WORKER_BYTES), Ok)
-    }
-
-    /// As above, of [`BLOCKING_BYTES`].
-    pub(super) fn blocking_memory(&self) -> Result<MappedHost, MemoryError> {
-        let first = lock(&self.kept()?.blocking).take();
-        first.map_or_else(|| MappedHost::pin(self, BLOCKING_BYTES), Ok)
     }
 }

@@ -2,12 +2,12 @@
 
 use std::ops::{Range, RangeBounds};
 
-use super::{DeviceParts, Region};
-use crate::checksum::Crc32c;
+use super::{HostParts, Region};
+use crate::cpu;
 use crate::error::MemoryError;
-use crate::gpu::Gpu;
+use crate::job::Work;
 use crate::lease::{Access, Lease};
-use crate::slice::resolve;
+use crate::worker::blocking;
 
 /// Bytes that one call copies to a buffer for a message: glibc copies more by `rep movsb`, which some processors do at a
 /// twentieth of the speed from the beginning of a page to byte 16 of one, where long buffers of `malloc` begin.
@@ -39,8 +39,7 @@ impl Region {
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn write_from(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
-        let _lease = self.lease_as(span(offset, bytes.len()), Access::Write, WRITER)?;
-        self.write_held(offset, bytes)
+        self.slice(span(offset, bytes.len()))?.write_from(bytes)
     }
 
     /// Copies from the region at `offset` into `bytes`. Blocks; for GPU memory it first waits for the
@@ -49,8 +48,7 @@ impl Region {
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn read_to(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        let _lease = self.lease_as(span(offset, bytes.len()), Access::Read, READER)?;
-        self.read_held(offset, bytes)
+        self.slice(span(offset, bytes.len()))?.read_to(bytes)
     }
 
     /// Calls `read` with the bytes of a range.
@@ -89,108 +87,66 @@ impl Region {
         }))
     }
 
-    /// CRC32C (Castagnoli) of a range. Blocks; GPU memory is read back in pieces, after the work on the
-    /// default streams.
+    /// CRC32C (Castagnoli) of a range. Blocks; for GPU memory it first waits for the work on the default streams.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn checksum(&self, range: impl RangeBounds<usize>) -> Result<u32, MemoryError> {
-        let range = resolve(range, self.len())?;
-        let mut crc = Crc32c::new();
-        if self.kind().is_cpu_accessible() {
-            self.with_bytes(range, |bytes| crc.update(bytes))?;
-        } else {
-            let _lease = self.lease_as(range.clone(), Access::Read, READER)?;
-            self.read_device(range, |piece| crc.update(piece))?;
-        }
-        Ok(crc.finish())
+        let of = self.lease_as(range, Access::Read, READER)?.all();
+        let work = Work::Checksum { of };
+        let sum = match self.kind().is_cpu_accessible() {
+            true => cpu::run(&work)?,
+            false => blocking::run(work)?,
+        };
+        // Of 32 bits.
+        Ok(sum as u32)
     }
 
-    /// Writes bytes that the caller holds a lease on; the range must have been checked.
+    /// Writes bytes of host memory that the caller holds a lease on; the range must have been checked.
     pub(crate) fn write_held(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
-        if let Some(parts) = self.host_parts(span(offset, bytes.len())) {
-            let mut from = bytes.as_ptr();
-            for (to, len) in parts {
-                // SAFETY: the range was checked, its parts have as many bytes, and a lease keeps others away from
-                // it. The program's slice may be part of foreign memory, hence a copy that allows overlap.
-                unsafe {
-                    to.copy_from(from, len);
-                    from = from.add(len);
-                }
-            }
-        } else if let Some((gpu, parts)) = self.on_device(span(offset, bytes.len())) {
-            let mut rest = bytes;
-            for (to, len) in parts {
-                let (now, later) = rest.split_at(len);
-                gpu.write_bytes(to, now)?;
-                rest = later;
+        let mut from = bytes.as_ptr();
+        for (to, len) in self.parts(span(offset, bytes.len()))? {
+            // SAFETY: the range was checked, its parts have as many bytes, and a lease keeps others away from
+            // it. The program's slice may be part of foreign memory, hence a copy that allows overlap.
+            unsafe {
+                to.copy_from(from, len);
+                from = from.add(len);
             }
         }
         Ok(())
     }
 
-    /// Appends bytes that the caller holds a lease on to `bytes`; the range must have been checked. Nothing is
-    /// appended where that fails.
+    /// As [`Self::write_held`]: appends them to `bytes`.
     pub(crate) fn append_held(
         &self,
         range: Range<usize>,
         bytes: &mut Vec<u8>,
     ) -> Result<(), MemoryError> {
-        let before = bytes.len();
-        if let Some(parts) = self.host_parts(range.clone()) {
-            bytes.reserve(range.len());
-            for (from, len) in parts {
-                // SAFETY: as in `write_held`.
-                unsafe { append_in_pieces(from, len, bytes) };
-            }
-            return Ok(());
+        bytes.reserve(range.len());
+        for (from, len) in self.parts(range)? {
+            // SAFETY: as in `write_held`.
+            unsafe { append_in_pieces(from, len, bytes) };
         }
-        bytes.resize(before + range.len(), 0);
-        let read = self.read_held(range.start, &mut bytes[before..]);
-        if read.is_err() {
-            bytes.truncate(before);
-        }
-        read
+        Ok(())
     }
 
-    /// Reads bytes that the caller holds a lease on; the range must have been checked.
+    /// As [`Self::write_held`]: reads them.
     pub(crate) fn read_held(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        if let Some(parts) = self.host_parts(span(offset, bytes.len())) {
-            let mut to = bytes.as_mut_ptr();
-            for (from, len) in parts {
-                // SAFETY: as in `write_held`.
-                unsafe {
-                    from.copy_to(to, len);
-                    to = to.add(len);
-                }
-            }
-        } else {
-            let mut rest = bytes;
-            self.read_device(span(offset, rest.len()), |piece| {
-                let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.len());
-                now.copy_from_slice(piece);
-                rest = later;
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Calls `each` with the bytes of a checked range of GPU memory, a piece after the other.
-    fn read_device(
-        &self,
-        range: Range<usize>,
-        mut each: impl FnMut(&[u8]),
-    ) -> Result<(), MemoryError> {
-        if let Some((gpu, parts)) = self.on_device(range) {
-            for (from, len) in parts {
-                gpu.read_pieces(from, len, &mut each)?;
+        let mut to = bytes.as_mut_ptr();
+        for (from, len) in self.parts(span(offset, bytes.len()))? {
+            // SAFETY: as in `write_held`.
+            unsafe {
+                from.copy_to(to, len);
+                to = to.add(len);
             }
         }
         Ok(())
     }
 
-    fn on_device(&self, range: Range<usize>) -> Option<(&Gpu, DeviceParts<'_>)> {
-        self.gpu().zip(self.device_parts(range))
+    fn parts(&self, range: Range<usize>) -> Result<HostParts<'_>, MemoryError> {
+        let kind = self.kind();
+        let parts = self.host_parts(range);
+        parts.ok_or(MemoryError::NotCpuAccessible { kind })
     }
 }
 

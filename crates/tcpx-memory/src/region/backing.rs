@@ -85,7 +85,6 @@ impl Backing {
     }
 
     pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        gpu.prepare_sync()?;
         // The driver's short memory starts anywhere, and Google's plugin registers none that does not start at a page.
         let spare = if len < LONG { PAGE } else { 0 };
         let given = reaper::retry(|| Ok(device_alloc(gpu, len + spare)?))?;

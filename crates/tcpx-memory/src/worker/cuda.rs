@@ -12,7 +12,6 @@ mod kernel_jobs;
 mod launch;
 mod pipe;
 mod slots;
-mod staging;
 #[cfg(test)]
 mod tests;
 mod unpack;
@@ -28,7 +27,6 @@ use engine::Engine;
 use kernel::Kernels;
 use kernel_jobs::KernelJobs;
 use slots::Slots;
-use staging::{STAGING, Staging};
 
 use super::queue::JobQueue;
 use super::{CopyWorker, spawn};
@@ -37,6 +35,8 @@ use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
 use crate::lock;
 
+/// Bytes of its own pinned memory, for bytes on their way to or from pageable memory.
+const STAGING: usize = 8 << 20;
 /// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its kernels.
 pub(crate) const WORKER_BYTES: usize = STAGING + Slots::BYTES.next_multiple_of(4096);
 /// The pause between looks at workers that are waited for.
@@ -143,12 +143,11 @@ fn engine(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
     let memory = gpu.worker_memory()?;
     let lists = memory.at(STAGING);
     let device = Device::create(gpu)?;
-    let staging = Staging::new(memory);
-    device.warm_up(&staging)?;
+    device.warm_up(memory)?;
     // Without kernels the worker has its other methods.
     let kernels = match Kernels::load(gpu) {
         Ok(kernels) => Ok(KernelJobs::create(gpu, kernels, lists)?),
         Err(error) => Err(error),
     };
-    Ok(Engine::new(device, staging, kernels, Arc::clone(queue)))
+    Ok(Engine::new(device, memory, kernels, Arc::clone(queue)))
 }

@@ -1,21 +1,18 @@
 //! The driver as the worker uses it: streams, events and asynchronous copies.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use super::staging::Staging;
 use crate::bounce::BouncePool;
 use crate::driver::{Api, sys};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
+use crate::gpu::MappedHost;
 use crate::gpu::{Gpu, create_stream, device_alloc, ignore_captures};
 use crate::kind::MemoryKind;
 
 /// Events for work in flight on the streams.
 pub(super) const BATCHES: usize = 512;
 
-/// Longest wait for the first, empty work at start.
-const WARM_UP: Duration = Duration::from_secs(60);
+/// What is waited for at set-up.
+pub(super) const FIRST_WORK: &str = "its first work";
 
 /// One of the worker's streams. None of them synchronises with the default streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +80,10 @@ impl Device {
     }
 
     /// Runs one small copy on each stream, so that the driver has nothing left to set up on the transfer path.
-    pub(super) fn warm_up(&self, staging: &Staging) -> Result<(), CudaError> {
+    pub(super) fn warm_up(&self, staging: MappedHost) -> Result<(), CudaError> {
         // To free it would wait for the program's kernels.
         let scratch = device_alloc(&self.gpu, 4096)?;
-        let host = staging.device_address(0);
+        let host = staging.at(0).device;
         // SAFETY: the scratch memory is 4 KiB, the staging memory more, and both stay.
         unsafe {
             self.copy(Lane::In, scratch, host, 256)?;
@@ -96,18 +93,7 @@ impl Device {
         let api = self.api();
         for (lane, event) in Lane::ALL.into_iter().zip(&self.events) {
             event.record(api, self.stream(lane))?;
-            let start = Instant::now();
-            while !event.is_ready(api)? {
-                if start.elapsed() > WARM_UP {
-                    let (device, what) = (self.gpu.ordinal(), "its first work");
-                    return Err(CudaError::TimedOut {
-                        device,
-                        what,
-                        after: WARM_UP,
-                    });
-                }
-                thread::yield_now();
-            }
+            self.gpu.wait_until(FIRST_WORK, || event.is_ready(api))?;
         }
         Ok(())
     }

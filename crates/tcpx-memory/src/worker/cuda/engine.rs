@@ -12,13 +12,13 @@ use super::device::{Device, Lane};
 use super::host_unpack::HostUnpack;
 use super::kernel_jobs::KernelJobs;
 use super::pipe::{CpuSteps, Pipe};
-use super::staging::Staging;
 use super::unpack::Unpacking;
 use crate::awake::{self, Awake};
 use crate::bounce::UnpackMethod;
 use crate::cpu;
 use crate::ending;
 use crate::error::{CudaError, MemoryError};
+use crate::gpu::MappedHost;
 use crate::job::Work;
 use crate::kind::MemoryKind;
 use crate::slice::RegionSlice;
@@ -66,7 +66,7 @@ enum Staged {
 /// Everything the thread works with.
 pub(super) struct Engine {
     pub(super) device: Device,
-    staging: Staging,
+    staging: MappedHost,
     /// Set when copies that cannot be tracked use the staging memory.
     staging_lost: Option<MemoryError>,
     kernels: Result<KernelJobs, CudaError>,
@@ -84,7 +84,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(
         device: Device,
-        staging: Staging,
+        staging: MappedHost,
         kernels: Result<KernelJobs, CudaError>,
         queue: Arc<JobQueue>,
     ) -> Self {
@@ -355,8 +355,8 @@ impl Engine {
             return false;
         };
         let step = match &mut task {
-            Staged::Pipe(pipe) => pipe.step(&mut self.device, &self.staging),
-            Staged::Host(unpack) => unpack.step(ticket.work(), &mut self.device, &self.staging),
+            Staged::Pipe(pipe) => pipe.step(&mut self.device, self.staging),
+            Staged::Host(unpack) => unpack.step(ticket.work(), &mut self.device, self.staging),
             Staged::Cpu(steps) => steps.step(ticket.work()),
         };
         match step {

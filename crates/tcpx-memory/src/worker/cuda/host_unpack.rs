@@ -3,12 +3,13 @@
 
 use std::ops::Range;
 
+use super::STAGING;
 use super::cut::Cut;
 use super::device::{Device, Lane};
 use super::engine::Step;
-use super::staging::{STAGING, Staging};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
+use crate::gpu::MappedHost;
 use crate::job::Work;
 use crate::slice::RegionSlice;
 
@@ -69,7 +70,7 @@ impl HostUnpack {
         }
     }
 
-    pub(super) fn step(&mut self, work: &Work, device: &mut Device, staging: &Staging) -> Step {
+    pub(super) fn step(&mut self, work: &Work, device: &mut Device, staging: MappedHost) -> Step {
         let Work::Unpack {
             pool,
             descriptors,
@@ -151,14 +152,14 @@ impl HostUnpack {
         pool: &RegionSlice,
         to: &RegionSlice,
         device: &mut Device,
-        staging: &Staging,
+        staging: MappedHost,
     ) -> Result<(), Failed> {
         let (None, Some(address)) = (pool.host_ptr(), pool.device_address()) else {
             return self.gather(pool, to, device, staging);
         };
         let mut result = Ok(());
         for (range, at) in plan(&mut self.pieces) {
-            let (from, into) = (address + range.start as u64, staging.device_address(at));
+            let (from, into) = (address + range.start as u64, staging.at(at).device);
             // SAFETY: the job keeps the pool until its last event; the plan fits the staging memory,
             // which no other job uses meanwhile.
             result = unsafe { device.copy(Lane::Out, into, from, range.len()) };
@@ -178,7 +179,7 @@ impl HostUnpack {
         pool: &RegionSlice,
         to: &RegionSlice,
         device: &mut Device,
-        staging: &Staging,
+        staging: MappedHost,
     ) -> Result<(), Failed> {
         if self.error.is_some() {
             return Ok(());
@@ -188,11 +189,11 @@ impl HostUnpack {
         for piece in &self.pieces {
             let source = match pool.host_ptr() {
                 Some(pool) => pool.wrapping_add(piece.source),
-                None => staging.host(piece.fetched),
+                None => staging.at(piece.fetched).host.as_ptr(),
             };
             let destination = match in_place {
                 Some(to) => to.wrapping_add(piece.destination),
-                None => staging.host(at),
+                None => staging.at(at).host.as_ptr(),
             };
             // SAFETY: descriptors were checked against pool and destination, the plan fits the staging
             // memory, and the job's holds keep others away. Pool and destination may be one region.
@@ -209,10 +210,7 @@ impl HostUnpack {
             .chunk_by(|one, next| one.destination + one.len == next.destination)
         {
             let len: usize = run.iter().map(|piece| piece.len).sum();
-            let (from, into) = (
-                staging.device_address(at),
-                address + run[0].destination as u64,
-            );
+            let (from, into) = (staging.at(at).device, address + run[0].destination as u64);
             // SAFETY: as above; the job keeps the destination until its last event.
             result = unsafe { device.copy(Lane::In, into, from, len) };
             if result.is_err() {

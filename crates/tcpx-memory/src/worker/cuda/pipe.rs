@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 
+use super::STAGING;
 use super::device::{Device, Lane};
 use super::engine::Step;
-use super::staging::{STAGING, Staging};
 use crate::checksum::Crc32c;
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
+use crate::gpu::MappedHost;
 use crate::job::Work;
 use crate::slice::RegionSlice;
 
@@ -71,7 +72,7 @@ impl Pipe {
         })
     }
 
-    pub(super) fn step(&mut self, device: &mut Device, staging: &Staging) -> Step {
+    pub(super) fn step(&mut self, device: &mut Device, staging: MappedHost) -> Step {
         if let Some(&(event, len)) = self.under_way.front() {
             match event.is_ready(device.api()) {
                 Ok(false) => {}
@@ -122,19 +123,19 @@ impl Pipe {
     }
 
     /// Sends the next piece on its way, on the lane.
-    fn issue(&self, device: &Device, staging: &Staging) -> (Lane, Result<(), CudaError>) {
+    fn issue(&self, device: &Device, staging: MappedHost) -> (Lane, Result<(), CudaError>) {
         let len = PIECE.min(self.len - self.issued);
         let slot = slot_of(self.issued);
         let lane = match &self.side {
             Side::Source(source) => {
-                let host = staging.host(slot);
+                let host = staging.at(slot).host.as_ptr();
                 // SAFETY: the job's hold keeps the source, the slot has room, and no copy uses it.
                 unsafe { host.copy_from_nonoverlapping(source.add(self.issued), len) };
                 Lane::In
             }
             Side::Destination(_) | Side::Checksum(_) => Lane::Out,
         };
-        let mut mapped = staging.device_address(slot);
+        let mut mapped = staging.at(slot).device;
         let range = self.issued..self.issued + len;
         let parts = self.device.device_parts(range).ok().flatten();
         for (address, len) in parts.into_iter().flatten() {
@@ -152,8 +153,8 @@ impl Pipe {
     }
 
     /// Uses a piece that has arrived; pieces arrive in order.
-    fn take_out(&mut self, staging: &Staging, len: usize) {
-        let slot = staging.host(slot_of(self.landed));
+    fn take_out(&mut self, staging: MappedHost, len: usize) {
+        let slot = staging.at(slot_of(self.landed)).host.as_ptr();
         match &mut self.side {
             Side::Source(_) => {}
             Side::Destination(destination) => {

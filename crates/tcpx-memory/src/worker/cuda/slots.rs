@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use super::device::FIRST_WORK;
+use super::kernel::{Flag, Kernels};
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
 use crate::fence::Event;
 use crate::gpu::{Gpu, MappedHost, create_stream, device_alloc};
-use crate::worker::cuda::kernel::{Flag, Kernels};
 
 /// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
 /// that launches cost little.
@@ -26,8 +26,6 @@ const FLAGS_BYTES: usize = SLOTS * APART;
 const STREAMS: usize = 2;
 /// After this long without an answer the streams themselves are asked.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Longest wait for the first, empty work.
-const WARM_UP: Duration = Duration::from_secs(60);
 
 pub(super) struct Slots {
     streams: [sys::CUstream; STREAMS],
@@ -96,18 +94,7 @@ impl Slots {
         api.check("cuMemcpyAsync", code)?;
         kernels.warm_up(api, self.streams[0], self.counters)?;
         self.events[0].record(api, self.streams[0])?;
-        let start = Instant::now();
-        while !self.events[0].is_ready(api)? {
-            if start.elapsed() > WARM_UP {
-                return Err(CudaError::TimedOut {
-                    device: gpu.ordinal(),
-                    what: "its first work",
-                    after: WARM_UP,
-                });
-            }
-            thread::yield_now();
-        }
-        Ok(())
+        gpu.wait_until(FIRST_WORK, || self.events[0].is_ready(api))
     }
 
     /// A slot with nothing in flight; they are used in turn.
