@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::page_pipe::PagePipe;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use tcpx_memory::PagePipe;
 use tcpx_memory::awake::{Awake, FEW_CORES, cores, give_way};
 
 use crate::idle::MAX_LANES;

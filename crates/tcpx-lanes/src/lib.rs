@@ -17,6 +17,7 @@ pub mod idle;
 pub mod interfaces;
 pub mod lane_group;
 pub mod monitor;
+mod page_pipe;
 pub mod protocols;
 pub mod receive_lane;
 pub mod resend;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tcpx_memory::PagePipe;
+use crate::page_pipe::PagePipe;
 
 use crate::socket_calls::{self as calls, Moved, Part, Span};
 

@@ -12,7 +12,6 @@ mod streams;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 pub use pointer::PointerInfo;
@@ -296,37 +295,6 @@ fn context_id(api: &Api, context: &ContextHandle) -> u64 {
     match unsafe { get(context.context, &raw mut id) } {
         0 => id,
         _ => 0,
-    }
-}
-
-impl Gpu {
-    /// Makes this GPU's context current on the calling thread until the guard is dropped, for code
-    /// that works on the current context, such as a network plugin.
-    ///
-    /// # Errors
-    /// The driver's refusal.
-    pub fn enter(&self) -> Result<ContextGuard, CudaError> {
-        Ok(ContextGuard {
-            _current: Current::push(self.api(), self.raw_context())?,
-            gpu: self.clone(),
-            _of_this_thread: PhantomData,
-        })
-    }
-}
-
-/// A context that is current on this thread; what was current before comes back with the drop.
-#[must_use]
-pub struct ContextGuard {
-    // Left before the GPU may go.
-    _current: Current,
-    gpu: Gpu,
-    // Contexts are current on threads: the guard must be dropped where it was made.
-    _of_this_thread: PhantomData<*const ()>,
-}
-
-impl fmt::Debug for ContextGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ContextGuard({:?})", self.gpu)
     }
 }
 

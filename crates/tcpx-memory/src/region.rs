@@ -98,7 +98,7 @@ impl Region {
     /// # Safety
     /// It has so many initialised bytes, and nobody else uses them.
     pub(crate) unsafe fn pinned_for_good(memory: MappedHost, len: usize) -> Self {
-        Self::new(MemoryKind::Pinned, len, Backing::PinnedForGood(memory))
+        Self::new(MemoryKind::Pinned, len, Backing::Pinned(memory, None))
     }
 
     /// Host memory that other code allocated; `owner` is dropped with the last reference.

@@ -203,8 +203,7 @@ impl CopyWorker {
         self.gpu.as_ref().map_or(MemoryKind::Host, Gpu::kind)
     }
 
-    /// Every GPU end of a job must be in reach: of this worker's GPU, or of another one for the far
-    /// end of a copy.
+    /// Every GPU end of a job must be of this worker's GPU.
     fn check_reach(&self, job: &Job) -> Result<(), MemoryError> {
         let worker = self.kind();
         if let Some(fence) = &job.fence
@@ -229,21 +228,14 @@ impl CopyWorker {
         {
             return Err(error.clone().into());
         }
-        let mut out_of_reach = [Some(from), to]
-            .into_iter()
-            .flatten()
-            .filter(|slice| !self.reaches(slice));
-        let Some(first) = out_of_reach.next() else {
-            return Ok(());
-        };
-        let one_is_near = out_of_reach.next().is_none() && self.gpu.is_some();
-        let far_copy = matches!(&job.work, Work::Copy { from, to }
-            if [from, to].iter().all(|end| matches!(end.kind(), MemoryKind::Cuda { .. }) && !end.is_in_pieces()));
-        if far_copy && one_is_near {
-            return Ok(());
+        let mut ends = [Some(from), to].into_iter().flatten();
+        match ends.find(|slice| !self.reaches(slice)) {
+            None => Ok(()),
+            Some(slice) => Err(MemoryError::WrongWorker {
+                worker,
+                kind: slice.kind(),
+            }),
         }
-        let kind = first.kind();
-        Err(MemoryError::WrongWorker { worker, kind })
     }
 
     /// Whether this worker may touch the bytes: host memory, and its own GPU's.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl_net::{AbiVersion, Handle128, Properties};
-use tcpx_memory::{ContextGuard, CudaError, Gpu};
+use tcpx_memory::{CudaError, Gpu, InContext};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
@@ -53,7 +53,7 @@ pub enum PluginMemory {
 impl PluginMemory {
     /// Makes the GPU's context current for calls in which a plugin looks for it: NCCL does so, and
     /// plugins count on it.
-    fn enter(&self) -> Result<Option<ContextGuard>, CudaError> {
+    fn enter(&self) -> Result<Option<InContext>, CudaError> {
         match self {
             Self::Gpu(gpu) => gpu.enter().map(Some),
             Self::Host | Self::StandIn => Ok(None),

@@ -84,8 +84,6 @@ functions! {
         "cuMemHostGetDevicePointer_v2", "3.2", (*mut CUdeviceptr, *mut c_void, c_uint);
     cuPointerGetAttribute = "cuPointerGetAttribute", "4.0", (*mut c_void, i32, CUdeviceptr);
     cuMemcpyAsync = "cuMemcpyAsync", "4.0", (CUdeviceptr, CUdeviceptr, usize, CUstream);
-    cuMemcpyPeerAsync = "cuMemcpyPeerAsync", "4.0",
-        (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuStreamCreate = "cuStreamCreate", "2.0", (*mut CUstream, c_uint);
     cuStreamCreateWithPriority = "cuStreamCreateWithPriority", "5.5", (*mut CUstream, c_uint, i32);
     cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange", "5.5", (*mut i32, *mut i32);

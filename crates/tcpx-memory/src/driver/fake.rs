@@ -238,7 +238,6 @@ pub(crate) static API: Api = Api {
             })
         }
     ),
-    cuMemcpyPeerAsync: device_memory::copy_to_peer,
     cuStreamCreate: streams::create,
     cuStreamCreateWithPriority: streams::create_first,
     cuCtxGetStreamPriorityRange: call!(|_last: *mut i32, first: *mut i32| answer(first, -5)),

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomData;
 
 use super::Gpu;
 use crate::driver::{Api, OUT_OF_MEMORY, sys};
@@ -25,14 +26,17 @@ struct Entered {
 }
 
 /// Keeps a GPU's context current on this thread, so that each call of this crate saves the three driver
-/// calls that do it. As little as possible of the program's own code may run meanwhile: the owner of
-/// memory that is released, the receiver of the log. If that makes another context current, later calls
-/// make theirs current again.
+/// calls that do it; what was current before comes back with the drop. As little as possible of the program's own code may
+/// run meanwhile: the owner of memory that is released, the receiver of the log. If that makes another context current,
+/// later calls make theirs current again.
+#[must_use]
 pub struct InContext {
     before: sys::CUcontext,
     _current: Current,
     /// Keeps the context alive.
     _gpu: Gpu,
+    // Contexts are current on threads: it must be dropped where it was made.
+    _of_this_thread: PhantomData<*const ()>,
 }
 
 thread_local! {
@@ -46,13 +50,28 @@ impl InContext {
     /// # Errors
     /// The driver's refusal.
     pub fn enter(gpu: &Gpu) -> Result<Self, CudaError> {
-        let current = Current::enter(gpu)?;
-        let before = KEPT.replace(gpu.raw_context());
-        Ok(Self {
-            before,
+        Ok(Self::with(gpu, Current::enter(gpu)?))
+    }
+
+    fn with(gpu: &Gpu, current: Current) -> Self {
+        Self {
+            before: KEPT.replace(gpu.raw_context()),
             _current: current,
             _gpu: gpu.clone(),
-        })
+            _of_this_thread: PhantomData,
+        }
+    }
+}
+
+impl Gpu {
+    /// As [`InContext::enter`], also where the context is current: for code that works on the current context and may
+    /// change what that is, such as a network plugin.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub fn enter(&self) -> Result<InContext, CudaError> {
+        let current = Current::push(self.api(), self.raw_context())?;
+        Ok(InContext::with(self, current))
     }
 }
 

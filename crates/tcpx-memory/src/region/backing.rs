@@ -21,10 +21,8 @@ pub(super) enum Backing {
     Empty,
     /// An anonymous mapping.
     Mapped { base: NonNull<u8>, len: usize },
-    /// Page-locked memory.
-    Pinned(Option<PinnedMemory>),
-    /// Page-locked memory that is nobody's to free.
-    PinnedForGood(MappedHost),
+    /// Page-locked memory, and its GPU and length where it is given back to the driver.
+    Pinned(MappedHost, Option<(Gpu, usize)>),
     /// Device memory.
     Cuda(Option<CudaMemory>),
     /// Somebody else's host memory.
@@ -34,12 +32,6 @@ pub(super) enum Backing {
     },
     /// Pieces of other regions.
     Gathered(Gathered),
-}
-
-pub(super) struct PinnedMemory {
-    gpu: Gpu,
-    memory: MappedHost,
-    len: usize,
 }
 
 pub(super) struct CudaMemory {
@@ -77,11 +69,8 @@ impl Backing {
     }
 
     pub(super) fn pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
-        Ok(Self::Pinned(Some(PinnedMemory {
-            gpu: gpu.clone(),
-            memory: reaper::retry(|| MappedHost::pin(gpu, len))?,
-            len,
-        })))
+        let memory = reaper::retry(|| MappedHost::pin(gpu, len))?;
+        Ok(Self::Pinned(memory, Some((gpu.clone(), len))))
     }
 
     pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
@@ -113,13 +102,10 @@ impl Backing {
 
     pub(super) fn gpu(&self) -> Option<&Gpu> {
         match self {
-            Self::Pinned(memory) => memory.as_ref().map(|memory| &memory.gpu),
+            Self::Pinned(_, owner) => owner.as_ref().map(|(gpu, _)| gpu),
             Self::Cuda(memory) => memory.as_ref().map(|memory| &memory.gpu),
             Self::Gathered(gathered) => gathered.gpu(),
-            Self::Empty
-            | Self::Mapped { .. }
-            | Self::PinnedForGood(_)
-            | Self::ForeignHost { .. } => None,
+            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
         }
     }
 
@@ -127,8 +113,7 @@ impl Backing {
         match self {
             Self::Empty => Some(NO_BYTES),
             Self::Mapped { base, .. } => Some(base.as_ptr()),
-            Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.host.as_ptr()),
-            Self::PinnedForGood(memory) => Some(memory.host.as_ptr()),
+            Self::Pinned(memory, _) => Some(memory.host.as_ptr()),
             // Slices of no bytes must not start at address 0 either.
             Self::ForeignHost { base, .. } if base.is_null() => Some(NO_BYTES),
             Self::ForeignHost { base, .. } => Some(*base),
@@ -138,8 +123,7 @@ impl Backing {
 
     pub(super) fn device_base(&self) -> Option<u64> {
         match self {
-            Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.device),
-            Self::PinnedForGood(memory) => Some(memory.device),
+            Self::Pinned(memory, _) => Some(memory.device),
             Self::Cuda(memory) => memory.as_ref().map(|memory| memory.base),
             Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } | Self::Gathered(_) => {
                 None
@@ -153,8 +137,9 @@ impl Drop for Backing {
         match self {
             // SAFETY: the last reference is gone, and the mapping is ours and whole.
             Self::Mapped { base, len } => unsafe { unmap(*base, *len) },
-            Self::Pinned(memory) => {
-                if let Some(PinnedMemory { gpu, memory, len }) = memory.take() {
+            Self::Pinned(memory, owner) => {
+                if let Some((gpu, len)) = owner.take() {
+                    let memory = *memory;
                     // SAFETY: pinned with that length; the last reference is gone.
                     reaper::run(move || unsafe { memory.free(&gpu, len) });
                 }
@@ -164,8 +149,7 @@ impl Drop for Backing {
                     reaper::run(move || memory.let_go());
                 }
             }
-            Self::Empty | Self::PinnedForGood(_) | Self::ForeignHost { .. } | Self::Gathered(_) => {
-            }
+            Self::Empty | Self::ForeignHost { .. } | Self::Gathered(_) => {}
         }
     }
 }

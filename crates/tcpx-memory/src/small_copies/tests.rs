@@ -1,5 +1,6 @@
 //! Small copies over a driver in memory that does everything as late as it may.
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -240,11 +241,12 @@ proptest::proptest! {
         lens in proptest::collection::vec(1..=SmallCopies::MOST_BYTES, 1..24),
         polls in proptest::collection::vec(0usize..4, 24),
     ) {
-        let gpu = Gpu::fake();
-        let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
+        static GPU: LazyLock<Gpu> = LazyLock::new(Gpu::fake);
+        let gpu = &*GPU;
+        let mut copies = SmallCopies::new(gpu).unwrap().unwrap();
         let (mut told, mut began) = (Vec::new(), Vec::new());
         for (at, (len, polls)) in lens.into_iter().zip(polls).enumerate() {
-            let region = Region::cuda(&gpu, len).unwrap();
+            let region = Region::cuda(gpu, len).unwrap();
             let bytes = vec![at as u8 + 1; len];
             if copies.start_write(&region.all(), &bytes, None, at as u64).unwrap() {
                 began.push((at, region, bytes));

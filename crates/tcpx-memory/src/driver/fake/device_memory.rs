@@ -5,7 +5,7 @@ use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{INVALID_VALUE, OK, answer, inside};
-use crate::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUstream};
+use crate::driver::sys::{CUdevice, CUdeviceptr};
 
 /// The fake's GPU has 4 of everything that is not a matter of yes or no.
 pub(super) unsafe extern "C" fn attribute(value: *mut i32, which: i32, _device: CUdevice) -> i32 {
@@ -62,16 +62,4 @@ pub(super) unsafe extern "C" fn flush(target: i32, scope: i32) -> i32 {
             INVALID_VALUE
         }
     })
-}
-
-/// There is no second GPU.
-pub(super) unsafe extern "C" fn copy_to_peer(
-    _to: CUdeviceptr,
-    _to_context: CUcontext,
-    _from: CUdeviceptr,
-    _from_context: CUcontext,
-    _len: usize,
-    _stream: CUstream,
-) -> i32 {
-    INVALID_VALUE
 }

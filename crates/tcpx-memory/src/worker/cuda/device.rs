@@ -149,29 +149,4 @@ impl Device {
         let code = unsafe { (self.api().cuMemcpyAsync)(to, from, len, self.stream(lane)) };
         self.api().check("cuMemcpyAsync", code)
     }
-
-    /// Copies between two GPUs, of which this is one.
-    ///
-    /// # Safety
-    /// As [`Self::copy`].
-    pub(super) unsafe fn copy_peer(
-        &self,
-        (to_gpu, to): (&Gpu, u64),
-        (from_gpu, from): (&Gpu, u64),
-        len: usize,
-    ) -> Result<(), CudaError> {
-        let (to_context, from_context) = (to_gpu.raw_context(), from_gpu.raw_context());
-        // SAFETY: the caller's promise; both contexts are kept by their `Gpu`.
-        let code = unsafe {
-            (self.api().cuMemcpyPeerAsync)(
-                to,
-                to_context,
-                from,
-                from_context,
-                len,
-                self.stream(Lane::Across),
-            )
-        };
-        self.api().check("cuMemcpyPeerAsync", code)
-    }
 }

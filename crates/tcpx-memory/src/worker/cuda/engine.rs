@@ -265,7 +265,7 @@ impl Engine {
                 if let Some(copies) = self.copies.get_mut(lane as usize) {
                     return copies.push(ticket);
                 }
-                let issued = self.issue_across(from, to);
+                let issued = self.issue(lane, work, from.len());
                 self.track(
                     lane,
                     ticket,

@@ -87,7 +87,7 @@ impl Engine {
     }
 
     /// Copies `bytes` from the first byte that this work names.
-    fn issue(&self, lane: Lane, work: &Work, bytes: usize) -> Result<(), CudaError> {
+    pub(super) fn issue(&self, lane: Lane, work: &Work, bytes: usize) -> Result<(), CudaError> {
         let (from, to) = work.ends();
         let (Some(source), Some(destination)) = (
             from.device_address(),
@@ -98,33 +98,6 @@ impl Engine {
         };
         // SAFETY: the tickets keep all of both ranges and their leases until the batch has ended.
         unsafe { self.device.copy(lane, destination, source, bytes) }
-    }
-
-    /// Copies from device memory to device memory, of this GPU or another one.
-    pub(super) fn issue_across(
-        &self,
-        from: &RegionSlice,
-        to: &RegionSlice,
-    ) -> Result<(), CudaError> {
-        let (Some(source), Some(destination)) = (from.device_address(), to.device_address()) else {
-            // As above.
-            return Ok(());
-        };
-        let gpus = (from.region().gpu(), to.region().gpu());
-        match gpus {
-            (Some(from_gpu), Some(to_gpu)) if !from_gpu.is_same(to_gpu) => {
-                // SAFETY: the ticket keeps both regions and their leases until the batch has ended.
-                unsafe {
-                    self.device
-                        .copy_peer((to_gpu, destination), (from_gpu, source), from.len())
-                }
-            }
-            // SAFETY: as above.
-            _ => unsafe {
-                self.device
-                    .copy(Lane::Across, destination, source, from.len())
-            },
-        }
     }
 
     /// Tracks a job on a stream until it completes. After an error a part of the job may be in
