@@ -14,7 +14,7 @@ use rustix::pipe::{
 
 /// A pipe between memory and one socket.
 #[derive(Debug)]
-pub struct PagePipe {
+pub(crate) struct PagePipe {
     read: OwnedFd,
     write: OwnedFd,
     /// Most bytes that one load offers.
@@ -29,7 +29,7 @@ impl PagePipe {
     ///
     /// # Errors
     /// The process has no descriptors left, or the user no pipes.
-    pub fn new(bytes: usize) -> io::Result<Self> {
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let _ = fcntl_setpipe_size(&write, bytes);
         Ok(Self {
@@ -44,12 +44,12 @@ impl PagePipe {
     ///
     /// # Errors
     /// The system does not report it.
-    pub fn capacity(&self) -> io::Result<usize> {
+    pub(crate) fn capacity(&self) -> io::Result<usize> {
         Ok(fcntl_getpipe_size(&self.write)?)
     }
 
     /// Whether the pipe holds bytes that the socket has not taken.
-    pub const fn is_loaded(&self) -> bool {
+    pub(crate) const fn is_loaded(&self) -> bool {
         self.loaded > 0
     }
 
@@ -64,7 +64,7 @@ impl PagePipe {
     /// # Safety
     /// The range is readable memory. Pages that are written to before the peer has read them arrive
     /// changed.
-    pub unsafe fn send(
+    pub(crate) unsafe fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         start: *const u8,
@@ -126,7 +126,7 @@ impl PagePipe {
     /// Keeps a [`send`](Self::send) to a socket that the peer has closed from ending the process: unlike
     /// other ways of sending, it cannot be told to raise no `SIGPIPE`. It changes the calling thread's
     /// signal mask for good, so it is for threads of our own.
-    pub fn ignore_broken_pipes() {
+    pub(crate) fn ignore_broken_pipes() {
         // SAFETY: the set lives on the stack and is initialised before it is read; only this thread's mask
         // changes.
         unsafe {

@@ -133,6 +133,90 @@ fn come_and_go(bench: &Bench, memory: &Memory, in_order: bool) -> Result<[Durati
     Ok([there, moved - there, start.elapsed() - moved])
 }
 
+/// Resident memory of this process, in MiB.
+fn resident() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(text)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next());
+    let kibibytes: u64 = kibibytes.ok_or("no VmRSS")?.parse().map_err(text)?;
+    Ok(kibibytes / 1024)
+}
+
+/// What connections on a GPU take to be there, the first of a process and the next, and the host memory of many. Only
+/// the first check of a process sees a first connection.
+pub(crate) fn set_up(bench: &Bench) -> Outcome {
+    const PAIRS: usize = 16;
+    let before = resident()?;
+    let timed = || {
+        let start = Instant::now();
+        let pair = bench.pair(1, None)?;
+        Ok::<_, String>((start.elapsed(), pair))
+    };
+    let (first, pair) = timed()?;
+    let (mut next, mut crowd) = (Vec::new(), vec![pair]);
+    while crowd.len() < PAIRS {
+        let (took, pair) = timed()?;
+        next.push(took);
+        crowd.push(pair);
+    }
+    next.sort();
+    let many = resident()?.saturating_sub(before);
+    for (sending, receiving) in crowd {
+        close(sending, receiving)?;
+    }
+    Ok(format!(
+        "the first pair {first:.1?}, the next {:.1?} (median of {}); {} connections take {many} MiB of host memory",
+        next[next.len() / 2],
+        next.len(),
+        2 * PAIRS
+    ))
+}
+
+/// The program resets the GPU in the middle of transfers: each ends somehow, and so does the process, without a signal.
+pub(crate) fn device_reset(bench: &Bench) -> Outcome {
+    let len = 64 << 20;
+    let bytes = random(len);
+    let memory = Memory {
+        source: region(Some(&bench.from), &bytes)?,
+        target: poisoned(Some(&bench.to), len)?,
+        bytes,
+    };
+    let (sending, receiving) = bench.pair(1, None)?;
+    let reset = AtomicBool::new(false);
+    let (whole, failed) = thread::scope(|scope| {
+        let transfers = scope.spawn(|| {
+            let (mut whole, mut failed) = (0, None);
+            while failed.is_none() {
+                let over = reset.load(Ordering::SeqCst);
+                let receive = receiving.receive(memory.target.slice(..len).map_err(text)?, 1);
+                let receive = receive.start().map_err(text);
+                let send = sending.send(memory.source.all(), 1).start().map_err(text);
+                let ends = (
+                    send.and_then(|send| send.wait().map_err(text)),
+                    receive.and_then(|receive| receive.wait().map_err(text)),
+                );
+                match ends {
+                    (Ok(_), Ok(_)) if over => return Err("a success after the reset".to_owned()),
+                    (Ok(_), Ok(_)) => whole += 1,
+                    (Err(error), _) | (_, Err(error)) => failed = Some(error),
+                }
+            }
+            Ok((whole, failed.unwrap_or_default()))
+        });
+        thread::sleep(Duration::from_millis(100));
+        // SAFETY: what that leaves of handles is what this check is about.
+        let code = unsafe { sys::cuDevicePrimaryCtxReset_v2(bench.from.ordinal() as i32) };
+        reset.store(true, Ordering::SeqCst);
+        check("cuDevicePrimaryCtxReset", code)?;
+        transfers.join().map_err(|_| "a panic".to_owned())?
+    })?;
+    let again = match bench.pair(1, None) {
+        Ok(_) => "a further connection was made".to_owned(),
+        Err(error) => format!("a further connection: {error}"),
+    };
+    Ok(format!("{whole} transfers before, then: {failed}; {again}"))
+}
+
 /// A kernel of the program runs for two seconds. Meanwhile connections come, move and go, and no copy of the program
 /// waits for them.
 pub(crate) fn connections_come_and_go(bench: &Bench) -> Outcome {
