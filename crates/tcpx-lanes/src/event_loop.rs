@@ -443,8 +443,8 @@ impl EventLoops {
 
     fn spread(&self, loops: &[EventLoop], lanes: usize) -> Vec<Remote> {
         let mut loops: Vec<_> = loops.iter().collect();
-        let first = self.spreads.fetch_add(1, Ordering::Relaxed) / 2;
-        loops.rotate_left(first % loops.len().max(1));
+        let first = self.spreads.fetch_add(1, Ordering::Relaxed) / 2 % loops.len().max(1);
+        loops.rotate_left(first);
         loops.sort_by_key(|one| one.sources());
         let places = loops.iter().cycle().take(lanes);
         places.map(|one| one.remote()).collect()

@@ -151,6 +151,7 @@ fn bad_get(hostile: &mut Hostile) -> Vec<Frame> {
         from: Extent::Pieces(0),
         bytes: PIECES.into(),
         level: Level::Placed,
+        left: TimeLeft::ANY,
     }]
 }
 
