@@ -372,6 +372,7 @@ impl Plan {
             windows: few(),
             tags: few(),
             pieces: 3 * few(),
+            list_windows: few(),
         }
     }
 

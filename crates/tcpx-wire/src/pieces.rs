@@ -15,8 +15,6 @@ use crate::window::{Place, WindowSecret};
 pub const MAX_PIECES: u32 = 1 << 20;
 /// Most bytes of a part.
 pub const MAX_PART_BYTES: usize = 64 * 1024;
-/// Most windows that a list names.
-const MAX_WINDOWS: usize = 1 << 16;
 /// Most bytes of a run in a part: flags, five numbers, a secret.
 const MAX_RUN_BYTES: usize = 1 + 6 * 10 + WindowSecret::BYTES;
 
@@ -127,7 +125,7 @@ impl PieceList {
                 match pushed.filter(|at| self.windows[*at as usize] == named) {
                     Some(at) => at,
                     None => {
-                        let added = self.add_window(named)?;
+                        let added = self.add_window(named);
                         self.pushed.insert(place.window, added);
                         added
                     }
@@ -167,13 +165,10 @@ impl PieceList {
         Ok(())
     }
 
-    fn add_window(&mut self, named: (u64, WindowSecret)) -> Result<u32, PieceListError> {
-        if self.windows.len() >= MAX_WINDOWS {
-            return Err(PieceListError::TooMany);
-        }
+    fn add_window(&mut self, named: (u64, WindowSecret)) -> u32 {
         self.windows.push(named);
         self.ends.push(0);
-        Ok(self.windows.len() as u32 - 1)
+        self.windows.len() as u32 - 1
     }
 
     /// Bytes of the list with this run.
@@ -313,7 +308,7 @@ impl PieceList {
         }
         let id = take_number(rest).ok_or(PieceListError::Run)?;
         let secret = take(rest).ok_or(PieceListError::Run)?;
-        self.add_window((id, WindowSecret::from_bytes(secret)))
+        Ok(self.add_window((id, WindowSecret::from_bytes(secret))))
     }
 }
 
@@ -355,10 +350,8 @@ pub enum PieceListError {
     /// A run is cut, has no bytes, overlaps itself or wraps.
     #[error("piece list: a run is none; every piece has bytes, and a stride is at least a piece")]
     Run,
-    /// Too many pieces, windows or bytes.
-    #[error(
-        "piece list: more than {MAX_PIECES} pieces, {MAX_WINDOWS} windows or {MAX_TRANSFER_BYTES} bytes; use several"
-    )]
+    /// Too many pieces or bytes.
+    #[error("piece list: more than {MAX_PIECES} pieces or {MAX_TRANSFER_BYTES} bytes; use several")]
     TooMany,
 }
 

@@ -10,10 +10,6 @@ use tcpx_lanes::lock;
 
 use crate::drive::EngineWatch;
 
-/// Notifications that may wait, and their bytes. Those beyond wait at the peer.
-const MOST: usize = 1024;
-const MOST_BYTES: usize = 1 << 20;
-
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
@@ -21,16 +17,15 @@ pub(crate) struct Notifications {
     changed: Condvar,
     /// There is one, or none will come any more; for looking without the lock.
     ready: AtomicBool,
-    /// Others wait for room.
+    /// Others wait until some of these are collected.
     postponed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Inbox {
     waiting: VecDeque<Vec<u8>>,
-    /// Those included whose bytes are under way.
-    count: usize,
-    bytes: usize,
+    /// Those that the program has taken, and their bytes, since the session was told.
+    collected: (u64, u64),
     ended: bool,
     /// Threads that sleep until the next one: to wake none is a call of the kernel too.
     sleeping: usize,
@@ -49,25 +44,6 @@ pub(crate) enum Found {
 }
 
 impl Notifications {
-    /// Keeps room for a notification; `false` if there is none.
-    pub(crate) fn reserve(&self, bytes: usize) -> bool {
-        let mut inbox = lock(&self.inbox);
-        let fits = inbox.count == 0 || inbox.bytes.saturating_add(bytes) <= MOST_BYTES;
-        if inbox.count >= MOST || !fits {
-            return false;
-        }
-        inbox.count += 1;
-        inbox.bytes = inbox.bytes.saturating_add(bytes);
-        true
-    }
-
-    /// Gives back the room of a notification that did not come.
-    pub(crate) fn give_back(&self, bytes: usize) {
-        let mut inbox = lock(&self.inbox);
-        inbox.count = inbox.count.saturating_sub(1);
-        inbox.bytes = inbox.bytes.saturating_sub(bytes);
-    }
-
     /// The caller wakes the waker that this returns when it holds no lock any more: waking runs the
     /// program's code.
     #[must_use]
@@ -106,11 +82,16 @@ impl Notifications {
         found
     }
 
+    /// What the program has taken since it was asked last.
+    pub(crate) fn take_collected(&self) -> (u64, u64) {
+        std::mem::take(&mut lock(&self.inbox).collected)
+    }
+
     pub(crate) fn set_postponed(&self, postponed: bool) {
         self.postponed.store(postponed, Ordering::Release);
     }
 
-    /// Whether others wait for the room of one that is taken.
+    /// Whether others wait for one to be taken.
     pub(crate) fn has_postponed(&self) -> bool {
         self.postponed.load(Ordering::Acquire)
     }
@@ -131,8 +112,8 @@ impl Notifications {
                 false => Found::Nothing,
             };
         };
-        inbox.count = inbox.count.saturating_sub(1);
-        inbox.bytes = inbox.bytes.saturating_sub(notification.len());
+        inbox.collected.0 += 1;
+        inbox.collected.1 += notification.len() as u64;
         let ready = inbox.ended || !inbox.waiting.is_empty();
         self.ready.store(ready, Ordering::Release);
         Found::Notification(notification)
@@ -157,22 +138,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_bounded_and_given_back() {
-        let notifications = Notifications::default();
-        for _ in 0..MOST {
-            assert!(notifications.reserve(0));
-        }
-        assert!(!notifications.reserve(0), "too many");
-        assert!(notifications.push(vec![]).is_none());
-        assert_eq!(notifications.take(), Found::Notification(vec![]));
-        assert!(notifications.reserve(MOST_BYTES));
-        notifications.give_back(0);
-        assert!(!notifications.reserve(1), "too long");
-        notifications.give_back(MOST_BYTES);
-        assert!(notifications.reserve(MOST_BYTES));
-    }
-
-    #[test]
     fn what_came_before_the_end_is_still_taken() {
         let notifications = Notifications::default();
         assert_eq!(notifications.take(), Found::Nothing);
@@ -185,5 +150,7 @@ mod tests {
         );
         assert!(notifications.is_ready());
         assert_eq!(notifications.take(), Found::Ended);
+        assert_eq!(notifications.take_collected(), (1, 1));
+        assert_eq!(notifications.take_collected(), (0, 0));
     }
 }

@@ -96,13 +96,6 @@ const MUTANTS: &[Mutant] = &[
         from: "        if operation.outstanding > 0 {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
         to: "        if operation.outstanding > if MUTANT { 1 } else { 0 } {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
     },
-    // R1: connections share slots, and a peer that acknowledges early reads what another one is sent.
-    Mutant {
-        name: "shared-slots",
-        file: "crates/tcpx-net/src/tcp/staging.rs",
-        from: "let pool = worker.pool(slots).map_err(failed)?;",
-        to: "static ALL: std::sync::OnceLock<PinnedPool> = std::sync::OnceLock::new();\n            let mut pool = worker.pool(slots).map_err(failed)?;\n            if MUTANT {\n                pool = ALL.get_or_init(|| pool).clone();\n            }",
-    },
     // R2: a peer that does not read keeps all slots for sends.
     Mutant {
         name: "shared-permits",
@@ -154,22 +147,22 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "unwanted-pages-return",
         file: "crates/tcpx-net/src/tcp/transmit_table.rs",
-        from: "false if chunk.spliced == Some(lane) => Fate::Lent,",
-        to: "false if chunk.spliced == Some(lane) && !MUTANT => Fate::Lent,",
+        from: "false if is_lent => Fate::Lent,",
+        to: "false if is_lent && !MUTANT => Fate::Lent,",
     },
     // R9: that a chunk was placed says of the lane that carried it last what was read from another one.
     Mutant {
         name: "placed-says-read",
         file: "crates/tcpx-net/src/tcp/transmit_table.rs",
-        from: "true if chunk.attempt == 0 => Fate::Read,",
-        to: "true if chunk.attempt == 0 || MUTANT => Fate::Read,",
+        from: "true if chunk.attempt == 0 && self.is_acknowledged(lane, end) => Fate::Read,",
+        to: "true if MUTANT || chunk.attempt == 0 && self.is_acknowledged(lane, end) => Fate::Read,",
     },
     // What is no receive has a receive's number.
     Mutant {
         name: "gets-are-counted",
-        file: "crates/tcpx-wire/src/session/incoming.rs",
+        file: "crates/tcpx-wire/src/session/requests.rs",
         from: "            number: None,\n",
-        to: "            number: MUTANT.then_some(0),\n",
+        to: "            number: (MUTANT && role == Role::Receiver).then_some(0),\n",
     },
     // A lane that ends sends what lies in pages that may be used for something else.
     Mutant {
@@ -195,7 +188,7 @@ const MUTANTS: &[Mutant] = &[
     // A peer that sends without credit is let.
     Mutant {
         name: "endless-credit",
-        file: "crates/tcpx-wire/src/session/offers.rs",
+        file: "crates/tcpx-wire/src/session/frames.rs",
         from: "            if used > credit {\n",
         to: "            if used > credit && !MUTANT {\n",
     },
@@ -210,8 +203,85 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "full-lane-spins",
         file: "crates/tcpx-lanes/src/send_lane.rs",
-        from: "                0 => return Ok(Turn::Rest),\n",
-        to: "                0 => return Ok(if MUTANT { Turn::Again } else { Turn::Rest }),\n",
+        from: "                None => return Ok(Turn::Rest),\n",
+        to: "                None => return Ok(if MUTANT { Turn::Again } else { Turn::Rest }),\n",
+    },
+    // Answers of the peer count as its puts, which the peer does not know.
+    Mutant {
+        name: "answers-count",
+        file: "crates/tcpx-wire/src/session/one_sided.rs",
+        from: "        let (operation, is_live) = self.answered(frame, request)?;\n",
+        to: "        if MUTANT {\n            let limits = &self.config.ours.limits;\n            self.taken.begin(limits, OperationKind::PeerPut, 0)?;\n        }\n        let (operation, is_live) = self.answered(frame, request)?;\n",
+    },
+    // A get that ends unanswered counts no longer here, and still does at its owner.
+    Mutant {
+        name: "credit-comes-too-soon",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "            && self.one_sided.gets.contains_key(&request)\n",
+        to: "            && self.one_sided.gets.contains_key(&request)\n            && !MUTANT\n",
+    },
+    // What waits behind others stalls although these move.
+    Mutant {
+        name: "queues-stall",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "        let moved = self.queue_moved(operation).unwrap_or(Time(0));\n",
+        to: "        let moved = self.queue_moved(operation).filter(|_| !MUTANT).unwrap_or(Time(0));\n",
+    },
+    // A receive that ends takes the send along that is on its way to it.
+    Mutant {
+        name: "receives-end-sends",
+        file: "crates/tcpx-wire/src/session/frames.rs",
+        from: "            Some(operation) => self.leave_window(now, operation),\n",
+        to: "            Some(operation) if MUTANT => {\n                self.number_is(tag, number, NumberUse::Ended);\n                self.cancel_operation(now, operation, EndCause::Cancelled);\n            }\n            Some(operation) => self.leave_window(now, operation),\n",
+    },
+    // An operation whose time is over waits for a peer that stands still.
+    Mutant {
+        name: "deadlines-wait",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "        if is_ours {\n",
+        to: "        if is_ours && !MUTANT {\n",
+    },
+    // The owner of a window does not end what a peer began that stands still.
+    Mutant {
+        name: "deadlines-stay-here",
+        file: "crates/tcpx-wire/src/session/one_sided.rs",
+        from: "        let deadlines = left.into();\n",
+        to: "        let deadlines = if MUTANT { TimeLeft::ANY } else { left }.into();\n",
+    },
+    // A close ends what it is to wait for.
+    Mutant {
+        name: "closes-are-short",
+        file: "crates/tcpx-wire/src/session/output.rs",
+        from: "        let is_over = until <= now;\n",
+        to: "        let is_over = until <= now || MUTANT && since + Duration::from_millis(300) <= now;\n",
+    },
+    // Lists that were dropped count for ever.
+    Mutant {
+        name: "dropped-lists-count",
+        file: "crates/tcpx-wire/src/session/piece_lists.rs",
+        from: "            lists.held -= added.cost();\n",
+        to: "            lists.held -= if MUTANT { 0 } else { added.cost() };\n",
+    },
+    // Memory that a slow copy holds costs the connection.
+    Mutant {
+        name: "held-memory-ends-all",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "        } else if !self.config.cancellable {\n            // Its channels",
+        to: "        } else if !self.config.cancellable || MUTANT {\n            // Its channels",
+    },
+    // A frame leaves before the window is open that it tells of.
+    Mutant {
+        name: "frames-before-windows",
+        file: "crates/tcpx-wire/src/session/output.rs",
+        from: "        if let Some(urgent) = self.urgent.pop_front() {\n",
+        to: "        if let Takes::Frames(now) = takes\n            && MUTANT\n            && let Some(frame) = self.poll_transmit(now)\n        {\n            return Some(Output::Frame(frame));\n        }\n        if let Some(urgent) = self.urgent.pop_front() {\n",
+    },
+    // Notifications that were collected keep their room.
+    Mutant {
+        name: "notifications-keep-room",
+        file: "crates/tcpx-wire/src/session/one_sided.rs",
+        from: "        *unread = unread.saturating_sub(count);\n",
+        to: "        *unread = unread.saturating_sub(if MUTANT { 0 } else { count });\n",
     },
 ];
 

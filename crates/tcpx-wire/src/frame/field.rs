@@ -305,7 +305,8 @@ structures! {
         limits: Limits, memory: String, software: String
     } => validate
     Limits {
-        puts: u32, notifications: u32, gets: u32, asks: u32, windows: u32, tags: u32, pieces: u32
+        puts: u32, notifications: u32, gets: u32, asks: u32, windows: u32, tags: u32, pieces: u32,
+        list_windows: u32
     }
     Place { window: u64, secret: WindowSecret, offset: u64 }
     PlacedChunks { first: u32, bits: u64 }

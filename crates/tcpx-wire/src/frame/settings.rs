@@ -90,6 +90,8 @@ pub struct Limits {
     pub tags: u32,
     /// Pieces of lists that it keeps; and as many of puts and gets under way.
     pub pieces: u32,
+    /// Windows that a list names.
+    pub list_windows: u32,
 }
 
 impl Default for Limits {
@@ -102,6 +104,7 @@ impl Default for Limits {
             windows: 1024,
             tags: 1 << 16,
             pieces: MAX_PIECES,
+            list_windows: 1 << 16,
         }
     }
 }
@@ -131,6 +134,7 @@ impl Limits {
             ("windows", self.windows),
             ("tags", self.tags),
             ("pieces", self.pieces),
+            ("list_windows", self.list_windows),
         ] {
             check(field, value, 1, Self::MOST.into())?;
         }

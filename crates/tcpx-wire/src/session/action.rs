@@ -205,8 +205,9 @@ pub enum Action {
         /// Its length in bytes.
         bytes: u64,
     },
-    /// The peer notifies the program, and every put before it is placed: answer as for a put, at
-    /// any time. Until then it costs the peer's eager credit.
+    /// The peer notifies the program, and every put before it is placed: answer as for a put. Where the program has not
+    /// [collected](super::Session::notifications_collected) as many as there is room for, this waits, and costs the peer's
+    /// eager credit.
     NotificationArrives {
         /// The transfer.
         transfer: TransferId,

@@ -74,6 +74,12 @@ pub struct Config {
     /// Most operations of this side at a time per direction, those included that wait for the peer to take them, and
     /// that ended here but that the peer still owes an answer for. 4096 by default.
     pub max_operations: usize,
+    /// Bytes of notifications that the program has not collected, beside [`Limits::notifications`] of them; one is always
+    /// taken. 1 MiB by default.
+    pub unread_bytes: u64,
+    /// Frames that may wait while the peer still sends, beside those that the limits of both sides allow; 65,536 by
+    /// default.
+    pub backlog: u64,
     /// Whether the network can drop one transfer and keep its channels. Where it cannot, the end
     /// of a granted operation by cancel, deadline or failure ends the connection too.
     pub cancellable: bool,
@@ -111,6 +117,8 @@ impl Config {
             ack_batch: 64,
             ack_delay: Duration::from_micros(50),
             max_operations: 4096,
+            unread_bytes: 1 << 20,
+            backlog: 1 << 16,
             cancellable: true,
             hold_until_placed: false,
             addressed: false,

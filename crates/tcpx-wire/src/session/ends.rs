@@ -603,13 +603,16 @@ impl Session {
             Origin::PeerPut { group, .. } => group,
             _ => None,
         };
-        let is_reply = matches!(it.origin, Origin::PeerGet { .. });
+        let (is_reply, bytes) = (matches!(it.origin, Origin::PeerGet { .. }), it.bytes);
+        let is_lost = !placed && matches!(it.origin, Origin::PeerNotification { .. });
         self.actions.push_back(Action::Complete {
             operation,
             outcome,
             memory,
         });
-        if is_reply {
+        if is_lost {
+            self.notifications_collected(1, bytes);
+        } else if is_reply {
             self.reply_ended(operation);
         } else if let Some(group) = group {
             self.put_ended(group, placed);

@@ -60,6 +60,12 @@ pub enum RequestError {
         /// The peer's limit.
         most: u32,
     },
+    /// A list names more windows than the peer takes.
+    #[error("the peer takes lists of {most} windows at most; put and get from fewer at a time")]
+    TooManyWindows {
+        /// The peer's limit.
+        most: u32,
+    },
     /// There is no such list of pieces, or the operation has not as many bytes.
     #[error("list {list} has not the {bytes} bytes of the operation; add a list that has")]
     NotListed {

@@ -17,8 +17,6 @@ use crate::frame::{
 use crate::plan::ChunkPlan;
 use crate::time::Time;
 
-/// Frames that may wait while the peer still sends, beside those that the limits of both sides allow.
-const LEAST_BACKLOG: u64 = 1 << 16;
 /// Frames that wait of an operation, at most: it is asked for or answered, cancelled and let go.
 const FRAMES_EACH: u64 = 4;
 
@@ -32,7 +30,7 @@ impl Session {
             return Ok(());
         }
         self.liveness.heard(now);
-        if self.transmit.len() as u64 > LEAST_BACKLOG {
+        if self.transmit.len() as u64 > self.config.backlog {
             self.check_backlog()?;
         }
         if self.agreed.is_none() && !matches!(frame, Frame::Settings(_) | Frame::Goodbye { .. }) {
@@ -169,7 +167,7 @@ impl Session {
         let theirs = self.agreed.map(|agreed| agreed.limits);
         let limits = [Some(self.config.ours.limits), theirs];
         let operations: u64 = limits.iter().flatten().map(Limits::operations).sum();
-        let limit = LEAST_BACKLOG + FRAMES_EACH * operations;
+        let limit = self.config.backlog + FRAMES_EACH * operations;
         if self.transmit.len() as u64 <= limit {
             return Ok(());
         }

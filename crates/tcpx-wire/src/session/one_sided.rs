@@ -95,6 +95,9 @@ pub(super) struct OneSided {
     pub(super) asked_group: Option<TransferId>,
     /// When something that was queued could leave.
     pub(super) credit_came: Time,
+    /// Notifications that wait until the program has collected others, and how many of how many bytes it has not.
+    pub(super) due: VecDeque<TransferId>,
+    unread: (u64, u64),
     /// Answers that the peer has got and this side's network has not let go of, counted in their order.
     unreleased: VecDeque<(u64, OperationId)>,
     next_unreleased: u64,
@@ -116,6 +119,7 @@ impl OneSided {
         self.groups.clear();
         self.open_group = None;
         self.releasing.clear();
+        self.due.clear();
         self.unreleased.clear();
         self.gets.clear();
     }
@@ -245,9 +249,13 @@ impl Session {
             Origin::PeerPut {
                 group: Some(group), ..
             } => self.put_ended(group, false),
-            Origin::PeerNotification { group: Some(group) } => {
-                if let Some(group) = self.one_sided.groups.get_mut(&group) {
+            Origin::PeerNotification { group, is_told } => {
+                let groups = &mut self.one_sided.groups;
+                if let Some(group) = group.and_then(|group| groups.get_mut(&group)) {
                     group.notification = None;
+                }
+                if is_told {
+                    self.notifications_collected(1, arrival.bytes);
                 }
             }
             _ => {}
@@ -352,7 +360,10 @@ impl Session {
             0 => None,
             _ => one_sided.open_group.take(),
         };
-        let origin = Origin::PeerNotification { group };
+        let origin = Origin::PeerNotification {
+            group,
+            is_told: false,
+        };
         // It waits for the program; its sender ends it when its own time is over.
         let allowed = Allowed::new(now, TimeLeft::ANY);
         one_sided
@@ -390,15 +401,55 @@ impl Session {
         if failed {
             return self.refuse_arrival(transfer, RefuseReason::PutFailed);
         }
-        let Some((arrival, ..)) = self.one_sided.arrivals.get(&transfer) else {
-            return;
-        };
-        let action = Action::NotificationArrives {
-            transfer,
-            bytes: arrival.bytes,
-            eager: arrival.eager.is_some(),
-        };
-        self.ask_for(transfer, action);
+        let OneSided { due, arrivals, .. } = &mut self.one_sided;
+        due.push_back(transfer);
+        if due.len() > 2 * self.config.ours.limits.notifications as usize {
+            // Of some that have ended at the peer meanwhile.
+            due.retain(|one| arrivals.contains_key(one));
+        }
+        self.tell_notifications();
+    }
+
+    /// Tells of notifications, as far as the program has collected those before.
+    fn tell_notifications(&mut self) {
+        while let Some(transfer) = self.one_sided.due.front().copied() {
+            let OneSided {
+                arrivals, unread, ..
+            } = &mut self.one_sided;
+            if let Some((arrival, origin, _)) = arrivals.get_mut(&transfer) {
+                let (count, bytes) = (unread.0 + 1, unread.1 + arrival.bytes);
+                let limits = &self.config.ours.limits;
+                let fits =
+                    count <= limits.notifications.into() && bytes <= self.config.unread_bytes;
+                if unread.0 > 0 && !fits {
+                    return;
+                }
+                *unread = (count, bytes);
+                if let Origin::PeerNotification { is_told, .. } = origin {
+                    *is_told = true;
+                }
+                let action = Action::NotificationArrives {
+                    transfer,
+                    bytes: arrival.bytes,
+                    eager: arrival.eager.is_some(),
+                };
+                self.ask_for(transfer, action);
+            }
+            self.one_sided.due.pop_front();
+        }
+    }
+
+    /// The program has collected so many notifications of so many bytes in all: others have their room.
+    pub fn notifications_collected(&mut self, count: u64, bytes: u64) {
+        let (unread, unread_bytes) = &mut self.one_sided.unread;
+        *unread = unread.saturating_sub(count);
+        *unread_bytes = unread_bytes.saturating_sub(bytes);
+        self.tell_notifications();
+    }
+
+    /// Whether notifications wait until the program has collected others.
+    pub fn has_postponed(&self) -> bool {
+        !self.one_sided.due.is_empty()
     }
 
     /// Asks the caller for the memory of an arrival, once what the peer has got is released.

@@ -46,6 +46,8 @@ pub(super) enum Origin {
     PeerNotification {
         /// As of a put.
         group: Option<u64>,
+        /// It has a place among those that the program is to collect.
+        is_told: bool,
     },
     PeerGet {
         request: u64,

@@ -107,6 +107,8 @@ impl PieceLists {
         read.map_err(|error| {
             unexpected("pieces", "a list that can be", format!("{list}: {error}"))
         })?;
+        let windows = self.coming.windows().len();
+        within("windows in a list", windows, 0, limits.list_windows)?;
         let cost = cost(&self.coming);
         within(KEPT, self.kept_pieces as usize, cost, limits.pieces)?;
         if last {
@@ -199,13 +201,17 @@ impl Session {
     /// names it, and checks it with each of them.
     ///
     /// # Errors
-    /// The peer does not keep as many pieces, beside those of lists that were not dropped, or has not said how many it
-    /// keeps; or the session closes.
+    /// The peer does not keep as many pieces, beside those of lists that were not dropped, or no list of as many windows,
+    /// or has not said how many it keeps; or the session closes.
     pub fn add_pieces(&mut self, list: Arc<PieceList>) -> Result<u64, RequestError> {
         if self.closing() {
             return Err(RequestError::Closed);
         }
         self.check_pieces(list.pieces())?;
+        let most = self.agreed.map_or(0, |agreed| agreed.limits.list_windows);
+        if list.windows().len() > most as usize {
+            return Err(RequestError::TooManyWindows { most });
+        }
         let lists = &mut self.piece_lists;
         let number = lists.next;
         lists.next += 1;

@@ -61,9 +61,9 @@ pub(super) fn config() -> Config {
 fn any_limits(least_pieces: u32) -> impl Strategy<Value = Limits> {
     let few = || prop_oneof![3 => 1u32..4, 1 => 4u32..40, 1 => Just(4096u32)];
     let pieces = (least_pieces..3 * least_pieces).prop_map(|pieces| pieces.max(1));
-    let drawn = (few(), few(), few(), few(), few(), few(), pieces);
+    let drawn = (few(), few(), few(), few(), few(), few(), pieces, few());
     let drawn = drawn.prop_map(
-        |(puts, notifications, gets, asks, windows, tags, pieces)| Limits {
+        |(puts, notifications, gets, asks, windows, tags, pieces, list_windows)| Limits {
             puts,
             notifications,
             gets,
@@ -71,6 +71,7 @@ fn any_limits(least_pieces: u32) -> impl Strategy<Value = Limits> {
             windows,
             tags,
             pieces,
+            list_windows,
         },
     );
     prop_oneof![1 => Just(Limits::default()), 3 => drawn]
@@ -86,6 +87,7 @@ fn any_eager() -> impl Strategy<Value = (u32, u32)> {
 fn limited(config: &Config, limits: Limits) -> Config {
     let mut config = config.clone();
     config.ours.limits = limits;
+    config.unread_bytes = limits.notifications.into();
     config
 }
 

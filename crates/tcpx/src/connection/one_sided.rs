@@ -179,7 +179,7 @@ impl Connection {
         match found {
             Found::Notification(bytes) => {
                 if shared.notifications().has_postponed() {
-                    shared.with(Core::accept_notifications)?;
+                    shared.with(Core::collect_notifications)?;
                 }
                 Ok(Some(bytes))
             }

@@ -20,6 +20,9 @@ impl Core {
     /// Does what the session wants, as far as the turn has time; `true` if it wanted anything.
     pub(super) fn perform_actions(&mut self) -> bool {
         let mut any = false;
+        if self.session.has_postponed() {
+            self.collect_notifications();
+        }
         while self.perform_next(Takes::Actions) {
             any = true;
             if self.is_spent(false) {
@@ -180,9 +183,10 @@ impl Core {
         let reported = std::mem::replace(&mut operation.reported, true);
         let came = std::mem::take(&mut operation.comes);
         if !reported && kind == OperationKind::PeerNotification {
-            let reserved = operation.reserved;
             let arrived = result.as_ref().ok().and_then(|_| operation.take_message());
-            self.notification_ended(arrived, reserved);
+            arrived
+                .into_iter()
+                .for_each(|bytes| self.notification_came(bytes));
         }
         if came {
             self.has_come();

@@ -1,6 +1,6 @@
 //! What the peer does in windows of this side, and its notifications.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
@@ -30,8 +30,6 @@ pub(crate) struct Exposed {
 pub(super) struct OneSided {
     windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
-    /// Notifications for which there is no room yet.
-    pub(super) postponed: VecDeque<Arriving>,
     /// Puts and gets of the peer whose memory an operation that ends early still has.
     pub(super) behind_stopped: Vec<Action>,
     /// Operations that [come](Operation::comes).
@@ -67,14 +65,6 @@ impl Gathers {
         let (_, made) = (self.kept.entry(key)).or_insert_with(|| (Arc::downgrade(list), make()));
         made.as_ref().map_err(MemoryError::clone)
     }
-}
-
-/// A notification that has not been accepted.
-#[derive(Clone, Copy)]
-pub(super) struct Arriving {
-    transfer: TransferId,
-    bytes: usize,
-    eager: bool,
 }
 
 /// A notification that follows what a batch moves.
@@ -124,7 +114,6 @@ impl Core {
         for (_, exposed) in self.one_sided.windows.drain() {
             exposed.uses.revoke();
         }
-        self.one_sided.postponed.clear();
         self.one_sided.behind_stopped.clear();
         self.one_sided.gathers = Gathers::default();
         self.wakers.extend(self.one_sided.notifications.end());
@@ -150,15 +139,7 @@ impl Core {
                 transfer,
                 bytes,
                 eager,
-            } => {
-                self.one_sided.postponed.push_back(Arriving {
-                    transfer,
-                    bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
-                    eager,
-                });
-                self.forget_postponed();
-                self.accept_notifications();
-            }
+            } => self.take_notification(transfer, bytes, eager),
             Action::GetArrives {
                 request,
                 ref covered,
@@ -292,51 +273,32 @@ impl Core {
         Some(self.operations.entry(id).insert_entry(operation).into_mut())
     }
 
-    /// Forgets those that have ended at the peer meanwhile, once they are as many as it may have under way.
-    fn forget_postponed(&mut self) {
-        let session = &self.session;
-        let most = session.limits().notifications as usize;
-        if self.one_sided.postponed.len() > 2 * most {
-            let waits = |arriving: &Arriving| session.waits(arriving.transfer);
-            self.one_sided.postponed.retain(waits);
+    fn take_notification(&mut self, transfer: TransferId, bytes: u64, eager: bool) {
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let lease = match eager {
+            true => self.lease_nothing(),
+            false => Region::host(length).and_then(|region| region.lease(.., Access::Write)),
+        };
+        match lease {
+            Ok(lease) => {
+                self.take_from_peer(transfer, OperationKind::PeerNotification, lease);
+            }
+            Err(error) => {
+                tracing::warn!(peer = %self.peer, bytes, %error, "a notification of the peer is refused");
+                let reason = RefuseReason::MemoryFailed;
+                self.session.refuse_arrival(transfer, reason);
+            }
         }
     }
 
-    /// Takes notifications that wait, as far as there is room for them.
-    pub(crate) fn accept_notifications(&mut self) {
-        while let Some(arriving) = self.one_sided.postponed.front().copied() {
-            let Arriving {
-                transfer,
-                bytes,
-                eager,
-            } = arriving;
-            let notifications = self.notifications();
-            if !notifications.reserve(bytes) {
-                notifications.set_postponed(true);
-                return;
-            }
-            self.one_sided.postponed.pop_front();
-            let lease = match eager {
-                true => self.lease_nothing(),
-                false => Region::host(bytes).and_then(|region| region.lease(.., Access::Write)),
-            };
-            match lease {
-                Ok(lease) => {
-                    let kind = OperationKind::PeerNotification;
-                    match self.take_from_peer(transfer, kind, lease) {
-                        Some(notification) => notification.reserved = bytes,
-                        None => notifications.give_back(bytes),
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(peer = %self.peer, bytes, %error, "a notification of the peer is refused");
-                    notifications.give_back(bytes);
-                    let reason = RefuseReason::MemoryFailed;
-                    self.session.refuse_arrival(transfer, reason);
-                }
-            }
-        }
-        self.one_sided.notifications.set_postponed(false);
+    /// Tells the session which notifications the program has collected, for which others wait.
+    pub(crate) fn collect_notifications(&mut self) {
+        let notifications = &self.one_sided.notifications;
+        // Who collects one from here on comes here too.
+        notifications.set_postponed(true);
+        let (count, bytes) = notifications.take_collected();
+        self.session.notifications_collected(count, bytes);
+        notifications.set_postponed(self.session.has_postponed());
     }
 
     /// Whether bytes come soon that nobody sends before they are asked for.
@@ -356,12 +318,9 @@ impl Core {
         self.one_sided.coming -= 1;
     }
 
-    /// A notification has ended: with these bytes, unless it failed.
-    pub(super) fn notification_ended(&mut self, arrived: Option<Vec<u8>>, reserved: usize) {
-        match arrived {
-            Some(bytes) => self.wakers.extend(self.one_sided.notifications.push(bytes)),
-            None => self.one_sided.notifications.give_back(reserved),
-        }
+    /// A notification has come.
+    pub(super) fn notification_came(&mut self, bytes: Vec<u8>) {
+        self.wakers.extend(self.one_sided.notifications.push(bytes));
     }
 
     /// A lease of no bytes, for what travels with its frame.

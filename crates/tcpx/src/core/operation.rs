@@ -26,8 +26,7 @@ pub(crate) struct Operation {
     pub(crate) deferred: Option<Arc<Deferred>>,
     /// A put of the peer, or a get with a long answer: its bytes are on their way.
     pub(crate) comes: bool,
-    /// Room that is kept for a notification of the peer, and what it brought with its frame.
-    pub(crate) reserved: usize,
+    /// What a notification of the peer brought with its frame.
     pub(crate) message: Option<Vec<u8>>,
     /// The memory; every request and job gets slices that ride on this lease.
     pub(crate) lease: Lease,
@@ -74,7 +73,6 @@ impl Operation {
             kind,
             used: Vec::new(),
             comes: false,
-            reserved: 0,
             message: None,
             follows: false,
             deferred: None,

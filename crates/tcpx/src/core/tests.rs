@@ -428,22 +428,6 @@ fn begun_and_ended(
 }
 
 #[test]
-fn notifications_that_end_before_there_is_room_are_forgotten() {
-    let notification = |transfer| Frame::Eager {
-        transfer,
-        level: Level::Placed,
-        to: Destination::Notification {
-            first: TransferId(0),
-            count: 0,
-        },
-        payload: vec![7; 8].into(),
-    };
-    begun_and_ended(Scene::new(), notification, |core| {
-        core.one_sided.postponed.len()
-    });
-}
-
-#[test]
 fn puts_that_end_before_their_memory_is_free_are_forgotten() {
     let mut scene = Scene::new();
     let memory = Region::host(8).unwrap();

@@ -32,6 +32,7 @@ fn two(options: &mut Options) {
         windows: 2,
         tags: 2,
         pieces: 2,
+        list_windows: 1,
     };
 }
 

@@ -153,6 +153,7 @@ impl Pair {
     pub(super) fn act(&mut self, at: usize, action: Action) {
         let side = &mut self.sides[at];
         assert!(side.closed.is_none(), "after Closed: {action:?}");
+        let is_notification = matches!(action, Action::NotificationArrives { .. });
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup(_) => {}
             Action::OpenWindow {
@@ -283,6 +284,8 @@ impl Pair {
                     let before = side.accepted.insert(transfer, operation);
                     assert_eq!(before, None, "accepted twice");
                     self.watch_peers(at, operation, bytes);
+                    let watched = self.sides[at].operations.get_mut(&operation).unwrap();
+                    watched.is_notification = is_notification;
                 }
             }
             Action::GetArrives {
@@ -351,7 +354,13 @@ impl Pair {
                 outcome,
                 memory,
             } => {
+                let collected = outcome.as_ref().ok().map(|completed| completed.bytes);
                 self.completed(at, operation, outcome, memory);
+                if let Some(bytes) = collected
+                    && self.sides[at].operations[&operation].is_notification
+                {
+                    self.schedule(at, Event::Collected { bytes });
+                }
             }
             Action::Closed { failure } => {
                 let ended = |watched: &Watched| watched.outcome.is_some();

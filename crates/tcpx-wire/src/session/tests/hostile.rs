@@ -1,5 +1,7 @@
 //! Frames that no honest peer sends, and frames that cross.
 
+use std::collections::VecDeque;
+
 use super::*;
 use crate::frame::{
     CancelReason, Extent, Frame, GoodbyeReason, Notified, NumberUse, PlacedChunks, RefuseReason,
@@ -457,6 +459,82 @@ fn a_peer_that_asks_but_never_reads_is_cut_off() {
         }
     }
     assert!(matches!(result, Err(SessionError::TooMany { .. })));
+}
+
+fn notification(transfer: u64, bytes: usize) -> Frame {
+    Frame::Eager {
+        transfer: TransferId(transfer),
+        level: Level::Placed,
+        to: Destination::Notification {
+            first: TransferId(0),
+            count: 0,
+        },
+        payload: vec![7; bytes].into(),
+    }
+}
+
+/// As many come as the program leaves room for, whichever of number and bytes is full first; each that is collected makes
+/// room for others, and so does one that fails.
+#[test]
+fn notifications_wait_until_others_are_collected() {
+    for (most, unread_bytes, room) in [(1, 100, 1), (3, 100, 3), (9, 10, 3), (9, 1, 1)] {
+        let mut config = config();
+        (config.unread_bytes, config.ours.limits.notifications) = (unread_bytes, most);
+        let mut session = session(config);
+        let told = |session: &mut Session| {
+            let (_, actions) = drain(session);
+            let arrives = |one: &Action| match one {
+                Action::NotificationArrives { transfer, .. } => Some(*transfer),
+                _ => None,
+            };
+            actions.iter().filter_map(arrives).collect::<Vec<_>>()
+        };
+        for transfer in 0..u64::from(most) {
+            session.frame(Time(0), notification(transfer, 3)).unwrap();
+        }
+        let mut came = 0;
+        let mut uncollected = VecDeque::from(told(&mut session));
+        while let Some(first) = uncollected.pop_front() {
+            let left = most as usize - came;
+            assert_eq!(uncollected.len() + 1, left.min(room));
+            assert_eq!(session.has_postponed(), left > room);
+            assert_eq!(first, TransferId(came as u64), "in their order");
+            if came % 2 == 0 {
+                let operation = session.accept(Time(0), first).unwrap();
+                session.eager_copied(Time(0), operation);
+                assert_eq!(told(&mut session), [], "it was not collected");
+                session.notifications_collected(1, 3);
+            } else {
+                session.refuse_arrival(first, RefuseReason::MemoryFailed);
+            }
+            uncollected.extend(told(&mut session));
+            came += 1;
+        }
+        assert_eq!(came, most as usize);
+    }
+}
+
+#[test]
+fn notifications_that_end_before_there_is_room_are_forgotten() {
+    const MOST: u32 = 10;
+    let mut config = config();
+    (config.unread_bytes, config.ours.limits.notifications) = (1, MOST);
+    let mut session = session(config);
+    for transfer in 0..10_000 {
+        let cancel = Frame::Cancel {
+            transfer: TransferId(transfer),
+            from: Role::Sender,
+            reason: CancelReason::Requested,
+            detail: "".into(),
+        };
+        session.frame(Time(0), notification(transfer, 8)).unwrap();
+        // The first is the program's to collect, which it does not.
+        if transfer > 0 {
+            session.frame(Time(0), cancel).unwrap();
+        }
+        drain(&mut session);
+        assert!(session.one_sided.due.len() <= 2 * MOST as usize + 1);
+    }
 }
 
 /// A side that allows many puts owes as many answers to a peer that stands still meanwhile.

@@ -33,6 +33,8 @@ impl Random {
 /// One operation as the application sees it.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
+    /// The program collects it once it has come.
+    pub(super) is_notification: bool,
     pub(super) bytes: u64,
     pub(super) tag: u64,
     /// When it is to end, at the latest.

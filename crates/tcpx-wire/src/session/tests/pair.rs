@@ -76,6 +76,10 @@ pub(super) enum Event {
     Quiet {
         operation: OperationId,
     },
+    /// The program collects a notification.
+    Collected {
+        bytes: u64,
+    },
     /// What waited for transmission leaves.
     Speak,
 }
@@ -480,6 +484,7 @@ impl Pair {
                 }
             }
             Event::Quiet { operation } => self.become_quiet(at, operation),
+            Event::Collected { bytes } => side.session.notifications_collected(1, bytes),
             Event::Speak => (side.holds, side.speaks) = (false, true),
         }
     }

@@ -155,6 +155,40 @@ fn rule_13_whoever_names_pieces_holds_back_at_the_bound() {
 }
 
 #[test]
+fn a_list_names_no_more_windows_than_its_owner_takes() {
+    for most in 1..4 {
+        let limits = Limits {
+            list_windows: most,
+            ..Limits::default()
+        };
+        let mut pair = Pair::of(config(), limited(&config(), limits), 5);
+        let windows: Vec<u64> = (0..=most).map(|_| expose(&mut pair, Rights::Put)).collect();
+        let of = |windows: &[u64]| list(windows.iter().map(|window| (place(*window, 0), 1)));
+        let (fits, more) = (of(&windows[1..]), of(&windows));
+        let refused = pair.with(0, |session, _| session.add_pieces(Arc::new(more.clone())));
+        assert_eq!(refused, Err(RequestError::TooManyWindows { most }));
+        let fits = add(&mut pair, &fits);
+        let put = pair.send(0, put(most.into(), Level::Placed, fits));
+        pair.settle(SECOND);
+        pair.success(0, put);
+        let part = more.parts().remove(0);
+        let owner = &mut pair.sides[1].session;
+        let told = owner.frame(
+            pair.now,
+            Frame::Pieces {
+                list: 1,
+                last: true,
+                part,
+            },
+        );
+        assert!(
+            matches!(told, Err(SessionError::TooMany { .. })),
+            "{told:?}"
+        );
+    }
+}
+
+#[test]
 fn rule_14_each_piece_counts_for_256_bytes_of_credit() {
     let mut pair = Pair::new(config(), 7);
     let window = expose(&mut pair, Rights::Put);

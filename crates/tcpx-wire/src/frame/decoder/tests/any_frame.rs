@@ -36,19 +36,20 @@ fn any_settings() -> impl Strategy<Value = Settings> {
         limit(),
         limit(),
         limit(),
+        limit(),
     );
-    let limits =
-        limits.prop_map(
-            |(puts, notifications, gets, asks, windows, tags, pieces)| Limits {
-                puts,
-                notifications,
-                gets,
-                asks,
-                windows,
-                tags,
-                pieces,
-            },
-        );
+    let limits = limits.prop_map(
+        |(puts, notifications, gets, asks, windows, tags, pieces, list_windows)| Limits {
+            puts,
+            notifications,
+            gets,
+            asks,
+            windows,
+            tags,
+            pieces,
+            list_windows,
+        },
+    );
     (numbers, texts, limits).prop_map(|(numbers, (network, memory, software), limits)| {
         let (channels, chunk_bytes, send_window, receive_window, eager_limit, more, beat, gap) =
             numbers;
