@@ -8,8 +8,8 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx::{
-    Auth, Connection, Endpoint, Lend, Limits, Local, Options, ProgressMode, Region, Rights, TcpNetwork,
-    TcpOptions, Window, WindowKey,
+    Auth, Connection, Endpoint, Lend, Limits, Local, Options, ProgressMode, Region, Rights,
+    TcpNetwork, TcpOptions, Window, WindowKey,
 };
 
 use crate::liar::Liar;

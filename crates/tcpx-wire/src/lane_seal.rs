@@ -302,6 +302,7 @@ mod tests {
         let (mut sealer, _) = pair(20, 20);
         let sealed: Vec<_> = (0..5).map(|_| hex(&seal(&mut sealer, &text))).collect();
         assert_eq!(sealed, KNOWN);
+        crate::tests::assert_on_page(&sealed);
         let (mut without, _) = pair(u64::MAX, u64::MAX);
         let under_one: Vec<_> = (0..5).map(|_| hex(&seal(&mut without, &text))).collect();
         assert_eq!(sealed[..2], under_one[..2]);

@@ -67,3 +67,16 @@ pub use scatter::{Fragment, ScatterList};
 pub use session::Session;
 pub use time::Time;
 pub use window::{Place, Rights, WindowKey, WindowKeyError, WindowSecret};
+
+#[cfg(test)]
+mod tests {
+    /// The page of the protocol shows these bytes.
+    pub(crate) fn assert_on_page<'a>(vectors: impl IntoIterator<Item = &'a String>) {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/wire-protocol.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let page: String = page.split_whitespace().collect();
+        for vector in vectors {
+            assert!(page.contains(vector), "{vector}");
+        }
+    }
+}

@@ -253,4 +253,13 @@ mod tests {
         assert_eq!(one.seal(&text, &mut whole), MOST_BYTES);
         assert_eq!(open(&mut other, &whole).unwrap(), &text[1..]);
     }
+
+    #[test]
+    fn what_has_been_read_is_told_as_the_page_says() {
+        let (mut records, _) = pair(7);
+        let mut told = Vec::new();
+        records.seal(&1000_u64.to_le_bytes(), &mut told);
+        let told = told.iter().map(|byte| format!("{byte:02x}")).collect();
+        crate::tests::assert_on_page(&[told]);
+    }
 }

@@ -445,9 +445,10 @@ impl Program<'_> {
         };
         let next = self.running.iter().filter_map(|one| one.cancel_at).min();
         let left = next.map(|at| at.saturating_duration_since(Instant::now()));
-        // Of the oldest no other end is waited for than its own, unless others have to be looked after.
+        // Of the oldest no other end is waited for than its own, unless others have to be looked after; notifications are
+        // collected well before the peer takes their room for a stall.
         let most = match self.running.len() {
-            1 => self.scene.patience,
+            1 => self.scene.patience.min(Duration::from_secs(5)),
             _ => Duration::from_secs(1),
         };
         let span = left.unwrap_or(most).min(most);

@@ -35,6 +35,8 @@ fn the_bytes_are_the_documented_ones() {
     assert_eq!(hex(&proof), "1000efff5d72b6c43af191c8499de1c12d0e0992");
     assert_eq!(hex(&welcome), "1100eeff84b83e74a0150e7f4f97970afa96939eb0");
 
+    let told = [&hello[..], &answer, &proof, &welcome].map(hex);
+    crate::tests::assert_on_page(&told);
     let session = established.session;
     let (mut client, hello) = LaneClient::new(&session, 3, 8, [3; 32]).unwrap();
     let mut lane = ServerHandshake::new(Some(&shared.identity()), &build, entropy);
@@ -55,6 +57,7 @@ fn the_bytes_are_the_documented_ones() {
         "544350580d0a1a0a030003000000000000000000000000000000000000000000000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f42c61f0afd0cef0bbb04648cb64e31d6"
     );
     assert_eq!(hex(&proof), "25899a39a9270dd0989e0444ba05143e");
+    let session = [&hello[..], &answer, &proof].map(hex);
     let headers = [ours, accepted.keys].map(|keys| hex(&keys.start().0.seal_header(&[7; 48])));
     assert_eq!(
         headers,
@@ -63,4 +66,5 @@ fn the_bytes_are_the_documented_ones() {
             "f251cbf33b4fa8c6d7600627853e033ce07c6180b5e2e6e04e02dd9542311f760137231667af2ca36da0cf421af096d003adddf4193f01d6022faf983a34d99b",
         ]
     );
+    crate::tests::assert_on_page(session.iter().chain(&headers));
 }
