@@ -103,18 +103,24 @@ fn program(
     if !scene.lied {
         scene.set_done(side);
     }
-    // Under manual progress, what the peer still waits for comes only while this side makes progress. What it has begun ends
-    // by its deadlines, one behind the other where they wait for each other; a flood never does.
-    if plan.manual || scene.lied {
-        let most = if scene.lied { 10 } else { 3600 };
-        let until = Instant::now() + Duration::from_secs(most);
-        while program.connection.is_some() && !scene.is_done(1 - side) && Instant::now() < until {
-            program.look();
-            std::thread::sleep(Duration::from_micros(200));
+    // What the peer still waits for comes only while this side collects notifications and, under manual progress, drives
+    // the connection. What the peer has begun ends by its deadlines, one behind the other where they wait for each other; a
+    // flood never does.
+    let most = if scene.lied { 10 } else { 3600 };
+    let pause = match plan.manual || scene.lied {
+        true => Duration::from_micros(200),
+        false => Duration::from_millis(100),
+    };
+    let until = Instant::now() + Duration::from_secs(most);
+    while program.connection.is_some() && !scene.is_done(1 - side) {
+        if Instant::now() >= until {
+            match scene.lied {
+                true => break,
+                false => fail("a program whose peer makes progress does not end"),
+            }
         }
-        if !scene.lied && program.connection.is_some() && !scene.is_done(1 - side) {
-            fail("a program whose peer makes progress does not end");
-        }
+        program.look();
+        std::thread::sleep(pause);
     }
     scene.done.wait();
     if side == 0 {

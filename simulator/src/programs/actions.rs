@@ -10,9 +10,10 @@ use crate::plan::{Action, Manner, SLOT, Side};
 use crate::system::{self, fail, note};
 use crate::tally;
 
-/// No operation without an end of its own lives longer, whatever happens: its stall limit, the limits after which
-/// a peer is given up, and what a clock that jumps takes away.
-pub(super) const LONGEST: Duration = Duration::from_secs(150);
+/// No operation without an end of its own lives longer, whatever happens: its stall limit, those of the operations that
+/// its program began before it, behind which it may wait for room, the limits after which a peer is given up, and what a
+/// clock that jumps takes away.
+pub(super) const LONGEST: Duration = Duration::from_secs(1800);
 const STALL: Duration = Duration::from_secs(30);
 /// An operation with a deadline ends by then.
 pub(super) const LATE: Duration = Duration::from_secs(12);
