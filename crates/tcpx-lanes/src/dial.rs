@@ -261,11 +261,11 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
             }
             pause
         } else {
-            let is_patient =
-                now.saturating_duration_since(self.began) < self.patience.unreachable;
+            let is_patient = now.saturating_duration_since(self.began) < self.patience.unreachable;
             let is_there = |error: &SocketError| matches!(error, SocketError::Refused { .. });
             let mut errors = self.failed.iter();
-            let is_away = !self.failed.iter().any(is_there) && errors.any(SocketError::is_unreachable);
+            let is_away =
+                !self.failed.iter().any(is_there) && errors.any(SocketError::is_unreachable);
             if !is_patient || !is_away {
                 return None;
             }
@@ -314,3 +314,6 @@ impl<C: ClientSide, S> fmt::Debug for Dial<C, S> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

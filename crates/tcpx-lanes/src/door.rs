@@ -150,8 +150,8 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         Ok(())
     }
 
-    /// Does what was waited for. Where it `is_busy`, no new client is taken.
-    pub fn turn(&mut self, is_busy: bool) -> Vec<Arrival<S>> {
+    /// Does what was waited for. While it `is_busy`, no new client is taken.
+    pub fn turn(&mut self, is_busy: impl Fn() -> bool) -> Vec<Arrival<S>> {
         let now = Instant::now();
         let mut arrivals = Vec::new();
         let ready = std::mem::take(&mut self.ready);
@@ -167,7 +167,7 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
             }
         }
         if std::mem::take(&mut self.listens) && !self.is_paused(now) {
-            self.accept_batch(now, is_busy, &mut arrivals);
+            self.accept_batch(now, &is_busy, &mut arrivals);
         }
         arrivals
     }
@@ -204,11 +204,11 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         to.push(arrival);
     }
 
-    fn accept_batch(&mut self, now: Instant, is_busy: bool, to: &mut Vec<Arrival<S>>) {
+    fn accept_batch(&mut self, now: Instant, is_busy: &dyn Fn() -> bool, to: &mut Vec<Arrival<S>>) {
         for _ in 0..ACCEPT_BATCH {
             match self.socket.borrow().accept() {
                 Ok((stream, peer)) => {
-                    self.greet(now, stream.into(), socket::canonical(peer), is_busy, to);
+                    self.greet(now, stream.into(), socket::canonical(peer), is_busy(), to);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {

@@ -141,6 +141,9 @@ impl SocketError {
 
     /// No way led there, at least for now.
     pub const fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::ConnectTimedOut { .. })
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::ConnectTimedOut { .. }
+        )
     }
 }

@@ -171,20 +171,6 @@ impl<C, Q> LaneGroup<C, Q> {
         Some(chunk)
     }
 
-    /// Drops the chunks that are not to be kept, where no lane takes them.
-    pub fn retain(&self, keep: impl Fn(&Q) -> bool) {
-        for _ in 0..self.queue.len() {
-            let chunk = self.queue.pop().filter(&keep);
-            // It had a place, which somebody else may have taken: then it is one of those that go first.
-            if let Some(Err(chunk)) = chunk.map(|chunk| self.queue.push(chunk)) {
-                self.again().push_back(chunk);
-            }
-        }
-        let mut again = self.again();
-        again.retain(keep);
-        self.resends.store(again.len(), Ordering::SeqCst);
-    }
-
     /// Chunks that wait for a lane, about.
     pub fn queued(&self) -> usize {
         self.queue.len() + self.resends.load(Ordering::SeqCst)
@@ -390,15 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn chunks_of_lanes_that_ended_go_first_and_what_is_not_kept_goes_nowhere() {
+    fn chunks_of_lanes_that_ended_go_first() {
         let group = group();
         (0..4).for_each(|chunk| group.push(chunk).unwrap());
         assert_eq!(group.push(4), Err(4), "there is no room");
         group.push_again([10, 11]);
         assert_eq!(group.queued(), 6);
-        group.retain(|chunk| chunk % 2 == 0);
         let left: Vec<_> = std::iter::from_fn(|| group.take(0)).collect();
-        assert_eq!((left, group.queued()), (vec![10, 0, 2], 0));
+        assert_eq!((left, group.queued()), (vec![10, 11, 0, 1, 2, 3], 0));
     }
 
     #[test]

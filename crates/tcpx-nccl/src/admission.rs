@@ -71,7 +71,7 @@ impl Admission {
     }
 
     fn turn(&mut self, log: &Log, name: &str) {
-        for arrival in self.door.turn(false) {
+        for arrival in self.door.turn(|| false) {
             let (peer, reason) = match arrival {
                 Arrival::Client(greeting, established) => {
                     let peer = greeting.peer();
@@ -123,5 +123,68 @@ impl Admission {
         if is_line {
             log.warn(line);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::io::Write;
+    use std::net::TcpStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use nccl_net::export::HostLogger;
+
+    use super::*;
+    use crate::dialer::Dialer;
+    use crate::listener::listen_on;
+
+    /// Comes some thousand times a second, and says one byte every other time.
+    fn come(address: SocketAddr, stop: &AtomicBool) {
+        let mut open = VecDeque::new();
+        for number in 0.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let stranger = TcpStream::connect(address);
+            if let (Ok(stranger), 0) = (&stranger, number % 2) {
+                let _ = (&*stranger).write_all(b"T");
+            }
+            open.extend(stranger);
+            if open.len() > 400 {
+                open.pop_front();
+            }
+            std::thread::sleep(Duration::from_micros(150));
+        }
+    }
+
+    #[test]
+    fn a_host_that_seldom_polls_connects_beside_strangers() {
+        let socket = listen_on(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = socket.local_addr().unwrap();
+        let key = Key::generate(&mut |bytes| bytes.fill(7));
+        let mut admission = Admission::new(socket, (&key, Protection::None));
+        let log = Log::new(HostLogger::default(), c"TCPX");
+        let stop = AtomicBool::new(false);
+        let until = Instant::now() + Duration::from_secs(60);
+        let polls = std::thread::scope(|scope| {
+            scope.spawn(|| come(address, &stop));
+            let local = SocketAddr::from(([127, 0, 0, 1], 0));
+            let client = (key.client_key(), Protection::None);
+            let mut dialer = Dialer::new(local, address, client, until, false);
+            let mut polls = 0;
+            let mut is_in = false;
+            while !is_in && Instant::now() < until {
+                assert!(dialer.poll(Instant::now()).is_ok());
+                // It has other things to do.
+                std::thread::sleep(Duration::from_millis(100));
+                polls += 1;
+                is_in = admission.next(&log, "a test").unwrap().is_some();
+            }
+            stop.store(true, Ordering::Relaxed);
+            is_in.then_some(polls)
+        });
+        // A connection that the system was too busy to keep comes again after a second.
+        assert!(polls.is_some_and(|polls| polls < 100), "{polls:?}");
     }
 }

@@ -55,10 +55,7 @@ impl ListenComm {
         let comm = Self {
             shared: shared.clone(),
             name: format!("listen comm {listen_id} on {address}"),
-            admission: Mutex::new(Admission::new(
-                socket,
-                (&key, shared.config.protection()),
-            )),
+            admission: Mutex::new(Admission::new(socket, (&key, shared.config.protection()))),
             _runtime: runtime,
         };
         Ok((handle.encode(), comm))

@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::health::STALL_BEHIND;
-use tcpx_lanes::{SocketError, lock};
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::socket::{self, DialOptions};
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::is_unanswered;
+use tcpx_lanes::{SocketError, lock};
 use tcpx_wire::handshake::SessionId;
 
 use crate::dialer::PairDialer;

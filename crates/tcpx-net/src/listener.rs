@@ -92,6 +92,11 @@ impl Inner {
     fn refusals(&self) -> Refusals {
         lock(&self.refusals).clone()
     }
+
+    /// Whether as many clients wait as may.
+    fn is_full(&self) -> bool {
+        lock(&self.accepted).len() >= MOST_WAITING
+    }
 }
 
 /// A listening port with its acceptor thread; dropping it closes both.

@@ -65,7 +65,12 @@ pub(super) enum Progress {
 }
 
 impl<S: Stream> Greeting<S> {
-    pub(super) fn new(stream: S, peer: SocketAddr, now: Instant, handshake: ServerHandshake) -> Self {
+    pub(super) fn new(
+        stream: S,
+        peer: SocketAddr,
+        now: Instant,
+        handshake: ServerHandshake,
+    ) -> Self {
         Self {
             stream,
             peer,
@@ -143,8 +148,9 @@ impl<S: Stream> Greeting<S> {
         match &mut self.state {
             State::Hello(handshake) => {
                 let mut is_fresh = |mark: &[u8; 16]| seen.is_fresh(mark);
-                let step =
-                    receive_message(stream, |input| handshake.receive_fresh(input, &mut is_fresh))?;
+                let step = receive_message(stream, |input| {
+                    handshake.receive_fresh(input, &mut is_fresh)
+                })?;
                 let Some(step) = step else {
                     let closed = handshake.closed();
                     let is_silent = matches!(closed, HandshakeError::Truncated { arrived: 0, .. });

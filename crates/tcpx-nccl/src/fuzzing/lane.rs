@@ -16,7 +16,7 @@ use tcpx_wire::crc::crc32c;
 use super::{CAPACITIES, Memory, number};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
-use crate::lanes::hello::{Hello, Part};
+use crate::lanes::hello::{Greeting, Part};
 use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
 use crate::lanes::receive_lane::receive_lane;
 use crate::link::Link;
@@ -41,7 +41,7 @@ pub fn lane(data: &[u8]) {
     let Some((hello, chunks)) = stream.split_first_chunk() else {
         return;
     };
-    let Ok((hello, Part::Payload)) = Hello::decode(hello) else {
+    let Ok((Greeting::Lane(hello), Part::Payload)) = Greeting::decode(hello) else {
         return;
     };
     let mut memory = Memory::new();
@@ -127,7 +127,7 @@ fn sealed(stream: &[u8]) -> Vec<u8> {
         let crc = crc32c(&record[..at]);
         record[at..].copy_from_slice(&crc.to_le_bytes());
     };
-    let Some((hello, mut rest)) = bytes.split_at_mut_checked(Hello::BYTES) else {
+    let Some((hello, mut rest)) = bytes.split_at_mut_checked(Greeting::BYTES) else {
         return bytes;
     };
     seal(hello);
@@ -151,7 +151,7 @@ struct Plain {
 /// By the description of the lane's records, with the same limits.
 fn plainly(stream: &[u8], memory: &mut Memory) -> Plain {
     let mut plain = Plain::default();
-    let Some((first, mut rest)) = stream.split_at_checked(Hello::BYTES) else {
+    let Some((first, mut rest)) = stream.split_at_checked(Greeting::BYTES) else {
         return plain;
     };
     let ours = first[8..24] == GROUP;

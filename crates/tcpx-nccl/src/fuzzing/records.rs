@@ -8,7 +8,7 @@ use tcpx_wire::crc::crc32c;
 use super::number;
 use crate::handle::{Handle, write_build};
 use crate::header::{FROM_RECEIVER, FROM_SENDER, HEADER_BYTES, Header, Record};
-use crate::lanes::hello::{Hello, Resumption};
+use crate::lanes::hello::Greeting;
 
 /// Input: which record, then its bytes; missing ones are 0.
 pub fn records(data: &[u8]) {
@@ -70,26 +70,20 @@ fn header(bytes: &[u8; HEADER_BYTES]) {
     }
 }
 
-fn hello(bytes: &[u8; Hello::BYTES]) {
+fn hello(bytes: &[u8; Greeting::BYTES]) {
     let (lanes, lane) = (number(&bytes[4..6]), number(&bytes[6..8]));
     let fits = number(&bytes[28..]) == u64::from(crc32c(&bytes[..28]));
     let is_one_of = |magics: [&[u8]; 2]| magics.iter().any(|magic| bytes.starts_with(magic));
     let is_lane = is_one_of([b"TxLn", b"TxLa"]);
     let good = is_lane && fits && lane < lanes && lanes <= MAX_LANES as u64;
     let goes_on = is_one_of([b"TxCo\0\0\0\0", b"TxCa\0\0\0\0"]) && fits;
-    match Resumption::decode(bytes) {
-        Some((resumption, part)) => {
-            assert!(goes_on, "{resumption:?}");
-            assert_eq!(resumption.encode(part), *bytes);
+    match Greeting::decode(bytes) {
+        Ok((greeting, part)) => {
+            assert_eq!(matches!(greeting, Greeting::Lane(_)), good, "{greeting:?}");
+            assert!(good || goes_on, "{greeting:?}");
+            assert_eq!(greeting.encode(part), *bytes);
         }
-        None => assert!(!goes_on),
-    }
-    match Hello::decode(bytes) {
-        Ok((hello, part)) => {
-            assert!(good, "{hello:?}");
-            assert_eq!(hello.encode(part), *bytes);
-        }
-        Err(_) => assert!(!good),
+        Err(_) => assert!(!good && !goes_on),
     }
 }
 

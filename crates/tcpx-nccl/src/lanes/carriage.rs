@@ -151,7 +151,6 @@ impl Carriage {
     pub(crate) fn close(&self) -> bool {
         self.outlet.close();
         let set = &self.route.set;
-        set.drop_stale();
         if !self
             .outlet
             .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.chunks().moves())

@@ -141,7 +141,7 @@ struct Newcomer {
     link: Link,
     peer: SocketAddr,
     until: Instant,
-    hello: [u8; Hello::BYTES],
+    hello: [u8; Greeting::BYTES],
     /// Bytes of `hello` that have come.
     have: usize,
 }
@@ -167,7 +167,7 @@ impl Acceptor {
                     link,
                     peer,
                     until: Instant::now() + HELLO_TIME,
-                    hello: [0; Hello::BYTES],
+                    hello: [0; Greeting::BYTES],
                     have: 0,
                 }),
                 Ok(None) => break,
@@ -188,7 +188,7 @@ impl Acceptor {
                 _ => continue,
             }
             match newcomer.have {
-                Hello::BYTES => self.enter(newcomer),
+                Greeting::BYTES => self.enter(newcomer),
                 _ => self.newcomers.push(newcomer),
             }
         }

@@ -94,11 +94,14 @@ impl FromGpu {
 impl CompletionSink for FromGpu {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
         // Below 64.
-        let Some(chunk) = self.part(token as usize).take() else {
+        let Some(mut chunk) = self.part(token as usize).take() else {
             return;
         };
         match result {
-            Ok(_) => self.set.push_in_any_case(chunk),
+            Ok(_) => {
+                chunk.put_back();
+                self.set.push_in_any_case(chunk);
+            }
             Err(error) => {
                 if error.may_go_on() {
                     // The slot may still be written; nobody else may have it.

@@ -82,7 +82,7 @@ pub(crate) struct LaneSet {
     forged: AtomicU64,
     /// Lanes that have ended and are not dialled yet, each with the reason.
     ended: Mutex<Vec<(u16, String)>>,
-    /// Lanes that have ended and have not come back.
+    /// Lanes that are not there: they did not come yet, or have ended.
     missing: AtomicUsize,
     dialling: Mutex<Dialling>,
     told: status::Told,
@@ -115,7 +115,7 @@ enum Place {
 struct Dialling {
     /// Lanes that are being dialled.
     dials: Vec<(u16, PairDialer)>,
-    /// Authenticated, kept until all are.
+    /// Authenticated, until their places are free.
     links: Vec<(u16, [Link; 2])>,
     lanes: Vec<LaneState>,
     /// When the lanes were looked at.
@@ -184,7 +184,7 @@ impl LaneSet {
             silence: Mutex::default(),
             ended: Mutex::default(),
             forged: AtomicU64::new(0),
-            missing: AtomicUsize::new(0),
+            missing: AtomicUsize::new(lanes.len()),
             dialling: Mutex::new(Dialling {
                 dials,
                 links: Vec::new(),
@@ -257,33 +257,27 @@ impl LaneSet {
         if dialling.done {
             return Standing::Ready(false);
         }
-        let standing = match self.dial(&mut dialling, now).pop() {
-            Some((_, why)) => Err(why),
-            None if dialling.dials.is_empty() => {
-                dialling.done = true;
-                // It has answered: from now on its silence is known.
-                dialling.presence.note(false);
-                let streams = std::mem::take(&mut dialling.links);
-                streams
-                    .into_iter()
-                    .try_for_each(|(lane, stream)| self.start(&mut dialling, lane, stream))
-                    .map(|()| Standing::Ready(true))
-            }
-            None if now >= dialling.deadline => Err(format!(
-                "{} of {} lanes are not connected after {} s",
-                dialling.dials.len(),
+        self.redial(&mut dialling, now);
+        let missing = self.missing.load(Ordering::SeqCst);
+        if missing > 0 && now >= dialling.deadline {
+            self.fail(format!(
+                "{missing} of {} lanes are not connected after {} s",
                 self.lanes.len(),
                 CONNECT_TIME.as_secs()
-            )),
-            None => Ok(Standing::Connecting),
-        };
-        standing.unwrap_or_else(|why| {
+            ));
+        }
+        if let Some(why) = self.failure() {
             dialling.dials.clear();
-            dialling.links.clear();
             dialling.failed = Some(now);
-            self.fail(why.clone());
-            Standing::Failed(why)
-        })
+            return Standing::Failed(why.to_owned());
+        }
+        if missing > 0 {
+            return Standing::Connecting;
+        }
+        dialling.done = true;
+        // It has answered: from now on its silence is known.
+        dialling.presence.note(false);
+        Standing::Ready(true)
     }
 
     /// Takes every dialled lane a step further; the lanes whose dialling has failed, with the reasons.
@@ -344,8 +338,8 @@ impl LaneSet {
             return;
         }
         let (resends, mut worn_out) = (chunks.len(), false);
-        let chunks = chunks.into_iter().filter(|chunk| !chunk.is_stale());
-        self.chunks.push_again(chunks.map(|mut chunk| {
+        self.chunks.push_again(chunks.into_iter().map(|mut chunk| {
+            chunk.put_back();
             worn_out |= chunk.header.attempt == u8::MAX;
             chunk.header.attempt = chunk.header.attempt.saturating_add(1);
             chunk
@@ -488,8 +482,10 @@ impl LaneSet {
                         self.missing.fetch_sub(1, Ordering::SeqCst);
                         dialling.retry = Retry::default();
                         dialling.bare = None;
-                        let address = self.peer.address;
-                        self.log.info(&format!("lane {lane} to {address} is back"));
+                        if dialling.done {
+                            let address = self.peer.address;
+                            self.log.info(&format!("lane {lane} to {address} is back"));
+                        }
                     }
                     // It is dialled again.
                     Err(why) => last = Some(why),
@@ -515,6 +511,9 @@ impl LaneSet {
                 // It can be no worse than what there is.
                 state.clock.rested(now);
                 continue;
+            }
+            if !dialling.done {
+                return self.fail(why);
             }
             if is_alone() {
                 let last = last.map_or_else(String::new, |last| format!("{last}; "));
@@ -594,14 +593,6 @@ impl LaneSet {
         {
             lane.resume();
         }
-    }
-
-    /// Drops what comms that closed have left behind, where no lane does.
-    pub(super) fn drop_stale(&self) {
-        if self.missing.load(Ordering::SeqCst) < self.lanes.len() {
-            return;
-        }
-        self.chunks.retain(|chunk| !chunk.is_stale());
     }
 
     fn resume_all(&self) {

@@ -21,7 +21,7 @@ pub(crate) struct Outlet {
     left: [AtomicUsize; RequestId::LIMIT],
     /// Chunks in the queue or in a lane's hands.
     chunks: AtomicUsize,
-    /// Those of them that lie in the host's memory.
+    /// Those of them that lie in the host's memory, and of which somebody reads that.
     borrowed: AtomicUsize,
     closed: AtomicBool,
     /// Chunks that the peer has read, for whoever watches for a stall.
@@ -30,7 +30,8 @@ pub(crate) struct Outlet {
     load: Arc<AtomicUsize>,
 }
 
-/// A part of a message on its way; as long as it exists and is not [retained](Self::retain), its comm's memory stays.
+/// A part of a message on its way; its comm's memory stays from when somebody [begins](Self::begin) to read it until it is
+/// [retained](Self::retain), or [waits](Self::put_back) again.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     outlet: Arc<Outlet>,
@@ -38,6 +39,8 @@ pub(crate) struct Chunk {
     pub(crate) payload: Span,
     /// Where the payload lies, if it is a copy.
     copy: Option<Copied>,
+    /// Somebody reads the host's memory.
+    held: bool,
     /// Its message may be over for the host.
     retained: bool,
 }
@@ -89,19 +92,21 @@ impl Outlet {
         self.make(header, payload, None)
     }
 
-    /// As [`Self::chunk`], of a payload that lies in a pinned slot.
+    /// As [`Self::chunk`], of a payload that is being copied to a pinned slot.
     pub(crate) fn staged_chunk(
         self: &Arc<Self>,
         header: ChunkHeader,
         payload: Span,
         slot: RegionSlice,
     ) -> Chunk {
-        self.make(header, payload, Some(Copied::FromGpu(slot)))
+        let mut chunk = self.make(header, payload, Some(Copied::FromGpu(slot)));
+        self.borrowed.fetch_add(1, Ordering::SeqCst);
+        chunk.held = true;
+        chunk
     }
 
     fn make(self: &Arc<Self>, header: ChunkHeader, payload: Span, copy: Option<Copied>) -> Chunk {
         self.chunks.fetch_add(1, Ordering::AcqRel);
-        self.borrowed.fetch_add(1, Ordering::AcqRel);
         self.load
             .fetch_add(header.length as usize, Ordering::Relaxed);
         Chunk {
@@ -109,6 +114,7 @@ impl Outlet {
             header,
             payload,
             copy,
+            held: false,
             retained: false,
         }
     }
@@ -123,14 +129,15 @@ impl Outlet {
         self.chunks.load(Ordering::Acquire) > 0
     }
 
-    /// Whether lanes hold parts of messages that lie in the host's memory.
+    /// Whether lanes read parts of messages that lie in the host's memory.
     pub(crate) fn is_borrowing(&self) -> bool {
-        self.borrowed.load(Ordering::Acquire) > 0
+        self.borrowed.load(Ordering::SeqCst) > 0
     }
 
-    /// Chunks in the host's memory that no lane has begun, or that must be sent again, are to be dropped.
+    /// Chunks in the host's memory that no lane has begun, or that must be sent again, begin no more: where they wait is no
+    /// matter.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     /// Whether the comm took its memory back.
@@ -180,9 +187,26 @@ impl Chunk {
         matches!(self.copy, Some(Copied::FromGpu(_)))
     }
 
-    /// Whether the comm has closed and nobody waits for these bytes. What the host was told is sent goes on.
-    pub(crate) fn is_stale(&self) -> bool {
-        !self.retained && self.outlet.closed.load(Ordering::Acquire)
+    /// A lane takes it; `false` where its comm has closed and nobody waits for these bytes. What the host was told is sent
+    /// goes on.
+    pub(crate) fn begin(&mut self) -> bool {
+        if !self.retained && !self.held {
+            // In this order: whoever closes says so first, and then looks.
+            self.outlet.borrowed.fetch_add(1, Ordering::SeqCst);
+            self.held = true;
+            if self.outlet.closed.load(Ordering::SeqCst) {
+                self.put_back();
+                return false;
+            }
+        }
+        true
+    }
+
+    /// It waits: nobody reads the host's memory.
+    pub(crate) fn put_back(&mut self) {
+        if std::mem::take(&mut self.held) {
+            self.outlet.borrowed.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Takes a copy if there is room for one: with it the host may have the memory back, as if the peer had
@@ -220,7 +244,7 @@ impl Chunk {
     fn settle(&mut self) {
         self.retained = true;
         self.lighten();
-        self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
+        self.put_back();
         self.outlet
             .slot(self.header.sequence)
             .fetch_sub(self.header.length as usize, Ordering::AcqRel);
@@ -231,7 +255,7 @@ impl Drop for Chunk {
     fn drop(&mut self) {
         if !self.retained {
             self.lighten();
-            self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
+            self.put_back();
         }
         self.outlet.chunks.fetch_sub(1, Ordering::AcqRel);
     }
@@ -259,16 +283,35 @@ mod tests {
         assert!(!outlet.is_sent(33) && outlet.is_busy());
         first.acknowledged();
         assert!(outlet.is_sent(33) && !outlet.is_busy());
-        let third = part(0, 1);
+        let mut third = part(0, 1);
+        assert!(third.begin());
         let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
         assert!(!outlet.wait_returned(short, long, || 0));
         assert!(!outlet.wait_returned(long, short, || 0));
         outlet.close();
-        assert!(third.is_stale());
+        let mut waits = part(1, 1);
+        assert!(outlet.is_borrowing() && !waits.begin());
+        drop(waits);
         assert_eq!(load.load(Ordering::Relaxed), 1);
         drop(third);
         assert_eq!(load.load(Ordering::Relaxed), 0);
         assert!(outlet.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
+    }
+
+    #[test]
+    fn chunks_that_wait_hold_nothing_of_a_comm_that_closes_and_begin_no_more() {
+        let outlet = Arc::new(Outlet::new(Arc::default()));
+        outlet.begin(0, 20);
+        let part = |offset| outlet.chunk(header(0, offset, 10, 20), Span::EMPTY);
+        let [mut first, mut second] = [part(0), part(10)];
+        assert!(!outlet.is_borrowing() && first.begin() && outlet.is_borrowing());
+        // Its lane has ended.
+        first.put_back();
+        outlet.close();
+        assert!(outlet.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
+        assert!(!first.begin() && !second.begin() && !outlet.is_borrowing());
+        drop((first, second));
+        assert!(!outlet.is_busy());
     }
 
     #[test]
@@ -278,11 +321,12 @@ mod tests {
         let mut bytes = [5; 10];
         outlet.begin(0, 10);
         let mut chunk = outlet.chunk(header(0, 0, 10, 10), Span::of(&bytes));
+        assert!(chunk.begin());
         chunk.retain(&retention);
         assert!(outlet.is_sent(0) && !outlet.is_borrowing() && outlet.is_busy());
         bytes.fill(6);
         outlet.close();
-        assert!(!chunk.is_stale());
+        assert!(chunk.begin());
         // SAFETY: the slot that the chunk keeps.
         let kept = unsafe { std::slice::from_raw_parts(chunk.payload.start(), 10) };
         assert_eq!(kept, [5; 10]);
@@ -298,7 +342,8 @@ mod tests {
     fn a_peer_that_still_moves_is_waited_for() {
         let load = Arc::new(AtomicUsize::new(0));
         let outlet = Arc::new(Outlet::new(load));
-        let chunk = outlet.chunk(header(0, 0, 1, 1), Span::EMPTY);
+        let mut chunk = outlet.chunk(header(0, 0, 1, 1), Span::EMPTY);
+        assert!(chunk.begin());
         let chunk = Cell::new(Some(chunk));
         let (moves, silence) = (Cell::new(0), Duration::from_millis(200));
         let start = Instant::now();

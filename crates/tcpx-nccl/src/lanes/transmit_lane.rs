@@ -114,13 +114,13 @@ impl Owner for Queue {
 
     fn next(&mut self) -> Next<Leaving> {
         loop {
-            let Some(chunk) = self.set.chunks().take(self.number) else {
+            let Some(mut chunk) = self.set.chunks().take(self.number) else {
                 return match self.set.is_closing() {
                     true => Next::End,
                     false => Next::Rest,
                 };
             };
-            if chunk.is_stale() {
+            if !chunk.begin() {
                 continue;
             }
             self.set.chunks().took(self.number);
@@ -451,6 +451,9 @@ mod tests {
         let (outlet, _) = send(&set, &mut lane, &mut peer, &[7; 100_000]);
         outlet.close();
         lane.finish();
+        assert!(!outlet.is_borrowing());
+        let (mut next, _peer) = connected(&set);
+        assert_eq!(next.turn(), Turn::Rest);
         assert!(!outlet.is_busy() && set.chunks().queued() == 0);
     }
 }

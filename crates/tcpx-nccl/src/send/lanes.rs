@@ -276,11 +276,12 @@ mod tests {
         /// The message in the hands of a lane, and its receiver gone.
         fn with_a_lane(&mut self) -> (RequestId, Vec<Chunk>) {
             let request = self.send();
-            let mut chunks = Vec::new();
+            let mut chunks: Vec<Chunk> = Vec::new();
             while chunks.is_empty() {
                 assert_eq!(self.comm.test(request).unwrap(), None);
                 chunks.extend(std::iter::from_fn(|| self.set.chunks().pop()));
             }
+            assert!(chunks.iter_mut().all(Chunk::begin));
             drop(self.peer.take());
             for _ in 0..10 * POLLS_BETWEEN_LOOKS {
                 assert_eq!(self.comm.test(request).unwrap(), None, "lanes have all");

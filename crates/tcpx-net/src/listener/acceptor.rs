@@ -18,7 +18,7 @@ use tcpx_wire::key::Identity;
 use tcpx_wire::record::Records;
 
 use super::reports::Reports;
-use super::{Accepted, Inner, MOST_WAITING};
+use super::{Accepted, Inner};
 use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox, WeakInbox};
 use crate::peer::Peer;
@@ -74,7 +74,8 @@ impl Acceptor {
                 break;
             }
             let early = std::mem::take(&mut self.early);
-            for arrival in self.door.turn(self.is_busy()) {
+            let is_busy = || self.spent || self.inner.is_full();
+            for arrival in self.door.turn(is_busy) {
                 self.take(Instant::now(), arrival);
             }
             for (greeting, request) in early {
@@ -105,15 +106,11 @@ impl Acceptor {
         }
     }
 
-    fn is_busy(&self) -> bool {
-        self.spent || lock(&self.inner.accepted).len() >= MOST_WAITING
-    }
-
     /// A client has proved itself.
     fn admit(&mut self, now: Instant, mut greeting: Greeting, mut established: Established) {
         let peer = Peer::new(greeting.peer(), established.client);
         // Another client may have been faster since this one said hello.
-        if self.is_busy() {
+        if self.spent || self.inner.is_full() {
             self.reports
                 .refused(now, peer, &"no further session is taken");
             if greeting.refuse(&established.turn_away()).is_ok() {

@@ -1,9 +1,9 @@
 //! Lanes that are opened at once, by the thread that wants them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
-use tcpx_lanes::dial::{HEAD_START, Opened, Patience};
+use tcpx_lanes::dial::{Opened, Patience};
 use tcpx_wire::handshake::LaneClient;
 
 use super::repair::Dialler;
@@ -11,6 +11,9 @@ use crate::channel::Way;
 use crate::dial::{JoinedLane, LaneDial, join_lane, most_telling};
 use crate::error::NetworkError;
 use crate::network::{Exchange, Meanwhile};
+
+/// A way that no lane could be opened over for this long does not keep the next one waiting.
+const TRY: Duration = Duration::from_millis(750);
 
 /// Lanes on their way to the listener's answers, from 0 on. They join the session once it is known that they are wanted;
 /// the others are closed, and the server has never had them.
@@ -50,24 +53,14 @@ impl Dials {
         self.dials.len()
     }
 
-    /// Another one, which begins when they next [go on](Meanwhile::advance). Where the way is `shared`, answers may come in
-    /// through another card, as where cards of one network answer for each other: while none comes, the way is tried
-    /// without the card's name too.
-    pub(super) fn want(&mut self, lane: u16, way: Way, shared: bool, is_early: bool) {
-        let mut ways = vec![way.clone()];
-        let mut head_start = HEAD_START;
-        if shared && way.interface.is_some() {
-            ways.push(Way {
-                interface: None,
-                ..way.clone()
-            });
-            head_start = self.deadline.saturating_duration_since(Instant::now()) / 2;
-        }
+    /// Another one, which begins when they next [go on](Meanwhile::advance), over the first of these ways that is answered.
+    pub(super) fn want(&mut self, lane: u16, ways: Vec<Way>, is_early: bool) {
         let patience = Patience {
-            head_start,
+            head_start: TRY,
             ..Patience::default()
         };
-        let dial = self.dialler.begin(lane, ways, self.deadline, patience);
+        let (way, until) = (ways[0].clone(), self.deadline);
+        let dial = self.dialler.begin(lane, ways, until, patience);
         self.dials.push(Wanted {
             lane,
             way,
@@ -111,10 +104,15 @@ impl Dials {
             if let Ok((_, way)) = &joined
                 && *way != wanted.way
             {
-                tracing::warn!(
-                    peer = %way.peer, interface = wanted.way.interface,
-                    "nothing comes back through this card unless others may bring it, so all lanes may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
-                );
+                // As where cards of one network answer for each other.
+                let hint = match way.local == wanted.way.local {
+                    true => {
+                        "unless other cards may bring it, so all lanes may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
+                    }
+                    false => "so its lanes share others",
+                };
+                let interface = wanted.way.interface;
+                tracing::warn!(peer = %wanted.way.peer, interface, "nothing comes back through this card {hint}");
             }
             Some(joined)
         };

@@ -14,7 +14,7 @@ use crate::dial::JoinedLane;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
-/// A way that no lane could be opened over for this long is not used.
+/// Lanes that the client opens early have this long.
 const TRY: Duration = Duration::from_millis(1500);
 
 /// Lanes that the client opens while the server's wish is still under way to it: as many as this wish needs at once, the
@@ -26,7 +26,7 @@ pub(super) fn early((ours, cards): &(Advert, Cards), setup: &Setup<'_>) -> Dials
     let soon = setup.deadline.min(Instant::now() + TRY);
     let mut dials = Dials::new(Dialler::new(setup, plain.clone()), soon);
     for (lane, way) in (0..lanes).zip(plain).filter(|_| !waits) {
-        dials.want(lane, way, false, true);
+        dials.want(lane, vec![way], true);
     }
     dials
 }
@@ -66,6 +66,7 @@ pub(super) fn open(
     }
 }
 
+/// Opens the lanes that are opened at first: each over a route of its own, or over what works in its place.
 fn dial(
     (lanes, at_first): (u16, u16),
     mut dials: Dials,
@@ -73,82 +74,56 @@ fn dial(
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
 ) -> Result<(Vec<JoinedLane>, Dialler), NetworkError> {
-    let spread = (0..lanes).zip(routes.iter().cycle());
-    let spread: Vec<Way> = spread.map(|(_, route)| route.clone()).collect();
     let plain = plain(setup);
     let is_plain = routes == [plain.clone()];
-    let first = Dialler::new(setup, spread.clone());
-    if is_plain {
-        dials.agreed(first, setup.deadline);
-    } else {
-        // A way shows now whether it works; that of the control connection has to.
-        dials = Dials::new(first, setup.deadline.min(Instant::now() + TRY));
+    let spread = |routes: &[Way]| -> Vec<Way> {
+        routes.iter().cycle().take(lanes.into()).cloned().collect()
+    };
+    let first = Dialler::new(setup, spread(routes));
+    match is_plain {
+        true => dials.agreed(first, setup.deadline),
+        // The early ones took the way of the control connection.
+        false => dials = Dials::new(first, setup.deadline),
     }
-    for (lane, way) in (0..at_first).zip(&spread).skip(dials.count()) {
-        dials.want(lane, way.clone(), cards.share_network(way), false);
-    }
-    let opened = dials.finish(at_first.into(), exchange)?;
-    let mut streams: Vec<Option<JoinedLane>> = Vec::with_capacity(spread.len());
-    let mut taken: Vec<Option<Way>> = Vec::with_capacity(spread.len());
-    let mut good: Vec<Way> = Vec::new();
-    let mut last = None;
-    for (route, opened) in spread.iter().zip(opened) {
-        match opened {
-            Ok((stream, way)) => {
-                if !good.contains(&way) {
-                    good.push(way.clone());
-                }
-                streams.push(Some(stream));
-                taken.push(Some(way));
-            }
-            Err(error) => {
-                tracing::warn!(peer = %route.peer, interface = route.interface, %error, "no lane this way");
-                last = Some(error);
-                streams.push(None);
-                taken.push(None);
-            }
+    let filter = cards.forbids(setup.local.ip());
+    for lane in dials.count()..at_first.into() {
+        let (before, own) = routes.split_at(lane % routes.len());
+        let mut ways: Vec<Way> = own.iter().chain(before).cloned().collect();
+        if cards.share_network(&ways[0]) {
+            let interface = None;
+            ways.insert(
+                1,
+                Way {
+                    interface,
+                    ..ways[0].clone()
+                },
+            );
         }
+        // It works whatever the cards say.
+        ways.extend(filter.is_none().then(|| plain.clone()));
+        ways.dedup();
+        dials.want(lane as u16, ways, false);
     }
-    if good.is_empty() {
-        match (last, cards.forbids(setup.local.ip())) {
-            (Some(error), _) if is_plain => return Err(error),
-            (Some(error), Some(filter)) => {
-                let text = error.to_string();
+    let (mut streams, mut ways) = (Vec::new(), Vec::new());
+    for opened in dials.finish(at_first.into(), exchange)? {
+        let (stream, way) = opened.map_err(|error| match filter {
+            Some(filter) if !is_plain => NetworkError::NoWay {
+                peer: setup.peer,
+                filter: filter.to_string(),
                 // Without that error's own advice.
-                let found = text
-                    .split_once("; ")
-                    .map_or(text.as_str(), |(found, _)| found);
-                return Err(NetworkError::NoWay {
-                    peer: setup.peer,
-                    filter: filter.to_string(),
-                    found: found.to_owned(),
-                });
-            }
-            // It works whatever the cards say.
-            _ => good.push(plain),
-        }
+                found: error
+                    .to_string()
+                    .split("; ")
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
+            },
+            _ => error,
+        })?;
+        streams.push(stream);
+        ways.push(way);
     }
-    // Lanes that are open stay where they are; the others go where there are fewest.
-    taken.resize(lanes.into(), None);
-    let mut missing: Vec<u16> = (0..lanes)
-        .filter(|lane| taken[usize::from(*lane)].is_none())
-        .collect();
-    for lane in &missing {
-        let uses = |way: &&Way| taken.iter().flatten().filter(|one| one == way).count();
-        taken[usize::from(*lane)] = good.iter().min_by_key(uses).cloned();
-    }
-    missing.retain(|lane| *lane < at_first);
-    let ways: Vec<Way> = taken.into_iter().flatten().collect();
-    let mut dials = Dials::new(Dialler::new(setup, ways.clone()), setup.deadline);
-    for lane in &missing {
-        dials.want(*lane, ways[usize::from(*lane)].clone(), false, false);
-    }
-    let opened = dials.finish(missing.len(), exchange)?;
-    for (lane, opened) in missing.into_iter().zip(opened) {
-        streams[usize::from(lane)] = Some(opened?.0);
-    }
-    let dialler = Dialler::new(setup, ways);
-    Ok((streams.into_iter().flatten().collect(), dialler))
+    Ok((streams, Dialler::new(setup, spread(&ways))))
 }
 
 fn collect(

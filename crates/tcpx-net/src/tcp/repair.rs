@@ -106,7 +106,11 @@ impl Redial {
     /// Dials what is lost; when there is more to do.
     fn advance(&self, channel: &Arc<Shared>, now: Instant) -> Option<Duration> {
         let mut round = lock(&self.round);
-        let Round { dials, failed, next } = &mut *round;
+        let Round {
+            dials,
+            failed,
+            next,
+        } = &mut *round;
         let lost = channel.roster.lost();
         // A peer that ended its lanes in order may be about to say goodbye.
         let is_due = |one: &&Missing| one.vacant && (one.broke || now >= one.since + PAUSE);

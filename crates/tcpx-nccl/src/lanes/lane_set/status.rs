@@ -33,9 +33,13 @@ impl LaneSet {
             .iter()
             .map(|lane| again(lane.epoch))
             .sum::<u64>();
+        let missing = match dialled.done {
+            true => self.missing.load(std::sync::atomic::Ordering::SeqCst) as u64,
+            false => 0,
+        };
         Counters {
             chunks_sent: self.chunks.done().map(|done| done.taken).sum(),
-            lanes_lost: restored + self.missing.load(std::sync::atomic::Ordering::SeqCst) as u64,
+            lanes_lost: restored + missing,
             lanes_restored: restored,
             ..Counters::default()
         }
