@@ -7,6 +7,7 @@ use tcpx_lanes::interfaces;
 
 use super::flow::{Flow, FlowRule};
 use super::network::NAME;
+use tcpx_net::Way;
 use tcpx_net::dial::{DialOptions, dial_lane};
 use tcpx_net::error::{NetworkError, SocketError};
 use tcpx_net::lane_inbox::AcceptedLane;
@@ -138,26 +139,23 @@ fn dial_all(
 ) -> Result<Vec<Lanes>, NetworkError> {
     let lanes = count * 2;
     let to = |ip: IpAddr| SocketAddr::new(ip, setup.peer.port());
-    let payload_to = address.map_or(setup.peer, to);
-    let payload = DialOptions {
-        deadline: setup.deadline,
-        source: None,
+    let payload = Way {
         interface: interface.map(str::to_owned),
-        congestion: setup.congestion.clone(),
+        ..Way::to(address.map_or(setup.peer, to))
     };
-    let companion = DialOptions {
+    let options = DialOptions {
         congestion: setup.congestion.clone(),
-        ..DialOptions::until(setup.deadline)
+        deadline: setup.deadline,
     };
     (0..count)
         .map(|channel| {
             let lane = channel * 2;
-            let dial = |to, lane, options| {
-                dial_lane(to, setup.session, lane, lanes, options).map(|dialled| dialled.stream)
+            let dial = |way, lane| {
+                dial_lane(way, setup.session, lane, lanes, &options).map(|dialled| dialled.stream)
             };
             Ok(Lanes {
-                payload: dial(payload_to, lane, &payload)?,
-                companion: dial(setup.peer, lane + 1, &companion)?,
+                payload: dial(payload.clone(), lane)?,
+                companion: dial(Way::to(setup.peer), lane + 1)?,
                 rule: None,
             })
         })

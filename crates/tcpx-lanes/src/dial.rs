@@ -33,7 +33,8 @@ pub const HEAD_START: Duration = Duration::from_millis(100);
 pub struct Way {
     /// The address it leaves from; `None`: as the routes say.
     pub local: Option<IpAddr>,
-    /// The interface it leaves through; `None`: as the routes say.
+    /// The interface it leaves through; `None`: as the routes say. Where the system does not permit to choose one, the
+    /// address alone decides.
     pub interface: Option<String>,
     /// The peer's listening address.
     pub peer: SocketAddr,
@@ -46,16 +47,6 @@ impl Way {
             local: None,
             interface: None,
             peer,
-        }
-    }
-
-    /// How to dial over it, in all other things as by `options`.
-    fn options(&self, options: &DialOptions) -> DialOptions {
-        DialOptions {
-            deadline: options.deadline,
-            interface: self.interface.clone(),
-            source: self.local,
-            congestion: options.congestion.clone(),
         }
     }
 }
@@ -121,10 +112,12 @@ impl<C: ClientSide, S: Stream> Opened<C, S> {
     /// # Errors
     /// The connection failed meanwhile.
     pub fn join(self) -> Result<(S, Way, C::Outcome), SocketError> {
+        let Client { stream, way, .. } = self.client;
         if let Some(proof) = &self.proof {
-            self.client.send(proof)?;
+            let peer = way.peer;
+            let sent = hello::send_message(stream.borrow(), proof);
+            sent.map_err(|_| SocketError::CutOff { peer })?;
         }
-        let (stream, way) = self.client.into_parts();
         Ok((stream, way, self.outcome))
     }
 }
@@ -196,7 +189,7 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
         let mut at = 0;
         while let Some(client) = self.under_way.get_mut(at) {
             match client.advance(now) {
-                Ok(None) if client.has_proved_itself() => {
+                Ok(None) if client.proved => {
                     // The peer may take it: there must be no other one.
                     self.under_way.swap(0, at);
                     self.under_way.truncate(1);
@@ -237,7 +230,7 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
         }
         self.next = (next + 1, now + self.patience.head_start);
         let way = &self.ways[next];
-        match Client::begin(way, way.options(&self.options), &mut self.side) {
+        match Client::begin(way, &self.options, &mut self.side) {
             Ok(client) => self.under_way.push(client),
             Err(error) => self.failed.push(error),
         }
@@ -276,7 +269,7 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
 
     /// When it is to be polled again, whatever comes.
     pub fn due(&self) -> Instant {
-        let deadlines = self.under_way.iter().map(Client::deadline);
+        let deadlines = self.under_way.iter().map(|one| one.deadline);
         let next = (self.next.0 < self.ways.len()).then_some(self.next.1);
         let due = deadlines.chain(next).min();
         due.unwrap_or(self.options.deadline)

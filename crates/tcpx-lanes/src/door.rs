@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_wire::handshake::{Established, LaneAccepted, LaneRequest, ServerHandshake};
 use tcpx_wire::key::Identity;
 
-use self::admission::{Random, Seen, Source};
+use self::admission::{Seen, Source, draw};
 pub use self::greeting::Greeting;
 use self::greeting::Progress;
 use crate::congestion::Congestion;
@@ -39,7 +39,6 @@ pub struct Door<L, S> {
     /// A connection must have proved itself this long after it was accepted.
     patience: Duration,
     greetings: Vec<Greeting<S>>,
-    random: Random,
     seen: Seen,
     /// The listening socket is not watched before this.
     paused_until: Option<Instant>,
@@ -99,7 +98,6 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
             congestion,
             patience,
             greetings: Vec::new(),
-            random: Random::new(),
             seen: Seen::default(),
             paused_until: None,
             listens: false,
@@ -122,7 +120,7 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
     ) -> io::Result<()> {
         let now = Instant::now();
         let paused = self.is_paused(now);
-        let deadlines = self.greetings.iter().map(|one| one.came() + self.patience);
+        let deadlines = self.greetings.iter().map(|one| one.came + self.patience);
         let timeout = deadlines
             .chain(self.paused_until.filter(|_| paused))
             .chain(due)
@@ -137,7 +135,7 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         watched.extend(
             self.greetings
                 .iter()
-                .map(|one| PollFd::new(one.stream().borrow(), PollFlags::IN)),
+                .map(|one| PollFd::new(one.stream.borrow(), PollFlags::IN)),
         );
         watched.extend(others);
         match poll(&mut watched, timeout.as_ref()) {
@@ -159,11 +157,11 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         for (greeting, is_ready) in std::mem::take(&mut self.greetings).into_iter().zip(ready) {
             if is_ready {
                 self.advance(now, greeting, &mut arrivals);
-            } else if now < greeting.came() + self.patience {
+            } else if now < greeting.came + self.patience {
                 self.greetings.push(greeting);
             } else if !greeting.is_farewell() {
                 let reason = greeting.overdue(self.patience);
-                arrivals.push(refused(&greeting, reason));
+                arrivals.push(refused(greeting.peer, reason, false));
             }
         }
         if std::mem::take(&mut self.listens) && !self.is_paused(now) {
@@ -189,16 +187,12 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
             Progress::LaneRequest(request) => Arrival::LaneRequest(greeting, request),
             Progress::Lane(accepted) => Arrival::Lane(greeting, accepted),
             Progress::Refused(reason) => {
-                let refused = refused(&greeting, reason);
+                let refused = refused(greeting.peer, reason, false);
                 self.greetings.push(greeting);
                 refused
             }
-            Progress::Failed(reason) => refused(&greeting, reason),
-            Progress::Silent(reason) => Arrival::Refused {
-                peer: greeting.peer(),
-                reason,
-                is_silent: true,
-            },
+            Progress::Failed(reason) => refused(greeting.peer, reason, false),
+            Progress::Silent(reason) => refused(greeting.peer, reason, true),
             Progress::Gone => return,
         };
         to.push(arrival);
@@ -236,13 +230,7 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
         let prepared = socket::prepare_accepted(stream.borrow());
         let entropy = match prepared.and_then(|()| hello::entropy()) {
             Ok(entropy) => entropy,
-            Err(error) => {
-                return to.push(Arrival::Refused {
-                    peer,
-                    reason: error.to_string(),
-                    is_silent: false,
-                });
-            }
+            Err(error) => return to.push(refused(peer, error.to_string(), false)),
         };
         if let Err(error) = self.congestion.apply_to_accepted(stream.borrow()) {
             tracing::debug!(%peer, %error, "the listener's congestion control stays");
@@ -259,9 +247,7 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
 
     /// Has another one give way to a newcomer, if there are too many.
     fn make_room(&mut self, now: Instant, peer: SocketAddr, to: &mut Vec<Arrival<S>>) {
-        let random = &mut self.random;
         let candidates = self.greetings.iter().map(|one| one.candidate(now));
-        let draw = |below| random.below(below);
         if let Some(index) = admission::victim(candidates, Source::of(peer.ip()), draw) {
             self.evict(index, to);
         }
@@ -269,9 +255,8 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
 
     /// Has one that has not proved itself give its descriptor back; whether there was one.
     fn make_descriptor(&mut self, now: Instant, to: &mut Vec<Arrival<S>>) -> bool {
-        let random = &mut self.random;
         let candidates = self.greetings.iter().map(|one| one.candidate(now));
-        let victim = admission::any_victim(candidates, |below| random.below(below));
+        let victim = admission::any_victim(candidates, draw);
         if let Some(index) = victim {
             self.evict(index, to);
         }
@@ -281,15 +266,15 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
     fn evict(&mut self, index: usize, to: &mut Vec<Arrival<S>>) {
         let gone = self.greetings.swap_remove(index);
         let reason = "too many connections that have not proved themselves";
-        to.push(refused(&gone, reason.to_owned()));
+        to.push(refused(gone.peer, reason.to_owned(), false));
     }
 }
 
-fn refused<S: Stream>(greeting: &Greeting<S>, reason: String) -> Arrival<S> {
+fn refused<S>(peer: SocketAddr, reason: String, is_silent: bool) -> Arrival<S> {
     Arrival::Refused {
-        peer: greeting.peer(),
+        peer,
         reason,
-        is_silent: false,
+        is_silent,
     }
 }
 

@@ -224,6 +224,16 @@ pub fn is_pci_address(text: &str) -> bool {
         && hexadecimal(function, 1..=1)
 }
 
+/// Whether the first bits of two addresses are the same.
+pub fn same_network(our: IpAddr, their: IpAddr, prefix: u8) -> bool {
+    let equal_bits = match (our, their) {
+        (IpAddr::V4(our), IpAddr::V4(their)) => (our.to_bits() ^ their.to_bits()).leading_zeros(),
+        (IpAddr::V6(our), IpAddr::V6(their)) => (our.to_bits() ^ their.to_bits()).leading_zeros(),
+        _ => return false,
+    };
+    equal_bits >= prefix.into()
+}
+
 fn link_name(path: &Path) -> Option<String> {
     let target: PathBuf = fs::read_link(path).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())

@@ -14,37 +14,21 @@ use crate::dial::Way;
 use crate::error::SocketError;
 use crate::interfaces::{InterfaceKind, interfaces};
 
-/// How to dial.
+/// How to dial, whatever the way.
 #[derive(Debug, Clone)]
 pub struct DialOptions {
     /// When connecting and authenticating must have ended.
     pub deadline: Instant,
-    /// Name of the network interface to leave through; `None`: as the routes say. Where the system
-    /// does not permit that, `source` alone decides.
-    pub interface: Option<String>,
-    /// Address to leave from; `None`: as the routes say.
-    pub source: Option<IpAddr>,
     /// Congestion control of the socket.
     pub congestion: Congestion,
 }
 
 impl DialOptions {
-    /// Through any interface, with automatic congestion control.
-    pub fn until(deadline: Instant) -> Self {
+    /// With automatic congestion control.
+    pub const fn until(deadline: Instant) -> Self {
         Self {
             deadline,
-            interface: None,
-            source: None,
             congestion: Congestion::Automatic,
-        }
-    }
-
-    /// The way to a peer that they name.
-    pub fn way(&self, peer: SocketAddr) -> Way {
-        Way {
-            local: self.source,
-            interface: self.interface.clone(),
-            peer,
         }
     }
 }
@@ -118,11 +102,15 @@ pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListene
 }
 
 /// Connects within the deadline; the stream is non-blocking.
-pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
+pub fn connect(
+    peer: SocketAddr,
+    congestion: &Congestion,
+    deadline: Instant,
+) -> Result<TcpStream, SocketError> {
     let started = Instant::now();
-    let stream = begin_connect(peer, options)?;
+    let stream = begin_connect(&Way::to(peer), congestion)?;
     let fail = |cause| io_error("poll", peer, cause);
-    wait(&stream, PollFlags::OUT, options.deadline).map_err(fail)?;
+    wait(&stream, PollFlags::OUT, deadline).map_err(fail)?;
     match is_connected(&stream, peer, started)? {
         true => Ok(stream),
         false => Err(SocketError::ConnectTimedOut {
@@ -133,24 +121,25 @@ pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, Soc
 }
 
 /// Begins to connect; [`is_connected`] says what came of it, once the stream, which is non-blocking, is writable.
-pub fn begin_connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
+pub fn begin_connect(way: &Way, congestion: &Congestion) -> Result<TcpStream, SocketError> {
+    let peer = way.peer;
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
     let socket = new_socket(peer, "making a socket")?;
-    options.congestion.apply_to_dial(&socket, peer)?;
+    congestion.apply_to_dial(&socket, peer)?;
     log_congestion(&socket, peer);
-    if let Some(interface) = &options.interface {
+    if let Some(interface) = &way.interface {
         match socket.bind_device(Some(interface.as_bytes())) {
             // The source address names the interface too, as far as the routes go.
             Err(cause)
-                if options.source.is_some() && cause.kind() == io::ErrorKind::PermissionDenied =>
+                if way.local.is_some() && cause.kind() == io::ErrorKind::PermissionDenied =>
             {
                 tracing::debug!(%peer, %interface, %cause, "bound by address alone");
             }
             bound => bound.map_err(|cause| fail("binding the socket to its interface", cause))?,
         }
     }
-    if let Some(source) = options.source {
+    if let Some(source) = way.local {
         socket
             .bind(&SocketAddr::new(source, 0).into())
             .map_err(|cause| connect_error(peer, started.elapsed(), cause))?;

@@ -74,8 +74,8 @@ impl Admission {
         for arrival in self.door.turn(|| false) {
             let (peer, reason) = match arrival {
                 Arrival::Client(greeting, established) => {
-                    let peer = greeting.peer();
-                    match self.welcome(greeting.into_stream(), *established, peer) {
+                    let peer = greeting.peer;
+                    match self.welcome(greeting.stream, *established, peer) {
                         Ok(admitted) => {
                             self.admitted.push_back(admitted);
                             continue;
@@ -84,7 +84,7 @@ impl Admission {
                     }
                 }
                 Arrival::LaneRequest(greeting, _) | Arrival::Lane(greeting, _) => {
-                    (greeting.peer(), "a lane of the embedded network".to_owned())
+                    (greeting.peer, "a lane of the embedded network".to_owned())
                 }
                 Arrival::Refused {
                     is_silent: true, ..

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::dial::{Dial, Patience, Way, Welcomed};
-use tcpx_lanes::interfaces::{InterfaceAddress, addresses};
+use tcpx_lanes::interfaces::{InterfaceAddress, addresses, same_network};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket::{DialOptions, prepare_comm};
 use tcpx_lanes::{SocketError, lock, protocols};
@@ -190,23 +190,10 @@ impl PairDialer {
 /// choose either.
 fn shared_network(all: &[InterfaceAddress], local: IpAddr, peer: IpAddr) -> Option<String> {
     let own = all.iter().find(|one| one.address == local)?;
-    let reaches = |one: &&InterfaceAddress| is_in_network(peer, one.address, one.prefix);
+    let reaches = |one: &&InterfaceAddress| same_network(peer, one.address, one.prefix);
     let mut reaching = all.iter().filter(reaches);
     let is_shared = reaching.any(|one| one.interface != own.interface);
     (is_shared && reaches(&own)).then(|| own.interface.clone())
-}
-
-/// Whether an address is in the network of another one.
-fn is_in_network(address: IpAddr, of: IpAddr, prefix: u8) -> bool {
-    let (differ, bits) = match (address, of) {
-        (IpAddr::V4(one), IpAddr::V4(other)) => {
-            (u128::from(one.to_bits() ^ other.to_bits()), 32_u32)
-        }
-        (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits(), 128),
-        _ => return false,
-    };
-    let rest = bits.saturating_sub(prefix.into());
-    differ.checked_shr(rest).unwrap_or(0) == 0
 }
 
 #[cfg(test)]

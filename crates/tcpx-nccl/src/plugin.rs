@@ -139,13 +139,8 @@ impl Shared {
 
 /// Fills a buffer from the system's cryptographic random source.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], NetError> {
-    let mut bytes = [0; N];
-    let failed = |error| {
-        let hint = "the system's random source must work";
-        error::system("getting random bytes", error, hint)
-    };
-    getrandom::fill(&mut bytes).map_err(failed)?;
-    Ok(bytes)
+    let hint = "the system's random source must work";
+    tcpx_lanes::hello::entropy().map_err(|error| error::system("getting random bytes", error, hint))
 }
 
 impl TcpxPlugin {

@@ -17,12 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::dial::Way;
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::monitor::Attention;
-use tcpx_lanes::socket::{self, DialOptions};
+use tcpx_lanes::socket;
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::is_unanswered;
-use tcpx_lanes::{SocketError, lock};
+use tcpx_lanes::{Congestion, SocketError, lock};
 use tcpx_wire::handshake::SessionId;
 
 use crate::dialer::PairDialer;
@@ -363,8 +364,8 @@ impl Waiting {
                 return None;
             }
             Presence::At(_) => {
-                let options = DialOptions::until(now);
-                socket::begin_connect(door, &options).map(|stream| (Stream::new(stream), now))
+                let begun = socket::begin_connect(&Way::to(door), &Congestion::Automatic);
+                begun.map(|stream| (Stream::new(stream), now))
             }
             Presence::Dialling(stream, since) => Ok((stream, since)),
         };

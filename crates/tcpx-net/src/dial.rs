@@ -59,7 +59,7 @@ pub fn dial_first(
     options: &DialOptions,
 ) -> Result<Dialled, NetworkError> {
     let key = auth.client_key();
-    let ways = addresses.iter().map(|peer| options.way(*peer)).collect();
+    let ways = addresses.iter().copied().map(Way::to).collect();
     let dial = Dial::new(ways, options.clone(), Patience::default(), move |entropy| {
         let build = protocols::own_build();
         Ok(ClientHandshake::new(key.as_ref(), build, entropy))
@@ -137,15 +137,20 @@ pub(crate) fn join_lane(opened: Opened<LaneClient>) -> Result<(JoinedLane, Way),
 /// # Errors
 /// As [`dial`]; a listener that no longer knows the session refuses.
 pub fn dial_lane(
-    address: SocketAddr,
+    way: Way,
     session: &Session,
     lane: u16,
     lanes: u16,
     options: &DialOptions,
 ) -> Result<JoinedLane, NetworkError> {
-    let ways = vec![options.way(address)];
     let options = options.clone();
-    let dial = begin_lane(ways, session, (lane, lanes), options, Patience::default());
+    let dial = begin_lane(
+        vec![way],
+        session,
+        (lane, lanes),
+        options,
+        Patience::default(),
+    );
     Ok(join_lane(dial.run().map_err(most_telling)?)?.0)
 }
 
@@ -170,8 +175,8 @@ pub fn dial_control_again(
 ) -> Result<ControlStream, NetworkError> {
     let session = session.clone();
     let options = DialOptions {
+        deadline: Instant::now() + ATTEMPT + HEAD_START * ways.len() as u32,
         congestion: congestion.clone(),
-        ..DialOptions::until(Instant::now() + ATTEMPT + HEAD_START * ways.len() as u32)
     };
     // Whoever wants it knows whether the session still lives, and tries again.
     let patience = Patience {

@@ -11,7 +11,6 @@ use rustix::event::PollFlags;
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::socket;
 
-use crate::dial::DialOptions;
 use crate::error::{NetworkError, SocketError};
 
 /// Listens at `address`; the socket is non-blocking.
@@ -68,11 +67,7 @@ pub fn connect(
     congestion: &Congestion,
     deadline: Instant,
 ) -> Result<TcpStream, NetworkError> {
-    let options = DialOptions {
-        congestion: congestion.clone(),
-        ..DialOptions::until(deadline)
-    };
-    Ok(socket::connect(peer, &options)?)
+    Ok(socket::connect(peer, congestion, deadline)?)
 }
 
 /// The congestion control of a stream or a listener, read back from the kernel.

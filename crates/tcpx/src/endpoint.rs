@@ -160,7 +160,7 @@ impl Endpoint {
                 &options.auth,
                 &DialOptions {
                     congestion: options.congestion.clone(),
-                    ..DialOptions::until(until)
+                    deadline: until,
                 },
             )?;
             addresses.retain(|address| *address != dialled.peer);

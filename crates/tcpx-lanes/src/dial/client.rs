@@ -100,17 +100,21 @@ impl ClientSide for LaneClient {
     }
 }
 
+/// What is left to be said, and what the handshake has led to.
+pub(super) type Answered<T> = (Option<Message>, T);
+
 /// A client's half of a handshake, from when its stream begins to connect.
 pub struct Client<C, S = TcpStream> {
-    stream: S,
-    deadline: Instant,
-    way: Way,
+    pub(super) stream: S,
+    pub(super) deadline: Instant,
+    pub(super) way: Way,
     side: C,
     started: Instant,
     /// Until it is connected.
     first: Option<Message>,
     heard: bool,
-    proved: bool,
+    /// The peer may have taken it.
+    pub(super) proved: bool,
 }
 
 impl<C: ClientSide, S: Stream> Client<C, S> {
@@ -120,12 +124,12 @@ impl<C: ClientSide, S: Stream> Client<C, S> {
     /// The system refuses at once, or the handshake cannot begin.
     pub(super) fn begin(
         way: &Way,
-        options: DialOptions,
+        options: &DialOptions,
         side: &mut impl FnMut(SocketAddr) -> Result<(C, Message), SocketError>,
     ) -> Result<Self, SocketError> {
         let peer = way.peer;
         let started = Instant::now();
-        let stream = socket::begin_connect(peer, &options)?.into();
+        let stream = socket::begin_connect(way, &options.congestion)?.into();
         // While it connects.
         let (side, first) = side(peer)?;
         Ok(Self {
@@ -140,14 +144,14 @@ impl<C: ClientSide, S: Stream> Client<C, S> {
         })
     }
 
-    /// Takes what has come: what is left to be said, and what the handshake has led to.
+    /// Takes what has come.
     ///
     /// # Errors
     /// It failed, or it is too late.
     pub(super) fn advance(
         &mut self,
         now: Instant,
-    ) -> Result<Option<(Option<Message>, C::Outcome)>, SocketError> {
+    ) -> Result<Option<Answered<C::Outcome>>, SocketError> {
         let peer = self.way.peer;
         let stream = self.stream.borrow();
         if let Some(first) = &self.first {
@@ -194,15 +198,6 @@ impl<C: ClientSide, S: Stream> Client<C, S> {
         self.first.is_none()
     }
 
-    /// Whether the peer may have taken it.
-    pub(super) fn has_proved_itself(&self) -> bool {
-        self.proved
-    }
-
-    pub(super) fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
     /// What to wait for before it goes on.
     pub(super) fn watched(&self) -> PollFd<'_> {
         let awaits = match self.first {
@@ -210,20 +205,6 @@ impl<C: ClientSide, S: Stream> Client<C, S> {
             None => PollFlags::IN,
         };
         PollFd::new(self.stream.borrow(), awaits)
-    }
-
-    pub(super) fn send(&self, message: &Message) -> Result<(), SocketError> {
-        let peer = self.way.peer;
-        send_message(self.stream.borrow(), message).map_err(|_| SocketError::CutOff { peer })
-    }
-
-    pub(super) fn into_parts(self) -> (S, Way) {
-        (self.stream, self.way)
-    }
-
-    /// The way that it takes.
-    pub fn way(&self) -> &Way {
-        &self.way
     }
 }
 

@@ -15,8 +15,8 @@ fn dial(ways: Vec<Way>, until: Instant, patience: Patience) -> Any {
 }
 
 fn listener() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
     (listener, address)
 }
 
@@ -110,7 +110,7 @@ fn a_way_that_fails_is_followed_by_the_next_at_once() {
     let ways = vec![nowhere(peer), Way::to(peer)];
     let mut dial = dial(ways, start + Duration::from_secs(60), patience);
     assert!(dial.poll(Instant::now()).unwrap().is_none());
-    assert_eq!(dial.under_way[0].way(), &Way::to(peer));
+    assert_eq!(dial.under_way[0].way, Way::to(peer));
     drop(listener);
 }
 

@@ -8,6 +8,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 
+use crate::hello::entropy;
+
 /// Most connections that have not proved themselves yet.
 pub(super) const MOST: usize = 1024;
 /// Most of them from one source.
@@ -29,25 +31,11 @@ impl Source {
     }
 }
 
-/// Numbers that a stranger cannot foresee (xorshift from the system's randomness).
-#[derive(Debug)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new() -> Self {
-        let mut seed = [0; 8];
-        // Without randomness nobody can be authenticated either, which says so.
-        let _ = getrandom::fill(&mut seed);
-        Self(u64::from_ne_bytes(seed) | 1)
-    }
-
-    /// A number below `limit`, which is not 0.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit.max(1) as u64) as usize
-    }
+/// A number below `limit` that a stranger cannot foresee.
+pub(super) fn draw(limit: usize) -> usize {
+    // Without randomness nobody can be authenticated either, which says so.
+    let drawn = u64::from_ne_bytes(entropy().unwrap_or_default());
+    (drawn % limit.max(1) as u64) as usize
 }
 
 /// Hellos that are remembered: of clients, for others cannot make one that counts.

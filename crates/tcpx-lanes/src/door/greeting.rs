@@ -23,9 +23,11 @@ const FAREWELL_BYTES: usize = 64 * 1024;
 /// A connection that has not proved itself yet.
 #[derive(Debug)]
 pub struct Greeting<S> {
-    stream: S,
-    peer: SocketAddr,
-    came: Instant,
+    /// The connection.
+    pub stream: S,
+    /// Who it is.
+    pub peer: SocketAddr,
+    pub(super) came: Instant,
     /// When it said what a client or a lane says.
     spoke: Option<Instant>,
     state: State,
@@ -78,25 +80,6 @@ impl<S: Stream> Greeting<S> {
             spoke: None,
             state: State::Hello(Box::new(handshake)),
         }
-    }
-
-    /// Who it is.
-    pub const fn peer(&self) -> SocketAddr {
-        self.peer
-    }
-
-    /// The connection.
-    pub fn stream(&self) -> &S {
-        &self.stream
-    }
-
-    /// The connection, whose handshake is over.
-    pub fn into_stream(self) -> S {
-        self.stream
-    }
-
-    pub(super) fn came(&self) -> Instant {
-        self.came
     }
 
     /// What counts of it where one must give way.

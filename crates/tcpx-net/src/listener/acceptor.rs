@@ -108,7 +108,7 @@ impl Acceptor {
 
     /// A client has proved itself.
     fn admit(&mut self, now: Instant, mut greeting: Greeting, mut established: Established) {
-        let peer = Peer::new(greeting.peer(), established.client);
+        let peer = Peer::new(greeting.peer, established.client);
         // Another client may have been faster since this one said hello.
         if self.spent || self.inner.is_full() {
             self.reports
@@ -127,7 +127,7 @@ impl Acceptor {
             lanes: lanes.downgrade(),
         };
         self.sessions.insert(established.session.id, registered);
-        if let Err(error) = send_message(greeting.stream(), &established.welcome()) {
+        if let Err(error) = send_message(&greeting.stream, &established.welcome()) {
             self.sessions.remove(&established.session.id);
             self.reports.refused(now, peer, &error);
             return;
@@ -136,11 +136,11 @@ impl Acceptor {
         tracing::info!(
             %peer,
             session = %established.session.id,
-            congestion_control = socket::congestion_control(greeting.stream()),
+            congestion_control = socket::congestion_control(&greeting.stream),
             "client authenticated"
         );
         let accepted = Accepted {
-            stream: greeting.into_stream(),
+            stream: greeting.stream,
             session: established.session,
             records: established.records,
             peer,
@@ -165,18 +165,18 @@ impl Acceptor {
                 Ok((server, answer)) if self.door.is_fresh(&mark) => {
                     return match greeting.answer(server, &answer, now) {
                         Ok(()) => self.door.keep(greeting),
-                        Err(error) => self.reports.refused(now, greeting.peer(), &error),
+                        Err(error) => self.reports.refused(now, greeting.peer, &error),
                     };
                 }
                 Ok(_) => {
                     let error = HandshakeError::Replayed;
-                    return self.reports.refused(now, greeting.peer(), &error);
+                    return self.reports.refused(now, greeting.peer, &error);
                 }
                 Err(refusal) => *refusal,
             },
             None => request.refuse(),
         };
-        self.reports.refused(now, greeting.peer(), &error);
+        self.reports.refused(now, greeting.peer, &error);
         if greeting.refuse(&answer).is_ok() {
             self.door.keep(greeting);
         }
@@ -184,7 +184,7 @@ impl Acceptor {
 
     /// A lane has proved itself.
     fn admit_lane(&mut self, now: Instant, greeting: Greeting, accepted: LaneAccepted) {
-        let (peer, stream) = (greeting.peer(), greeting.into_stream());
+        let (peer, stream) = (greeting.peer, greeting.stream);
         let session = self.sessions.get(&accepted.session);
         let Some(lanes) = session.and_then(|session| session.lanes.upgrade()) else {
             return self

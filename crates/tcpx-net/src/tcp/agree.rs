@@ -4,12 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use tcpx_lanes::interfaces::{
-    Choice, InterfaceFilter, Nic, PciPlace, SYSFS, Wish, choose, interfaces,
+    Choice, InterfaceFilter, Nic, PciPlace, SYSFS, Wish, choose, interfaces, same_network,
 };
 
 use super::NAME;
 use super::advert::{Advert, NicAddress};
-use super::pairs::{pair_up, same_network};
+use super::pairs::pair_up;
 use crate::channel::Way;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Meanwhile, Setup, Side};

@@ -44,37 +44,30 @@ impl Lost {
     }
 
     fn into_error(self, channel: &str, socket: &LaneSocket) -> ChannelError {
-        let timed_out = |text: String| IoError {
-            kind: std::io::ErrorKind::TimedOut,
-            text,
-        };
-        let (operation, position, cause) = match self {
-            Self::ByPeer => {
-                let cause = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
-                ("receiving", None, cause.into())
-            }
+        let mut place = ("receiving", None);
+        let text = match self {
             Self::Broken {
                 operation,
                 position,
                 cause,
-            } => (operation, position, cause),
+            } => {
+                place = (operation, position);
+                Err(cause)
+            }
+            Self::ByPeer => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
             Self::Stalled(waited) => {
-                let text = format!("nothing moved for {} ms", waited.as_millis());
-                ("sending", None, timed_out(text))
+                place = ("sending", None);
+                Ok(format!("nothing moved for {} ms", waited.as_millis()))
             }
             Self::Superseded => {
-                let text = "the peer gave it up and sent its chunk on another lane";
-                ("receiving", None, timed_out(text.to_owned()))
+                Ok("the peer gave it up and sent its chunk on another lane".to_owned())
             }
-            Self::AskedFor => {
-                let text = "the peer gave it up and asked for another one";
-                ("receiving", None, timed_out(text.to_owned()))
-            }
-            Self::Replaced => {
-                let text = "the peer gave it up and opened it anew";
-                ("receiving", None, timed_out(text.to_owned()))
-            }
+            Self::AskedFor => Ok("the peer gave it up and asked for another one".to_owned()),
+            Self::Replaced => Ok("the peer gave it up and opened it anew".to_owned()),
         };
+        let kind = std::io::ErrorKind::TimedOut;
+        let cause = text.map_or_else(|cause| cause, |text| IoError { kind, text });
+        let (operation, position) = place;
         ChannelError::LaneLost {
             channel: channel.to_owned(),
             lane: socket.lane,

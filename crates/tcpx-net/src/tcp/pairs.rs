@@ -1,8 +1,10 @@
 //! Which of our cards talks to which of the peer's.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use super::advert::NicAddress;
+use tcpx_lanes::interfaces::same_network;
+
 use crate::channel::Way;
 
 /// Most pairs that are tried.
@@ -72,16 +74,6 @@ impl Candidate<'_> {
         let prefix = self.our.prefix.min(self.their.prefix);
         same_network(self.our.address, self.their.address, prefix)
     }
-}
-
-/// Whether the first bits of two addresses are the same.
-pub(super) fn same_network(our: IpAddr, their: IpAddr, prefix: u8) -> bool {
-    let equal_bits = match (our, their) {
-        (IpAddr::V4(our), IpAddr::V4(their)) => (our.to_bits() ^ their.to_bits()).leading_zeros(),
-        (IpAddr::V6(our), IpAddr::V6(their)) => (our.to_bits() ^ their.to_bits()).leading_zeros(),
-        _ => return false,
-    };
-    equal_bits >= prefix.into()
 }
 
 fn cards(addresses: &[NicAddress]) -> Vec<u8> {

@@ -69,7 +69,7 @@ impl Dialler {
         let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
         let options = DialOptions {
             congestion: self.congestion.clone(),
-            ..DialOptions::until(deadline)
+            deadline,
         };
         begin_lane(ways, &self.session, (lane, lanes), options, patience)
     }

@@ -140,6 +140,6 @@ impl ChannelWatch {
             // Spares the posters a wake-up: this channel is looked at again anyway.
             channel.attention.keep();
         }
-        repairing.or(owing.then_some(TICK))
+        repairing.or_else(|| owing.then_some(TICK))
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
     Auth, Congestion, DialOptions, Dialled, ListenOptions, Listener, NetworkError, SocketError,
-    dial, every_address,
+    Way, dial, every_address,
 };
 use tcpx_wire::handshake::{Build, ClientHandshake, Established, HandshakeError, Session, Step};
 use tcpx_wire::record::{LENGTH_BYTES, sealed_bytes};
@@ -143,7 +143,7 @@ fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
     let late = dial(address, &auth, &until()).unwrap_err();
     assert_eq!(handshake_error(late), HandshakeError::Busy);
     // Lanes of the one session still come.
-    dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
+    dial_lane(Way::to(address), &dialled.session, 0, 1, &until()).unwrap();
     assert_eq!(next_lane(&accepted).lane, 0);
 }
 
@@ -239,16 +239,16 @@ fn a_lane_needs_a_living_session_and_its_key() {
         id: dialled.session.id,
         ..stranger.session
     };
-    let error = dial_lane(address, &forged, 0, 1, &until()).unwrap_err();
+    let error = dial_lane(Way::to(address), &forged, 0, 1, &until()).unwrap_err();
     assert_eq!(
         handshake_error(error),
         HandshakeError::LaneProof { lane: 0 }
     );
-    dial_lane(address, &dialled.session, 3, 4, &until()).unwrap();
+    dial_lane(Way::to(address), &dialled.session, 3, 4, &until()).unwrap();
     let lane = next_lane(&accepted);
     assert_eq!((lane.lane, lane.lanes), (3, 4));
     drop(accepted);
-    let error = dial_lane(address, &dialled.session, 0, 4, &until()).unwrap_err();
+    let error = dial_lane(Way::to(address), &dialled.session, 0, 4, &until()).unwrap_err();
     assert!(error.to_string().contains("does not know"), "{error}");
 }
 
@@ -258,7 +258,7 @@ fn only_control_connections_give_up_on_a_peer_that_rests() {
     let address = listener.local_addr();
     let dialled = dial(address, &Auth::Insecure, &until()).unwrap();
     let accepted = listener.accept(deadline()).unwrap();
-    let dialled_lane = dial_lane(address, &dialled.session, 0, 1, &until())
+    let dialled_lane = dial_lane(Way::to(address), &dialled.session, 0, 1, &until())
         .unwrap()
         .stream;
     let lane = next_lane(&accepted);

@@ -294,7 +294,14 @@ pub(crate) fn raw_peer_with(
         ours.exchange(&wish, &mut ()).unwrap();
         (0..lanes)
             .map(|lane| {
-                let joined = dial_lane(address, &dialled.session, lane, lanes, &until).unwrap();
+                let joined = dial_lane(
+                    tcpx_net::Way::to(address),
+                    &dialled.session,
+                    lane,
+                    lanes,
+                    &until,
+                )
+                .unwrap();
                 let stream = joined.stream;
                 stream.set_nonblocking(false).unwrap();
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -95,7 +95,7 @@ impl Peer {
             payload: b"TCPL\x03\x00\x01\x00\x01\x00\x00\x00".to_vec(),
         });
         let until = DialOptions::until(Instant::now() + LONG);
-        let lane = dial_lane(address, session, 0, 1, &until)
+        let lane = dial_lane(Way::to(address), session, 0, 1, &until)
             .expect("a lane")
             .stream;
         self.send(&Frame::Ready);

@@ -204,7 +204,7 @@ fn a_client_that_gives_up_before_its_lanes_is_not_waited_for() {
             payload: b"TCPL\x03\x00\x02\x00\x01\x00\x00\x00".to_vec(),
         });
         let until = DialOptions::until(Instant::now() + LONG);
-        let _lane = dial_lane(address, &session, 0, 2, &until).expect("a lane");
+        let _lane = dial_lane(tcpx_net::Way::to(address), &session, 0, 2, &until).expect("a lane");
         if says_why {
             peer.send(&Frame::Goodbye {
                 reason: GoodbyeReason::Error,
@@ -259,7 +259,7 @@ fn a_session_with_one_lane_refuses_more_of_them() {
     let first = peer.set_up(address, &session);
     let _accepted = accepting.join().expect("no panic");
     let until = DialOptions::until(Instant::now() + LONG);
-    let dial = |lane, lanes| dial_lane(address, &session, lane, lanes, &until);
+    let dial = |lane, lanes| dial_lane(tcpx_net::Way::to(address), &session, lane, lanes, &until);
     is_closed(dial(1, 2).expect("it has proved itself").stream);
     // One that comes again takes the first one's place.
     let _again = dial(0, 1).expect("it has proved itself");
