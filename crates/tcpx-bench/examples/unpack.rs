@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tcpx_bench::pattern::Pattern;
 use tcpx_bench::report::{Row, Subject, machine};
 use tcpx_bench::statistics::median;
-use tcpx_memory::{BouncePool, Descriptors, Gpu, Region, UnpackMethod, Unpacker, Work};
+use tcpx_memory::{BouncePool, CopyWorker, Descriptors, Gpu, Region, UnpackMethod, Work};
 use tcpx_wire::{Fragment, Limits, ScatterList};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -66,9 +66,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let gpu = Gpu::open(arguments.next().map_or(Ok(0), |text| text.parse())?)?;
     let rounds = arguments.next().map_or(Ok(5), |text| text.parse())?;
-    // As in a program that keeps the context current on the threads that poll.
-    let _current = gpu.enter()?;
-    let mut unpacker = Unpacker::new(&gpu)?;
+    let worker = CopyWorker::for_gpu(&gpu)?;
     let mut rows = Vec::new();
     for (name, bytes, fragment, pinned) in CASES {
         let sets: Vec<Set> = (0..SETS)
@@ -80,12 +78,11 @@ fn main() -> Result<()> {
             .filter(|(way, _)| *way != UnpackMethod::Host || bytes < ROOM);
         let mut ways: Vec<_> = ways.map(|way| (way, Vec::new())).collect();
         for ((way, _), _) in &ways {
-            sets.iter()
-                .try_for_each(|set| verify(&mut unpacker, set, *way))?;
+            sets.iter().try_for_each(|set| verify(&worker, set, *way))?;
         }
         for _ in 0..rounds {
             for ((way, _), micros) in &mut ways {
-                micros.push(time(&mut unpacker, &sets, *way)?);
+                micros.push(time(&worker, &sets, *way)?);
             }
         }
         for ((_, way), micros) in &ways {
@@ -120,21 +117,21 @@ fn make(gpu: &Gpu, set: usize, bytes: usize, fragment: usize, pinned: bool) -> R
     })
 }
 
-fn go(unpacker: &mut Unpacker, set: &Set, with: UnpackMethod) -> Result<()> {
+fn go(worker: &CopyWorker, set: &Set, with: UnpackMethod) -> Result<()> {
     let work = Work::Unpack {
         pool: set.pool.clone(),
         descriptors: Arc::clone(&set.list),
         to: set.to.all(),
         with,
     };
-    unpacker.run(work, LIMIT)?;
+    worker.run(work, LIMIT)?;
     Ok(())
 }
 
 /// Unpacks into a poisoned destination and compares every byte.
-fn verify(unpacker: &mut Unpacker, set: &Set, way: UnpackMethod) -> Result<()> {
+fn verify(worker: &CopyWorker, set: &Set, way: UnpackMethod) -> Result<()> {
     tcpx_bench::poison(&set.to)?;
-    go(unpacker, set, way)?;
+    go(worker, set, way)?;
     let mut arrived = vec![0; set.to.len()];
     set.to.read_to(0, &mut arrived)?;
     for one in set.list.as_slice() {
@@ -146,11 +143,11 @@ fn verify(unpacker: &mut Unpacker, set: &Set, way: UnpackMethod) -> Result<()> {
 }
 
 /// The median of many calls in microseconds.
-fn time(unpacker: &mut Unpacker, sets: &[Set], way: UnpackMethod) -> Result<f64> {
+fn time(worker: &CopyWorker, sets: &[Set], way: UnpackMethod) -> Result<f64> {
     let (mut micros, began) = (Vec::new(), Instant::now());
     for set in sets.iter().cycle() {
         let call = Instant::now();
-        go(unpacker, set, way)?;
+        go(worker, set, way)?;
         micros.push(call.elapsed().as_secs_f64() * 1e6);
         if micros.len() > CALLS || (micros.len() > SETS && began.elapsed() > BUDGET) {
             break;

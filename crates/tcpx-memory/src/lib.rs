@@ -49,9 +49,9 @@ pub use region::{Gather, HostParts, Region, RegionId};
 pub use slice::RegionSlice;
 pub use small_copies::SmallCopies;
 pub use tcpx_wire::{Descriptor, Descriptors};
+pub use worker::CopyWorker;
 #[cfg(feature = "simulation")]
 pub use worker::FAILS;
-pub use worker::{CopyWorker, Unpacker};
 
 /// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use cuda::Unpacker;
 pub(crate) use cuda::WORKER_BYTES;
 #[cfg(feature = "simulation")]
 pub use host::FAILS;
@@ -130,6 +129,14 @@ impl CopyWorker {
             });
         }
         self.queue.push(Ticket::admit(job)?, RESERVED)
+    }
+
+    /// Does work that waits for nothing, and waits for its end: the bytes moved, or the checksum.
+    ///
+    /// # Errors
+    /// Those of [`submit`](Self::submit) and of the work; [`CudaError::TimedOut`] after `limit`, and then it goes on.
+    pub fn run(&self, work: Work, limit: Duration) -> Result<u64, MemoryError> {
+        blocking::run(self, work, limit)
     }
 
     /// Makes a sleeping thread poll for jobs for a short while: one comes soon, and waking up takes

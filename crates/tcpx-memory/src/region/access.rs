@@ -96,7 +96,7 @@ impl Region {
         let work = Work::Checksum { of };
         let sum = match self.kind().is_cpu_accessible() {
             true => cpu::run(&work)?,
-            false => blocking::run(work)?,
+            false => blocking::in_turn(work)?,
         };
         // Of 32 bits.
         Ok(sum as u32)

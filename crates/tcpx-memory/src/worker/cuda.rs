@@ -3,7 +3,6 @@
 mod copies;
 mod cut;
 mod device;
-mod direct;
 mod engine;
 mod feed;
 mod host_unpack;
@@ -19,8 +18,6 @@ mod unpack;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-pub use direct::Unpacker;
 
 use device::Device;
 use engine::Engine;
@@ -132,14 +129,9 @@ fn worker_of(
     })
 }
 
-/// As [`engine`], unless the process ends.
+/// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the process ends.
 fn set_up(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
     let _inside = ending::enter().ok_or(CudaError::ProcessEnds)?;
-    engine(gpu, queue)
-}
-
-/// What does the jobs of a queue, on the thread that calls this. All that it makes stays until the process ends.
-fn engine(gpu: &Gpu, queue: &Arc<JobQueue>) -> Result<Engine, MemoryError> {
     let memory = gpu.worker_memory()?;
     let lists = memory.at(STAGING);
     let device = Device::create(gpu)?;

@@ -1,5 +1,6 @@
 //! The GPU worker over a driver in memory that does everything as late as it may.
 
+mod lists;
 mod lost;
 mod pieces;
 mod together;

@@ -1,17 +1,8 @@
-//! The unpacker over a driver in memory that does everything as late as it may.
-
-use std::ops::RangeFrom;
+//! Lists of every form.
 
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use super::*;
-use crate::bounce::{BouncePool, UnpackMethod};
-use crate::checksum::Crc32c;
-use crate::driver::fake;
-use crate::kind::MemoryKind;
-use crate::region::Region;
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn region(gpu: &Gpu, kind: MemoryKind, bytes: &[u8]) -> Region {
     let region = match kind {
@@ -59,7 +50,7 @@ fn list(count: usize, length: usize, gap: usize) -> (Descriptors, usize, Vec<Fra
 #[test]
 fn lists_of_every_form_arrive() {
     let gpu = Gpu::fake();
-    let mut unpacker = Unpacker::new(&gpu).unwrap();
+    let worker = CopyWorker::for_gpu(&gpu).unwrap();
     // Carried and mapped, even and not, longer than all slots together.
     for (count, length, gap) in [
         (1, 1, 0),
@@ -87,7 +78,7 @@ fn lists_of_every_form_arrive() {
                 to: to.all(),
                 with: UnpackMethod::Kernel,
             };
-            let moved = unpacker.run(work, LIMIT).unwrap();
+            let moved = worker.run(work, LIMIT).unwrap();
             assert_eq!(moved, bytes.len() as u64);
             let mut content = vec![0; size];
             to.read_to(0, &mut content).unwrap();
@@ -97,65 +88,4 @@ fn lists_of_every_form_arrive() {
             );
         }
     }
-}
-
-#[test]
-fn checksums_agree_and_memory_is_held_meanwhile() {
-    let gpu = Gpu::fake();
-    let mut unpacker = Unpacker::new(&gpu).unwrap();
-    let bytes = noise(100_003);
-    let memory = region(&gpu, gpu.kind(), &bytes);
-    let work = |range: RangeFrom<usize>| Work::Checksum {
-        of: memory.slice(range).unwrap(),
-    };
-    // Begun, and not waited for.
-    let ended = unpacker.run(work(0..), Duration::ZERO);
-    assert!(
-        matches!(ended, Err(MemoryError::Cuda(CudaError::TimedOut { .. }))),
-        "{ended:?}"
-    );
-    assert!(matches!(
-        memory.lease(.., crate::Access::Write),
-        Err(MemoryError::Busy { .. })
-    ));
-    let mut crc = Crc32c::new();
-    crc.update(&bytes[5..]);
-    assert_eq!(unpacker.run(work(5..), LIMIT), Ok(u64::from(crc.finish())));
-    memory.lease(.., crate::Access::Write).unwrap();
-    assert_eq!(unpacker.run(work(100_003..), LIMIT), Ok(0));
-}
-
-#[test]
-fn memory_whose_end_nobody_can_learn_is_kept() {
-    let gpu = Gpu::fake();
-    let mut unpacker = Unpacker::new(&gpu).unwrap();
-    let (pool, to) = (
-        region(&gpu, gpu.kind(), &[1; 100]),
-        region(&gpu, gpu.kind(), &[0; 100]),
-    );
-    for with in [UnpackMethod::D2d, UnpackMethod::Kernel] {
-        let work = Work::Unpack {
-            pool: BouncePool::from(pool.clone()),
-            descriptors: Arc::new(list(1, 100, 0).0),
-            to: to.all(),
-            with,
-        };
-        assert_eq!(unpacker.run(work, LIMIT), Ok(100));
-    }
-    let work = Work::Unpack {
-        pool: BouncePool::from(pool),
-        descriptors: Arc::new(list(1, 100, 0).0),
-        to: to.all(),
-        with: UnpackMethod::D2d,
-    };
-    fake::lose_streams_of(to.all().device_address().unwrap());
-    let ended = unpacker.run(work, LIMIT);
-    assert!(
-        matches!(ended, Err(MemoryError::EndUnknown { .. })),
-        "{ended:?}"
-    );
-    assert!(matches!(
-        to.lease(.., crate::Access::Write),
-        Err(MemoryError::Busy { .. })
-    ));
 }
