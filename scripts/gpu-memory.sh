@@ -24,7 +24,7 @@ if command -v compute-sanitizer >/dev/null; then
   export GPU_CHECK_LIMIT=60 GPU_CHECK_MOST_COPIES=100
   for tool in memcheck initcheck racecheck synccheck; do
     step "kernels under $tool" 40 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$bin/gpu_check" checksums unpack_ small_copies_both_ways copies_of_all_kinds
+      "$bin/gpu_check" checksums unpack_ copies_of_all_kinds
   done
 fi
 finish

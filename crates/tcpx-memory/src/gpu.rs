@@ -22,6 +22,7 @@ pub(crate) use context::{Current, device_alloc, device_free, ignore_captures, re
 pub(crate) use default_streams::legacy;
 pub(crate) use mapped_host::MappedHost;
 pub(crate) use module::{Function, Module, parameter};
+pub(crate) use persistent_kernels::PLACES;
 pub(crate) use streams::{create_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};

@@ -18,34 +18,39 @@ use crate::worker::WORKER_BYTES;
 /// The pinned memory of a GPU. All of it is pinned at once.
 pub(crate) struct Kept {
     slots: Arc<Slots>,
-    /// For the copy worker, until it takes it, and for small copies.
+    /// For the copy worker, until it takes it.
     worker: Mutex<Option<MappedHost>>,
-    small: MappedHost,
 }
 
 impl Kept {
-    /// Also tries the legacy stream, which takes a word of pinned memory.
-    fn pin(gpu: &Gpu) -> Result<Self, MemoryError> {
+    /// Pins all of it, and makes what lies there.
+    fn make(gpu: &Gpu) -> Result<Self, MemoryError> {
         let slot_bytes = slot_bytes();
-        let bytes = [
-            slot_bytes,
-            WORKER_BYTES,
-            SmallCopies::ALL_BYTES,
-            size_of::<u32>(),
-        ];
-        let mut memory = MappedHost::pin(gpu, bytes.iter().sum())?;
-        let [slots, worker, small, word] = bytes.map(|bytes| {
-            let part = memory;
-            memory = part.at(bytes);
-            part
-        });
-        gpu.try_legacy_stream(word);
-        // SAFETY: pinned just now, as long, never freed, and known to nobody else.
-        let region = unsafe { Region::pinned_for_good(slots, slot_bytes) };
-        Ok(Self {
-            slots: Slots::new(region)?,
-            worker: Mutex::new(Some(worker)),
-            small,
+        let bytes = [WORKER_BYTES, SmallCopies::ALL_BYTES, size_of::<u32>()];
+        thread::scope(|scope| {
+            // Most of that takes the kernel, which clears the pages, and not the driver.
+            let pin = move || MappedHost::pin(gpu, slot_bytes);
+            let slots = thread::Builder::new().spawn_scoped(scope, pin);
+            if let Err(error) = gpu.module() {
+                tracing::debug!(%error, "there are no kernels on this GPU");
+            }
+            let worker = MappedHost::pin(gpu, bytes.iter().sum())?;
+            let small = worker.at(bytes[0]);
+            gpu.try_legacy_stream(small.at(bytes[1]));
+            if let Err(error) = SmallCopies::make_all(gpu, small) {
+                tracing::warn!(%error, "small messages of GPU memory travel as large ones");
+            }
+            let slots = match slots.map(|slots| slots.join()) {
+                Ok(Ok(slots)) => slots,
+                // No thread, or one that panicked.
+                Ok(Err(_)) | Err(_) => pin(),
+            }?;
+            // SAFETY: pinned just now, as long, never freed, and known to nobody else.
+            let region = unsafe { Region::pinned_for_good(slots, slot_bytes) };
+            Ok(Self {
+                slots: Slots::new(region)?,
+                worker: Mutex::new(Some(worker)),
+            })
         })
     }
 
@@ -83,21 +88,7 @@ impl Gpu {
         if let Some(kept) = self.0.kept.get() {
             return Ok(kept);
         }
-        let kept = thread::scope(|scope| {
-            // Both take milliseconds, of which the driver needs few.
-            let pinned = thread::Builder::new().spawn_scoped(scope, || Kept::pin(self));
-            if let Err(error) = self.module() {
-                tracing::debug!(%error, "there are no kernels on this GPU");
-            }
-            match pinned.map(|pinned| pinned.join()) {
-                Ok(Ok(kept)) => kept,
-                // No thread, or one that panicked.
-                Ok(Err(_)) | Err(_) => Kept::pin(self),
-            }
-        })?;
-        if let Err(error) = SmallCopies::make_all(self, kept.small) {
-            tracing::warn!(%error, "small messages of GPU memory travel as large ones");
-        }
+        let kept = Kept::make(self)?;
         // Set under the lock, once.
         Ok(self.0.kept.get_or_init(|| kept))
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::sys;
 use crate::error::CudaError;
-use crate::gpu::{Current, Function, Gpu, MappedHost, create_stream, is_at_rest, parameter};
+use crate::gpu::{Current, Function, Gpu, MappedHost, PLACES, is_at_rest, parameter};
 
 /// Threads of the one block; `kernels/persistent_copy.cu`, as are the next three.
 const THREADS: u32 = 256;
@@ -51,7 +51,7 @@ const RING_BYTES: usize = REQUESTS * REQUEST_WORDS * 8;
 /// Distance between the two words, so that they never share a cache line.
 const APART: usize = 128;
 
-/// The next number for [`Gpu::may_launch_persistent`].
+/// The next number for [`Gpu::place_for_persistent`].
 static CALLERS: AtomicU64 = AtomicU64::new(0);
 
 /// `tcpx_residency` of `kernels/persistent_copy.cu`.
@@ -76,7 +76,10 @@ pub(super) struct WorkRequest {
 pub(super) struct PersistentCopyKernel {
     gpu: Gpu,
     kernel: Function,
-    stream: sys::CUstream,
+    /// One for each place, shared with all others.
+    streams: [sys::CUstream; PLACES],
+    /// Where it was launched last.
+    place: usize,
     caller: u64,
     /// The ring of requests, then the words `entered` and `left`.
     memory: MappedHost,
@@ -103,11 +106,16 @@ impl PersistentCopyKernel {
     ///
     /// # Errors
     /// [`CudaError::KernelUnavailable`], or the driver's refusal.
-    pub(super) fn new(gpu: &Gpu, memory: MappedHost) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        gpu: &Gpu,
+        memory: MappedHost,
+        streams: [sys::CUstream; PLACES],
+    ) -> Result<Self, CudaError> {
         let mut persistent = Self {
             gpu: gpu.clone(),
             kernel: gpu.module()?.function(gpu, c"tcpx_persistent_copy")?,
-            stream: create_stream(gpu.api())?,
+            streams,
+            place: 0,
             caller: CALLERS.fetch_add(1, Ordering::Relaxed),
             memory,
             residency: 0,
@@ -212,9 +220,10 @@ impl PersistentCopyKernel {
             return;
         }
         self.paused_until = None;
-        if !self.gpu.may_launch_persistent(self.caller, now) {
+        let Some(place) = self.gpu.place_for_persistent(self.caller, now) else {
             return;
-        }
+        };
+        self.place = place;
         if let Err(error) = self.launch() {
             tracing::debug!(%error, "small copies go on without the persistent kernel");
             self.pause(now);
@@ -263,12 +272,16 @@ impl PersistentCopyKernel {
         }
         request.polls = 0;
         let _current = Current::enter(&self.gpu)?;
-        is_at_rest(self.gpu.api(), self.stream).map(|rests| !rests)
+        is_at_rest(self.gpu.api(), self.stream()).map(|rests| !rests)
     }
 
     /// As [`Self::is_open`], without asking the driver.
     pub(super) fn may_take(&self, request: &WorkRequest) -> bool {
         self.residency == request.residency && !self.has_left()
+    }
+
+    fn stream(&self) -> sys::CUstream {
+        self.streams[self.place]
     }
 
     /// Launches the kernel; the last one has left.
@@ -289,7 +302,7 @@ impl PersistentCopyKernel {
         unsafe {
             let parameters = &mut [parameter(&residency)];
             self.kernel
-                .launch(self.gpu.api(), (1, THREADS), self.stream, parameters)?;
+                .launch(self.gpu.api(), (1, THREADS), self.stream(), parameters)?;
         }
         self.residency = residency.residency;
         Ok(())

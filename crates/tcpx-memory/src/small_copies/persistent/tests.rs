@@ -9,7 +9,7 @@ use std::thread;
 
 use super::*;
 use crate::driver::fake;
-use crate::gpu::InContext;
+use crate::gpu::{InContext, create_stream};
 use crate::region::Region;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -26,9 +26,14 @@ fn memory(gpu: &Gpu) -> MappedHost {
     MappedHost::pin(gpu, PersistentCopyKernel::BYTES).unwrap()
 }
 
+fn made(gpu: &Gpu) -> PersistentCopyKernel {
+    let streams = [(); PLACES].map(|()| create_stream(gpu.api()).unwrap());
+    PersistentCopyKernel::new(gpu, memory(gpu), streams).unwrap()
+}
+
 /// Has the fake do a step.
 fn look(persistent: &PersistentCopyKernel) {
-    is_at_rest(persistent.gpu.api(), persistent.stream).unwrap();
+    is_at_rest(persistent.gpu.api(), persistent.stream()).unwrap();
 }
 
 /// Waits until `seen` holds.
@@ -42,7 +47,7 @@ fn until(persistent: &PersistentCopyKernel, seen: impl Fn(&PersistentCopyKernel)
 
 /// A persistent kernel that was set up and has left.
 fn set_up(gpu: &Gpu) -> PersistentCopyKernel {
-    let persistent = PersistentCopyKernel::new(gpu, memory(gpu)).unwrap();
+    let persistent = made(gpu);
     until(&persistent, PersistentCopyKernel::has_left);
     persistent
 }

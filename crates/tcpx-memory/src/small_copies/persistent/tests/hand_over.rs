@@ -147,7 +147,7 @@ fn each_request_is_copied_once_in_any_race() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
     let regions = [(); 4].map(|()| Region::cuda(&gpu, 64).unwrap());
-    let (ring, stream) = (ring(&copies), persistent(&mut copies).stream.addr());
+    let (ring, stream) = (ring(&copies), persistent(&mut copies).stream().addr());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -41,7 +41,8 @@ fn without_its_kernel_the_driver_copies_everything() {
     let gpu = Gpu::fake();
     let mut copies = next(&gpu);
     fake::set_launches(Launches::Fail);
-    copies.make_persistent_kernel();
+    let streams = copies.persistent.as_ref().unwrap().streams;
+    copies.make_persistent_kernel(streams);
     fake::set_launches(Launches::Return);
     assert!(copies.persistent.is_none());
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -69,7 +70,7 @@ fn a_refused_launch_pauses_launches() {
 fn launches_that_block_pause_launches() {
     let (gpu, _kept) = gpu();
     fake::set_launches(Launches::WaitForTheirEnd);
-    let mut persistent = PersistentCopyKernel::new(&gpu, memory(&gpu)).unwrap();
+    let mut persistent = made(&gpu);
     let (now, mut copies) = (Instant::now(), 0);
     while persistent.paused_until.is_none() {
         persistent.note(now);

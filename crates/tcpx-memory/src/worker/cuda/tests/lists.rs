@@ -89,3 +89,39 @@ fn lists_of_every_form_arrive() {
         }
     }
 }
+
+#[test]
+fn a_pools_own_slot_carries_bytes_between_gpu_and_host() {
+    let gpu = Gpu::fake();
+    let worker = CopyWorker::for_gpu(&gpu).unwrap();
+    let hogs: Vec<_> = (0..40).map(|_| worker.slots_to_send(64)).collect();
+    let _held: Vec<_> = hogs
+        .iter()
+        .flat_map(|pool| std::iter::from_fn(|| pool.try_take()))
+        .collect();
+    let bytes = noise(100_000);
+    let (from, to) = (
+        region(&gpu, gpu.kind(), &bytes),
+        region(&gpu, gpu.kind(), &vec![0; bytes.len()]),
+    );
+    for pool in [worker.slots_to_send(64), worker.slots_to_receive(64)] {
+        let slot = pool.try_take().unwrap();
+        assert_eq!(slot.slice().kind(), MemoryKind::Host);
+        let part = slot.slice().slice(..bytes.len()).unwrap();
+        let out = Work::Copy {
+            from: from.all(),
+            to: part.clone(),
+        };
+        let back = Work::Copy {
+            from: part,
+            to: to.all(),
+        };
+        for work in [out, back] {
+            assert_eq!(worker.run(work, LIMIT), Ok(bytes.len() as u64));
+        }
+        let mut content = vec![0; bytes.len()];
+        to.read_to(0, &mut content).unwrap();
+        assert!(content == bytes);
+        to.write_from(0, &vec![0; bytes.len()]).unwrap();
+    }
+}
