@@ -122,10 +122,20 @@ impl Bench {
         channels: u16,
         unpack: Option<UnpackMethod>,
     ) -> Result<(Connection, Connection), String> {
+        self.pair_on(channels, unpack, true)
+    }
+
+    /// As [`Self::pair`], on the GPUs or for host memory alone.
+    pub(crate) fn pair_on(
+        &self,
+        channels: u16,
+        unpack: Option<UnpackMethod>,
+        gpus: bool,
+    ) -> Result<(Connection, Connection), String> {
         let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
         let options = |gpu: &Gpu| {
             let mut options = Options::new(Arc::clone(&self.network), Auth::Key(key.clone()));
-            options.gpu = Some(gpu.clone());
+            options.gpu = gpus.then(|| gpu.clone());
             options.channels = channels;
             options.unpack = unpack;
             options

@@ -147,15 +147,18 @@ fn resident() -> Result<u64, String> {
 pub(crate) fn set_up(bench: &Bench) -> Outcome {
     const PAIRS: usize = 16;
     let before = resident()?;
-    let timed = || {
+    let timed = |gpus| {
         let start = Instant::now();
-        let pair = bench.pair(1, None)?;
+        let pair = bench.pair_on(1, None, gpus)?;
         Ok::<_, String>((start.elapsed(), pair))
     };
-    let (first, pair) = timed()?;
+    // What the first connection of a process takes, wherever its memory is.
+    let (without, (sending, receiving)) = timed(false)?;
+    close(sending, receiving)?;
+    let (first, pair) = timed(true)?;
     let (mut next, mut crowd) = (Vec::new(), vec![pair]);
     while crowd.len() < PAIRS {
-        let (took, pair) = timed()?;
+        let (took, pair) = timed(true)?;
         next.push(took);
         crowd.push(pair);
     }
@@ -165,7 +168,7 @@ pub(crate) fn set_up(bench: &Bench) -> Outcome {
         close(sending, receiving)?;
     }
     Ok(format!(
-        "the first pair {first:.1?}, the next {:.1?} (median of {}); {} connections take {many} MiB of host memory",
+        "the first pair of all {without:.1?}, then the first on a GPU {first:.1?}, the next {:.1?} (median of {}); {} connections take {many} MiB of host memory",
         next[next.len() / 2],
         next.len(),
         2 * PAIRS
