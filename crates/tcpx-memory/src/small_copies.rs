@@ -87,8 +87,7 @@ impl SmallCopies {
     }
 
     /// Makes what all connections on a GPU will have, at the first one: a further stream may wait for kernels that run, and
-    /// holds up all copies meanwhile (up to a second on an H200). They share few: with a hundred streams in a process
-    /// each copy of the program's own took 1.5 us longer.
+    /// holds up all copies meanwhile (up to a second on an H200). They share four: the driver has few to look after.
     pub(crate) fn make_all(gpu: &Gpu, memory: MappedHost) -> Result<(), MemoryError> {
         let _current = Current::enter(gpu)?;
         let stream = || create_stream(gpu.api());

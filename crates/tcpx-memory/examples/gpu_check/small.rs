@@ -12,6 +12,8 @@ use crate::support::{Bench, Outcome, POISON, Random, limit, same, same_bytes, se
 use crate::user::{LEGACY, User, check};
 
 const MOST: usize = SmallCopies::MOST_BYTES;
+/// Writes of the same bytes, one behind the other.
+const REPEATS: usize = 6;
 
 fn copies(bench: &Bench) -> Result<SmallCopies, String> {
     let copies = SmallCopies::new(&bench.gpu).map_err(text)?;
@@ -63,7 +65,11 @@ pub(crate) fn both_ways(bench: &Bench) -> Outcome {
         let mut whole = vec![POISON; region.len()];
         region.write_from(0, &whole).map_err(text)?;
         let bytes = random.bytes(len);
-        write(&mut small, &slice, &bytes).map_err(context)?;
+        // Several that follow each other closely, so that the persistent kernel comes: the program's own access between
+        // rounds takes too long for that.
+        for _ in 0..REPEATS {
+            write(&mut small, &slice, &bytes).map_err(context)?;
+        }
         whole[at..at + len].copy_from_slice(&bytes);
         same(&region, &whole).map_err(context)?;
         let fresh = random.bytes(len);
@@ -71,7 +77,7 @@ pub(crate) fn both_ways(bench: &Bench) -> Outcome {
         let got = read(&mut small, &slice, None).map_err(context)?;
         same_bytes(&got, &fresh).map_err(context)?;
     }
-    told(&small, 2 * rounds)
+    told(&small, (REPEATS + 1) * rounds)
 }
 
 /// What a kernel of the program has just written is read, and what was just written a kernel reads: at the
