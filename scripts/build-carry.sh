@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
-# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh, gpu-tcp-speed.sh, gpu-pieces.sh, gpu-memory.sh
-# or gpu-unpack.sh there, and `xtask gate FOLDER --own FOLDER --gpus 0,1` with the folders of two
+# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh, gpu-tcp-speed.sh, gpu-pieces.sh, gpu-memory.sh,
+# gpu-local.sh or gpu-unpack.sh there, and `xtask gate FOLDER --own FOLDER --gpus 0,1` with the folders of two
 # commits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ mkdir -p "$out"
 cargo xtask dist --out "$out"
 cargo build --release --locked --package xtask
 cp "$target/release/xtask" "$out/xtask"
-for check in gpu_check unpack engine_gpu_check devmem_gpu_check; do
+for check in gpu_check unpack engine_gpu_check local_gpu_check devmem_gpu_check; do
   # What measures is built as what is shipped.
   case $check in unpack) profile=shipped ;; *) profile=release ;; esac
   read -r kind name file < <(find_target "$profile" "$check") || exit 1
@@ -40,7 +40,7 @@ ${CC:-cc} -std=gnu11 -O2 -fPIC -shared -pthread -fvisibility=hidden -o "$out/lib
 cargo build --profile shipped --locked --package tcpx-bench
 cp "$target/shipped/tcpx-bench" "$out/"
 ln -f "$out/libnccl-net-tcpx.so" "$out/libnccl_net_tcpx.so"
-cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu-memory.sh scripts/gpu_run.sh \
+cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh scripts/gpu-pieces.sh scripts/gpu-memory.sh scripts/gpu-local.sh scripts/gpu_run.sh \
   scripts/nccl_check.py scripts/nccl_report.py scripts/nccl_environment.sh "$out/"
-strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/libtcpx_double.so" || echo 'not stripped: the files are larger, nothing else'
+strip "$out/xtask" "$out/gpu_check" "$out/unpack" "$out/tcpx-bench" "$out/engine_gpu_check" "$out/local_gpu_check" "$out/devmem_gpu_check" "$out/libtcpx_double.so" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

@@ -497,6 +497,7 @@ fn choose_network(
             Arc::new(TcpNetwork::new(TcpOptions {
                 interfaces: args.interfaces().map(str::to_owned),
                 loops: args.loops.unwrap_or(0),
+                local: args.local(),
                 ..TcpOptions::default()
             })),
             format!("tcp, embedded ({why})"),

@@ -182,6 +182,7 @@ fn same(link: &LinkArgs) -> Vec<String> {
     let persistent = u8::from(network.persistent_kernel);
     flag("persistent-kernel", Some(persistent.to_string()));
     flag("interfaces", network.interfaces().map(str::to_owned));
+    flag("path", network.path.map(|path| path.to_string()));
     flags.extend(network.encrypt.then(|| "--encrypt".to_owned()));
     flags
 }

@@ -23,6 +23,7 @@ pub mod receive_lane;
 pub mod resend;
 pub mod sealing;
 pub mod send_lane;
+pub mod shared_words;
 pub mod socket;
 pub mod socket_calls;
 pub mod splice;

@@ -28,6 +28,16 @@ pub fn adopt(memory: &[u8]) {
     fake::adopt(memory.as_ptr().expose_provenance(), memory.len());
 }
 
+/// Memory of the GPU that is mapped by segments of these lengths, which other processes can open.
+pub fn segments(gpu: &crate::Gpu, lengths: &[usize]) -> u64 {
+    fake::sharing::segments(gpu, lengths)
+}
+
+/// What this process has open of other processes' memory: legacy handles, and ranges of segments.
+pub fn opened() -> [usize; 2] {
+    fake::sharing::opened()
+}
+
 /// Runs `run` while a stream of the primary context is captured as a graph, in the mode that forbids most; whether the
 /// capture has survived. `blocking` streams synchronise with the default ones.
 pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {

@@ -5,6 +5,7 @@ mod default_streams;
 mod kept;
 mod mapped_host;
 mod module;
+mod peer_memory;
 mod persistent_kernels;
 mod pointer;
 mod rdma;
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+pub use peer_memory::{MemoryHandle, SegmentRow, Shareable};
 pub use pointer::PointerInfo;
 pub(crate) use pointer::check_host_memory;
 

@@ -90,6 +90,10 @@ impl LeaseTable {
         lock(&self.entries).shared = true;
     }
 
+    pub(crate) fn is_shared(&self) -> bool {
+        lock(&self.entries).shared
+    }
+
     pub(crate) fn enter(
         &self,
         range: Range<usize>,

@@ -7,20 +7,20 @@ mod gathered;
 use std::any::Any;
 use std::fmt;
 use std::ops::{Range, RangeBounds};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 pub(crate) use access::append_in_pieces;
 use backing::Backing;
 pub(crate) use backing::{map, unmap};
-pub(crate) use gathered::DeviceParts;
-pub use gathered::{Gather, HostParts};
+pub use gathered::{DeviceParts, Gather, HostParts};
 
 use crate::error::MemoryError;
 use crate::gpu::{Gpu, MappedHost, check_host_memory};
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Lease, LeaseTable};
+use crate::lock;
 use crate::slice::{RegionSlice, resolve};
 use crate::worker::reaper;
 
@@ -51,11 +51,29 @@ impl fmt::Display for RegionId {
 pub struct Region(Arc<Inner>);
 
 struct Inner {
-    id: RegionId,
+    // First: before the memory is given back.
+    watches: Watches,
     kind: MemoryKind,
     len: usize,
     leases: LeaseTable,
     backing: Backing,
+}
+
+/// Is told of the end of regions that it watches.
+pub trait RegionWatch: Send + Sync {
+    /// The last reference is gone, and the memory about to be given back; on the thread that dropped it. Must not block.
+    fn ended(&self, region: RegionId);
+}
+
+/// Who is told of a region's end.
+struct Watches(RegionId, Mutex<Vec<Weak<dyn RegionWatch>>>);
+
+impl Drop for Watches {
+    fn drop(&mut self) {
+        for watch in lock(&self.1).drain(..).filter_map(|one| one.upgrade()) {
+            watch.ended(self.0);
+        }
+    }
 }
 
 impl Region {
@@ -178,7 +196,7 @@ impl Region {
 
     fn new(kind: MemoryKind, len: usize, backing: Backing) -> Self {
         Self(Arc::new(Inner {
-            id: RegionId::next(),
+            watches: Watches(RegionId::next(), Mutex::default()),
             kind,
             len,
             leases: LeaseTable::default(),
@@ -192,9 +210,21 @@ impl Region {
         reaper::flush(limit)
     }
 
+    /// Tells `watch` of the region's end, if it lives then.
+    pub fn watch(&self, watch: Weak<dyn RegionWatch>) {
+        let mut watches = lock(&self.0.watches.1);
+        watches.retain(|one| one.strong_count() > 0);
+        watches.push(watch);
+    }
+
+    /// A reference that does not keep it.
+    pub fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.0))
+    }
+
     /// This region's name in the process.
     pub fn id(&self) -> RegionId {
-        self.0.id
+        self.0.watches.0
     }
 
     /// Where the bytes live.
@@ -291,6 +321,15 @@ impl Region {
         }
     }
 
+    /// The regions whose memory it is: itself, or those that its pieces are of.
+    pub fn parents(&self) -> impl Iterator<Item = &Self> {
+        let (own, gathered) = match &self.0.backing {
+            Backing::Gathered(gathered) => (None, Some(gathered.parents())),
+            _ => (Some(self), None),
+        };
+        own.into_iter().chain(gathered.into_iter().flatten())
+    }
+
     /// Whether its bytes are those of pieces of other regions, so that it has no address.
     pub(crate) fn is_in_pieces(&self) -> bool {
         matches!(self.0.backing, Backing::Gathered(_))
@@ -302,6 +341,23 @@ impl Region {
 
     pub(crate) fn device_base(&self) -> Option<u64> {
         self.0.backing.device_base()
+    }
+}
+
+/// A region that may end meanwhile.
+#[derive(Clone)]
+pub struct WeakRegion(Weak<Inner>);
+
+impl WeakRegion {
+    /// The region, if it has not ended.
+    pub fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(Region)
+    }
+}
+
+impl fmt::Debug for WeakRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakRegion")
     }
 }
 

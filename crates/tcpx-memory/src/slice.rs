@@ -156,7 +156,10 @@ impl RegionSlice {
     }
 
     /// As [`Self::host_parts`] for CUDA devices; `None` for memory that they cannot address.
-    pub(crate) fn device_parts(
+    ///
+    /// # Errors
+    /// As there.
+    pub fn device_parts(
         &self,
         range: Range<usize>,
     ) -> Result<Option<DeviceParts<'_>>, MemoryError> {
@@ -166,7 +169,7 @@ impl RegionSlice {
     }
 
     /// Whether the bytes are those of a [gathered](crate::Gather) region, which has no address.
-    pub(crate) fn is_in_pieces(&self) -> bool {
+    pub fn is_in_pieces(&self) -> bool {
         self.region.is_in_pieces()
     }
 

@@ -141,8 +141,8 @@ pub enum Completion {
     Begun {
         /// The window's request.
         token: u64,
-        /// Length of the transfer in bytes.
-        total: u64,
+        /// How it is cut.
+        cut: ChunkPlan,
     },
     /// A chunk of a window's transfer is at its destination.
     Placed {
@@ -418,6 +418,13 @@ pub trait Channel: Send + Debug {
     /// said of; it is until this says otherwise. What it does not tell of is polled all the same.
     fn set_sent_wanted(&mut self, wanted: bool) {
         let _ = wanted;
+    }
+
+    /// How long the chunks of a transfer from this memory are, if the peer reads it where it lies and takes them as they
+    /// come; `None`: as the peer cuts it.
+    fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
+        let _ = source;
+        None
     }
 
     /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads

@@ -33,7 +33,7 @@ pub use nccl_net::export::fork::PerProcess;
 pub use network::{Exchange, Features, Meanwhile, Network, Setup, Side};
 pub use peer::Peer;
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
-pub use tcp::{Lend, Local, TcpNetwork, TcpOptions};
+pub use tcp::{Lend, Local, ParseLocalError, TcpNetwork, TcpOptions};
 pub use tcpx_lanes::Congestion;
 pub use tcpx_lanes::congestion;
 pub use tcpx_lanes::interfaces;

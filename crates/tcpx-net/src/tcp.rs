@@ -40,8 +40,8 @@ use tcpx_wire::Taper;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Features, Network, Setup, Side};
-pub use local::Local;
 use local::{Door, LocalPath};
+pub use local::{Local, ParseLocalError};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 

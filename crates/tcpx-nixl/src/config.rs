@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tcpx::{Auth, Key, KeyRingError, Options, TcpNetwork};
+use tcpx::{Auth, Key, KeyRingError, Local, Options, TcpNetwork};
 use tcpx_net::TcpOptions;
 use tcpx_net::interfaces::InterfaceFilter;
 
@@ -40,6 +40,11 @@ const ENCRYPT: Setting = Setting {
     variables: &["TCPX_ENCRYPT"],
 };
 
+const LOCAL: Setting = Setting {
+    parameter: "local",
+    variables: &["TCPX_LOCAL"],
+};
+
 /// Longest time that a transfer may stand still while its peer lives.
 const STALL: Duration = Duration::from_secs(300);
 
@@ -73,6 +78,8 @@ pub(crate) struct Config {
     pub(crate) lanes: u16,
     /// Payload is encrypted; every agent must say so.
     pub(crate) encrypt: bool,
+    /// Whether agents of this host read each other's memory.
+    pub(crate) local: Local,
 }
 
 impl Config {
@@ -92,9 +99,17 @@ impl Config {
                 .find(|text| !text.trim().is_empty())
         };
         for (name, _) in parameters {
-            if ![&KEY, &KEY_FILE, &PORT, &INTERFACES, &LANES, &ENCRYPT]
-                .iter()
-                .any(|setting| setting.parameter == name)
+            if ![
+                &KEY,
+                &KEY_FILE,
+                &PORT,
+                &INTERFACES,
+                &LANES,
+                &ENCRYPT,
+                &LOCAL,
+            ]
+            .iter()
+            .any(|setting| setting.parameter == name)
             {
                 tracing::warn!(
                     "parameter {name:?} of the backend TCPX is not known and has no effect"
@@ -161,6 +176,14 @@ impl Config {
                 "a number of lanes, 0 for automatic",
             )?,
             encrypt,
+            local: match given(&LOCAL) {
+                None => Local::Auto,
+                Some(text) => text.trim().parse().map_err(|_| ConfigError::Setting {
+                    from: "the parameter local or TCPX_LOCAL",
+                    expected: "auto, on or off",
+                    arrived: text,
+                })?,
+            },
         })
     }
 
@@ -172,6 +195,7 @@ impl Config {
             (&LANES, "0"),
             (&KEY_FILE, ""),
             (&ENCRYPT, "0"),
+            (&LOCAL, "auto"),
         ]
         .into_iter()
         .map(|(setting, value)| (setting.parameter.to_owned(), value.to_owned()))
@@ -183,6 +207,7 @@ impl Config {
         let network = TcpNetwork::new(TcpOptions {
             lanes: self.lanes,
             interfaces: self.interfaces.clone(),
+            local: self.local,
             ..TcpOptions::default()
         });
         let mut options = Options::new(std::sync::Arc::new(network), auth);
@@ -253,6 +278,17 @@ mod tests {
         );
         let config = read(&[("port", "")], &[("TCPX_NIXL_PORT", "8")]).unwrap();
         assert_eq!(config.port, 8);
+    }
+
+    #[test]
+    fn the_path_within_a_host_is_as_the_parameter_says() {
+        let local = |parameter: &[(&str, &str)]| {
+            read(parameter, &[("TCPX_LOCAL", "on")]).map(|it| it.local)
+        };
+        assert_eq!(local(&[]).unwrap(), Local::On);
+        assert_eq!(local(&[("local", "off")]).unwrap(), Local::Off);
+        let refused = local(&[("local", "sometimes")]).unwrap_err().to_string();
+        assert!(refused.contains("auto, on or off"), "{refused}");
     }
 
     #[test]

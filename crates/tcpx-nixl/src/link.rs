@@ -170,10 +170,10 @@ impl Link {
                     break;
                 }
             };
-            let address = connection.peer().address;
+            let (address, path) = (connection.peer().address, connection.path());
             match Conn::dialled(agent, connection, &self.name, self.info.agent) {
                 Ok(conn) => {
-                    tracing::info!("connected to {} at {address}", self.name);
+                    tracing::info!("connected to {} at {address}: {path}", self.name);
                     *lock(&self.last_good) = Some(address);
                     return Some(conn);
                 }

@@ -1,10 +1,11 @@
 //! Arguments of Python as settings of the engine.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
+use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode, TcpNetwork, TcpOptions};
 
 use crate::error::check;
 
@@ -126,6 +127,7 @@ pub(crate) struct Settings {
     key_file: Option<PathBuf>,
     insecure: bool,
     encrypt: bool,
+    local: Option<String>,
     progress: String,
     gpu: Option<u32>,
     timeout: Option<f64>,
@@ -171,7 +173,13 @@ impl Settings {
     }
 
     fn options(&self, auth: Auth) -> PyResult<Options> {
-        let mut options = Options::tcp(auth);
+        let mut network = TcpOptions::default();
+        if let Some(text) = &self.local {
+            let wrong = || format!("local: expected \"auto\", \"on\" or \"off\", got {text:?}");
+            let local = text.parse();
+            network.local = local.map_err(|_| crate::error::setting(&wrong()))?;
+        }
+        let mut options = Options::new(Arc::new(TcpNetwork::new(network)), auth);
         options.encrypt = self.encrypt;
         options.progress = progress_mode(&self.progress)?;
         if let Some(ordinal) = self.gpu {

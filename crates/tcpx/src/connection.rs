@@ -424,6 +424,7 @@ impl Ready {
                 level,
                 deadlines,
                 eager: None,
+                chunk_bytes: None,
             };
             core.start_send(&mut self.lease, self.fence.as_ref(), request)
         } else {

@@ -10,6 +10,7 @@ mod flips;
 mod lanes;
 mod large_transfers;
 mod local;
+mod local_gpu;
 mod nics;
 mod pinned;
 mod process_transfers;

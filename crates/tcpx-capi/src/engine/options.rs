@@ -1,9 +1,12 @@
 //! Settings of C as settings of the engine.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
+use tcpx::{
+    After, Auth, Deadlines, Gpu, Level, Local, Options, ProgressMode, TcpNetwork, TcpOptions,
+};
 
 use super::failure::setting;
 use super::text::{bytes, duration, text};
@@ -22,7 +25,7 @@ pub(super) unsafe fn connection_options(
     let Some(given) = (unsafe { options.as_ref() }) else {
         return Ok(Options::tcp(auth()?));
     };
-    if given.reserved0 != 0 || given.reserved != [0; 7] {
+    if given.reserved != [0; 7] {
         return Err(not_zero("tcpx_options"));
     }
     let auth = match (
@@ -49,7 +52,17 @@ pub(super) unsafe fn connection_options(
             return Err(setting("key and key_file: set one of the two alone"));
         }
     };
-    let mut made = Options::tcp(auth);
+    let local = match given.local {
+        TCPX_LOCAL_DEFAULT => TcpOptions::default().local,
+        TCPX_LOCAL_OFF => Local::Off,
+        TCPX_LOCAL_ON => Local::On,
+        other => return Err(no_such("local", other)),
+    };
+    let network = TcpNetwork::new(TcpOptions {
+        local,
+        ..TcpOptions::default()
+    });
+    let mut made = Options::new(Arc::new(network), auth);
     made.gpu = match given.memory {
         TCPX_MEMORY_HOST => None,
         TCPX_MEMORY_CUDA => Some(gpu(given.device)?),

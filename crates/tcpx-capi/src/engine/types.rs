@@ -41,6 +41,15 @@ pub const TCPX_PROGRESS_BACKGROUND: c_int = 0;
 /// arrives, but the connection stays. Not over plugins.
 pub const TCPX_PROGRESS_MANUAL: c_int = 1;
 
+/// As the variable TCPX_LOCAL says; without it, where both processes are one user's and payload is not encrypted.
+pub const TCPX_LOCAL_DEFAULT: c_int = 0;
+
+/// Never: payload goes over TCP within the host too.
+pub const TCPX_LOCAL_OFF: c_int = 1;
+
+/// With encryption too.
+pub const TCPX_LOCAL_ON: c_int = 2;
+
 /// Right of a window: the peer may read.
 pub const TCPX_RIGHT_GET: c_int = 1;
 /// Right of a window: the peer may write.
@@ -103,8 +112,8 @@ pub struct tcpx_options {
     pub one_time: c_int,
     /// A TCPX_PROGRESS_ number.
     pub progress: c_int,
-    /// Zeros.
-    pub reserved0: c_int,
+    /// A TCPX_LOCAL_ number: whether peers on this host read payload where it lies.
+    pub local: c_int,
     /// In place of `key`: a file that holds it. For an endpoint also a folder with a key for each client, as
     /// `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL: none.
     pub key_file: *const c_char,

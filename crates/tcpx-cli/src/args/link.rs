@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Command, FromArgMatches, ValueEnum};
-use tcpx::{Congestion, Key, UnpackMethod};
+use tcpx::{Congestion, Key, Local, TcpOptions, UnpackMethod};
 
 use super::without_empty_variables;
 use crate::error::Error;
@@ -121,12 +121,42 @@ pub(crate) struct NetworkArgs {
     /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp. `tcpx send`, `receive` and `transfer` do so unless they are given --plain.
     #[arg(long, env = "TCPX_ENCRYPT", value_parser = FalseyValueParser::new())]
     pub(crate) encrypt: bool,
+    /// How bytes travel within this host: over TCP, or read by the peer where they lie, with encryption too [default: TCPX_LOCAL, else local where the kernel lets it and nothing is encrypted].
+    #[arg(long, value_enum)]
+    pub(crate) path: Option<PathName>,
     /// Copy small GPU messages that follow each other closely with a persistent kernel, without a driver call for each.
     #[arg(hide = true, long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
     pub(crate) persistent_kernel: bool,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
     #[arg(hide = true, long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,
+}
+
+/// How bytes travel within a host.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PathName {
+    Tcp,
+    Local,
+}
+
+impl fmt::Display for PathName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Local => "local",
+        })
+    }
+}
+
+impl NetworkArgs {
+    /// Whether peers on this host read payload where it lies.
+    pub(crate) fn local(&self) -> Local {
+        match self.path {
+            None => TcpOptions::default().local,
+            Some(PathName::Tcp) => Local::Off,
+            Some(PathName::Local) => Local::On,
+        }
+    }
 }
 
 /// What the network devmem takes.

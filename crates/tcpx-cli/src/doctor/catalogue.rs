@@ -78,6 +78,15 @@ pub(crate) static CATALOGUE: &[Check] = &[
         measure: Some(host_checks::congestion),
     },
     Check {
+        id: "TCPX-D009",
+        subject: Subject::Host,
+        title: "memory of other processes",
+        about: "Reads kernel.yama.ptrace_scope. With 0 processes of one user on this host read each other's payload where it lies; GPU memory goes so with any number.",
+        consequence: "host memory goes over TCP within the host, at a part of the rate",
+        fix: "where processes of one host exchange host memory, run `sysctl -w kernel.yama.ptrace_scope=0` on the host, or give them CAP_SYS_PTRACE",
+        measure: Some(host_checks::process_memory),
+    },
+    Check {
         id: "TCPX-D010",
         subject: Subject::Plugin,
         title: "plugin file",

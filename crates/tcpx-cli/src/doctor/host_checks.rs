@@ -241,3 +241,14 @@ pub(super) fn option_memory(context: &Context<'_>) -> Finding {
         Finding::not_needed(format!("{measured}; only Google's plugin needs more"))
     }
 }
+
+/// Whether processes of one user read each other's memory.
+pub(super) fn process_memory(context: &Context<'_>) -> Finding {
+    match number(context.host, "/proc/sys/kernel/yama/ptrace_scope") {
+        None => Finding::fine("this kernel restricts nobody"),
+        Some(0) => Finding::fine("kernel.yama.ptrace_scope = 0"),
+        Some(scope) => Finding::not_needed(format!(
+            "kernel.yama.ptrace_scope = {scope}: host memory goes over TCP within this host, between other hosts it makes no difference"
+        )),
+    }
+}

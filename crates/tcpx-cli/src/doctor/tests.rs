@@ -213,6 +213,15 @@ fn little_option_memory_is_warned_of() {
 }
 
 #[test]
+fn what_keeps_processes_from_each_others_memory_is_told() {
+    let mut host = healthy();
+    host.file("/proc/sys/kernel/yama/ptrace_scope", "1\n");
+    let found = finding(&host, "D009");
+    assert!(found.measured.contains("ptrace_scope = 1"), "{found:?}");
+    assert_eq!(troubles(&host), [""; 0]);
+}
+
+#[test]
 fn a_plugin_file_that_is_not_there_blocks() {
     let mut host = healthy();
     host.contents.clear();

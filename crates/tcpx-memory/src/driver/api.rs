@@ -9,7 +9,10 @@ use std::sync::OnceLock;
 
 pub(crate) use cudarc::driver::sys;
 use libloading::Library;
-use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+use sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmemAccessDesc,
+    CUmodule, CUstream,
+};
 
 use crate::error::CudaError;
 
@@ -58,6 +61,18 @@ functions! {
         cuFlushGPUDirectRDMAWrites(i32, i32);
         cuStreamWaitValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
         cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
+        cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+        cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle(CUdeviceptr);
+        cuMemRetainAllocationHandle(*mut u64, *mut c_void);
+        cuMemExportToShareableHandle(*mut c_void, u64, c_uint, u64);
+        cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint);
+        cuMemRelease(u64);
+        cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
+        cuMemAddressFree(CUdeviceptr, usize);
+        cuMemMap(CUdeviceptr, usize, usize, u64, u64);
+        cuMemUnmap(CUdeviceptr, usize);
+        cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
     }
     cuInit = "cuInit", "2.0", (c_uint);
     cuDriverGetVersion = "cuDriverGetVersion", "2.2", (*mut i32);

@@ -7,6 +7,7 @@ pub(crate) mod device_memory;
 mod launch;
 mod memory;
 mod persistent;
+pub(crate) mod sharing;
 mod streams;
 mod teardown;
 mod world;
@@ -39,8 +40,8 @@ pub(crate) use world::costly_calls;
 use world::{CURRENT, Fault, Operation, World, costly, inside, pointer};
 #[cfg(test)]
 pub(crate) use world::{
-    contexts_on_this_thread, gated_stream, hide_streams_of, launches, looks, lose_streams_of,
-    new_context, refuse_launches_to,
+    all_launches, contexts_on_this_thread, gated_stream, hide_streams_of, launches, looks,
+    lose_streams_of, new_context, refuse_launches_to,
 };
 
 use tcpx_wire::Descriptor;
@@ -358,4 +359,16 @@ pub(crate) static API: Api = Api {
     cuFlushGPUDirectRDMAWrites: Some(device_memory::flush),
     cuStreamWaitValue32_v2: Some(streams::wait_value),
     cuStreamWriteValue32_v2: Some(streams::write_value),
+    cuIpcGetMemHandle: Some(sharing::handle_of),
+    cuIpcOpenMemHandle_v2: Some(sharing::open),
+    cuIpcCloseMemHandle: Some(sharing::close),
+    cuMemRetainAllocationHandle: Some(sharing::retain),
+    cuMemExportToShareableHandle: Some(sharing::export),
+    cuMemImportFromShareableHandle: Some(sharing::import),
+    cuMemRelease: Some(sharing::release),
+    cuMemAddressReserve: Some(sharing::reserve),
+    cuMemAddressFree: Some(sharing::unreserve),
+    cuMemMap: Some(sharing::map),
+    cuMemUnmap: Some(sharing::unmap),
+    cuMemSetAccess: Some(sharing::set_access),
 };

@@ -134,7 +134,7 @@ impl Gpu {
     }
 
     /// The context is current.
-    fn attribute(&self, attribute: Attribute, address: u64) -> Result<u64, CudaError> {
+    pub(super) fn attribute(&self, attribute: Attribute, address: u64) -> Result<u64, CudaError> {
         let mut value = 0_u64;
         let place = (&raw mut value).cast::<c_void>();
         // SAFETY: no attribute that is asked for is longer; of a shorter one the rest stays 0.

@@ -16,7 +16,7 @@ pub(super) struct Gathered {
     pieces: Arc<[Part]>,
     /// Whose memory it is; `None` for host memory.
     gpu: Option<Gpu>,
-    _leases: Vec<Lease>,
+    leases: Vec<Lease>,
 }
 
 // SAFETY: an address and a length. Whoever uses them leases the bytes, through the region they are pieces of.
@@ -75,7 +75,7 @@ impl Iterator for HostParts<'_> {
 
 /// Device addresses and lengths of the memory of a range, in its order.
 #[derive(Clone, Debug)]
-pub(crate) struct DeviceParts<'a>(HostParts<'a>);
+pub struct DeviceParts<'a>(HostParts<'a>);
 
 impl DeviceParts<'_> {
     pub(super) fn one(start: u64, len: usize) -> Self {
@@ -100,6 +100,11 @@ fn device_place(address: u64) -> *mut u8 {
 impl Gathered {
     pub(super) fn gpu(&self) -> Option<&Gpu> {
         self.gpu.as_ref()
+    }
+
+    /// The regions that the pieces are of.
+    pub(super) fn parents(&self) -> impl Iterator<Item = &Region> {
+        self.leases.iter().map(Lease::region)
     }
 
     pub(super) fn host_parts(&self, range: Range<usize>) -> Option<HostParts<'_>> {
@@ -165,7 +170,8 @@ impl Gather {
     ) -> Result<Self, MemoryError> {
         let mut bases = Vec::with_capacity(parents.len());
         let mut regions: HashMap<RegionId, usize> = HashMap::new();
-        let mut ranges: Vec<(&Region, Vec<Range<usize>>)> = Vec::new();
+        // Each region, whether nobody is kept away from it, and what is leased there.
+        let mut ranges: Vec<(&Region, bool, Vec<Range<usize>>)> = Vec::new();
         let gpu = gpu_of(parents)?;
         for parent in parents {
             let base = match gpu {
@@ -175,7 +181,8 @@ impl Gather {
             let kind = parent.kind();
             let base = base.ok_or(MemoryError::InPieces { kind })?;
             let of = *regions.entry(parent.region().id()).or_insert_with(|| {
-                ranges.push((parent.region(), Vec::new()));
+                let region = parent.region();
+                ranges.push((region, region.leases().is_shared(), Vec::new()));
                 ranges.len() - 1
             });
             bases.push((base, parent.offset(), parent.len(), of));
@@ -195,7 +202,12 @@ impl Gather {
             if start == end {
                 continue;
             }
-            ranges[of].1.push(offset + start..offset + end);
+            let (_, is_shared, ranges) = &mut ranges[of];
+            let range = offset + start..offset + end;
+            match ranges.first_mut().filter(|_| *is_shared) {
+                Some(all) => *all = all.start.min(range.start)..all.end.max(range.end),
+                None => ranges.push(range),
+            }
             let piece = base.wrapping_add(start);
             total = total.saturating_add(end - start);
             match all.last_mut().filter(|_| behind == piece) {
@@ -207,8 +219,8 @@ impl Gather {
             }
             behind = base.wrapping_add(end);
         }
-        let leased = ranges.into_iter().filter(|(_, ranges)| !ranges.is_empty());
-        let leased = leased.map(|(region, ranges)| Leased::new(region.clone(), ranges, access));
+        let leased = ranges.into_iter().filter(|(.., ranges)| !ranges.is_empty());
+        let leased = leased.map(|(region, _, ranges)| Leased::new(region.clone(), ranges, access));
         Ok(Self {
             pieces: all.into(),
             gpu: gpu.cloned(),
@@ -234,7 +246,7 @@ impl Gather {
         let gathered = Gathered {
             pieces: Arc::clone(&self.pieces),
             gpu: self.gpu.clone(),
-            _leases: self.leased.iter().map(lease).collect::<Result<_, _>>()?,
+            leases: self.leased.iter().map(lease).collect::<Result<_, _>>()?,
         };
         let kind = self.gpu.as_ref().map_or(MemoryKind::Host, Gpu::kind);
         let backing = Backing::Gathered(gathered);

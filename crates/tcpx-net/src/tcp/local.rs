@@ -1,26 +1,31 @@
 //! Peers on the same host: the receiver of a chunk copies it from where it lies in the sender's memory.
 //!
 //! Nothing but its owner writes memory, so deadlines, cancels and deregistrations are local as on every path. A sender
-//! [exposes](exposed) a chunk in an entry of its table and says on a lane which one; the receiver
-//! [reads](peer_memory) entry, payload and entry again. Only an entry that is still the chunk's after the last byte
-//! is success: a sender that lets go of memory empties the entry first.
+//! [exposes](exposed) a chunk in an entry of its table, which the peer has mapped, and says on a lane which one; the
+//! receiver [reads](peer_memory) entry, payload and entry again, of [GPU memory](gpu_memory) by its copy worker. Only an
+//! entry that is still the chunk's after the last byte is success: a sender that lets go of memory empties the entry
+//! first.
 //!
 //! Which process the peer is [the kernel says](proof), and the peer's memory holds what the two ends of the session alone
-//! know. The kernel asks for the right to read with each call.
+//! know. The kernel asks for the right to read host memory with each call; where it refuses, that goes over TCP.
 
 mod exposed;
+mod gpu_memory;
 mod peer_memory;
 mod proof;
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tcpx_memory::MemoryKind;
+use tcpx_memory::{MemoryKind, RegionSlice};
 
 use super::transmit_table::Outgoing;
-pub(super) use exposed::Exposed;
-use exposed::Table;
-pub(super) use peer_memory::{PeerMemory, Read, Source};
+use crate::network::Setup;
+pub(super) use exposed::{Exposed, Mark};
+use exposed::{HOST, PartWords, Table};
+use gpu_memory::GpuMemory;
+pub(super) use peer_memory::{PeerMemory, Place, Read, Source};
 pub(super) use proof::Door;
 
 /// Whether payload may be read where it lies in the memory of a peer on the same host.
@@ -35,13 +40,11 @@ pub enum Local {
 }
 
 impl Local {
-    /// What `TCPX_LOCAL` says: `off`, `on`, or anything else for automatic.
+    /// What `TCPX_LOCAL` says; anything else is automatic.
     pub(super) fn of_process() -> Self {
-        match std::env::var("TCPX_LOCAL").as_deref() {
-            Ok("off") => Self::Off,
-            Ok("on") => Self::On,
-            _ => Self::Auto,
-        }
+        let said = std::env::var("TCPX_LOCAL").ok();
+        said.and_then(|text| text.parse().ok())
+            .unwrap_or(Self::Auto)
     }
 
     /// Whether it is tried where payload is encrypted, or not.
@@ -54,6 +57,24 @@ impl Local {
     }
 }
 
+/// A text that is neither `auto` nor `on` nor `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected auto, on or off")]
+pub struct ParseLocalError;
+
+impl FromStr for Local {
+    type Err = ParseLocalError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLocalError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(ParseLocalError),
+        }
+    }
+}
+
 /// Payload below this many bytes follows its header: reading it elsewhere takes calls of its own, which copying it twice
 /// does not.
 const LEAST_BYTES: usize = 16 << 10;
@@ -61,29 +82,91 @@ const LEAST_BYTES: usize = 16 << 10;
 /// What one side of a channel knows of a peer on its host.
 #[derive(Debug, Default)]
 pub(super) struct LocalPath {
-    /// Where chunks are exposed, if the peer reads them.
+    /// Where chunks are exposed.
     table: Option<Arc<Table>>,
-    /// The peer's memory, if this side reads it.
+    /// Whose memory this side reads.
     pub(super) peer: Option<PeerMemory>,
+    /// Both ends have GPUs.
+    gpus: Option<Arc<GpuMemory>>,
+    /// The peer reads this process's memory, and this one the peer's.
+    exposes_host: bool,
+    reads_host: bool,
+    /// Why it does not.
+    why_not: Option<String>,
     /// An exposed chunk was not read: what follows goes over lanes.
     has_failed: AtomicBool,
     /// The owner was not told that.
     has_news: AtomicBool,
 }
 
+fn is_on_gpu(memory: &RegionSlice) -> bool {
+    matches!(memory.kind(), MemoryKind::Cuda { .. })
+}
+
+/// The parts of host memory as a table names them.
+fn host_parts(payload: &RegionSlice) -> impl Iterator<Item = PartWords> {
+    let parts = payload.host_parts(0..payload.len()).ok().flatten();
+    let parts = parts.into_iter().flatten();
+    parts.map(|(start, len)| [HOST, start.addr() as u64, len as u64])
+}
+
 impl LocalPath {
-    /// Exposes a chunk that nobody was told of, if the peer may read it; its lane says so in the header.
-    pub(super) fn expose(&self, chunk: &Outgoing) -> Option<Exposed> {
-        let table = self.table.as_ref()?;
-        let is_host = chunk.payload.kind() == MemoryKind::Host && chunk.permit.is_none();
-        let goes = is_host
-            && chunk.attempt == 0
-            && chunk.payload.len() >= LEAST_BYTES
-            && !self.has_failed.load(Ordering::Relaxed);
-        goes.then(|| table.expose(chunk.slot, &chunk.header, &chunk.payload))?
+    fn refused(&mut self, setup: &Setup<'_>, error: &std::io::Error) {
+        tracing::info!(peer = %setup.peer, %error, "memory of the peer, which is on this host, cannot be read where it lies");
+        self.why_not = Some(error.to_string());
     }
 
-    /// A lane ended with an exposed chunk: the peer may have failed to read it.
+    /// Exposes a chunk, if the peer may read it; its lane says so in the header.
+    pub(super) fn expose(&self, chunk: &Outgoing) -> Option<Exposed> {
+        let table = self.table.as_ref()?;
+        let (slot, header, payload) = (chunk.slot, &chunk.header, &chunk.payload);
+        if is_on_gpu(payload) {
+            let parts = self.gpus.as_ref()?.parts(payload)?;
+            return table.expose(slot, header, parts.into_iter());
+        }
+        // Nobody was told of it before.
+        let goes = self.exposes_host
+            && payload.kind() == MemoryKind::Host
+            && chunk.permit.is_none()
+            && chunk.attempt == 0
+            && payload.len() >= LEAST_BYTES
+            && !self.has_failed.load(Ordering::Relaxed);
+        goes.then(|| table.expose(slot, header, host_parts(payload)))?
+    }
+
+    /// Whether both ends read each other's GPU memory.
+    pub(super) fn has_gpus(&self) -> bool {
+        self.gpus.is_some()
+    }
+
+    /// Whether the peer reads this memory of a GPU where it lies, so that it needs no slots.
+    pub(super) fn reads_gpu(&self, source: &RegionSlice) -> bool {
+        let gpus = self.gpus.as_ref().filter(|_| is_on_gpu(source));
+        gpus.is_some_and(|gpus| gpus.is_readable(source))
+    }
+
+    /// How long the chunks of a transfer from this memory may be, if the peer reads it with one copy each.
+    pub(super) fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
+        self.reads_gpu(source)
+            .then(|| GpuMemory::chunk_bytes(source))?
+    }
+
+    /// Where an exposed chunk lies that goes to memory of this kind.
+    ///
+    /// # Errors
+    /// The peer's table says what cannot be.
+    pub(super) fn find(
+        &self,
+        header: &tcpx_wire::chunk_header::ChunkHeader,
+        to: MemoryKind,
+    ) -> std::io::Result<Option<Source>> {
+        let Some(peer) = &self.peer else {
+            return Ok(None);
+        };
+        peer.find(header, self.gpus.as_deref(), to)
+    }
+
+    /// A lane ended with an exposed chunk of host memory: the peer may have failed to read it.
     pub(super) fn failed(&self) {
         if !self.has_failed.swap(true, Ordering::Relaxed) {
             self.has_news.store(true, Ordering::Relaxed);
@@ -99,13 +182,29 @@ impl LocalPath {
     }
 
     /// What a person is told of it; nothing for a peer of another host.
-    pub(super) fn describe(&self) -> &'static str {
-        let exposes = self.table.is_some() && !self.has_failed.load(Ordering::Relaxed);
-        match (exposes, self.peer.is_some()) {
+    pub(super) fn describe(&self) -> String {
+        let exposes = self.exposes_host && !self.has_failed.load(Ordering::Relaxed);
+        let mut all = String::new();
+        all.push_str(match (exposes, self.reads_host) {
             (true, true) => ", local: host memory is read where it lies",
             (true, false) => ", local: host memory is read where it lies by the peer",
             (false, true) => ", local: host memory of the peer is read where it lies",
             (false, false) => "",
+        });
+        if self.gpus.is_some() {
+            all.push_str(", local: GPU memory is read where it lies");
+        }
+        if let Some(why_not) = &self.why_not {
+            all.push_str(&format!(", host memory not local: {why_not}"));
+        }
+        all
+    }
+}
+
+impl Drop for LocalPath {
+    fn drop(&mut self) {
+        if let Some(gpus) = &self.gpus {
+            gpus.close();
         }
     }
 }

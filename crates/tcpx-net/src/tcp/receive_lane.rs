@@ -14,7 +14,7 @@ use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::lane_seal::Forged;
 
-use super::local::{Read, Source};
+use super::local::{Place, Read, Source};
 use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, position};
 use super::shared::{LaneSocket, Shared};
@@ -91,25 +91,34 @@ impl OpenWindows {
         received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Copies some of a chunk from where it lies in the peer's memory.
-    fn copy(
-        &self,
-        header: &ChunkHeader,
-        source: &mut Option<Source>,
-        into: &RegionSlice,
-        done: usize,
-    ) -> io::Result<Progress> {
-        let Some(peer) = &self.shared.parts.local.peer else {
+    /// Copies some of a chunk from where it lies in the peer's memory. That of a GPU the copy worker copies, as it does
+    /// from a slot.
+    fn copy(&self, reading: &mut Reading, done: usize) -> io::Result<Progress> {
+        let Reading {
+            claim,
+            into,
+            exposed: Some((header, source)),
+        } = reading
+        else {
             return Ok(Progress::Withdrawn);
         };
+        let local = &self.shared.parts.local;
         if source.is_none() {
-            *source = peer.find(header)?;
+            *source = local.find(header, claim.destination.kind())?;
         }
-        let read = match source {
-            Some(source) => peer.read(source, into, done)?,
-            None => Read::LetGo,
+        let (Some(source), Some(peer)) = (source, &local.peer) else {
+            return Ok(Progress::Withdrawn);
         };
-        Ok(match read {
+        if let Place::Gpu(memory) = &source.place {
+            let bytes = memory.len();
+            *into = Some(memory.clone());
+            self.count(bytes);
+            return Ok(Progress::Moved(Moved::Bytes(bytes)));
+        }
+        let Some(into) = self.landing(claim, into) else {
+            return Ok(Progress::NoRoom);
+        };
+        Ok(match peer.read(source, into, done)? {
             Read::LetGo => Progress::Withdrawn,
             Read::Bytes(bytes) => {
                 self.count(bytes);
@@ -204,20 +213,16 @@ impl Target for OpenWindows {
         done: usize,
         behind: &mut [u8],
     ) -> io::Result<Progress> {
-        let Reading {
-            claim,
-            into,
-            exposed,
-        } = reading;
-        if claim.window.is_closing() {
+        if reading.claim.window.is_closing() {
             return Ok(Progress::Withdrawn);
         }
+        if reading.exposed.is_some() {
+            return self.copy(reading, done);
+        }
+        let Reading { claim, into, .. } = reading;
         let Some(into) = self.landing(claim, into) else {
             return Ok(Progress::NoRoom);
         };
-        if let Some((header, source)) = exposed {
-            return self.copy(header, source, into, done);
-        }
         let moved = match self.receive(claim, into, done, behind) {
             Err(cause) if calls::is_fault(&cause) => {
                 let error = self.shared.unmapped("receiving", into);
@@ -258,15 +263,22 @@ impl Target for OpenWindows {
         let Reading {
             claim,
             into: Some(into),
-            ..
+            exposed,
         } = reading
         else {
             // Bytes were read, so there was memory for them.
             return false;
         };
+        let mark = exposed.and_then(|(_, source)| match source? {
+            Source {
+                mark,
+                place: Place::Gpu(_),
+            } => Some(mark),
+            _ => None,
+        });
         let received = &self.shared.counters.chunks_received;
         received.fetch_add(1, Ordering::Relaxed);
-        Shared::deliver(&self.shared, claim, into, later)
+        Shared::deliver(&self.shared, claim, into, mark, later)
     }
 
     fn tell(&mut self) {

@@ -286,12 +286,19 @@ impl ReceiveTable {
         state.copying += 1;
     }
 
-    /// The copy worker has let go of a chunk.
-    pub(super) fn copied(&self, window: &Arc<Window>, index: u32, error: Option<ChannelError>) {
+    /// The copy worker has let go of a chunk, which is placed if there is no error, and if it `is_whole`.
+    pub(super) fn copied(
+        &self,
+        window: &Arc<Window>,
+        index: u32,
+        error: Option<ChannelError>,
+        is_whole: bool,
+    ) {
         let mut state = lock(&window.state);
         state.copying -= 1;
         match error {
-            None => state.placed(index),
+            None if is_whole => state.placed(index),
+            None => {}
             Some(error) => {
                 state.failed.get_or_insert((index, error));
             }
@@ -370,8 +377,7 @@ impl ReceiveTable {
             let token = window.token;
             if let Some(plan) = state.plan {
                 if !std::mem::replace(&mut state.is_begun, true) {
-                    let total = plan.bytes();
-                    out.push(Completion::Begun { token, total });
+                    out.push(Completion::Begun { token, cut: plan });
                 }
                 for index in state.news.drain(..) {
                     let (offset, length) = plan.range(index);
@@ -415,7 +421,7 @@ impl Window {
         let fits = (1..=self.cut.bytes()).contains(&header.total);
         let plan = match state.plan {
             Some(plan) => plan,
-            None if fits => self.cut.for_total(header.total),
+            None if fits => self.plan(header),
             None => return Err(self.misfit(header)),
         };
         let index = u32::try_from(header.sequence).ok();
@@ -433,6 +439,20 @@ impl Window {
         // Inside the destination, whose length is a usize.
         let start = offset as usize;
         Ok((index, start..start + length as usize))
+    }
+
+    /// How a transfer is cut, by one of its headers. Chunks that are read where they lie may be longer than others.
+    fn plan(&self, header: &ChunkHeader) -> ChunkPlan {
+        let usual = self.cut.for_total(header.total);
+        let chunk_bytes = match header.sequence {
+            0 => header.length.into(),
+            before => header.offset / before,
+        };
+        let is_long = chunk_bytes > self.cut.chunk_bytes().into();
+        let own = u32::try_from(chunk_bytes)
+            .ok()
+            .filter(|_| is_long && header.is_exposed());
+        own.map_or(usual, |own| ChunkPlan::even(header.total, own))
     }
 
     fn misfit(&self, header: &ChunkHeader) -> Violation {
@@ -526,10 +546,10 @@ mod tests {
             matches!(
                 out[..],
                 [
-                    Completion::Begun { total: 16, .. },
+                    Completion::Begun { cut, .. },
                     Completion::Placed { .. },
                     Completion::Closed { touched: true, .. }
-                ]
+                ] if cut.bytes() == 16
             ),
             "{out:?}"
         );
@@ -646,7 +666,7 @@ mod tests {
         assert!(matches!(out[..], [Completion::Begun { .. }]), "{out:?}");
         assert!(!is_free(&region));
         drop(destination);
-        table.copied(&window, 0, None);
+        table.copied(&window, 0, None, true);
         assert!(is_free(&region));
         table.drain(&mut out);
         assert!(

@@ -16,6 +16,7 @@ use tcpx_memory::{
 };
 use tcpx_wire::frame::Settings;
 
+use super::local::Mark;
 use super::permits::Permits;
 use super::receive_table::{Claim, Window};
 use super::roster::Roster;
@@ -50,22 +51,25 @@ pub(super) struct Staging {
 /// Copies of received chunks under way, by number.
 #[derive(Debug, Default)]
 struct Receiving {
-    copies: Vec<Option<(Arc<Window>, u32)>>,
+    copies: Vec<Option<Copying>>,
     free: Vec<u32>,
 }
 
+/// A chunk of a window that is copied, and the mark of its source where that lies in the peer's memory.
+type Copying = (Arc<Window>, u32, Option<Mark>);
+
 impl Receiving {
-    fn add(&mut self, window: Arc<Window>, index: u32) -> u32 {
+    fn add(&mut self, copying: Copying) -> u32 {
         let number = self.free.pop().unwrap_or_else(|| {
             self.copies.push(None);
             // No more than slots.
             (self.copies.len() - 1) as u32
         });
-        self.copies[number as usize] = Some((window, index));
+        self.copies[number as usize] = Some(copying);
         number
     }
 
-    fn take(&mut self, number: u32) -> Option<(Arc<Window>, u32)> {
+    fn take(&mut self, number: u32) -> Option<Copying> {
         let taken = self.copies.get_mut(number as usize)?.take();
         if taken.is_some() {
             self.free.push(number);
@@ -228,18 +232,25 @@ impl Shared {
         }
     }
 
-    /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied. Of the former
+    /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied, or GPU memory of the peer's
+    /// by this mark. Of the former
     /// the owner may be told `later`, which is asked then, and the caller sees to it that it is woken; whether it
     /// has been told now.
     pub(super) fn deliver(
         shared: &Arc<Self>,
         claim: Claim,
         into: RegionSlice,
+        mark: Option<Mark>,
         later: impl FnOnce() -> bool,
     ) -> bool {
+        let staging = &shared.parts.staging;
+        let worker = match (mark, claim.destination.kind()) {
+            (Some(_), MemoryKind::Host | MemoryKind::Pinned) => staging.worker(into.kind()),
+            (_, kind) => staging.worker(kind),
+        };
         let Some(Worker {
             worker, permits, ..
-        }) = shared.parts.staging.worker(claim.destination.kind())
+        }) = worker
         else {
             drop(into);
             return shared.report_placed(claim, later);
@@ -251,8 +262,8 @@ impl Shared {
             ..
         } = claim;
         shared.receive.copies(&window, index);
-        let number = lock(&shared.parts.staging.receiving).add(window, index);
-        if is_copy_bound(into.len(), permits.are_taken()) {
+        let number = lock(&shared.parts.staging.receiving).add((window, index, mark));
+        if mark.is_none() && is_copy_bound(into.len(), permits.are_taken()) {
             into.leave_core();
         }
         let job = Job {
@@ -272,13 +283,17 @@ impl Shared {
 
     fn receive_copied(&self, number: u32, result: Result<u64, MemoryError>) {
         let copied = lock(&self.parts.staging.receiving).take(number);
-        let Some((window, index)) = copied else {
+        let Some((window, index, mark)) = copied else {
             return;
         };
+        let peer = self.parts.local.peer.as_ref();
+        // What is read after its sender has let go of it is not the chunk, and nothing of it can be wrong.
+        let is_live = mark.is_none_or(|mark| peer.is_some_and(|peer| peer.is_live(mark)));
         let error = result
             .err()
-            .map(|error| self.copy_failed("copying a chunk from a pinned slot", &error));
-        self.receive.copied(&window, index, error);
+            .filter(|_| is_live)
+            .map(|error| self.copy_failed("copying a chunk to the GPU", &error));
+        self.receive.copied(&window, index, error, is_live);
         self.roster.signal.wake();
     }
 
@@ -355,7 +370,7 @@ mod tests {
         };
         let window = claim.window;
         shared.receive.copies(&window, 1);
-        let number = lock(&shared.parts.staging.receiving).add(window, 1);
+        let number = lock(&shared.parts.staging.receiving).add((window, 1, None));
         shared.receive_copied(number, Err(MemoryError::WorkerStopped));
         let mut out = Vec::new();
         channel.poll(&mut out).unwrap();

@@ -11,6 +11,7 @@ use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
+use tcpx_wire::frame::Settings;
 
 use super::loss::Lost;
 use super::receive_table::Closing;
@@ -81,11 +82,16 @@ impl TcpChannel {
     }
 
     /// What every post checks.
-    fn admit(&self, memory: &RegionSlice, sequence: u64, bytes: u64) -> Result<(), ChannelError> {
+    fn admit(
+        &self,
+        memory: &RegionSlice,
+        sequence: u64,
+        bytes: u64,
+        most: u64,
+    ) -> Result<(), ChannelError> {
         if self.is_closing() || self.shared.ended().is_some() {
             return Err(self.shared.failure());
         }
-        let most = self.shared.parts.staging.largest_request();
         if !(1..=most).contains(&bytes) {
             return Err(self.bad_request(format!(
                 "chunk {sequence} has {bytes} bytes, expected 1 to {most}; use another chunk size"
@@ -193,7 +199,14 @@ impl TcpChannel {
 
 impl Channel for TcpChannel {
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
-        self.admit(&chunk.source, chunk.sequence, chunk.source.len() as u64)?;
+        let shared = &self.shared;
+        let is_read_there = shared.parts.local.reads_gpu(&chunk.source);
+        let most = match is_read_there {
+            true => Settings::MAX_CHUNK_BYTES.into(),
+            false => shared.parts.staging.largest_request(),
+        };
+        let bytes = chunk.source.len() as u64;
+        self.admit(&chunk.source, chunk.sequence, bytes, most)?;
         let Some(slot) = self.free_sends.pop() else {
             return Ok(Posted::Full(chunk));
         };
@@ -204,7 +217,19 @@ impl Channel for TcpChannel {
         self.in_flight += 1;
         let (header, position) = describe(&chunk);
         let SendChunk { source, fence, .. } = chunk;
-        if self.shared.parts.staging.is_needed(&source) {
+        let outgoing = |payload| Outgoing {
+            slot,
+            header,
+            position,
+            payload,
+            attempt: 0,
+            permit: None,
+            spliced: None,
+            exposed: None,
+        };
+        if is_read_there {
+            Shared::send_where_it_lies(&self.shared, outgoing(source), fence);
+        } else if self.shared.parts.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
                 position,
@@ -214,16 +239,7 @@ impl Channel for TcpChannel {
             Shared::stage(&self.shared, slot, unstaged);
         } else {
             drop::<Option<Fence>>(fence);
-            self.shared.transmit.enqueue(Outgoing {
-                slot,
-                header,
-                position,
-                payload: source,
-                attempt: 0,
-                permit: None,
-                spliced: None,
-                exposed: None,
-            });
+            self.shared.transmit.enqueue(outgoing(source));
             self.shared.wake_sender();
         }
         self.shared.attention.draw();
@@ -236,7 +252,8 @@ impl Channel for TcpChannel {
             .destination
             .len()
             .min(window.cut.chunk_bytes() as usize);
-        self.admit(&window.destination, window.window, chunk as u64)?;
+        let most = self.shared.parts.staging.largest_request();
+        self.admit(&window.destination, window.window, chunk as u64, most)?;
         if window.cut.bytes() != window.destination.len() as u64 {
             return Err(self.bad_request(format!(
                 "window {} is planned for {} bytes and has {}; plan it for its length",
@@ -395,12 +412,20 @@ impl Channel for TcpChannel {
         self.shared.roster.signal.set_wanted(wanted);
     }
 
+    fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
+        self.shared.parts.local.chunk_bytes(source)
+    }
+
     fn expect(&mut self, bytes: u64, direction: Direction) {
         // Where they could not look for what comes, they would only be woken twice.
         if !has_spare_cores() {
             return;
         }
-        let chunks = bytes.div_ceil(LEAST_CHUNK_BYTES);
+        // What the peer reads with one copy comes in one chunk.
+        let chunks = match self.shared.parts.local.has_gpus() {
+            true => 1,
+            false => bytes.div_ceil(LEAST_CHUNK_BYTES),
+        };
         self.shared.parts.staging.rouse();
         self.shared
             .roster

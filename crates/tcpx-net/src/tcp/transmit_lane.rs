@@ -218,8 +218,18 @@ impl Owner for Queue {
                 Some(Taken::Chunk(mut chunk)) => {
                     // Others are woken one by the other: whoever queues chunks has more to do.
                     self.shared.wake_sender();
-                    if let Some(exposed) = self.shared.parts.local.expose(&chunk) {
+                    if chunk.exposed.is_some() {
+                        // As before on another lane.
+                    } else if let Some(exposed) = self.shared.parts.local.expose(&chunk) {
                         chunk.expose(exposed);
+                    } else if !chunk.payload.kind().is_cpu_accessible() {
+                        let error = ChannelError::Memory {
+                            channel: self.shared.parts.name.clone(),
+                            operation: "sending",
+                            cause: "the peer reads this memory of the GPU no more".to_owned(),
+                        };
+                        self.shared.send_failed(self.socket.lane, chunk, error);
+                        continue;
                     } else if self.shared.parts.tells_behind {
                         chunk.tell_behind(self.shared.transmit.queued_bytes());
                     }

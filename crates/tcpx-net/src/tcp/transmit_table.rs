@@ -49,10 +49,6 @@ impl fmt::Debug for Acknowledged {
 
 /// What a lane found in the queue.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is moved once for each chunk, and an allocation costs more"
-)]
 pub(super) enum Taken {
     Chunk(Outgoing),
     /// This slot was taken back; report it free.

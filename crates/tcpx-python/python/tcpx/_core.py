@@ -13,7 +13,7 @@ from ._errors import Error
 from ._tcpx import generate_key
 
 if TYPE_CHECKING:
-    from ._tcpx import Dialling, NextConnection, Progress, Settings
+    from ._tcpx import Dialling, Local, NextConnection, Progress, Settings
 
 __all__ = ["Accepting", "Connecting", "Connection", "Endpoint", "connect", "generate_key"]
 
@@ -28,6 +28,7 @@ def _settings(
     key_file: str | os.PathLike[str] | None,
     insecure: bool,
     encrypt: bool | None,
+    local: Local | None,
     gpu: int | None,
     progress: Progress,
     timeout: float | None,
@@ -42,6 +43,7 @@ def _settings(
         "key_file": key_file,
         "insecure": insecure,
         "encrypt": encrypt,
+        "local": local,
         "gpu": gpu,
         "progress": progress,
         "timeout": timeout,
@@ -123,6 +125,8 @@ class Endpoint(_tcpx.Endpoint):
             file shuts it out.
         insecure: Listen without a key: whoever reaches the port can connect.
         encrypt: Encrypt payload too, as the other side must; by default as ``TCPX_ENCRYPT`` says, else not.
+        local: Whether a peer on this host reads payload where it lies, and the reverse: ``off``, ``on`` (with
+            encryption too) or ``auto``; by default as ``TCPX_LOCAL`` says.
         gpu: The GPU whose memory is moved; host memory only by default.
         progress: ``background`` (a thread of the engine sees to what comes) or ``manual``: only waits, tests,
             awaiting and :meth:`Connection.progress` make progress.
@@ -137,11 +141,12 @@ class Endpoint(_tcpx.Endpoint):
         key_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         encrypt: bool | None = None,
+        local: Local | None = None,
         gpu: int | None = None,
         progress: Progress = "background",
         timeout: float | None = None,
     ) -> Endpoint:
-        settings = _settings(key, key_file, insecure, encrypt, gpu, progress, timeout)
+        settings = _settings(key, key_file, insecure, encrypt, local, gpu, progress, timeout)
         return super().__new__(cls, listen, settings)
 
     @overload
@@ -187,6 +192,7 @@ def connect(
     key_file: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     encrypt: bool | None = None,
+    local: Local | None = None,
     gpu: int | None = None,
     progress: Progress = "background",
     timeout: float | None = None,
@@ -198,7 +204,7 @@ def connect(
         key: The key of the listening side; by default that of the line, else ``TCPX_KEY``.
         key_file: In place of ``key``: a file that holds it.
         insecure: Connect without a key, to a side that listens without one.
-        encrypt, gpu, progress: As for :class:`Endpoint`.
+        encrypt, local, gpu, progress: As for :class:`Endpoint`.
         timeout: Seconds for the whole set-up; 10 by default. The other side must accept meanwhile.
     """
     words = address.split()
@@ -206,7 +212,7 @@ def connect(
         if key_file is None:
             key = key or words[0].removeprefix("TCPX_KEY=")
         address = words[1]
-    settings = _settings(key, key_file, insecure, encrypt, gpu, progress, timeout)
+    settings = _settings(key, key_file, insecure, encrypt, local, gpu, progress, timeout)
 
     def open_within(limit: float | None) -> Connection:
         return _tcpx.connect(address, {**settings, "timeout": limit})

@@ -19,6 +19,7 @@ Memory: TypeAlias = Buffer | _DLPack | tuple[int, int, str | int]
 Level: TypeAlias = Literal["sent", "placed", "verified"]
 Stream: TypeAlias = int | _Stream | Literal["ready"] | None
 Progress: TypeAlias = Literal["background", "manual"]
+Local: TypeAlias = Literal["auto", "on", "off"]
 Rights: TypeAlias = Literal["get", "put", "get+put"]
 
 def generate_key() -> str:
@@ -29,6 +30,7 @@ class Settings(TypedDict):
     key_file: str | PathLike[str] | None
     insecure: bool
     encrypt: bool
+    local: Local | None
     gpu: int | None
     progress: Progress
     timeout: float | None

@@ -56,6 +56,9 @@ pub struct SendRequest {
     /// The payload, where the caller can read it and
     /// [`Session::eager_allowed`](super::Session::eager_allowed) says yes.
     pub eager: Option<Vec<u8>>,
+    /// Bytes of its chunks, where the data plane says them to the peer's in front of each. `None`: as the receiver says,
+    /// whose data plane takes no others.
+    pub chunk_bytes: Option<u32>,
 }
 
 /// What an operation of the peer covers in windows of this side, which allow it.

@@ -259,6 +259,8 @@ impl Session {
             return;
         };
         let channels = self.agreed.map_or(1, |agreed| agreed.channels);
+        let own = it.chunk_bytes.filter(|_| self.config.addressed);
+        let cut = own.map_or(cut, |bytes| ChunkPlan::even(cut.bytes(), bytes));
         let stream = &mut self.streams[Role::Sender as usize];
         let plan = Plan::new(cut, stream.end(), channels, window);
         let bytes = plan.bytes();

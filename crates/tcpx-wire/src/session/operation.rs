@@ -110,6 +110,8 @@ pub(super) struct Operation {
     pub(super) bytes: u64,
     /// Pieces of a list that it covers.
     pub(super) pieces: u32,
+    /// Bytes of a send's chunks, if they are not as the peer says.
+    pub(super) chunk_bytes: Option<u32>,
     /// It counts against a limit of the side that takes it.
     pub(super) is_counted: bool,
     pub(super) asked: Level,

@@ -5,6 +5,7 @@ use super::action::{Action, Chunk, OperationId};
 use super::error::DataFailure;
 use super::operation::{Moving, Origin, Stage};
 use crate::frame::{Frame, Role, TransferId};
+use crate::plan::ChunkPlan;
 use crate::time::Time;
 
 impl Session {
@@ -37,21 +38,25 @@ impl Session {
         }
     }
 
-    /// The header of a chunk of a transfer of `total` bytes has come to the window of a receive, which is matched to it. The
+    /// The header of a chunk of a transfer that is cut so has come to the window of a receive, which is matched to it. The
     /// data plane has checked that it fits, and says so before it says anything of its chunks.
-    pub fn window_begins(&mut self, now: Time, operation: OperationId, total: u64) {
+    pub fn window_begins(&mut self, now: Time, operation: OperationId, cut: ChunkPlan) {
         let it = self.operations.get_mut(operation);
         let Some(it) = it.filter(|it| it.is_live()) else {
             return;
         };
-        let Stage::Posted(posted) = &mut it.stage else {
-            return;
+        let posted = match &mut it.stage {
+            Stage::Posted(posted) if !posted.closing => posted,
+            Stage::Moving(moving) if moving.is_window && moving.passed.is_empty() => {
+                if moving.plan.bytes() == cut.bytes() {
+                    moving.plan = moving.plan.recut(cut);
+                }
+                return;
+            }
+            _ => return,
         };
-        if posted.closing {
-            return;
-        }
         let transfer = TransferId::to_window(posted.window);
-        let (plan, asked_by) = (posted.plan.for_total(total), posted.asked_by.take());
+        let (plan, asked_by) = (posted.plan.recut(cut), posted.asked_by.take());
         let (tag, level, number) = (it.tag, it.asked, it.number.take());
         it.clock.progressed(now);
         self.posting.open -= 1;

@@ -65,6 +65,7 @@ impl Session {
             level,
             deadlines,
             eager,
+            chunk_bytes,
         } = request;
         if bytes > MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
@@ -115,6 +116,7 @@ impl Session {
         };
         it.clock.progressed(now);
         (it.tag, it.pieces) = (tag, pieces);
+        it.chunk_bytes = chunk_bytes;
         it.is_counted = kind.is_peers();
         if !kind.has_tag() && !kind.is_peers() {
             self.start_one_sided(operation, payload);
@@ -221,6 +223,7 @@ impl Session {
             wire: None,
             bytes,
             pieces: 0,
+            chunk_bytes: None,
             is_counted: false,
             asked,
             level: asked,

@@ -34,14 +34,9 @@ impl Plan {
         Self::new(cut, 0, 1, window)
     }
 
-    /// The same for a transfer of so many bytes, see [`ChunkPlan::for_total`].
-    pub(super) fn for_total(&self, bytes: u64) -> Self {
-        Self::new(
-            self.cut.for_total(bytes),
-            self.first_sequence,
-            self.channels,
-            self.window,
-        )
+    /// The same for a transfer that is cut so.
+    pub(super) fn recut(&self, cut: ChunkPlan) -> Self {
+        Self::new(cut, self.first_sequence, self.channels, self.window)
     }
 
     pub(super) fn cut(&self) -> ChunkPlan {

@@ -116,6 +116,7 @@ fn send(tag: u64, bytes: u64, level: Level) -> SendRequest {
         level,
         deadlines: None,
         eager: None,
+        chunk_bytes: None,
     }
 }
 

@@ -80,11 +80,11 @@ impl Core {
                     }
                 }
             }
-            Completion::Begun { token, total } => {
+            Completion::Begun { token, cut } => {
                 if let Some(Token::Window(id, _)) = self.tokens.get(&token)
                     && self.operations.get(id).is_some_and(|op| !op.stopped)
                 {
-                    self.session.window_begins(now, *id, total);
+                    self.session.window_begins(now, *id, cut);
                 }
             }
             Completion::Placed {

@@ -348,6 +348,7 @@ impl Core {
             level: level.max(Level::Placed),
             deadlines: None,
             eager: None,
+            chunk_bytes: None,
         };
         let id = self.start_send(&mut lease, None, send)?;
         let (kind, state) = (OperationKind::PeerGet, TransferState::new(bytes));
@@ -376,7 +377,15 @@ impl Core {
         if self.gpu.is_some() {
             self.tick();
         }
-        let request = SendRequest { eager, ..request };
+        let chunk_bytes = match (&eager, self.channels.as_slice()) {
+            (None, [one]) => one.channel.chunk_bytes(&lease.all()),
+            _ => None,
+        };
+        let request = SendRequest {
+            eager,
+            chunk_bytes,
+            ..request
+        };
         let now = self.now();
         let started = self.session.send(now, request);
         if announced && started.is_ok() {
@@ -434,6 +443,7 @@ impl Core {
             level: Level::Placed,
             deadlines: notice.deadlines,
             eager: None,
+            chunk_bytes: None,
         };
         let (id, lease) = if self.session.eager_allowed(bytes) {
             let lease = self.lease_nothing()?;

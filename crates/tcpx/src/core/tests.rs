@@ -111,6 +111,7 @@ impl Scene {
                     level,
                     deadlines: None,
                     eager: (bytes <= 1024).then(|| vec![0; bytes]),
+                    chunk_bytes: None,
                 },
             ),
             Role::Receiver => self.core.session.receive(

@@ -150,6 +150,23 @@ pub(crate) fn mapped(gpu: &crate::Gpu, device: u64, parts: &[(usize, bool)]) -> 
     })
 }
 
+/// Memory that is mapped by its parts, which the fake does not allocate.
+pub(super) fn insert_mapped(
+    world: &mut World,
+    start: usize,
+    len: usize,
+    place: Place,
+    parts: Vec<(std::ops::Range<usize>, bool)>,
+) {
+    let memory = Memory {
+        layout: Layout::from_size_align(len, 1).unwrap(),
+        place,
+        context: 0,
+    };
+    world.memory.insert(start, memory);
+    world.mapped.insert(start, parts);
+}
+
 /// What the driver says about memory that it knows; of all else it knows nothing.
 pub(super) fn describe(world: &World, value: *mut c_void, attribute: i32, address: usize) -> i32 {
     use crate::driver::sys::CUpointer_attribute as Attribute;

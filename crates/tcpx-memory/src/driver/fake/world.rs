@@ -12,6 +12,7 @@ use super::captures::Captures;
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use super::memory::Memory;
 use super::persistent::{PersistentKernels, Residency};
+use super::sharing::Sharing;
 use super::teardown;
 use super::{CONTEXT, INVALID_CONTEXT, streams};
 use tcpx_wire::Descriptor;
@@ -81,6 +82,7 @@ pub(super) struct World {
     /// Launches of the unpack kernel by the pool's address.
     pub(super) launches: HashMap<usize, usize>,
     pub(super) persistent_kernels: PersistentKernels,
+    pub(super) sharing: Sharing,
     pub(super) next: usize,
 }
 
@@ -165,6 +167,12 @@ pub(crate) fn refuse_launches_to(address: u64) {
 pub(crate) fn looks(stream: u64) -> usize {
     let looks = |world: &mut World| world.looks.get(&(stream as usize)).copied();
     world(looks).unwrap_or(0)
+}
+
+/// How often the unpack kernel was launched, whatever it read.
+#[cfg(test)]
+pub(crate) fn all_launches() -> usize {
+    world(|world| world.launches.values().sum())
 }
 
 /// How often the unpack kernel was launched for the pool at this address.

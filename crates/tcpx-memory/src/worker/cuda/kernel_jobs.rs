@@ -147,11 +147,10 @@ impl KernelJobs {
         }
     }
 
-    /// Whether a copy, with memory in pieces at one end, is the kernel's: it moves many short pieces in one launch.
+    /// Whether a copy, with memory in pieces at one end or both, is the kernel's: it moves many short pieces in one
+    /// launch.
     pub(super) fn takes(&self, from: &RegionSlice, to: &RegionSlice) -> bool {
-        // An entry names one end by an address, and its place there in 32 bits.
-        let is_named =
-            from.is_in_pieces() != to.is_in_pieces() && u32::try_from(from.len()).is_ok();
+        let is_named = u32::try_from(from.len()).is_ok() && near_end(from, to).is_some();
         is_named && from.len() / parts(from, to, 0).count().max(1) < LONG_PIECES
     }
 
@@ -438,8 +437,10 @@ impl Group {
 
 fn way(work: &Work) -> Way {
     match work {
-        Work::Copy { to, .. } if to.is_in_pieces() => Way::Scatter,
-        Work::Copy { .. } => Way::Pack,
+        Work::Copy { from, to } => match near_end(from, to) {
+            Some((_, true)) => Way::Pack,
+            _ => Way::Scatter,
+        },
         Work::Unpack { .. } | Work::Checksum { .. } => Way::Unpack,
     }
 }
@@ -453,16 +454,39 @@ fn base(ticket: &Ticket) -> Option<(u64, bool)> {
             with: UnpackMethod::Kernel,
             ..
         } => Some((pool.slice().device_address()?, false)),
-        Work::Copy { from, to } => {
-            let packs = way(ticket.work()) == Way::Pack;
-            let near = if packs { to } else { from };
-            let address = near.device_address()?;
+        Work::Copy { from, to } => near_end(from, to),
+        Work::Unpack { .. } | Work::Checksum { .. } => None,
+    }
+}
+
+/// An entry names one end of a copy in 32 bits: an address to count from, and whether bytes go there. `None` where
+/// neither end lies within 4 GiB.
+fn near_end(from: &RegionSlice, to: &RegionSlice) -> Option<(u64, bool)> {
+    let of = |near: &RegionSlice| match near.device_address() {
+        Some(address) => {
             // Slots of one pool lie in one region.
             let is_short = u32::try_from(near.region().len()).is_ok();
             let before = if is_short { near.offset() } else { 0 };
-            Some((address - before as u64, packs))
+            Some(address - before as u64)
         }
-        Work::Unpack { .. } | Work::Checksum { .. } => None,
+        None => {
+            let parts = near.device_parts(0..near.len()).ok()??;
+            let (mut lowest, mut end) = (u64::MAX, 0);
+            for (start, len) in parts {
+                (lowest, end) = (lowest.min(start), end.max(start + len as u64));
+            }
+            // The same for jobs whose pieces lie near each other.
+            let even = lowest & !u64::from(u32::MAX);
+            let reaches = |base: u64| u32::try_from(end.checked_sub(base)?).ok().map(|_| base);
+            reaches(even).or_else(|| reaches(lowest))
+        }
+    };
+    match (from.is_in_pieces(), to.is_in_pieces()) {
+        (true, false) => of(to).map(|base| (base, true)),
+        (false, _) => of(from).map(|base| (base, false)),
+        (true, true) => of(from)
+            .map(|base| (base, false))
+            .or_else(|| of(to).map(|base| (base, true))),
     }
 }
 

@@ -1,78 +1,185 @@
-//! What this side exposes: a table in its own memory, which the peer's process reads.
+//! What this side exposes: a table in memory that the peer's process has mapped, too.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use tcpx_memory::RegionSlice;
+use tcpx_lanes::shared_words::SharedWords;
 use tcpx_wire::chunk_header::ChunkHeader;
 
-/// Bytes in front of the entries, by which the reader knows the table.
+/// Bytes in front of the entries, by which the reader knows the process that the table is of.
 pub(super) const PROOF_BYTES: usize = 32;
-/// Bytes of an entry: name of the window, index of the chunk and 1, address, and number of parts. With one part the
-/// address is the payload's; with more it is that of a list of their addresses and lengths.
-pub(super) const ENTRY_BYTES: usize = 32;
-const WORDS: usize = ENTRY_BYTES / 8;
+const PROOF: usize = PROOF_BYTES / 8;
+/// Words of an entry: name of the window, index of the chunk and 1, number of parts, and the first part.
+const ENTRY: usize = 8;
+/// Words of a part: [whose memory](HOST), address or offset there, length.
+const PART: usize = 3;
 /// A chunk in more parts is sent in one piece.
-pub(super) const MOST_PARTS: usize = 256;
+pub(super) const MOST_PARTS: usize = 1024;
+/// Words of one entry with its further parts, which lie behind all entries.
+const ALL: usize = ENTRY + PART * MOST_PARTS;
 
-/// The table: proof, then an entry for each send in flight.
+/// Marks parts of the process's own address space. GPU memory counts from 1.
+pub(super) const HOST: u64 = 0;
+
+/// Where a part lies.
+pub(super) type PartWords = [u64; PART];
+
+/// The table: proof, an entry for each send in flight, and their further parts.
 #[derive(Debug)]
-pub(super) struct Table {
-    words: Box<[AtomicU64]>,
+pub(super) struct Table(SharedWords);
+
+/// What is known of an entry that was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tcp) struct Mark {
+    entry: u16,
+    /// Window and index, as the entry has them while the chunk is exposed.
+    live: [u64; 2],
+}
+
+impl Mark {
+    pub(super) fn new(entry: u16, header: &ChunkHeader) -> Self {
+        let live = [header.transfer.0, header.sequence.wrapping_add(1)];
+        Self { entry, live }
+    }
 }
 
 impl Table {
-    pub(super) fn new(proof: &[u8; PROOF_BYTES], entries: u16) -> Arc<Self> {
+    pub(super) fn new(proof: &[u8; PROOF_BYTES], entries: u16) -> io::Result<Arc<Self>> {
+        let table = Self(SharedWords::new(PROOF + ALL * usize::from(entries))?);
         let (proof, _) = proof.as_chunks::<8>();
-        let proof = proof.iter().map(|word| u64::from_ne_bytes(*word));
-        let entries = std::iter::repeat_n(0, WORDS * usize::from(entries));
-        Arc::new(Self {
-            words: proof.chain(entries).map(AtomicU64::new).collect(),
-        })
+        for (word, value) in table.0.words().iter().zip(proof) {
+            word.store(u64::from_ne_bytes(*value), Ordering::Release);
+        }
+        Ok(Arc::new(table))
     }
 
-    /// Where it begins.
+    /// The table of a peer.
+    pub(super) fn of_peer(words: SharedWords) -> Self {
+        Self(words)
+    }
+
+    /// Where it begins in the process that made it.
     pub(super) fn address(&self) -> u64 {
-        self.words.as_ptr().addr() as u64
+        self.0.words().as_ptr().addr() as u64
     }
 
-    fn entry(&self, entry: u16) -> Option<&[AtomicU64; WORDS]> {
-        let start = PROOF_BYTES / 8 + WORDS * usize::from(entry);
-        self.words.get(start..)?.first_chunk()
+    fn entry(&self, entry: u16) -> Option<&[AtomicU64; ENTRY]> {
+        let words = self.0.words();
+        let entries = (words.len() - PROOF.min(words.len())) / ALL;
+        let at = usize::from(entry);
+        words
+            .get(PROOF + ENTRY * at..)?
+            .first_chunk()
+            .filter(|_| at < entries)
     }
 
-    /// Fills the entry of a slot, which is empty. `None` where the chunk has too many parts.
+    /// The words of its parts behind the first.
+    fn further(&self, entry: u16) -> Option<&[AtomicU64]> {
+        let words = self.0.words();
+        let entries = (words.len() - PROOF.min(words.len())) / ALL;
+        let start = PROOF + ENTRY * entries + PART * MOST_PARTS * usize::from(entry);
+        words.get(start..start + PART * MOST_PARTS)
+    }
+
+    /// Fills the entry of a slot, which is empty. `None` where there are too many parts.
     pub(super) fn expose(
         self: &Arc<Self>,
         slot: u16,
         header: &[u8; ChunkHeader::BYTES],
-        payload: &RegionSlice,
+        mut parts: impl Iterator<Item = PartWords>,
     ) -> Option<Exposed> {
         let header = ChunkHeader::decode(header).ok()?;
-        let parts = payload.host_parts(0..payload.len()).ok()??;
-        let mut parts = parts.map(|(start, len)| [start.addr() as u64, len as u64]);
-        let first = parts.next()?;
-        let rest: Vec<_> = parts.take(MOST_PARTS).collect();
-        let (address, list) = match rest.is_empty() {
-            true => (first[0], None),
-            false if rest.len() == MOST_PARTS => return None,
-            false => {
-                let list: Box<[_]> = std::iter::once(first).chain(rest).collect();
-                (list.as_ptr().addr() as u64, Some(list))
+        let [window, index, count, first @ .., _, _] = self.entry(slot)?;
+        let store = |words: &[AtomicU64], part: PartWords| {
+            for (word, value) in words.iter().zip(part) {
+                word.store(value, Ordering::Release);
             }
         };
-        let count = list.as_ref().map_or(1, |list| list.len()) as u64;
-        let [window, index, at, parts] = self.entry(slot)?;
-        for (word, value) in [(at, address), (parts, count), (window, header.transfer.0)] {
-            word.store(value, Ordering::Release);
+        store(first, parts.next()?);
+        let mut places = self.further(slot)?.chunks(PART);
+        let mut all = 1;
+        for part in parts {
+            if all == MOST_PARTS {
+                return None;
+            }
+            store(places.next()?, part);
+            all += 1;
         }
+        count.store(all as u64, Ordering::Release);
+        window.store(header.transfer.0, Ordering::Release);
         index.store(header.sequence.wrapping_add(1), Ordering::Release);
         Some(Exposed {
             table: Arc::clone(self),
             slot,
-            _list: list,
         })
     }
+
+    /// Whether the chunk is exposed: what was read before was its payload.
+    pub(super) fn is_live(&self, mark: Mark) -> bool {
+        // Behind everything that was read of the payload.
+        fence(Ordering::SeqCst);
+        self.entry(mark.entry).is_some_and(|[window, index, ..]| {
+            [window, index].map(|word| word.load(Ordering::SeqCst)) == mark.live
+        })
+    }
+
+    /// The first part of an exposed chunk, and the others, the last one first. `None` where it is not exposed.
+    ///
+    /// # Errors
+    /// It says what cannot be.
+    pub(super) fn parts(
+        &self,
+        mark: Mark,
+        length: u64,
+    ) -> io::Result<Option<(PartWords, Vec<PartWords>)>> {
+        let Some([_, _, count, first @ .., _, _]) = self.entry(mark.entry) else {
+            return Err(impossible("no such entry".to_owned()));
+        };
+        if !self.is_live(mark) {
+            return Ok(None);
+        }
+        let load = |words: &[AtomicU64]| {
+            let mut part = PartWords::default();
+            for (value, word) in part.iter_mut().zip(words) {
+                *value = word.load(Ordering::Acquire);
+            }
+            part
+        };
+        let (first, count) = (load(first), count.load(Ordering::Acquire));
+        let further = usize::try_from(count).unwrap_or(usize::MAX).wrapping_sub(1);
+        let words = self.further(mark.entry).unwrap_or_default();
+        let further: Vec<_> = match further {
+            0 => Vec::new(),
+            further => words.chunks(PART).take(further).rev().map(load).collect(),
+        };
+        // What is let go of meanwhile may say anything.
+        if !self.is_live(mark) {
+            return Ok(None);
+        }
+        let sum = {
+            let mut lengths = further.iter().chain([&first]).map(|[_, _, len]| *len);
+            lengths.try_fold(0u64, u64::checked_add)
+        };
+        if sum != Some(length) || further.len() as u64 + 1 != count {
+            return Err(impossible(format!("{count} parts of {sum:?} bytes")));
+        }
+        Ok(Some((first, further)))
+    }
+}
+
+impl AsFd for Table {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+pub(super) fn impossible(what: String) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the peer's table says {what}"),
+    )
 }
 
 /// A chunk that the peer may read until this is dropped: what it read by then, and nothing that it reads later, counts.
@@ -81,7 +188,6 @@ impl Table {
 pub(in crate::tcp) struct Exposed {
     table: Arc<Table>,
     slot: u16,
-    _list: Option<Box<[[u64; 2]]>>,
 }
 
 impl Drop for Exposed {

@@ -4,31 +4,43 @@ use std::io;
 
 use rustix::process::Pid;
 use tcpx_lanes::socket_calls::{Part, Span, read_process, read_process_bytes};
-use tcpx_memory::RegionSlice;
+use tcpx_memory::{Access, Gather, MemoryKind, RegionSlice};
 use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 
-use super::exposed::{ENTRY_BYTES, MOST_PARTS, PROOF_BYTES};
+use super::exposed::{HOST, Mark, PROOF_BYTES, PartWords, Table, impossible};
+use super::gpu_memory::GpuMemory;
 
 /// Bytes that one call copies: a lane looks at the rest of its work in between.
 const SLICE_BYTES: usize = 256 << 10;
+/// Parts that one call copies.
+const SLICE_PARTS: usize = 256;
 
-/// The memory of the peer's process, and its table there.
+/// The peer's table, and the memory of its process, if that may be read.
 #[derive(Debug)]
 pub(in crate::tcp) struct PeerMemory {
-    process: Pid,
-    table: u64,
+    pub(super) table: Table,
+    pub(super) process: Option<Pid>,
 }
 
 /// Where an exposed chunk lies.
 #[derive(Debug)]
 pub(in crate::tcp) struct Source {
-    /// Window and index, as the entry has them while the chunk is exposed.
-    live: [u8; 16],
-    entry: u64,
-    /// The part that is being read, by address and length.
-    part: [u64; 2],
-    /// Those behind it, the last one first.
-    rest: Vec<[u64; 2]>,
+    pub(in crate::tcp) mark: Mark,
+    pub(in crate::tcp) place: Place,
+}
+
+/// In whose memory.
+#[derive(Debug)]
+pub(in crate::tcp) enum Place {
+    /// The process's.
+    Host {
+        /// The part that is being read.
+        part: PartWords,
+        /// Those behind it, the last one first.
+        rest: Vec<PartWords>,
+    },
+    /// A GPU's, as this process has it mapped.
+    Gpu(RegionSlice),
 }
 
 /// What a read came to.
@@ -40,86 +52,53 @@ pub(in crate::tcp) enum Read {
     LetGo,
 }
 
+/// Whether this process may read the other's, and that is the one that knows the proof.
+///
+/// # Errors
+/// The kernel lets nobody read it, or something else is there.
+pub(super) fn prove(process: Pid, table: u64, proof: &[u8; PROOF_BYTES]) -> io::Result<()> {
+    let mut there = [0; PROOF_BYTES];
+    let at = remote(table, PROOF_BYTES as u64);
+    match read_process_bytes(process, at, &mut there)? {
+        PROOF_BYTES if there == *proof => Ok(()),
+        PROOF_BYTES => Err(io::Error::other("it holds another value")),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 impl PeerMemory {
-    /// The memory of this process, if its table begins with the proof.
+    /// Where the payload of a chunk lies, which goes to memory of this kind; `None` where its sender has let go of it.
     ///
     /// # Errors
-    /// The kernel lets nobody read it, or something else is there.
-    pub(super) fn proven(process: Pid, table: u64, proof: &[u8; PROOF_BYTES]) -> io::Result<Self> {
-        let memory = Self { process, table };
-        let mut there = [0; PROOF_BYTES];
-        memory.read_all(table, &mut there)?;
-        match there == *proof {
-            true => Ok(memory),
-            false => Err(io::Error::other("it holds another value")),
-        }
-    }
-
-    fn read_all(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        match read_process_bytes(self.process, remote(at, into.len() as u64), into)? {
-            bytes if bytes == into.len() => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
-
-    /// Where the payload of a chunk lies; `None` where its sender has let go of it.
-    ///
-    /// # Errors
-    /// The peer's memory cannot be read, or says what cannot be.
-    pub(in crate::tcp) fn find(&self, header: &ChunkHeader) -> io::Result<Option<Source>> {
+    /// The peer's memory cannot be read, or its table says what cannot be.
+    pub(in crate::tcp) fn find(
+        &self,
+        header: &ChunkHeader,
+        gpus: Option<&GpuMemory>,
+        to: MemoryKind,
+    ) -> io::Result<Option<Source>> {
         let ChunkPayload::Exposed { entry } = header.payload else {
             return Ok(None);
         };
-        let entry = self
-            .table
-            .wrapping_add((PROOF_BYTES + ENTRY_BYTES * usize::from(entry)) as u64);
-        let mut live = [0; 16];
-        live[..8].copy_from_slice(&header.transfer.0.to_ne_bytes());
-        live[8..].copy_from_slice(&header.sequence.wrapping_add(1).to_ne_bytes());
-        let mut words = [[0; 8]; ENTRY_BYTES / 8];
-        self.read_all(entry, words.as_flattened_mut())?;
-        let [_, _, address, count] = words.map(u64::from_ne_bytes);
-        if words.as_flattened()[..16] != live {
+        let mark = Mark::new(entry, header);
+        let Some((part, rest)) = self.table.parts(mark, header.length.into())? else {
             return Ok(None);
-        }
-        let length = u64::from(header.length);
-        let mut source = Source {
-            live,
-            entry,
-            part: [address, length],
-            rest: Vec::new(),
         };
-        if count != 1 {
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            if count > MOST_PARTS {
-                return Err(impossible(format!("{count} parts")));
-            }
-            let mut list = vec![[[0; 8]; 2]; count];
-            let read = self.read_all(address, list.as_flattened_mut().as_flattened_mut());
-            // What is let go of meanwhile may say anything.
-            if !self.is_live(&source)? {
-                return Ok(None);
-            }
-            read?;
-            let parts = list.into_iter().rev();
-            source.rest = parts.map(|part| part.map(u64::from_ne_bytes)).collect();
-            let mut lengths = source.rest.iter().map(|[_, len]| *len);
-            let sum = lengths.try_fold(0u64, u64::checked_add);
-            if sum != Some(length) {
-                return Err(impossible(format!("parts of {sum:?} bytes")));
-            }
-            source.part = source.rest.pop().unwrap_or_default();
-        }
-        Ok(Some(source))
+        let is_host = |[of, ..]: &PartWords| *of == HOST;
+        let place = match gpus {
+            _ if is_host(&part) && rest.iter().all(is_host) => Place::Host { part, rest },
+            Some(gpus) => Place::Gpu(mapped(gpus, to, part, rest)?),
+            None => return Err(impossible("GPU memory, which is not read here".to_owned())),
+        };
+        Ok(Some(Source { mark, place }))
     }
 
-    fn is_live(&self, source: &Source) -> io::Result<bool> {
-        let mut there = [0; 16];
-        self.read_all(source.entry, &mut there)?;
-        Ok(there == source.live)
+    /// Whether the sender has not let go of the chunk: all that was read of it before was its payload.
+    pub(in crate::tcp) fn is_live(&self, mark: Mark) -> bool {
+        self.table.is_live(mark)
     }
 
-    /// Copies what follows the first `done` bytes of a chunk, some of it.
+    /// Copies what follows the first `done` bytes of a chunk in host memory, some of it.
     ///
     /// # Errors
     /// The peer's memory cannot be read.
@@ -129,59 +108,89 @@ impl PeerMemory {
         into: &RegionSlice,
         done: usize,
     ) -> io::Result<Read> {
-        let wanted = (into.len() - done).min(SLICE_BYTES);
-        let mut spans = [Span::EMPTY; MOST_PARTS + 1];
-        let (mut count, mut left) = (0, wanted as u64);
-        for [at, len] in std::iter::once(&source.part).chain(source.rest.iter().rev()) {
-            if left == 0 {
-                break;
-            }
-            let len = left.min(*len);
-            spans[count] = remote(*at, len);
-            (count, left) = (count + 1, left - len);
+        let (Place::Host { part, rest }, Some(process)) = (&mut source.place, self.process) else {
+            return Err(impossible("host memory, which is not read here".to_owned()));
+        };
+        let most = (into.len() - done).min(SLICE_BYTES);
+        let mut spans = [Span::EMPTY; SLICE_PARTS];
+        let (mut wanted, mut count) = (0, 0);
+        for ([_, at, len], span) in std::iter::once(&*part)
+            .chain(rest.iter().rev())
+            .zip(&mut spans)
+        {
+            let len = (most as u64 - wanted).min(*len);
+            *span = remote(*at, len);
+            (wanted, count) = (wanted + len, count + usize::from(len > 0));
         }
-        // Read behind the payload in the same call: what it says then was so when the last byte was copied.
-        spans[count] = remote(source.entry, source.live.len() as u64);
-        let mut there = [0; 16];
-        let part = Part {
+        let local = Part {
             slice: into,
             from: done,
-            len: wanted,
+            len: wanted as usize,
         };
-        let read = read_process(self.process, &spans[..=count], part, &mut there);
-        if read
-            .as_ref()
-            .is_ok_and(|read| *read == wanted + there.len())
-        {
-            if there != source.live {
-                return Ok(Read::LetGo);
-            }
-        } else if !self.is_live(source)? {
+        let read = read_process(process, &spans[..count], local, &mut []);
+        if !self.is_live(source.mark) {
             return Ok(Read::LetGo);
         }
-        let bytes = read?.min(wanted);
-        if bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match read? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            bytes => {
+                skip(part, rest, bytes as u64);
+                Ok(Read::Bytes(bytes))
+            }
         }
-        source.skip(bytes as u64);
-        Ok(Read::Bytes(bytes))
     }
 }
 
-impl Source {
-    fn skip(&mut self, mut bytes: u64) {
-        loop {
-            let [at, len] = &mut self.part;
-            let step = bytes.min(*len);
-            (*at, *len, bytes) = (at.wrapping_add(step), *len - step, bytes - step);
-            if *len > 0 {
-                return;
+/// The parts as memory of this process.
+fn mapped(
+    gpus: &GpuMemory,
+    to: MemoryKind,
+    part: PartWords,
+    rest: Vec<PartWords>,
+) -> io::Result<RegionSlice> {
+    let unknown = || impossible("GPU memory that nobody knows".to_owned());
+    let place = |part: PartWords| {
+        let [of, at, len] = part.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
+        (of as u64, at..at.saturating_add(len))
+    };
+    if rest.is_empty() {
+        let (of, range) = place(part);
+        let memory = gpus.imported(of, to).ok_or_else(unknown)?;
+        return memory.slice(range).map_err(io::Error::other);
+    }
+    let (mut names, mut parents) = (Vec::new(), Vec::new());
+    let mut pieces = Vec::with_capacity(rest.len() + 1);
+    for part in std::iter::once(part).chain(rest.into_iter().rev()) {
+        let (of, range) = place(part);
+        let known = match names.iter().position(|name| *name == of) {
+            Some(known) => known,
+            None => {
+                names.push(of);
+                parents.push(gpus.imported(of, to).ok_or_else(unknown)?);
+                names.len() - 1
             }
-            let Some(next) = self.rest.pop() else {
-                return;
-            };
-            self.part = next;
+        };
+        pieces.push((known, range));
+    }
+    let gathered = Gather::new(&parents, pieces.into_iter(), Access::Read)
+        .and_then(|gather| gather.region("the peer's send"));
+    gathered
+        .map(|region| region.all())
+        .map_err(io::Error::other)
+}
+
+fn skip(part: &mut PartWords, rest: &mut Vec<PartWords>, mut bytes: u64) {
+    loop {
+        let [_, at, len] = &mut *part;
+        let step = bytes.min(*len);
+        (*at, *len, bytes) = (at.wrapping_add(step), *len - step, bytes - step);
+        if *len > 0 {
+            return;
         }
+        let Some(next) = rest.pop() else {
+            return;
+        };
+        *part = next;
     }
 }
 
@@ -190,23 +199,20 @@ fn remote(at: u64, len: u64) -> Span {
     Span::new(std::ptr::without_provenance_mut(at as usize), len as usize)
 }
 
-fn impossible(what: String) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the peer's table says {what}"),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
     use rustix::process::getpid;
-    use tcpx_memory::{Access, Gather, Region};
+    use std::os::fd::AsFd;
+
+    use tcpx_lanes::shared_words::SharedWords;
+    use tcpx_memory::Region;
     use tcpx_wire::TransferId;
 
-    use super::super::exposed::{Exposed, Table};
+    use super::super::exposed::{Exposed, MOST_PARTS};
+    use super::super::host_parts;
     use super::*;
 
     const PROOF: [u8; PROOF_BYTES] = [7; PROOF_BYTES];
@@ -228,7 +234,7 @@ mod tests {
         let ChunkPayload::Exposed { entry } = header.payload else {
             panic!("it is exposed");
         };
-        let exposed = table.expose(entry, &header.encode(), payload);
+        let exposed = table.expose(entry, &header.encode(), host_parts(payload));
         exposed.expect("few parts")
     }
 
@@ -246,27 +252,37 @@ mod tests {
     }
 
     fn peer(table: &Table) -> PeerMemory {
-        PeerMemory::proven(getpid(), table.address(), &PROOF).unwrap()
+        let words = SharedWords::open(table.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        PeerMemory {
+            table: Table::of_peer(words),
+            process: Some(getpid()),
+        }
+    }
+
+    fn find(peer: &PeerMemory, header: &ChunkHeader) -> io::Result<Option<Source>> {
+        peer.find(header, None, MemoryKind::Host)
     }
 
     #[test]
     fn memory_without_the_proof_is_nobodys() {
-        let table = Table::new(&PROOF, 2);
+        let table = Table::new(&PROOF, 2).unwrap();
         for (at, proof) in [(table.address(), [8; PROOF_BYTES]), (16, PROOF)] {
-            assert!(PeerMemory::proven(getpid(), at, &proof).is_err());
+            assert!(prove(getpid(), at, &proof).is_err());
         }
+        prove(getpid(), table.address(), &PROOF).unwrap();
+        {}
     }
 
     #[test]
     fn what_is_exposed_is_read_whole_in_one_part_and_in_many() {
-        let (table, source) = (Table::new(&PROOF, 2), filled());
+        let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
         let pieces = (0..200).rev().map(|at| at * 3000..(at + 1) * 3000);
         let gathered = gathered(&source, pieces);
         for (window, payload) in [(1, source.all()), (2, gathered)] {
             let header = header(window, 1, LENGTH);
             let _exposed = expose(&table, &header, &payload);
             let into = Region::host(LENGTH).unwrap();
-            let mut found = peer(&table).find(&header).unwrap().unwrap();
+            let mut found = find(&peer(&table), &header).unwrap().unwrap();
             let mut done = 0;
             while done < LENGTH {
                 match peer(&table).read(&mut found, &into.all(), done).unwrap() {
@@ -284,11 +300,11 @@ mod tests {
     #[test]
     fn what_was_let_go_of_is_not_read_to_its_end_whoever_has_the_entry_now() {
         for exposed_again in [false, true] {
-            let (table, source) = (Table::new(&PROOF, 2), filled());
+            let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
             let first = header(5, 1, LENGTH);
             let exposed = expose(&table, &first, &source.all());
             let into = Region::host(LENGTH).unwrap().all();
-            let mut found = peer(&table).find(&first).unwrap().unwrap();
+            let mut found = find(&peer(&table), &first).unwrap().unwrap();
             let read = peer(&table).read(&mut found, &into, 0).unwrap();
             assert_eq!(read, Read::Bytes(SLICE_BYTES));
             drop(exposed);
@@ -296,38 +312,49 @@ mod tests {
             let _next = exposed_again.then(|| expose(&table, &next, &source.all()));
             let read = peer(&table).read(&mut found, &into, SLICE_BYTES).unwrap();
             assert_eq!(read, Read::LetGo);
-            assert!(peer(&table).find(&first).unwrap().is_none());
+            assert!(find(&peer(&table), &first).unwrap().is_none());
         }
     }
 
     #[test]
     fn a_chunk_in_too_many_parts_is_not_exposed() {
-        let (table, source) = (Table::new(&PROOF, 1), filled());
+        let (table, source) = (Table::new(&PROOF, 1).unwrap(), filled());
         for (parts, is_exposed) in [(MOST_PARTS, true), (MOST_PARTS + 1, false)] {
             let gathered = gathered(&source, (0..parts).map(|at| at * 2..at * 2 + 1));
             let header = header(1, 0, parts);
-            let exposed = table.expose(0, &header.encode(), &gathered);
+            let exposed = table.expose(0, &header.encode(), host_parts(&gathered));
             assert_eq!(exposed.is_some(), is_exposed, "{parts} parts");
         }
     }
 
     #[test]
     fn a_table_that_says_what_cannot_be_is_an_error() {
-        let (table, source) = (Table::new(&PROOF, 1), filled());
+        let source = filled();
+        let at = source.all().address();
         let header = header(1, 0, LENGTH);
-        let _exposed = expose(&table, &header, &source.slice(..10).unwrap());
-        // Another length than the header's reads what lies behind; there is a list with none.
-        let words = [[1, 1, 0, 2], [1, 1, 0, 1 << 40], [1, 1, 16, 1]];
-        for entry in words {
-            let memory: Vec<u64> = [u64::from_ne_bytes([7; 8]); 4]
-                .into_iter()
-                .chain(entry)
-                .collect();
-            let peer = PeerMemory::proven(getpid(), memory.as_ptr().addr() as u64, &PROOF).unwrap();
+        let length = LENGTH as u64;
+        let lies: [&[PartWords]; 6] = [
+            &[[HOST, at, length - 1]],
+            &[[HOST, at, length + 1]],
+            &[[HOST, at, length], [HOST, at, u64::MAX]],
+            &[[HOST, at, 1], [HOST, at, 1]],
+            &[[1, 0, length]],
+            &[[HOST, 16, length]],
+        ];
+        for parts in lies {
+            let table = Table::new(&PROOF, 1).unwrap();
+            let _exposed = table.expose(0, &header.encode(), parts.iter().copied());
             let into = Region::host(LENGTH).unwrap().all();
-            let found = peer.find(&header);
+            let peer = peer(&table);
+            let found = find(&peer, &header);
             let read = found.and_then(|found| peer.read(&mut found.unwrap(), &into, 0));
-            assert!(read.is_err(), "{entry:?}: {read:?}");
+            assert!(read.is_err(), "{parts:?}: {read:?}");
         }
+        let table = Table::new(&PROOF, 1).unwrap();
+        let beyond = ChunkHeader {
+            payload: ChunkPayload::Exposed { entry: 1 },
+            ..header
+        };
+        assert!(find(&peer(&table), &beyond).is_err());
     }
 }

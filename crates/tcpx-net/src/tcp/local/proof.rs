@@ -1,18 +1,24 @@
 //! How a side learns which process of its host the peer is: the peer connects to a socket without a place in the file
-//! system, whose name only the two ends of the session know, and the kernel says who did.
+//! system, whose name only the two ends of the session know, and the kernel says who did. Descriptors travel there.
 
-use std::io::{self, Read as _, Write as _};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::geteuid;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+use rustix::process::{geteuid, getpid};
+use tcpx_lanes::shared_words::SharedWords;
 use tcpx_lanes::socket::{peer_process, timespec};
+use tcpx_memory::Gpu;
 
 use super::exposed::{PROOF_BYTES, Table};
-use super::peer_memory::PeerMemory;
+use super::gpu_memory::{GpuMemory, Message};
+use super::peer_memory::{PeerMemory, prove};
 use super::{Local, LocalPath};
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
@@ -23,9 +29,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A peer that seems to be on this host may come through it.
 #[derive(Debug)]
 pub(in crate::tcp) struct Door {
-    listener: UnixListener,
+    listener: OwnedFd,
     table: Arc<Table>,
 }
+
+/// Who came through a door.
+struct Came {
+    socket: OwnedFd,
+    memory: PeerMemory,
+    /// Why its process's memory cannot be read.
+    refused: Option<io::Error>,
+    has_gpus: bool,
+    is_own: bool,
+}
+
+/// What a side reads of the other: bits of one byte.
+const READS_HOST: u8 = 1;
+const READS_GPUS: u8 = 2;
 
 /// What a side's table begins with, and the name of its socket.
 fn proof(setup: &Setup<'_>, side: Side) -> ([u8; PROOF_BYTES], [u8; 32]) {
@@ -37,10 +57,16 @@ fn proof(setup: &Setup<'_>, side: Side) -> ([u8; PROOF_BYTES], [u8; 32]) {
     (table, door)
 }
 
-fn address(door: [u8; 32]) -> io::Result<SocketAddr> {
+fn address(door: [u8; 32]) -> io::Result<SocketAddrUnix> {
     let (name, _) = door.split_at(16);
     let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    SocketAddr::from_abstract_name(format!("tcpx-{name}"))
+    let name = format!("tcpx-{name}");
+    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+}
+
+fn socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 fn other(side: Side) -> Side {
@@ -48,6 +74,11 @@ fn other(side: Side) -> Side {
         Side::Client => Side::Server,
         Side::Server => Side::Client,
     }
+}
+
+fn gpus(setup: &Setup<'_>) -> Vec<Gpu> {
+    let gpus = setup.workers.iter().filter_map(|worker| worker.gpu());
+    gpus.cloned().collect()
 }
 
 impl Door {
@@ -62,21 +93,17 @@ impl Door {
             return None;
         }
         let (proof, door) = proof(setup, setup.side);
-        let listener = address(door).and_then(|address| UnixListener::bind_addr(&address));
-        let listener = listener.and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        match listener {
-            Ok(listener) => Some(Self {
-                listener,
-                table: Table::new(&proof, sends),
-            }),
-            Err(error) => {
-                tracing::debug!(%error, "no door for a peer on this host");
-                None
-            }
-        }
+        let open = || {
+            let listener = socket()?;
+            bind(&listener, &address(door)?)?;
+            listen(&listener, 1)?;
+            let table = Table::new(&proof, sends)?;
+            io::Result::Ok(Self { listener, table })
+        };
+        let opened = open();
+        opened
+            .inspect_err(|error| tracing::debug!(%error, "no door for a peer on this host"))
+            .ok()
     }
 
     /// One round with a peer that has a door too.
@@ -87,48 +114,93 @@ impl Door {
     ) -> Result<LocalPath, NetworkError> {
         // Kept until the peer has come, which reads who this is.
         let said = self.say(setup);
-        let peer = said.as_ref().map_err(ToString::to_string).and_then(|_| {
-            let peer = self.hear(setup);
-            peer.map_err(|error| error.to_string())
-        });
-        if let Err(error) = &peer {
-            tracing::info!(peer = %setup.peer, %error, "memory of the peer, which is on this host, cannot be read where it lies");
+        let came = said.and_then(|said| Ok((said, self.hear(setup)?)));
+        let reads = match &came {
+            Ok((_, came)) => {
+                let both = came.has_gpus && !setup.workers.is_empty();
+                let bits = [(came.refused.is_none(), READS_HOST), (both, READS_GPUS)];
+                let reads = bits.into_iter().filter(|(reads, _)| *reads);
+                reads.fold(0, |all, (_, bit)| all | bit)
+            }
+            Err(_) => 0,
+        };
+        let [theirs] = exchange.exchange(&[reads], &mut ())?[..] else {
+            return Ok(LocalPath::default());
+        };
+        let mut path = LocalPath::default();
+        match came {
+            Err(error) => path.refused(setup, &error),
+            Ok((said, came)) => {
+                if let Some(error) = &came.refused {
+                    path.refused(setup, error);
+                }
+                path.exposes_host = theirs & READS_HOST != 0;
+                path.reads_host = reads & READS_HOST != 0;
+                // Each side has what the other says that it has.
+                if reads & theirs & READS_GPUS != 0 {
+                    let sockets = [said, came.socket];
+                    match GpuMemory::start(sockets, gpus(setup), came.is_own) {
+                        Ok(memory) => path.gpus = Some(memory),
+                        Err(error) => tracing::warn!(%error, "GPU memory goes over TCP"),
+                    }
+                }
+                path.table = Some(self.table);
+                path.peer = Some(came.memory);
+            }
         }
-        let theirs = exchange.exchange(&[u8::from(peer.is_ok())], &mut ())?;
-        Ok(LocalPath {
-            table: (theirs == [1]).then_some(self.table),
-            peer: peer.ok(),
-            ..LocalPath::default()
-        })
+        Ok(path)
     }
 
     /// Goes through the peer's door and says where this side's table is.
-    fn say(&self, setup: &Setup<'_>) -> io::Result<UnixStream> {
+    fn say(&self, setup: &Setup<'_>) -> io::Result<OwnedFd> {
         let (_, door) = proof(setup, other(setup.side));
-        let mut stream = UnixStream::connect_addr(&address(door)?)?;
-        stream.write_all(&self.table.address().to_ne_bytes())?;
-        Ok(stream)
+        let stream = socket()?;
+        connect(&stream, &address(door)?)?;
+        let message = Message::Table {
+            address: self.table.address(),
+            has_gpus: !setup.workers.is_empty(),
+        };
+        match message.send(&stream, Some(self.table.as_fd()))? {
+            true => Ok(stream),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 
     /// Sees who comes through this side's door.
-    fn hear(&self, setup: &Setup<'_>) -> io::Result<PeerMemory> {
+    fn hear(&self, setup: &Setup<'_>) -> io::Result<Came> {
         let until = setup.deadline.min(Instant::now() + PATIENCE);
         wait(&self.listener, until)?;
-        let (mut stream, _) = self.listener.accept()?;
-        let (process, user) = peer_process(&stream)?;
-        let process = process.filter(|_| user == geteuid());
-        let process = process.ok_or_else(|| {
-            io::Error::other("it is another user's, or in another process namespace")
-        })?;
-        wait(&stream, until)?;
-        let mut table = [0; 8];
-        stream.read_exact(&mut table)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = accept_with(&self.listener, flags)?;
+        let (process, user) = peer_process(&socket)?;
+        if user != geteuid() {
+            return Err(io::Error::other("it is another user's"));
+        }
+        wait(&socket, until)?;
+        let Some((Message::Table { address, has_gpus }, Some(table))) = Message::receive(&socket)?
+        else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
         let (proof, _) = proof(setup, other(setup.side));
-        PeerMemory::proven(process, u64::from_ne_bytes(table), &proof)
+        let proven = match process {
+            Some(process) => prove(process, address, &proof),
+            None => Err(io::Error::other("it is in another process namespace")),
+        };
+        let memory = PeerMemory {
+            table: Table::of_peer(SharedWords::open(table)?),
+            process: process.filter(|_| proven.is_ok()),
+        };
+        Ok(Came {
+            socket,
+            memory,
+            refused: proven.err(),
+            has_gpus,
+            is_own: process == Some(getpid()),
+        })
     }
 }
 
-fn wait(socket: &impl std::os::fd::AsFd, until: Instant) -> io::Result<()> {
+fn wait(socket: &impl AsFd, until: Instant) -> io::Result<()> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let mut one = [PollFd::new(socket, PollFlags::IN)];

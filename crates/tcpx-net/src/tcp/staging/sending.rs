@@ -41,6 +41,40 @@ impl Shared {
         Self::stage_waiting(shared);
     }
 
+    /// Queues a send from memory of a GPU that the peer reads where it lies, once what it waits for is there.
+    pub(in super::super) fn send_where_it_lies(
+        shared: &Arc<Self>,
+        outgoing: Outgoing,
+        fence: Option<Fence>,
+    ) {
+        let slot = outgoing.slot;
+        let waits = fence.filter(|fence| !fence.was_reached());
+        let worker = shared.parts.staging.worker(outgoing.payload.kind());
+        let (Some(fence), Some(Worker { worker, .. })) = (waits, worker) else {
+            shared.transmit.enqueue(outgoing);
+            return shared.wake_sender();
+        };
+        // Nothing of it: the worker sees the fence reached.
+        let of = outgoing.payload.slice(..0);
+        shared.transmit.with(slot, |state| {
+            *state = SendState::Copying {
+                outgoing,
+                cancelled: false,
+                next: None,
+            };
+        });
+        let submitted = of.map(|of| Job {
+            work: Work::Checksum { of },
+            fence: Some(fence),
+            sink: Arc::<Self>::clone(shared),
+            token: slot.into(),
+        });
+        let submitted = submitted.and_then(|job| worker.submit(job).map_err(MemoryError::from));
+        if let Err(error) = submitted {
+            shared.end_sends(slot, &Err(error));
+        }
+    }
+
     /// Starts the copies of waiting sends, in order, while slots are free.
     pub(in super::super) fn stage_waiting(shared: &Arc<Self>) {
         let staging = &shared.parts.staging;
@@ -229,7 +263,9 @@ impl Shared {
             Ok(_) if cancelled => ChannelError::Cancelled,
             Ok(_) => {
                 // First: the chunk's end may be reported as soon as a lane can see it.
-                self.report(Event::Copied { slot });
+                if outgoing.permit.is_some() {
+                    self.report(Event::Copied { slot });
+                }
                 self.transmit.enqueue(outgoing);
                 self.wake_sender();
                 // While it was copied, the monitor may have found nothing to look after.

@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 
 use tcpx_lanes::socket::abort;
 
+use tcpx_memory::MemoryKind;
+
 use super::Queue;
 use crate::tcp::transmit_table::Outgoing;
 
@@ -26,7 +28,8 @@ impl Queue {
 
     /// The lane is gone: the others send what may not have arrived, or its owner ends it with the channel.
     fn hand_over(&mut self, unwritten: Option<Outgoing>) {
-        let is_exposed = |chunk: &Outgoing| chunk.exposed.is_some();
+        let is_exposed =
+            |chunk: &Outgoing| chunk.exposed.is_some() && chunk.payload.kind() == MemoryKind::Host;
         let lane = self.socket.lane;
         let had_exposed = unwritten.as_ref().is_some_and(is_exposed)
             || self.shared.transmit.chunks.keeps(lane, is_exposed);

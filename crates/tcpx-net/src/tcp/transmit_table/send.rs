@@ -28,11 +28,16 @@ pub(in crate::tcp) struct Outgoing {
 }
 
 impl Outgoing {
-    /// The peer may have it already: marks the header so.
+    /// The peer may have it already: marks the header so. A copy worker of the peer's may be reading the memory of a GPU,
+    /// and counts that: it stays exposed.
     pub(super) fn mark_again(&mut self) {
-        self.exposed = None;
+        self.exposed
+            .take_if(|_| self.payload.kind().is_cpu_accessible());
         self.attempt = self.attempt.saturating_add(1);
-        self.encode(ChunkPayload::Follows { behind: 0 });
+        self.encode(match self.exposed {
+            Some(_) => ChunkPayload::Exposed { entry: self.slot },
+            None => ChunkPayload::Follows { behind: 0 },
+        });
     }
 
     /// Says in the header how many bytes follow its own at once.

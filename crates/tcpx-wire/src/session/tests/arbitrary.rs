@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
 use super::*;
+use crate::ChunkPlan;
 use crate::frame::{
     CancelReason, Extent, Frame, Notified, NumberUse, PlacedChunks, RefuseReason, Role, TransferId,
 };
@@ -257,7 +258,7 @@ proptest! {
                 }
                 Input::InWindow(of, chunk, total) => {
                     let operation = at(of, &operations);
-                    session.window_begins(now, operation, total);
+                    session.window_begins(now, operation, ChunkPlan::even(total, 4096));
                     session.chunk_arrived(now, operation, chunk, 4096);
                 }
                 Input::Fence(of) => session.fence_reached(now, at(of, &operations)),

@@ -1,5 +1,6 @@
 //! What the data planes of a pair do, and what a session must never ask of them.
 
+use crate::ChunkPlan;
 use std::collections::BTreeSet;
 
 use super::model::*;
@@ -100,7 +101,7 @@ impl Pair {
     }
 
     /// A chunk reaches its window, in whichever order.
-    pub(super) fn packet(&mut self, at: usize, window: u64, index: u32, length: u32, total: u64) {
+    pub(super) fn packet(&mut self, at: usize, window: u64, chunk: (u32, u64, u32), total: u64) {
         let side = &mut self.sides[at];
         let Some(open) = side.windows.get_mut(&window) else {
             // It was closed before.
@@ -113,22 +114,31 @@ impl Pair {
             return;
         }
         assert!((1..=open.cut.bytes()).contains(&total), "beyond the window");
-        let begins = open.total.replace(total);
-        assert_eq!(begins.unwrap_or(total), total);
-        if begins.is_none() {
-            side.session.window_begins(self.now, operation, total);
+        let (index, offset, length) = chunk;
+        let plan = open.plan.unwrap_or_else(|| {
+            // As of data planes that take longer chunks than were granted.
+            let length = match index {
+                0 => u64::from(length),
+                before => offset / u64::from(before),
+            };
+            match length > open.cut.chunk_bytes().into() {
+                true => ChunkPlan::even(total, length as u32),
+                false => open.cut.for_total(total),
+            }
+        });
+        assert_eq!(plan.bytes(), total);
+        if open.plan.replace(plan).is_none() {
+            side.session.window_begins(self.now, operation, plan);
             if self.random.chance(50) {
                 // Only its header has come yet.
                 let packet = Event::Packet {
                     window,
-                    index,
-                    length,
+                    chunk,
                     total,
                 };
                 return self.schedule(at, packet);
             }
         }
-        let plan = open.cut.for_total(total);
         assert_eq!(plan.range(index).1, length, "both sides cut alike");
         assert!(open.seen.insert(index), "chunk {index} came twice");
         watched.placed_bytes += u64::from(length);
@@ -169,7 +179,7 @@ impl Pair {
                 let open = OpenWindow {
                     operation,
                     cut,
-                    total: None,
+                    plan: None,
                     seen: BTreeSet::new(),
                 };
                 let newest = side.windows.last_key_value();
@@ -246,11 +256,9 @@ impl Pair {
                 }
                 let most = self.weather.data.unwrap_or(self.weather.jitter);
                 let delay = Duration::from_micros(self.random.below(most) + 1);
-                let Chunk { index, length, .. } = chunk;
                 let packet = Event::Packet {
                     window,
-                    index,
-                    length,
+                    chunk: (chunk.index, chunk.offset, chunk.length),
                     total,
                 };
                 self.schedule_at(1 - at, self.now + delay, packet);

@@ -104,7 +104,8 @@ impl Lanes {
 pub(super) struct OpenWindow {
     pub(super) operation: OperationId,
     pub(super) cut: ChunkPlan,
-    pub(super) total: Option<u64>,
+    /// How the transfer is cut that has come to it.
+    pub(super) plan: Option<ChunkPlan>,
     pub(super) seen: BTreeSet<u32>,
 }
 

@@ -46,8 +46,8 @@ pub(super) enum Event {
     /// A chunk arrives on an addressed network.
     Packet {
         window: u64,
-        index: u32,
-        length: u32,
+        /// Index, offset and length.
+        chunk: (u32, u64, u32),
         total: u64,
     },
     /// GPU work that a receive comes after is done.
@@ -132,7 +132,7 @@ impl Side {
     fn placed_in_window(&mut self, window: u64, operation: OperationId) {
         let watched = self.operations.get_mut(&operation).unwrap();
         let done = self.windows.get(&window).is_some_and(|open| {
-            let chunks = open.total.map(|total| open.cut.for_total(total).count());
+            let chunks = open.plan.map(|plan| plan.count());
             chunks == Some(watched.placed.len() as u32)
         });
         if done {
@@ -435,10 +435,9 @@ impl Pair {
             }
             Event::Packet {
                 window,
-                index,
-                length,
+                chunk,
                 total,
-            } => self.packet(at, window, index, length, total),
+            } => self.packet(at, window, chunk, total),
             Event::Fence { operation } => side.session.fence_reached(now, operation),
             Event::Sent {
                 operation,

@@ -3,6 +3,7 @@
 use super::hostile::{drain_at, session};
 use super::pair::Pair;
 use super::*;
+use crate::ChunkPlan;
 use crate::frame::{Frame, RefuseReason, TransferId};
 use crate::session::limits::MOST_VAIN;
 
@@ -38,6 +39,28 @@ fn a_send_to_a_posted_receive_asks_nothing() {
         frames_to(&pair, 1, |frame| matches!(frame, Frame::Waiting { .. })),
         0
     );
+    pair.run(Duration::from_millis(5));
+    pair.assert_clean();
+}
+
+/// As of memory that the peer's data plane copies at once.
+#[test]
+fn a_send_may_have_longer_chunks_than_its_receive_was_cut_into() {
+    let mut pair = Pair::new(addressed(), 1);
+    let posted = pair.receive(1, receive(1, 200_000, Level::Placed));
+    pair.run(Duration::from_millis(1));
+    let long = |tag, chunk_bytes| SendRequest {
+        chunk_bytes: Some(chunk_bytes),
+        ..send(tag, 200_000, Level::Verified)
+    };
+    let sends = [long(1, 1 << 20), long(2, 65_536)].map(|request| pair.send(0, request));
+    pair.run(Duration::from_millis(1));
+    let granted = pair.receive(1, receive(2, 300_000, Level::Placed));
+    pair.settle(Duration::from_secs(1));
+    for (sent, received) in sends.into_iter().zip([posted, granted]) {
+        assert_eq!(pair.success(0, sent).bytes, 200_000);
+        assert_eq!(pair.success(1, received).bytes, 200_000);
+    }
     pair.run(Duration::from_millis(5));
     pair.assert_clean();
 }
@@ -329,7 +352,7 @@ fn a_receive_that_is_posted_while_another_transfer_comes_is_cut_into_long_chunks
     let bytes = 4 * u64::from(long);
     let mut post = |begun: Option<OperationId>| {
         if let Some(operation) = begun {
-            session.window_begins(now, operation, bytes);
+            session.window_begins(now, operation, ChunkPlan::even(bytes, long));
         }
         let request = receive(1, bytes, Level::Placed);
         let operation = session.receive(now, request).unwrap();

@@ -219,6 +219,10 @@ fn blow(storm: &Storm) {
                     false => send(tag, bytes, level),
                 };
                 request.deadlines = deadlines;
+                if random.chance(30) {
+                    let agreed = pair.sides[side].session.agreed();
+                    request.chunk_bytes = agreed.map(|agreed| 4 * agreed.chunk_bytes);
+                }
                 pair.send(side, request)
             } else {
                 let capacity = match usual {

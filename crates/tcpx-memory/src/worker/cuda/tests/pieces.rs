@@ -242,6 +242,24 @@ fn pieces_reach_every_kind_of_memory_and_other_pieces() {
 }
 
 #[test]
+fn pieces_go_to_other_pieces_by_few_launches() {
+    const PIECES: usize = 640;
+    let bench = Bench::new();
+    let from = Scattered::new(&bench, PIECES, 41, |_| 2048);
+    let mut to = Scattered::new(&bench, 2 * PIECES, 42, |_| 1024);
+    let bytes = from.joined();
+    let (source, destination) = (from.region(Access::Read), to.region(Access::Write));
+    let works = chunks(&source.all(), &destination.all(), 64 * KIB);
+    let before = fake::all_launches();
+    run_all(&bench, works);
+    let launches = fake::all_launches() - before;
+    drop(destination);
+    to.expect(&bytes);
+    assert!(to.is_as_expected());
+    assert!(launches >= 1, "the kernel moves them");
+}
+
+#[test]
 fn a_refused_launch_fails_the_chunk_at_fault_alone() {
     const CHUNKS: usize = 12;
     let bench = Bench::new();

@@ -1,0 +1,399 @@
+//! GPU memory of other processes of this host, to read it.
+//!
+//! There are two kinds. What `cuMemAlloc` gave has a *legacy handle*, some bytes that any process opens once. What is
+//! mapped by physical *segments*, as PyTorch's expandable segments are, goes by a descriptor for each. Either keeps the
+//! owner's memory after its free and its death, until the reader has let go: segments in a fraction of a millisecond,
+//! a legacy handle once the kernels of this process have ended that run then, which holds up its copies meanwhile. So
+//! both go on a thread that nothing waits for.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::{Current, Gpu};
+use crate::driver::sys::{self, CUipcMemHandle, CUpointer_attribute as Attribute};
+use crate::error::CudaError;
+use crate::lock;
+use crate::region::Region;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: u32 = 1;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another GPU is read where the two reach each other.
+const PEER_ACCESS: u32 = 1;
+
+/// How another process comes to memory of a GPU.
+#[derive(Debug)]
+pub enum MemoryHandle {
+    /// Of an allocation.
+    Legacy([u8; 64]),
+    /// Of a physical segment.
+    Segment(OwnedFd),
+}
+
+/// An allocation or a segment, as another process can open it.
+#[derive(Debug)]
+pub struct Shareable {
+    /// Where it begins in this process.
+    pub start: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// How it is opened.
+    pub handle: MemoryHandle,
+}
+
+/// A call that old drivers do not have.
+fn there<F>(call: Option<F>, name: &'static str) -> Result<F, CudaError> {
+    call.ok_or(CudaError::MissingSymbol {
+        name,
+        needs: "11.0",
+    })
+}
+
+impl Gpu {
+    /// The allocation or segment that an address of this GPU's memory lies in, to be opened by another process.
+    ///
+    /// # Errors
+    /// The driver's refusal: of memory of a pool, or of segments that were not made to be shared.
+    pub fn share(&self, address: u64) -> Result<Shareable, CudaError> {
+        let _current = Current::enter(self)?;
+        let api = self.api();
+        let retain = there(
+            api.cuMemRetainAllocationHandle,
+            "cuMemRetainAllocationHandle",
+        )?;
+        let mut held = 0;
+        // SAFETY: the pointer is valid for one handle; the driver checks the address.
+        let code = unsafe {
+            retain(
+                &raw mut held,
+                std::ptr::without_provenance_mut(address as usize),
+            )
+        };
+        if api.check("cuMemRetainAllocationHandle", code).is_ok() {
+            let segment = self.segment(address, held);
+            self.release(held);
+            return segment;
+        }
+        let start = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)?;
+        let len = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)?;
+        let get = there(api.cuIpcGetMemHandle, "cuIpcGetMemHandle")?;
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the pointer is valid for one handle.
+        api.check("cuIpcGetMemHandle", unsafe { get(&raw mut handle, start) })?;
+        Ok(Shareable {
+            start,
+            len,
+            handle: MemoryHandle::Legacy(handle.reserved.map(|byte| byte as u8)),
+        })
+    }
+
+    fn segment(&self, address: u64, held: u64) -> Result<Shareable, CudaError> {
+        let start = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address)?;
+        let len = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address)?;
+        let api = self.api();
+        let export = there(
+            api.cuMemExportToShareableHandle,
+            "cuMemExportToShareableHandle",
+        )?;
+        let mut descriptor = -1;
+        let place = (&raw mut descriptor).cast::<c_void>();
+        // SAFETY: the handle is held, and the pointer is valid for one descriptor.
+        let code = unsafe { export(place, held, DESCRIPTOR, 0) };
+        api.check("cuMemExportToShareableHandle", code)?;
+        // SAFETY: the driver made it for the caller.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC).ok();
+        Ok(Shareable {
+            start,
+            len,
+            handle: MemoryHandle::Segment(descriptor),
+        })
+    }
+
+    fn release(&self, handle: u64) {
+        if let Some(release) = self.api().cuMemRelease {
+            // SAFETY: the caller's own reference.
+            let code = unsafe { release(handle) };
+            self.api().check_teardown("cuMemRelease", code);
+        }
+    }
+
+    /// The allocation behind another process's legacy handle.
+    ///
+    /// # Errors
+    /// The driver's refusal: of a handle of this process, or of a GPU that this one does not reach.
+    pub fn open_legacy(&self, handle: [u8; 64]) -> Result<Region, CudaError> {
+        let opened = Legacy::open(self, handle)?;
+        let at = opened.at;
+        let _current = Current::enter(self)?;
+        let len = self.attribute(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, at)?;
+        // SAFETY: mapped until the owner is dropped. Its owner alone writes there, and keeps readers of this process away
+        // from nothing.
+        unsafe {
+            let region = Region::from_cuda_raw(self, at, len as usize, opened);
+            region.share();
+            Ok(region)
+        }
+    }
+}
+
+/// Memory of another process that is open here.
+struct Legacy {
+    gpu: Gpu,
+    handle: [u8; 64],
+    at: u64,
+}
+
+type Opened = HashMap<(u64, [u8; 64]), Weak<Legacy>>;
+
+/// A process opens a handle once.
+static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+
+impl Legacy {
+    fn open(gpu: &Gpu, handle: [u8; 64]) -> Result<Arc<Self>, CudaError> {
+        let mut opened = lock(&OPENED);
+        let opened = opened.get_or_insert_default();
+        let key = (gpu.context(), handle);
+        if let Some(open) = opened.get(&key).and_then(Weak::upgrade) {
+            return Ok(open);
+        }
+        let _current = Current::enter(gpu)?;
+        let open = there(gpu.api().cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle_v2")?;
+        let mut at = 0;
+        let reserved = handle.map(|byte| byte as std::ffi::c_char);
+        // SAFETY: the pointer is valid for one address; the driver checks the handle.
+        let code = unsafe { open(&raw mut at, CUipcMemHandle { reserved }, PEER_ACCESS) };
+        gpu.api().check("cuIpcOpenMemHandle", code)?;
+        let gpu = gpu.clone();
+        let open = Arc::new(Self { gpu, handle, at });
+        opened.insert(key, Arc::downgrade(&open));
+        Ok(open)
+    }
+}
+
+impl Drop for Legacy {
+    fn drop(&mut self) {
+        // Held meanwhile: nobody opens what is being closed.
+        let mut opened = lock(&OPENED);
+        let key = (self.gpu.context(), self.handle);
+        if let Some(opened) = opened.as_mut()
+            && opened
+                .get(&key)
+                .is_some_and(|open| open.strong_count() == 0)
+        {
+            opened.remove(&key);
+        }
+        let close = self.gpu.api().cuIpcCloseMemHandle;
+        if let (Some(close), Ok(_current)) = (close, Current::enter(&self.gpu)) {
+            // SAFETY: opened above, and the last user is gone.
+            let code = unsafe { close(self.at) };
+            self.gpu.api().check_teardown("cuIpcCloseMemHandle", code);
+        }
+    }
+}
+
+/// Segments of another process, one behind the other.
+pub struct SegmentRow {
+    gpus: Vec<Gpu>,
+    at: u64,
+    len: usize,
+    mapped: usize,
+}
+
+impl fmt::Debug for SegmentRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SegmentRow({} of {} bytes)", self.mapped, self.len)
+    }
+}
+
+impl SegmentRow {
+    /// Room for so many bytes of segments, to be read by these GPUs.
+    ///
+    /// # Errors
+    /// The driver's refusal, or no GPU.
+    pub fn new(gpus: &[Gpu], len: usize) -> Result<Self, CudaError> {
+        let gpu = gpus.first().ok_or(CudaError::NoCurrentContext)?;
+        let _current = Current::enter(gpu)?;
+        let reserve = there(gpu.api().cuMemAddressReserve, "cuMemAddressReserve")?;
+        let mut at = 0;
+        // SAFETY: the pointer is valid for one address.
+        let code = unsafe { reserve(&raw mut at, len, 0, 0, 0) };
+        gpu.api().check("cuMemAddressReserve", code)?;
+        Ok(Self {
+            gpus: gpus.to_vec(),
+            at,
+            len,
+            mapped: 0,
+        })
+    }
+
+    /// The GPU whose context the calls are made in: there is one.
+    fn gpu(&self) -> &Gpu {
+        &self.gpus[0]
+    }
+
+    /// Maps the next segment.
+    ///
+    /// # Errors
+    /// The driver's refusal: of what is no segment, or not so long, or does not fit.
+    pub fn add(&mut self, segment: &OwnedFd, len: usize) -> Result<(), CudaError> {
+        let _current = Current::enter(self.gpu())?;
+        let api = self.gpu().api();
+        let import = there(
+            api.cuMemImportFromShareableHandle,
+            "cuMemImportFromShareableHandle",
+        )?;
+        let map = there(api.cuMemMap, "cuMemMap")?;
+        if len > self.len - self.mapped {
+            return api.check("cuMemMap", INVALID_VALUE);
+        }
+        let mut handle = 0;
+        let descriptor = std::ptr::without_provenance_mut(segment.as_raw_fd() as usize);
+        // SAFETY: the pointer is valid for one handle, and the descriptor is open.
+        let code = unsafe { import(&raw mut handle, descriptor, DESCRIPTOR) };
+        api.check("cuMemImportFromShareableHandle", code)?;
+        // SAFETY: reserved by this, and nothing is mapped there yet.
+        let code = unsafe { map(self.at + self.mapped as u64, len, 0, handle, 0) };
+        // The mapping has a reference of its own.
+        self.gpu().release(handle);
+        api.check("cuMemMap", code)?;
+        self.mapped += len;
+        Ok(())
+    }
+
+    /// All of it, as each of the GPUs reads it.
+    ///
+    /// # Errors
+    /// The driver's refusal, for example where one of them does not reach the segments' GPU.
+    pub fn finish(self) -> Result<Vec<Region>, CudaError> {
+        let current = Current::enter(self.gpu())?;
+        let api = self.gpu().api();
+        if self.mapped < self.len {
+            api.check("cuMemSetAccess", INVALID_VALUE)?;
+        }
+        let set = there(api.cuMemSetAccess, "cuMemSetAccess")?;
+        let access = |gpu: &Gpu| sys::CUmemAccessDesc {
+            location: sys::CUmemLocation {
+                type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: gpu.ordinal() as i32,
+            },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let all: Vec<_> = self.gpus.iter().map(access).collect();
+        // SAFETY: the whole range is mapped, and so many descriptions are there.
+        let code = unsafe { set(self.at, self.len, all.as_ptr(), all.len()) };
+        api.check("cuMemSetAccess", code)?;
+        drop(current);
+        let (at, len) = (self.at, self.len);
+        let row = Arc::new(self);
+        let region = |gpu| {
+            // SAFETY: as in `Gpu::open_legacy`, for this GPU too.
+            unsafe {
+                let region = Region::from_cuda_raw(gpu, at, len, Arc::<Self>::clone(&row));
+                region.share();
+                region
+            }
+        };
+        Ok(row.gpus.iter().map(region).collect())
+    }
+}
+
+const INVALID_VALUE: i32 = 1;
+
+impl Drop for SegmentRow {
+    fn drop(&mut self) {
+        let api = self.gpu().api();
+        let Ok(_current) = Current::enter(self.gpu()) else {
+            return;
+        };
+        if let Some(unmap) = api.cuMemUnmap.filter(|_| self.mapped > 0) {
+            // SAFETY: mapped by this, whole, and the last user is gone.
+            let code = unsafe { unmap(self.at, self.mapped) };
+            api.check_teardown("cuMemUnmap", code);
+        }
+        if let Some(free) = api.cuMemAddressFree {
+            // SAFETY: reserved by this.
+            let code = unsafe { free(self.at, self.len) };
+            api.check_teardown("cuMemAddressFree", code);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::driver::fake::sharing;
+
+    fn content(region: &Region) -> Vec<u8> {
+        let mut bytes = vec![0; region.len()];
+        region.read_to(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn segments_are_read_elsewhere_and_nothing_is_left() {
+        let gpu = Gpu::fake();
+        let lengths = [8192, 4096, 12_288];
+        let address = sharing::segments(&gpu, &lengths);
+        // SAFETY: mapped above, for good.
+        let own = unsafe { Region::from_cuda_raw(&gpu, address, 24_576, Arc::new(())) };
+        let bytes: Vec<u8> = (0..24_576).map(|at| (at % 251) as u8).collect();
+        own.write_from(0, &bytes).unwrap();
+        let mut row = SegmentRow::new(std::slice::from_ref(&gpu), 24_576).unwrap();
+        let mut at = address;
+        for len in lengths {
+            let shareable = gpu.share(at + 5).unwrap();
+            assert_eq!((shareable.start, shareable.len), (at, len as u64));
+            let MemoryHandle::Segment(segment) = shareable.handle else {
+                panic!("it is mapped");
+            };
+            assert!(row.add(&segment, len + 4096).is_err());
+            row.add(&segment, len).unwrap();
+            at += len as u64;
+        }
+        let [read] = row.finish().unwrap().try_into().unwrap();
+        assert_ne!(read.all().address(), address);
+        assert_eq!(content(&read), bytes);
+        let at = read.all().address();
+        drop(read);
+        assert!(Region::wait_for_frees(Duration::from_secs(60)));
+        assert!(!sharing::is_reserved(at));
+    }
+
+    #[test]
+    fn a_legacy_handle_is_opened_once_and_closed_with_its_last_user() {
+        let gpu = Gpu::fake();
+        let own = Region::cuda(&gpu, 5000).unwrap();
+        own.write_from(0, &[7; 5000]).unwrap();
+        let shareable = gpu.share(own.all().address() + 4999).unwrap();
+        let MemoryHandle::Legacy(handle) = shareable.handle else {
+            panic!("it is allocated");
+        };
+        let offset = (own.all().address() - shareable.start) as usize;
+        for _ in 0..3 {
+            let one = gpu.open_legacy(handle).unwrap();
+            let other = gpu.open_legacy(handle).unwrap();
+            drop(one);
+            assert_eq!(content(&other)[offset..offset + 5000], [7; 5000]);
+            drop(other);
+            assert!(Region::wait_for_frees(Duration::from_secs(60)));
+            assert!(!sharing::is_open(shareable.start));
+        }
+    }
+
+    #[test]
+    fn a_row_that_lacks_a_segment_is_refused() {
+        let gpu = Gpu::fake();
+        let address = sharing::segments(&gpu, &[4096]);
+        let MemoryHandle::Segment(segment) = gpu.share(address).unwrap().handle else {
+            panic!("it is mapped");
+        };
+        let mut row = SegmentRow::new(std::slice::from_ref(&gpu), 8192).unwrap();
+        row.add(&segment, 4096).unwrap();
+        assert!(row.finish().is_err());
+    }
+}

@@ -1,0 +1,295 @@
+//! Two ends on one host: payload in memory of a GPU is copied from where it lies, within a process and between two.
+
+use std::net::SocketAddr;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx::{
+    Auth, Connection, Endpoint, Key, Level, Options, Region, Rights, TcpNetwork, Transfer,
+    WindowKey,
+};
+use tcpx_memory::{Gpu, fake_driver};
+use tcpx_net::{Local, TcpOptions};
+use tcpx_tests::child;
+use tcpx_tests::content::Choices;
+use tcpx_tests::pair::{LONG, Listening, close};
+
+const READ_WHERE_IT_LIES: &str = "GPU memory is read where it lies";
+/// In one chunk, in several of the usual length, and with an end of its own.
+const SIZES: [usize; 5] = [20_000, 1 << 20, (1 << 20) + 1, 5 << 20, (9 << 20) + 3];
+const MOST: usize = 10 << 20;
+
+fn network() -> Arc<TcpNetwork> {
+    Arc::new(TcpNetwork::new(TcpOptions {
+        lanes: 2,
+        local: Local::On,
+        ..TcpOptions::default()
+    }))
+}
+
+fn random(bytes: usize) -> Vec<u8> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).expect("there is randomness");
+    random
+}
+
+/// Memory of the GPU that is allocated, or mapped by segments.
+fn memory(gpu: &Gpu, in_segments: bool) -> Region {
+    if !in_segments {
+        return Region::cuda(gpu, MOST).expect("memory");
+    }
+    let segments = [4 << 20, 2 << 20, 4 << 20];
+    let address = fake_driver::segments(gpu, &segments);
+    // SAFETY: mapped for good.
+    unsafe { Region::from_cuda_raw(gpu, address, MOST, Arc::new(())) }
+}
+
+fn content(region: &Region, bytes: usize) -> Vec<u8> {
+    let mut content = vec![0; bytes];
+    region.read_to(0, &mut content).expect("free");
+    content
+}
+
+fn with_gpu(gpu: &Gpu) -> impl Fn(&mut Options) {
+    let gpu = gpu.clone();
+    move |options| options.gpu = Some(gpu.clone())
+}
+
+fn wait(transfer: Result<Transfer, tcpx::Error>) {
+    transfer.and_then(Transfer::wait).expect("it is placed");
+}
+
+/// Transfers until the payload goes past the lanes.
+fn until_local(of: &Connection, transfer: impl Fn()) {
+    let until = Instant::now() + LONG;
+    loop {
+        let bytes = |end: &Connection| {
+            let statistics = end.statistics();
+            statistics.tcp_bytes_sent + statistics.tcp_bytes_received
+        };
+        let before = bytes(of);
+        transfer();
+        if bytes(of) - before < 1 << 19 {
+            return;
+        }
+        assert!(Instant::now() < until, "payload still goes over lanes");
+    }
+}
+
+#[test]
+fn gpu_memory_of_one_process_is_copied_where_it_lies() {
+    let test = "gpu_memory_of_one_process_is_copied_where_it_lies";
+    child::run(test, &[], || {
+        fake_driver::install();
+        let gpu = Gpu::open(0).expect("the fake");
+        let listening = Listening::new(network(), with_gpu(&gpu), with_gpu(&gpu));
+        let (server, client) = listening.connect();
+        for end in [&server, &client] {
+            assert!(end.path().contains(READ_WHERE_IT_LIES), "{}", end.path());
+        }
+        let (source, destination) = (memory(&gpu, false), memory(&gpu, false));
+        let window = server.expose(destination.all(), Rights::GetAndPut);
+        let window = window.expect("connected");
+        let part = |region: &Region, bytes| region.slice(..bytes).expect("inside");
+        let send = |bytes, level| {
+            let receive = server
+                .receive(part(&destination, bytes), 1)
+                .level(level)
+                .start();
+            wait(client.send(part(&source, bytes), 1).level(level).start());
+            wait(receive);
+        };
+        window.revoke(LONG).expect("nobody uses it");
+        until_local(&client, || send(1 << 20, Level::Placed));
+        for (bytes, level) in SIZES
+            .into_iter()
+            .zip([Level::Placed, Level::Verified].repeat(3))
+        {
+            let sent = random(bytes);
+            source.write_from(0, &sent).expect("free");
+            destination.write_from(0, &vec![0xEE; bytes]).expect("free");
+            send(bytes, level);
+            assert!(
+                content(&destination, bytes) == sent,
+                "{bytes} bytes were sent"
+            );
+        }
+        let window = server.expose(destination.all(), Rights::GetAndPut);
+        let window = window.expect("connected");
+        let back = Region::host(MOST).expect("memory");
+        for (bytes, level) in SIZES
+            .into_iter()
+            .zip([Level::Verified, Level::Placed].repeat(3))
+        {
+            let sent = random(bytes);
+            source.write_from(0, &sent).expect("free");
+            let put = client.put(part(&source, bytes), &window.key(), 0);
+            wait(put.level(level).start());
+            // From the GPU to host memory.
+            let get = client.get(part(&back, bytes), &window.key(), 0);
+            wait(get.level(level).start());
+            let same = back.with_bytes(..bytes, |came| came == sent).expect("free");
+            assert!(same, "{bytes} bytes were put and got");
+        }
+        close(server, client);
+    });
+}
+
+/// Pieces in an order of their own at both ends.
+fn shuffled(client: &Connection, source: &Region, key: &WindowKey, piece: usize) -> Vec<usize> {
+    let pieces = MOST / piece;
+    let mut order: Vec<usize> = (0..pieces).collect();
+    Choices::new(piece as u64).shuffle(&mut order);
+    let mut batch = client.batch();
+    for (from, to) in order.iter().enumerate() {
+        let part = source.slice(from * piece..(from + 1) * piece);
+        batch = batch.put(part.expect("within"), key, (to * piece) as u64);
+    }
+    wait(batch.start());
+    order
+}
+
+fn options(key: &str, gpu: &Gpu) -> Options {
+    let key = Key::parse(key).expect("a key");
+    let mut options = Options::new(network(), Auth::Key(key));
+    with_gpu(gpu)(&mut options);
+    options
+}
+
+fn other_process() {
+    fake_driver::install();
+    let gpu = Gpu::open(0).expect("the fake");
+    let variable = |name| std::env::var(name).expect("it was started with it");
+    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
+    let connection = Endpoint::connect(address, &options(&variable("TEST_KEY"), &gpu));
+    let connection = connection.expect("it listens");
+    let memory = memory(&gpu, true);
+    let window = connection.expose(memory.all(), Rights::GetAndPut);
+    let window = window.expect("connected");
+    let key = Region::host(WindowKey::BYTES).expect("memory");
+    key.write_from(0, &window.key().to_bytes()).expect("free");
+    wait(connection.send(key.all(), 1).start());
+    // Until it is told so, or the other one ends.
+    let word = |tag| connection.receive(key.all(), tag).start();
+    if word(2).and_then(Transfer::wait).is_ok() {
+        window.revoke(LONG).expect("nobody uses it");
+        drop(memory);
+        drop(word(3).and_then(Transfer::wait));
+    }
+}
+
+/// A process with memory in segments, connected, and the key of its window.
+fn start_other(test: &str, gpu: &Gpu) -> (Child, Connection, WindowKey) {
+    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
+    let key = key.to_text().to_string();
+    let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), options(&key, gpu));
+    let endpoint = endpoint.expect("a free port");
+    let address = endpoint.local_addr().to_string();
+    let environment = [("TEST_ADDRESS", &*address), ("TEST_KEY", &*key)];
+    let process = child::start(test, "other", &environment);
+    let connection = endpoint.accept(LONG).expect("the process connects");
+    assert!(connection.path().contains(READ_WHERE_IT_LIES));
+    let of_key = Region::host(WindowKey::BYTES).expect("memory");
+    wait(connection.receive(of_key.all(), 1).start());
+    let window = of_key.with_bytes(.., WindowKey::from_bytes).expect("free");
+    (process, connection, window.expect("a key"))
+}
+
+/// What is mapped of the other's is unmapped in time.
+fn until_nothing_is_open() {
+    let until = Instant::now() + LONG;
+    while fake_driver::opened() != [0, 0] {
+        assert!(Instant::now() < until, "memory of the peer stays mapped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn gpu_memory_of_another_process_is_copied_where_it_lies() {
+    let test = "gpu_memory_of_another_process_is_copied_where_it_lies";
+    if child::is_child("other") {
+        return other_process();
+    }
+    child::run(test, &[], || {
+        fake_driver::install();
+        let gpu = Gpu::open(0).expect("the fake");
+        let (mut process, connection, window) = start_other(test, &gpu);
+        let (source, back) = (memory(&gpu, true), memory(&gpu, false));
+        let part = |region: &Region, bytes| region.slice(..bytes).expect("inside");
+        let put = |bytes| wait(connection.put(part(&source, bytes), &window, 0).start());
+        let get = |bytes| wait(connection.get(part(&back, bytes), &window, 0).start());
+        until_local(&connection, || put(MOST));
+        until_local(&connection, || get(MOST));
+        assert_eq!(fake_driver::opened(), [0, 1]);
+        for bytes in SIZES {
+            let sent = random(bytes);
+            source.write_from(0, &sent).expect("free");
+            back.write_from(0, &vec![0xEE; bytes]).expect("free");
+            put(bytes);
+            get(bytes);
+            assert!(
+                content(&back, bytes) == sent,
+                "{bytes} bytes were put and got"
+            );
+        }
+        for piece in [700, 5000, 70_000] {
+            let sent = random(MOST);
+            source.write_from(0, &sent).expect("free");
+            let order = shuffled(&connection, &source, &window, piece);
+            get(MOST);
+            let came = content(&back, MOST);
+            for (from, to) in order.iter().enumerate() {
+                let range = |at: usize| at * piece..(at + 1) * piece;
+                assert!(
+                    came[range(*to)] == sent[range(from)],
+                    "pieces of {piece} bytes"
+                );
+            }
+        }
+        // What the other process deregisters is let go of, while the connection lives.
+        let word = Region::host(WindowKey::BYTES).expect("memory");
+        wait(connection.send(word.all(), 2).start());
+        until_nothing_is_open();
+        connection.close(LONG).expect("an end in order");
+        process.wait().expect("it is our child");
+    });
+}
+
+/// The one whose memory is read dies amid that: what has come is no success unless it is right, and nothing comes after
+/// the end.
+#[test]
+fn a_reader_of_gpu_memory_whose_owner_is_killed_ends() {
+    const ROUNDS: u64 = 6;
+    let test = "a_reader_of_gpu_memory_whose_owner_is_killed_ends";
+    if child::is_child("other") {
+        return other_process();
+    }
+    child::run(test, &[], || {
+        fake_driver::install();
+        let gpu = Gpu::open(0).expect("the fake");
+        let mut random = Choices::new(5);
+        for round in 0..ROUNDS {
+            let (mut process, connection, window) = start_other(test, &gpu);
+            let back = memory(&gpu, false);
+            let get = || connection.get(back.all(), &window, 0).start();
+            until_local(&connection, || wait(get()));
+            let before = content(&back, MOST);
+            back.write_from(0, &vec![0xEE; MOST]).expect("free");
+            let running = get();
+            for _ in 0..random.below(200) {
+                std::thread::yield_now();
+            }
+            process.kill().expect("it is our child");
+            process.wait().expect("it is our child");
+            let ended = running.and_then(Transfer::wait);
+            let came = content(&back, MOST);
+            assert!(ended.is_err() || came == before, "round {round}");
+            back.write_from(0, &vec![0xDD; MOST]).expect("free");
+            drop(connection);
+            until_nothing_is_open();
+            let late = content(&back, MOST).iter().any(|byte| *byte != 0xDD);
+            assert!(!late, "round {round}: bytes came after the end");
+        }
+    });
+}
