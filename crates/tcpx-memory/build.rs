@@ -2,17 +2,11 @@
 
 fn main() {
     let kernels = "kernels";
-    for file in [
-        "unpack_lane.h",
-        "unpack_host.c",
-        "crc32c_lane.h",
-        "crc32c_host.c",
-    ] {
+    for file in ["unpack_lane.h", "unpack_host.c"] {
         println!("cargo::rerun-if-changed={kernels}/{file}");
     }
     cc::Build::new()
         .file(format!("{kernels}/unpack_host.c"))
-        .file(format!("{kernels}/crc32c_host.c"))
         .std("c11")
         .opt_level(2)
         .flag_if_supported("-Wno-unknown-pragmas")

@@ -488,9 +488,9 @@ impl Liar {
                 self.say(Message::Frame(Frame::EagerCredit { bytes }));
                 Frame::EagerDone { transfer }
             }
-            Frame::Digest { transfer, crc32c } => Frame::Verdict {
+            Frame::Digest { transfer, tag } => Frame::Verdict {
                 transfer,
-                crc32c,
+                tag,
                 matches: true,
             },
             Frame::Cancel { transfer, from, .. } => Frame::Cancelled {

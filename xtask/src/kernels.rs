@@ -29,9 +29,7 @@ const KERNELS: [Kernel; 2] = [
         source: "tcpx.cu",
         headers: &[
             "unpack.cu",
-            "crc32c.cu",
             "persistent_copy.cu",
-            "crc32c_lane.h",
             "signal_completion.h",
             "unpack_lane.h",
         ],

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tcpx_wire::Descriptor;
 
 use crate::bounce::UnpackMethod;
-use crate::checksum::Crc32c;
+use crate::checksum::Checksum;
 use crate::error::MemoryError;
 use crate::job::Work;
 use crate::region::HostParts;
@@ -43,13 +43,13 @@ pub(crate) fn run(work: &Work) -> Result<u64, MemoryError> {
             unsafe { unpack(*with, source, destination, descriptors.as_slice()) };
             Ok(descriptors.bytes())
         }
-        Work::Checksum { of } => {
-            let mut crc = Crc32c::new();
+        Work::Checksum { of, tag } => {
+            let mut sum = Checksum::new(tag.as_ref());
             for (start, len) in parts(of, 0..of.len())? {
                 // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
-                crc.update(unsafe { std::slice::from_raw_parts(start, len) });
+                sum.update(unsafe { std::slice::from_raw_parts(start, len) });
             }
-            Ok(u64::from(crc.finish()))
+            Ok(u64::from(sum.finish()))
         }
     }
 }
@@ -60,7 +60,7 @@ pub(crate) fn step(
     work: &Work,
     done: &mut usize,
     piece: usize,
-    crc: &mut Crc32c,
+    sum: &mut Option<Checksum>,
 ) -> Result<Option<u64>, MemoryError> {
     match work {
         Work::Copy { from, to } => {
@@ -81,14 +81,15 @@ pub(crate) fn step(
             *done = next.end;
             Ok((*done == from.len()).then_some(from.len() as u64))
         }
-        Work::Checksum { of } => {
+        Work::Checksum { of, tag } => {
+            let sum = sum.get_or_insert_with(|| Checksum::new(tag.as_ref()));
             let next = *done..of.len().min(*done + piece);
             for (start, len) in parts(of, next.clone())? {
                 // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
-                crc.update(unsafe { std::slice::from_raw_parts(start, len) });
+                sum.update(unsafe { std::slice::from_raw_parts(start, len) });
             }
             *done = next.end;
-            Ok((*done == of.len()).then(|| u64::from(crc.finish())))
+            Ok((*done == of.len()).then(|| u64::from(sum.finish())))
         }
         Work::Unpack {
             pool,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tcpx_wire::Descriptors;
 
 use crate::bounce::{BouncePool, UnpackMethod, check_bounds};
+use crate::checksum::KeyedTag;
 use crate::error::MemoryError;
 use crate::fence::Fence;
 use crate::lease::{Access, Held};
@@ -33,10 +34,12 @@ pub enum Work {
         /// How.
         with: UnpackMethod,
     },
-    /// CRC32C (Castagnoli) of the bytes; the result is the checksum.
+    /// CRC32C (Castagnoli) of the bytes, and a tag under a key; the result is the CRC32C.
     Checksum {
         /// The bytes.
         of: RegionSlice,
+        /// The key, and the tag once the job has ended well; none if nobody asks for it.
+        tag: Option<Arc<KeyedTag>>,
     },
 }
 
@@ -53,6 +56,13 @@ pub struct Job {
     pub sink: Arc<dyn CompletionSink>,
     /// Passed to the sink; the worker does not read it.
     pub token: u64,
+}
+
+impl Work {
+    /// The CRC32C of these bytes alone.
+    pub fn checksum(of: RegionSlice) -> Self {
+        Self::Checksum { of, tag: None }
+    }
 }
 
 impl fmt::Debug for Job {
@@ -147,7 +157,7 @@ impl Work {
         match self {
             Self::Copy { from, .. } => from.len() as u64,
             Self::Unpack { descriptors, .. } => descriptors.bytes(),
-            Self::Checksum { of } => of.len() as u64,
+            Self::Checksum { of, .. } => of.len() as u64,
         }
     }
 
@@ -156,7 +166,7 @@ impl Work {
         match self {
             Self::Copy { from, to } => (from, Some(to)),
             Self::Unpack { pool, to, .. } => (pool.slice(), Some(to)),
-            Self::Checksum { of } => (of, None),
+            Self::Checksum { of, .. } => (of, None),
         }
     }
 }

@@ -37,6 +37,7 @@ mod small_copies;
 mod worker;
 
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
+pub use checksum::{KeyedTag, TagKey};
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use error::{CudaError, MemoryError, PointerFault};
 pub use fence::{After, Event, Fence, Stream};

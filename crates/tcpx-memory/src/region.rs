@@ -434,7 +434,7 @@ mod tests {
         region.with_bytes_mut(.., |bytes| bytes.fill(1)).unwrap();
         assert_eq!(region.checksum(..), Ok(0));
         let of = region.all();
-        assert_eq!(crate::cpu::run(&crate::Work::Checksum { of }), Ok(0));
+        assert_eq!(crate::cpu::run(&crate::Work::checksum(of)), Ok(0));
     }
 
     #[test]

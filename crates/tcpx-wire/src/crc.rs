@@ -1,6 +1,4 @@
-//! CRC32C (Castagnoli), the checksum of headers, frames and verified transfers.
-
-pub mod polynomial;
+//! CRC32C (Castagnoli), the checksum of headers and frames.
 
 use crc_fast::{CrcAlgorithm, Digest};
 

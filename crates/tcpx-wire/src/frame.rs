@@ -263,19 +263,19 @@ frames! {
         /// Which chunks.
         chunks: PlacedChunks,
     },
-    /// Sender to receiver, level verified: checksum of the source.
+    /// Sender to receiver, level verified: tag of the source.
     11 "digest" Digest {
         /// The transfer.
         transfer: TransferId,
-        /// CRC32C of all its bytes.
-        crc32c: u32,
+        /// Of all its bytes, under a key that the two ends of the connection alone know.
+        tag: u128,
     },
     /// Receiver to sender, level verified: the comparison's outcome.
     12 "verdict" Verdict {
         /// The transfer.
         transfer: TransferId,
-        /// CRC32C of the destination.
-        crc32c: u32,
+        /// The same of the destination; of eager payload its CRC32C.
+        tag: u128,
         /// Source and destination agree.
         matches: bool,
     },
@@ -487,7 +487,7 @@ pub enum Level {
     /// Every byte is at its destination, and the sender knows.
     #[default]
     Placed = 1,
-    /// Checksums of source and destination were compared.
+    /// Keyed tags of source and destination were compared.
     Verified = 2,
 }
 

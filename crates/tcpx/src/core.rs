@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Gpu, Job, SmallCopies};
+use tcpx_memory::{Gpu, Job, SmallCopies, TagKey};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Peer};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Numbered, Session, Time};
@@ -104,6 +104,8 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// The network finds memory by the names of windows.
     is_addressed: bool,
+    /// Of what is verified; it derives from the session's secret.
+    tag_key: TagKey,
     /// Closed, quiet, and every operation ended.
     finished: bool,
     /// The path that the bytes take.
@@ -141,6 +143,8 @@ pub(crate) struct Parts {
     pub(crate) resume: Option<Resume>,
     /// The network finds memory by the names of windows.
     pub(crate) is_addressed: bool,
+    /// Of what is verified; it derives from the session's secret.
+    pub(crate) tag_key: TagKey,
     /// Actions of the session that came during the set-up.
     pub(crate) early: VecDeque<Action>,
 }
@@ -176,6 +180,7 @@ impl Core {
             told_heard: None,
             peer_closed: false,
             is_addressed: parts.is_addressed,
+            tag_key: parts.tag_key,
             finished: false,
             path: Arc::new(Mutex::new(parts.path)),
             due: None,

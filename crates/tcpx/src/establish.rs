@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
+use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies, TagKey};
 use tcpx_net::{
     Auth, Channel, ControlStream, Exchange, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
 };
@@ -59,8 +59,9 @@ pub(crate) fn establish(
         (session, side, authenticated.lanes.clone())
     };
     let resume = is_addressed.then(again);
+    let tag_key = TagKey::new(authenticated.session.key.shared_value(b"tcpx verified"));
     match agree(&mut set_up, authenticated, local, options) {
-        Ok(agreed) => run(set_up, agreed, options, resume),
+        Ok(agreed) => run(set_up, agreed, options, resume, tag_key),
         Err(error) => {
             // The peer may open lanes for as long as it has not heard why.
             if let Some((.., Some(lanes))) = &resume {
@@ -139,6 +140,7 @@ fn run(
     agreed: Agreed,
     options: &Options,
     resume: Option<(handshake::Session, Side, Option<LaneInbox>)>,
+    tag_key: TagKey,
 ) -> Result<Connection, Error> {
     let Agreed {
         channels,
@@ -210,6 +212,7 @@ fn run(
             Resume::new(session, side, inbox, congestion, &driver, id)
         }),
         is_addressed: features.is_addressed,
+        tag_key,
         early: set_up.pending,
     });
     core.emit(&Event::Connected {
@@ -315,6 +318,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     config.deadlines = options.deadlines;
     config.cancellable = network.is_addressed;
     config.addressed = network.is_addressed;
+    config.seals_payload = options.encrypt;
     // Its chunks are kept until they are placed, and may be sent again.
     config.hold_until_placed = network.is_addressed;
     if options.chunk_bytes.is_none() {

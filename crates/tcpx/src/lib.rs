@@ -4,7 +4,7 @@
 //! a [`Transfer`] ends exactly once, with a [`Report`] or an [`Error`] that names the peer, the
 //! chunk and who owes the next step. Completion has three levels: *sent* (the source may be
 //! reused), *placed* (every byte is at its destination and the sender knows) and *verified*
-//! (checksums of both ends were compared).
+//! (keyed tags of both ends were compared).
 //!
 //! ```
 //! use std::time::Duration;

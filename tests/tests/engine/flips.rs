@@ -2,12 +2,15 @@
 //! sealed, none of them passes for good bytes.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Level, Options};
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Level, Options, Region};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::{Content, scramble};
 use tcpx_tests::faults::{count, random};
@@ -241,6 +244,90 @@ fn flipped_bits_of_plain_payload_are_found_where_digests_are_compared() {
 #[test]
 fn flipped_bits_of_sealed_payload_never_pass() {
     flips(true);
+}
+
+/// What all bytes of the payload are that somebody on the path changes.
+const PLAIN: u8 = 0xA7;
+
+/// A relay to `target` that adds the generator of CRC32C to long runs of [`PLAIN`], once in each direction of a connection:
+/// the CRC32C of what it changed stays as it was. Counts what it changed.
+fn keep_crc(target: SocketAddr) -> (SocketAddr, Arc<AtomicU64>) {
+    const GENERATOR: u64 = 0x82F6_3B78 << 1 | 1;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let (address, changed) = (listener.local_addr(), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&changed);
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(target) else {
+                return;
+            };
+            for (from, to) in [(&client, &server), (&server, &client)] {
+                let [mut from, mut to] = [from, to].map(|end| end.try_clone().expect("cloned"));
+                let count = Arc::clone(&count);
+                thread::spawn(move || {
+                    let (mut piece, mut is_done) = (vec![0; 64 << 10], false);
+                    while let Ok(bytes @ 1..) = from.read(&mut piece) {
+                        let run = piece[..bytes]
+                            .windows(64)
+                            .position(|run| run == [PLAIN; 64]);
+                        if let Some(at) = run.filter(|_| !is_done) {
+                            let place = piece[at + 32..].iter_mut();
+                            place
+                                .zip(GENERATOR.to_le_bytes())
+                                .for_each(|(byte, bits)| *byte ^= bits);
+                            count.fetch_add(1, Ordering::SeqCst);
+                            is_done = true;
+                        }
+                        if to.write_all(&piece[..bytes]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Both);
+                    let _ = from.shutdown(Shutdown::Both);
+                });
+            }
+        }
+    });
+    (address.expect("bound"), changed)
+}
+
+/// Whoever knows the payload can change it and keep its CRC32C: the ends compare what has a key.
+#[test]
+fn changes_that_keep_a_crc32c_are_found() {
+    // In chunks, and short enough to go with the announcement; asked for by both sides, or by the receiver alone.
+    for (bytes, sender) in [
+        (300_000, Level::Verified),
+        (300_000, Level::Placed),
+        (20_000, Level::Verified),
+        (20_000, Level::Placed),
+    ] {
+        let key = tcpx::generate_key().expect("there is randomness");
+        let options = Options::tcp(Auth::Key(key));
+        let endpoint =
+            Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
+        let (relay, changed) = keep_crc(endpoint.local_addr());
+        let (server, client) = thread::scope(|scope| {
+            let client = scope.spawn(|| Endpoint::connect(relay, &options).expect("connected"));
+            let server = endpoint.accept(Duration::from_secs(20)).expect("accepted");
+            (server, client.join().expect("no panic"))
+        });
+        let [source, destination] = [0, 1].map(|_| Region::host(bytes).expect("memory"));
+        source.write_from(0, &vec![PLAIN; bytes]).expect("written");
+        let receive = server.receive(destination.all(), 1).level(Level::Verified);
+        let receive = receive.start().expect("started");
+        // It is announced before the send begins.
+        let hello = server.send(Region::host(1).expect("memory").all(), 2);
+        hello.start().expect("started");
+        let heard = client.receive(Region::host(1).expect("memory").all(), 2);
+        heard.start().and_then(|heard| heard.wait()).expect("heard");
+        let send = client.send(source.all(), 1).level(sender).start();
+        let ends = [receive.wait(), send.expect("started").wait()];
+        assert!(changed.load(Ordering::SeqCst) > 0, "nothing was changed");
+        for end in ends {
+            let error = end.expect_err("it was changed");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        }
+    }
 }
 
 /// Keys of both ends.

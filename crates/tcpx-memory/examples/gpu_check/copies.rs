@@ -105,7 +105,7 @@ pub(crate) fn checksums(bench: &Bench) -> Outcome {
         let expected = crc32c(&bytes);
         for kind in bench.kinds() {
             let region = bench.region_of(kind, &bytes)?;
-            let by_job = bench.run(Work::Checksum { of: region.all() }, None)?;
+            let by_job = bench.run(Work::checksum(region.all()), None)?;
             let by_call = region.checksum(..).map_err(text)?;
             if by_job != u64::from(expected) || by_call != expected {
                 return Err(format!(

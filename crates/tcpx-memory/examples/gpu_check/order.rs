@@ -290,7 +290,7 @@ fn all_jobs(bench: &Bench, targets: &[(&Region, Region)], list: &[Fragment]) -> 
             }
         }
         bench
-            .run(Work::Checksum { of: target.all() }, None)
+            .run(Work::checksum(target.all()), None)
             .map_err(context)?;
     }
     let slot = bench.worker.slots_to_receive(1).try_take();

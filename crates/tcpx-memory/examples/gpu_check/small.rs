@@ -97,7 +97,7 @@ pub(crate) fn fresh_bytes(bench: &Bench) -> Outcome {
         same_bytes(&got, &vec![value; len]).map_err(|error| format!("round {round}: {error}"))?;
         let bytes = random.bytes(len);
         write(&mut small, &slice, &bytes)?;
-        let sum = bench.run(Work::Checksum { of: slice }, None)?;
+        let sum = bench.run(Work::checksum(slice), None)?;
         if sum != u64::from(crc32c(&bytes)) {
             return Err(format!("round {round}: a kernel saw other bytes"));
         }

@@ -304,7 +304,7 @@ pub(crate) static API: Api = Api {
         known.map_or(INVALID_VALUE, |index| handle(function, 0x61 + index))
     }),
     cuLaunchKernel: call!(|function: CUfunction,
-                           x: c_uint,
+                           _x: c_uint,
                            _y: c_uint,
                            _z: c_uint,
                            _bx: c_uint,
@@ -315,12 +315,7 @@ pub(crate) static API: Api = Api {
                            parameters: *mut *mut c_void,
                            _extra: *mut *mut c_void| {
         // SAFETY: the parameters are those of the kernels' sources.
-        let operation = unsafe { launched(FUNCTIONS[function.addr() - 0x61], x, parameters) };
-        if let Operation::Checksum { bytes, .. } = &operation
-            && bytes.start == BAD_ADDRESS
-        {
-            return INVALID_VALUE;
-        }
+        let operation = unsafe { launched(FUNCTIONS[function.addr() - 0x61], parameters) };
         unless_captured(stream, |world| {
             if let Operation::Residency(stay) = operation {
                 return persistent::launch(world, stream.addr(), stay);

@@ -93,7 +93,7 @@ impl Region {
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn checksum(&self, range: impl RangeBounds<usize>) -> Result<u32, MemoryError> {
         let of = self.lease_as(range, Access::Read, READER)?.all();
-        let work = Work::Checksum { of };
+        let work = Work::checksum(of);
         let sum = match self.kind().is_cpu_accessible() {
             true => cpu::run(&work)?,
             false => blocking::in_turn(work)?,

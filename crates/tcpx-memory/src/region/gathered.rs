@@ -373,7 +373,7 @@ mod tests {
         let copy = |from: RegionSlice, to: RegionSlice| cpu::run(&Work::Copy { from, to });
         copy(lease.all(), flat.all()).unwrap();
         let of = lease.all();
-        let sum = cpu::run(&Work::Checksum { of }).unwrap();
+        let sum = cpu::run(&Work::checksum(of)).unwrap();
         assert_eq!(sum, u64::from(flat.checksum(..).unwrap()));
         flat.write_from(0, &[200; 12]).unwrap();
         copy(flat.slice(2..5).unwrap(), lease.slice(2..5).unwrap()).unwrap();

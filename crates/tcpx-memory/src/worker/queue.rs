@@ -278,7 +278,7 @@ mod tests {
             let sink = Arc::<Channel>::clone(&sink);
             let of = regions[token].all();
             Ticket::admit(Job {
-                work: Work::Checksum { of },
+                work: Work::checksum(of),
                 fence: None,
                 sink,
                 token: token as u64,

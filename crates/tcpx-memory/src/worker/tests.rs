@@ -72,9 +72,7 @@ fn copies_move_exactly_their_bytes() {
 fn checksums_arrive_as_results() {
     let bytes = region(b"xx123456789");
     assert_eq!(
-        run(Work::Checksum {
-            of: bytes.slice(2..).unwrap()
-        }),
+        run(Work::checksum(bytes.slice(2..).unwrap())),
         Ok(0xE306_9283)
     );
 }
@@ -134,7 +132,7 @@ fn every_accepted_job_ends_once_even_when_the_queue_is_full() {
     let (sink, completions) = channel();
     let mut accepted = 0;
     for token in 0..20_000 {
-        let work = Work::Checksum { of: source.all() };
+        let work = Work::checksum(source.all());
         match worker.submit(job(work, &sink, token)) {
             Ok(()) => accepted += 1,
             Err(refused) => {
@@ -164,7 +162,7 @@ fn a_sink_that_panics_costs_only_itself() {
         }
     }
     let source = region(&[9; 64]);
-    let work = Work::Checksum { of: source.all() };
+    let work = Work::checksum(source.all());
     let bad = Job {
         work: work.clone(),
         fence: None,
@@ -190,7 +188,7 @@ fn a_sink_that_panics_when_it_is_let_go_of_costs_nobody() {
     }
     let worker = CopyWorker::start_host().unwrap();
     let source = region(&[9; 64]);
-    let work = Work::Checksum { of: source.all() };
+    let work = Work::checksum(source.all());
     let (told, ended) = mpsc::channel();
     let bad = Job {
         work: work.clone(),
@@ -211,7 +209,7 @@ fn dropping_the_worker_lets_accepted_jobs_end() {
     let source = region(&[9; 4096]);
     let (sink, completions) = channel();
     for token in 0..4000 {
-        let work = Work::Checksum { of: source.all() };
+        let work = Work::checksum(source.all());
         worker.submit(job(work, &sink, token)).unwrap();
     }
     drop((worker, sink));

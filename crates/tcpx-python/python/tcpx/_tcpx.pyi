@@ -125,7 +125,7 @@ class Connection:
             source: What to send. Do not write it before the end.
             tag: What sends and receives match on, in order.
             level: When it counts as done: ``sent`` (the source may be reused), ``placed`` (all
-                bytes are at their destination) or ``verified`` (checksums were compared).
+                bytes are at their destination) or ``verified`` (keyed tags were compared; ask at both ends).
             timeout: Seconds for the transfer in all; none by default.
             stall: Seconds without progress after which it fails; 30 by default.
             stream: For GPU memory, the stream whose work comes first; torch's current one for a

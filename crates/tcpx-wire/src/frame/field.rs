@@ -162,7 +162,7 @@ macro_rules! integers {
         }
     )+};
 }
-integers!(u8, u16, u32, u64);
+integers!(u8, u16, u32, u64, u128);
 
 /// Enums whose numbers count up from 0.
 macro_rules! numbered {

@@ -113,7 +113,7 @@ pub struct ReceiveRequest {
     pub tag: Tag,
     /// Bytes the destination can hold.
     pub capacity: u64,
-    /// [`Level::Verified`] compares checksums; the others complete when every byte is placed.
+    /// [`Level::Verified`] compares keyed tags; the others complete when every byte is placed.
     pub level: Level,
     /// Its own deadlines; `None` takes those of the [`Config`](super::Config).
     pub deadlines: Option<Deadlines>,
@@ -284,7 +284,7 @@ pub enum Action {
         /// At most the receive's capacity.
         payload: Vec<u8>,
     },
-    /// Compute CRC32C over the first `bytes` bytes of the operation's memory; answer
+    /// Compute CRC32C and keyed tag of the first `bytes` bytes of the operation's memory; answer
     /// [`digest`](super::Session::digest). For a send it may be asked while chunks are in flight.
     ComputeDigest {
         /// The operation.

@@ -91,6 +91,10 @@ pub struct Config {
     /// sends write without asking. Else chunks are received in the order in which they are sent, and each
     /// transfer is granted its place. Both sides must agree. Off by default.
     pub addressed: bool,
+    /// Whether payload of any length travels sealed. Else a send that is to be verified takes no eager payload of
+    /// [`LEAST_PLAIN_BYTES`](crate::frame::LEAST_PLAIN_BYTES) and more, and a receive of such ends placed. Off by
+    /// default.
+    pub seals_payload: bool,
     /// Chunks that a transfer to here is cut into at least, as far as chunks of
     /// [`Config::least_chunk_bytes`] allow it, so that a transfer of medium size keeps all lanes of
     /// its channels busy. 1 by default: all chunks have the agreed size.
@@ -122,6 +126,7 @@ impl Config {
             cancellable: true,
             hold_until_placed: false,
             addressed: false,
+            seals_payload: false,
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,

@@ -438,7 +438,7 @@ impl Session {
                 if eager.is_none_or(|wanted| wanted || !matches) {
                     self.transmit.push_back(Frame::Verdict {
                         transfer,
-                        crc32c: got,
+                        tag: got,
                         matches,
                     });
                 }

@@ -209,13 +209,13 @@ pub enum EndCause {
     },
     /// Source and destination differ.
     #[error(
-        "checksum of the source {expected:#010x}, of the destination {got:#010x}; do not use the destination, send again, and check memory and network cards when it repeats"
+        "tag of the source {expected:#x}, of the destination {got:#x}; do not use the destination, send again, and check memory and network cards when it repeats"
     )]
     Corrupt {
-        /// CRC32C of the source.
-        expected: u32,
-        /// CRC32C of the destination.
-        got: u32,
+        /// Keyed tag of the source, or CRC32C of a short message.
+        expected: u128,
+        /// The same of the destination.
+        got: u128,
     },
     /// This side closed before the operation could start.
     #[error("the connection was closed by this program; keep it open until its operations ended")]

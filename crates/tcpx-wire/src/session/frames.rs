@@ -107,14 +107,14 @@ impl Session {
                 })?;
             }
             Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, chunks),
-            Frame::Digest { transfer, crc32c } => {
-                return self.peer_digest(now, transfer, crc32c);
+            Frame::Digest { transfer, tag } => {
+                return self.peer_digest(now, transfer, tag);
             }
             Frame::Verdict {
                 transfer,
-                crc32c,
+                tag,
                 matches,
-            } => return self.verdict(now, transfer, crc32c, matches),
+            } => return self.verdict(now, transfer, tag, matches),
             Frame::Cancel {
                 transfer,
                 from,
@@ -406,7 +406,7 @@ impl Session {
         &mut self,
         now: Time,
         transfer: TransferId,
-        crc32c: u32,
+        tag: u128,
         matches: bool,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "verdict";
@@ -425,11 +425,11 @@ impl Session {
                 format!("transfer {transfer} is not"),
             ));
         };
-        if matches != (crc32c == expected) {
+        if matches != (tag == expected) {
             return Err(unexpected(
                 FRAME,
-                "an outcome that follows from the checksum",
-                format!("{crc32c:#010x} arrived for transfer {transfer}, not {expected:#010x}"),
+                "an outcome that follows from the tag",
+                format!("{tag:#x} arrived for transfer {transfer}, not {expected:#x}"),
             ));
         }
         if matches && is_eager && it.asked < Level::Verified {
@@ -439,7 +439,7 @@ impl Session {
                 format!("transfer {transfer} is eager and not"),
             ));
         }
-        it.digests.theirs = Some(crc32c);
+        it.digests.theirs = Some(tag);
         it.clock.progressed(now);
         self.settle(now, operation);
         Ok(())
@@ -449,7 +449,7 @@ impl Session {
         &mut self,
         now: Time,
         transfer: TransferId,
-        crc32c: u32,
+        tag: u128,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "digest";
         let found = self.operations.named(Role::Receiver, transfer);
@@ -470,7 +470,7 @@ impl Session {
                 format!("transfer {transfer} is not"),
             ));
         }
-        it.digests.theirs = Some(crc32c);
+        it.digests.theirs = Some(tag);
         if !it.is_matched() {
             // Its first chunk is still to come.
             self.matching.is_sent(it.tag);
@@ -989,6 +989,7 @@ impl Session {
         }
         it.clock.progressed(now);
         self.operations.name(operation, transfer);
+        let is_bare = self.is_bare(bytes);
         let Some(it) = self.operations.get_mut(operation) else {
             return;
         };
@@ -999,8 +1000,15 @@ impl Session {
         }
         let level = it.asked.max(arrival.level);
         if let Some(payload) = arrival.eager {
+            // What travelled in the clear is not what its sender sent, whatever its checksum says.
+            let most = if is_bare {
+                Level::Placed
+            } else {
+                Level::Verified
+            };
+            let level = level.min(most);
             (it.wire, it.bytes, it.level) = (Some(transfer), bytes, level);
-            it.digests.theirs = (level == Level::Verified).then(|| payload.crc32c());
+            it.digests.theirs = (level == Level::Verified).then(|| payload.crc32c().into());
             it.stage = Stage::Eager {
                 done: false,
                 verdict_wanted: arrival.level == Level::Verified,

@@ -16,7 +16,10 @@ use super::operation::{Operation, Origin, Posted, Stage};
 use super::stall::OperationKind;
 use super::stream::Plan;
 use super::unexpected;
-use crate::frame::{Frame, Limits, Notified, NumberUse, Payload, Role, Tag, TimeLeft, TransferId};
+use crate::frame::{
+    Frame, LEAST_PLAIN_BYTES, Level, Limits, Notified, NumberUse, Payload, Role, Tag, TimeLeft,
+    TransferId,
+};
 use crate::time::Time;
 
 /// What sends of the peer are that wait for a receive, which is not there.
@@ -127,6 +130,12 @@ impl Session {
             return Err(RequestError::Full { limit });
         }
         Ok(())
+    }
+
+    /// Whether payload of this length would travel eagerly in the clear, where somebody on the path could change it: such
+    /// is not to be verified, its checksum has no key.
+    pub fn is_bare(&self, bytes: u64) -> bool {
+        !self.config.seals_payload && bytes >= LEAST_PLAIN_BYTES as u64
     }
 
     /// Whether a payload of this length may travel eagerly now: beside other sends one of half the limit at most.
@@ -305,13 +314,16 @@ impl Session {
     }
 
     /// The number of an eager send, whose window, if there is one, is not used; `None` while its tag cannot count.
-    pub(super) fn number_eager(&mut self, tag: Tag) -> Option<u64> {
+    pub(super) fn number_eager(&mut self, tag: Tag, is_bare: bool) -> Option<u64> {
         let is_first = self.send_windows.unroomed.is_empty();
         if !is_first || self.count_tag(tag) != Counted::Now {
             return None;
         }
         let counts = self.matching.sends.entry(tag).or_default();
-        counts.held.is_empty().then(|| self.take_number(tag))
+        let posted = counts.posted.get(&counts.next).and_then(Option::as_ref);
+        let is_verified = posted.is_some_and(|posted| posted.level == Level::Verified);
+        let takes = counts.held.is_empty() && !(is_bare && is_verified);
+        takes.then(|| self.take_number(tag))
     }
 
     /// The next number of a tag, and those behind it are passed whose receives have ended.
@@ -506,13 +518,18 @@ impl Posting {
 impl Session {
     /// A receive waits for its send: it is posted, if that is worth it and there is room.
     pub(super) fn post_receive_soon(&mut self, operation: OperationId) {
-        let eager_limit = self.agreed.map_or(0, |agreed| agreed.eager_beside());
         let it = self.operations.get(operation);
-        let is_long = it.is_some_and(|it| it.bytes > eager_limit.into());
-        if self.config.addressed && (is_long || self.agreed.is_none()) {
+        let is_worth_it = it.is_some_and(|it| self.wants_window(it.bytes, it.asked));
+        if self.config.addressed && (is_worth_it || self.agreed.is_none()) {
             self.posting.candidates.insert(operation);
             self.post_candidates();
         }
+    }
+
+    /// Whether a send for such a receive is better not eager.
+    fn wants_window(&self, capacity: u64, level: Level) -> bool {
+        let eager_limit = self.agreed.map_or(0, |agreed| agreed.eager_beside());
+        capacity > eager_limit.into() || level == Level::Verified && self.is_bare(capacity)
     }
 
     /// Posts receives as far as there is room.
@@ -536,7 +553,7 @@ impl Session {
         let (capacity, tag, level) = (it.bytes, it.tag, it.asked);
         let waits = it.is_live() && matches!(it.stage, Stage::Queued) && it.offered.is_none();
         let is_free = matches!(it.origin, Origin::Receive { fenced: false });
-        if !waits || !is_free || capacity <= agreed.eager_beside().into() {
+        if !waits || !is_free || !self.wants_window(capacity, level) {
             return true;
         }
         let counts = self.matching.receives_of(tag);
@@ -687,7 +704,7 @@ impl Session {
                 }
             }
             (Some(payload), _) => {
-                digest = Some(payload.crc32c());
+                digest = Some(payload.crc32c().into());
                 stage = Stage::SENT;
                 Frame::Eager {
                     transfer,

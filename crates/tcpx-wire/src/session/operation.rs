@@ -129,13 +129,13 @@ pub(super) struct Operation {
     pub(super) end: End,
 }
 
-/// CRC32C of both memories.
+/// Tags of both memories; of eager payload their CRC32C.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Digests {
     /// The data plane computes one.
     pub(super) computing: bool,
-    pub(super) ours: Option<u32>,
-    pub(super) theirs: Option<u32>,
+    pub(super) ours: Option<u128>,
+    pub(super) theirs: Option<u128>,
 }
 
 /// How far its transfer is.
@@ -266,8 +266,8 @@ pub(super) enum Progress {
         last: bool,
     },
     Corrupt {
-        expected: u32,
-        got: u32,
+        expected: u128,
+        got: u128,
     },
 }
 

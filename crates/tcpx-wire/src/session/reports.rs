@@ -167,7 +167,7 @@ impl Session {
     }
 
     /// Answer to [`Action::ComputeDigest`].
-    pub fn digest(&mut self, now: Time, operation: OperationId, crc32c: u32) {
+    pub fn digest(&mut self, now: Time, operation: OperationId, crc32c: u32, tag: u128) {
         let Some(it) = self.operations.get_mut(operation) else {
             return;
         };
@@ -178,11 +178,16 @@ impl Session {
         match (it.role(), it.wire) {
             // A transfer that is being cancelled is never compared.
             (Role::Sender, Some(transfer)) if !it.is_stopping() => {
-                it.digests.ours = Some(crc32c);
-                self.transmit.push_back(Frame::Digest { transfer, crc32c });
+                it.digests.ours = Some(tag);
+                self.transmit.push_back(Frame::Digest { transfer, tag });
             }
             (Role::Sender, _) => {}
-            (Role::Receiver, _) => it.digests.ours = Some(crc32c),
+            (Role::Receiver, _) => {
+                it.digests.ours = Some(match it.stage {
+                    Stage::Eager { .. } => crc32c.into(),
+                    _ => tag,
+                });
+            }
         }
         self.settle(now, operation);
     }

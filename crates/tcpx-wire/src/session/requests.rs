@@ -97,11 +97,13 @@ impl Session {
                 Origin::PeerGet { request, covered }
             }
         };
-        let mut eager = eager.filter(|_| self.has_credit(bytes, carried));
+        let is_bare = self.is_bare(bytes);
+        let mut eager = eager
+            .filter(|_| self.has_credit(bytes, carried) && !(is_bare && level == Level::Verified));
         let tag = to.tag().unwrap_or(Tag(0));
         let mut number = None;
         if eager.is_some() && matches!(origin, Origin::Send) {
-            number = self.number_eager(tag);
+            number = self.number_eager(tag, is_bare);
             eager = eager.filter(|_| number.is_some());
         }
         let payload = eager.map(|payload| {
@@ -123,7 +125,7 @@ impl Session {
         } else if let Some(payload) = payload {
             let transfer = operation.transfer();
             (it.stage, it.wire) = (Stage::SENT, Some(transfer));
-            it.digests.ours = Some(payload.crc32c());
+            it.digests.ours = Some(payload.crc32c().into());
             self.transmit.push_back(Frame::Eager {
                 transfer,
                 level,

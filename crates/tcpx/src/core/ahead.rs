@@ -60,7 +60,7 @@ impl Core {
         match nothing {
             Ok(nothing) => {
                 let token = self.new_token(Token::Fence(id));
-                self.submit(Work::Checksum { of: nothing }, token, id);
+                self.submit(Work::checksum(nothing), token, id);
             }
             Err(error) => self.memory_failed(id, &error),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{BouncePool, Job, MemoryError, SubmitError, UnpackMethod, Work};
+use tcpx_memory::{BouncePool, Job, KeyedTag, MemoryError, SubmitError, UnpackMethod, Work};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -242,7 +242,7 @@ impl Core {
                     result => self.pool_read(channel, ticket, is_last && wanted && result.is_ok()),
                 }
             }
-            Some(Token::Digest(id)) => {
+            Some(Token::Digest(id, tag)) => {
                 if self.job_off(id) {
                     match result {
                         Ok(crc) => {
@@ -251,7 +251,8 @@ impl Core {
                             if let Some(operation) = self.operations.get_mut(&id) {
                                 operation.digest = Some(crc);
                             }
-                            self.session.digest(now, id, crc);
+                            let tag = tag.get().unwrap_or_default();
+                            self.session.digest(now, id, crc, tag);
                         }
                         Err(error) => self.memory_failed(id, &error),
                     }
@@ -282,8 +283,10 @@ impl Core {
         match operation.lease.slice(..length) {
             Ok(of) => {
                 operation.outstanding += 1;
-                let token = self.new_token(Token::Digest(id));
-                self.submit(Work::Checksum { of }, token, id);
+                let tag = Arc::new(KeyedTag::new(&self.tag_key));
+                let token = self.new_token(Token::Digest(id, Arc::clone(&tag)));
+                let tag = Some(tag);
+                self.submit(Work::Checksum { of, tag }, token, id);
             }
             Err(error) => self.memory_failed(id, &error),
         }

@@ -368,7 +368,8 @@ impl Core {
         let bytes = request.bytes;
         // Before the bytes are read, which takes a while from a GPU.
         self.pace.calls(self.ticked());
-        let eager = if self.session.eager_allowed(bytes) {
+        let is_keyed = request.level == Level::Verified && self.session.is_bare(bytes);
+        let eager = if self.session.eager_allowed(bytes) && !is_keyed {
             self.read_small(lease, fence)?
         } else {
             None

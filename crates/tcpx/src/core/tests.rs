@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 
-use tcpx_memory::{Access, CopyWorker, Region};
+use tcpx_memory::{Access, CopyWorker, Region, TagKey};
 use tcpx_net::ControlStream;
 use tcpx_wire::frame::{
     CancelReason, Destination, Extent, Frame, Grant, Limits, Notified, PlacedChunks, RefuseReason,
@@ -85,6 +85,7 @@ impl Scene {
             origin: Instant::now(),
             resume: None,
             is_addressed: false,
+            tag_key: TagKey::new([0; 32]),
             early: VecDeque::new(),
         });
         core.progress();

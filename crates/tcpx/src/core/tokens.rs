@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tcpx_memory::KeyedTag;
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::OperationId;
@@ -20,7 +21,8 @@ pub(super) enum Token {
     Window(OperationId, Instant),
     /// GPU work of the program that a receive comes after.
     Fence(OperationId),
-    Digest(OperationId),
+    /// Of the memory of an operation.
+    Digest(OperationId, Arc<KeyedTag>),
     Eager(OperationId),
 }
 

@@ -69,26 +69,13 @@ impl Done {
     }
 }
 
-unsafe extern "C" {
-    pub(super) fn tcpx_crc32c_prepare_host(tables: *mut u32);
-    pub(super) fn tcpx_crc32c_host(
-        tables: *const u32,
-        block: usize,
-        block_end: usize,
-        start: usize,
-        end: usize,
-    ) -> u32;
-}
-
 /// The kernels, by their names.
-pub(super) const FUNCTIONS: [&CStr; 8] = [
+pub(super) const FUNCTIONS: [&CStr; 6] = [
     c"tcpx_unpack_few",
     c"tcpx_unpack_mapped",
     c"tcpx_even_few",
     c"tcpx_even_many",
     c"tcpx_even_mapped",
-    c"tcpx_crc32c",
-    c"tcpx_crc32c_prepare",
     c"tcpx_persistent_copy",
 ];
 
@@ -96,31 +83,13 @@ pub(super) const FUNCTIONS: [&CStr; 8] = [
 ///
 /// # Safety
 /// The parameters must be of that kernel.
-pub(super) unsafe fn launched(name: &CStr, blocks: u32, parameters: *mut *mut c_void) -> Operation {
+pub(super) unsafe fn launched(name: &CStr, parameters: *mut *mut c_void) -> Operation {
     // SAFETY: the caller's promise.
     unsafe {
         let parameter = |index| *parameters.add(index);
         let long = |index| parameter(index).cast::<u64>().read();
-        let short = |index| parameter(index).cast::<u32>().read();
         if name == c"tcpx_persistent_copy" {
             return Operation::Residency(Residency::new(parameter(0).cast()));
-        }
-        if name == c"tcpx_crc32c_prepare" {
-            return Operation::Prepare(long(0) as usize);
-        }
-        if name == c"tcpx_crc32c" {
-            let (blocks_end, size) = (long(1), u64::from(short(2)) * 8192);
-            let block = |index: u32| {
-                let end = blocks_end - u64::from(blocks - index - 1) * size;
-                end - size..end
-            };
-            return Operation::Checksum {
-                tables: long(0) as usize,
-                blocks: (0..blocks).map(block).collect(),
-                bytes: long(3)..long(4),
-                sums: long(5) as usize,
-                done: Done::new(long(6), long(7), short(8)),
-            };
         }
         let longs = parameter(0).cast::<[u64; 4]>().read();
         let shorts = parameter(0).cast::<u32>().add(8).cast::<[u32; 6]>().read();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::captures::Captures;
-use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
+use super::launch::{Done, List};
 use super::memory::Memory;
 use super::persistent::{PersistentKernels, Residency};
 use super::sharing::Sharing;
@@ -35,14 +35,6 @@ pub(super) enum Operation {
         list: List,
         done: Option<Done>,
     },
-    Checksum {
-        tables: usize,
-        blocks: Vec<Range<u64>>,
-        bytes: Range<u64>,
-        sums: usize,
-        done: Option<Done>,
-    },
-    Prepare(usize),
     /// An event, and which of its recordings.
     Mark(usize, u64),
     Gate(Arc<AtomicBool>),
@@ -227,32 +219,6 @@ impl World {
                 }
                 done.iter().for_each(Done::tell);
             }
-            Some(Operation::Checksum {
-                tables,
-                blocks,
-                bytes,
-                sums,
-                done,
-            }) => {
-                for (index, block) in blocks.iter().enumerate() {
-                    // SAFETY: as above; only the bytes are read.
-                    unsafe {
-                        let sum = tcpx_crc32c_host(
-                            pointer(tables).cast(),
-                            block.start as usize,
-                            block.end as usize,
-                            bytes.start as usize,
-                            bytes.end as usize,
-                        );
-                        pointer(sums).cast::<u32>().add(index).write(sum);
-                    }
-                }
-                done.iter().for_each(Done::tell);
-            }
-            // SAFETY: as above; the tables are as large as the kernel's.
-            Some(Operation::Prepare(tables)) => unsafe {
-                tcpx_crc32c_prepare_host(pointer(tables).cast());
-            },
             Some(Operation::Mark(event, recording)) => {
                 if let Some(state) = self.events.get_mut(&event)
                     && state.0 == recording

@@ -15,6 +15,7 @@ use super::pipe::{CpuSteps, Pipe};
 use super::unpack::Unpacking;
 use crate::awake::{self, Awake};
 use crate::bounce::UnpackMethod;
+use crate::checksum::Checksum;
 use crate::cpu;
 use crate::ending;
 use crate::error::{CudaError, MemoryError};
@@ -234,7 +235,10 @@ impl Engine {
         let work = ticket.work();
         let bytes = work.bytes();
         if bytes == 0 {
-            // The CRC32C of nothing is 0, too.
+            if let Work::Checksum { tag, .. } = work {
+                // Nothing has a tag, too; its CRC32C is 0.
+                Checksum::new(tag.as_ref()).finish();
+            }
             return ticket.finish(Ok(0));
         }
         if let Work::Unpack { pool, .. } = work
@@ -286,12 +290,9 @@ impl Engine {
                 with: UnpackMethod::D2d,
                 ..
             } if on_device => self.unpack(ticket),
-            Work::Checksum { of } if of.is_in_pieces() => self.staged.push_back(ticket),
-            Work::Checksum { .. } => match &mut self.kernels {
-                Ok(kernels) => kernels.push(ticket),
-                Err(_) => self.staged.push_back(ticket),
-            },
-            Work::Copy { .. } | Work::Unpack { .. } => self.staged.push_back(ticket),
+            Work::Copy { .. } | Work::Unpack { .. } | Work::Checksum { .. } => {
+                self.staged.push_back(ticket);
+            }
         }
     }
 
@@ -395,7 +396,7 @@ impl Staged {
         match work {
             _ if on_cpu => Ok(Self::Cpu(CpuSteps::new())),
             Work::Copy { from, to } => Pipe::copy(from, to).map(Self::Pipe),
-            Work::Checksum { of } => Pipe::checksum(of).map(Self::Pipe),
+            Work::Checksum { of, tag } => Pipe::checksum(of, tag.as_ref()).map(Self::Pipe),
             Work::Unpack { .. } => Ok(Self::Host(HostUnpack::new())),
         }
     }

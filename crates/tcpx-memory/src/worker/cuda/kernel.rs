@@ -3,19 +3,14 @@
 use std::ffi::c_void;
 
 use super::feed::{EVEN, FEW, Inline, Shape};
-use crate::checksum::SumPlan;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::{Function, Gpu, device_alloc, parameter};
+use crate::gpu::{Function, Gpu, parameter};
 
 /// Sources that `tcpx_even_few` carries; `kernels/unpack.cu`.
 const EVEN_FEW: usize = 256;
 /// Blocks of a long launch that a multiprocessor runs at once; `TCPX_LONG_BLOCKS` of `kernels/unpack.cu`.
 const LONG_BLOCKS: u32 = 6;
-/// Bytes of `tcpx_crc_tables`; `kernels/crc32c_lane.h`.
-const TABLES: usize = (4 * 256 + 4 * 512) * 4;
-/// Threads of a block of the checksum kernel.
-const SUM_THREADS: u32 = 512;
 
 /// Where a launch signals its completion to the host, besides its stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,9 +63,6 @@ pub(crate) struct Kernels {
     even_few: Function,
     even_many: Function,
     even_mapped: Function,
-    sum: Function,
-    prepare: Function,
-    tables: u64,
     multiprocessors: u32,
 }
 
@@ -85,14 +77,11 @@ impl Kernels {
             even_few: of(c"tcpx_even_few")?,
             even_many: of(c"tcpx_even_many")?,
             even_mapped: of(c"tcpx_even_mapped")?,
-            sum: of(c"tcpx_crc32c")?,
-            prepare: of(c"tcpx_crc32c_prepare")?,
-            tables: device_alloc(gpu, TABLES)?,
             multiprocessors: gpu.multiprocessors(),
         })
     }
 
-    /// Launches each kernel with nothing to do, after filling the checksum's tables.
+    /// Launches each kernel with nothing to do.
     pub(super) fn warm_up(
         &self,
         api: &Api,
@@ -121,12 +110,7 @@ impl Kernels {
                 function.launch(api, (1, 64), stream, parameters)?
             };
         }
-        // SAFETY: the tables' memory is as large as the kernel's structure.
-        unsafe {
-            let parameters = &mut [parameter(&self.tables)];
-            self.prepare
-                .launch(api, (1, SUM_THREADS), stream, parameters)
-        }
+        Ok(())
     }
 
     /// Queues one launch.
@@ -182,51 +166,6 @@ impl Kernels {
             let parameters = &mut [parameter(&call), list.cast_mut()];
             function.launch(api, grid, stream, parameters)
         }
-    }
-
-    /// Queues a checksum: one sum for each of the plan's blocks goes to `sums`.
-    ///
-    /// # Safety
-    /// The plan's bytes must be device memory that stays valid and unwritten, and `sums` mapped memory of
-    /// four bytes a block that stays unused by others, until the stream has passed the launch.
-    pub(super) unsafe fn checksum(
-        &self,
-        api: &Api,
-        stream: sys::CUstream,
-        plan: &SumPlan,
-        sums: u64,
-        flag: Flag,
-    ) -> Result<(), CudaError> {
-        let SumPlan {
-            blocks_end,
-            rows,
-            start,
-            end,
-            blocks,
-            ..
-        } = plan;
-        let mut parameters = [
-            parameter(&self.tables),
-            parameter(blocks_end),
-            parameter(rows),
-            parameter(start),
-            parameter(end),
-            parameter(&sums),
-            parameter(&flag.counter),
-            parameter(&flag.flag),
-            parameter(&flag.value),
-        ];
-        // SAFETY: the caller's promise; the parameters are of the kernel's types.
-        unsafe {
-            self.sum
-                .launch(api, (*blocks, SUM_THREADS), stream, &mut parameters)
-        }
-    }
-
-    /// Blocks that a checksum may have.
-    pub(super) fn sum_blocks(&self) -> u32 {
-        // Two each, so that one's loads are in flight while the other begins or ends.
-        self.multiprocessors.saturating_mul(2)
     }
 }
 
@@ -313,6 +252,5 @@ mod tests {
         }
         assert!(PTX.contains(".entry tcpx_unpack_mapped("));
         assert!(PTX.contains(".entry tcpx_even_mapped("));
-        assert!(PTX.contains(".entry tcpx_crc32c("));
     }
 }

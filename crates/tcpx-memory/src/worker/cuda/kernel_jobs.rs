@@ -1,5 +1,5 @@
 //! The worker's jobs for the kernels: unpacks and copies of memory in pieces, several in one launch where they wait
-//! together, and checksums. The kernels signal completion through host memory, so that polling costs no driver call.
+//! together. The kernels signal completion through host memory, so that polling costs no driver call.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use tcpx_wire::{Descriptor, Descriptors, EvenList};
 use super::cut::{Cut, List};
 use super::feed::{EVEN, Inline};
 use super::kernel::{Ends, Kernels};
-use super::launch::{self, Sum};
+use super::launch;
 use super::slots::Slots;
 use super::unpack::{parts, piece_bytes};
 use crate::bounce::UnpackMethod;
@@ -52,7 +52,7 @@ pub(super) struct KernelJobs {
 /// What a launch does; the index of those that wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Way {
-    /// Unpacks, or sums.
+    /// Unpacks.
     #[default]
     Unpack,
     /// Moves pieces from memory with one address to their places.
@@ -106,7 +106,6 @@ struct Group {
     joined: Vec<Descriptor>,
     ends: Ends,
     cut: Cut,
-    sum: Option<Sum>,
     /// Something of it was launched, and more is to be.
     has_begun: bool,
     /// An error of a launch; reported after earlier launches have ended.
@@ -204,12 +203,10 @@ impl KernelJobs {
                 break;
             };
             self.waiting[group.way as usize].landed(&group);
-            let sum = group.sum.as_ref().and_then(|sum| sum.finish(&self.slots));
             for ticket in group.tickets.drain(..) {
-                let result = match (&group.error, sum) {
-                    (Some(error), _) => Err(error.clone().into()),
-                    (None, Some(sum)) => Ok(u64::from(sum)),
-                    (None, None) => Ok(ticket.work().bytes()),
+                let result = match &group.error {
+                    Some(error) => Err(error.clone().into()),
+                    None => Ok(ticket.work().bytes()),
                 };
                 ticket.finish(result);
             }
@@ -230,7 +227,7 @@ impl KernelJobs {
         let most = if waiting.alone > 0 { 1 } else { TOGETHER };
         waiting.alone = waiting.alone.saturating_sub(1);
         let mut group = self.spare.pop().unwrap_or_default();
-        group.begin(&self.gpu, &self.kernels, &first);
+        group.begin(&self.gpu, &first);
         // The first pieces are wanted soon: launches become longer as others hold them up.
         let longest = match group.way {
             Way::Unpack => usize::MAX,
@@ -239,8 +236,7 @@ impl KernelJobs {
         let mut descriptors = count(&first);
         let mut bytes = first.work().bytes() as usize;
         group.tickets.push(first);
-        while group.sum.is_none()
-            && group.tickets.len() < most
+        while group.tickets.len() < most
             && bytes < longest
             && let Some(next) =
                 waiting.mate(group.ends, TOGETHER_DESCRIPTORS.saturating_sub(descriptors))
@@ -298,21 +294,16 @@ enum Launched {
 
 impl Group {
     /// Starts from the group's first job.
-    fn begin(&mut self, gpu: &Gpu, kernels: &Kernels, first: &Ticket) {
-        (self.sum, self.error, self.cut) = (None, None, Cut::default());
-        (self.way, self.ends) = (way(first.work()), Ends::default());
+    fn begin(&mut self, gpu: &Gpu, first: &Ticket) {
+        self.error = None;
+        self.way = way(first.work());
         self.has_begun = false;
         self.joined.clear();
         self.even.clear();
-        if let Work::Checksum { of } = first.work() {
-            let address = of.device_address().unwrap_or_default();
-            self.sum = Some(Sum::new(kernels, address, of.len()));
-        } else {
-            let (pool, packs) = base(first).unwrap_or_default();
-            let to = destination_of(first).unwrap_or_default();
-            self.ends = Ends { pool, to, packs };
-            self.cut = Cut::for_kernel(piece_bytes(first.work().bytes(), gpu.multiprocessors()));
-        }
+        let (pool, packs) = base(first).unwrap_or_default();
+        let to = destination_of(first).unwrap_or_default();
+        self.ends = Ends { pool, to, packs };
+        self.cut = Cut::for_kernel(piece_bytes(first.work().bytes(), gpu.multiprocessors()));
     }
 
     /// Puts the lists of several jobs together, in the order of their destinations: chunks of one transfer
@@ -398,32 +389,23 @@ impl Group {
         (slots, room): (&mut Slots, &mut Inline),
     ) -> Launched {
         let api = gpu.api();
-        let launched = match &mut self.sum {
-            // SAFETY: the ticket keeps the bytes until the slot has landed; the context is current.
-            Some(sum) => unsafe { sum.launch(api, kernels, slots) },
-            None => {
-                let list = match (&self.tickets[..], self.tickets.first().map(Ticket::work)) {
-                    ([_], Some(Work::Unpack { descriptors, .. })) => descriptors.as_ref().into(),
-                    _ => List {
-                        descriptors: &self.joined,
-                        even: self.even.pieces(),
-                    },
-                };
-                let cut = &mut self.cut;
-                let room = (slots, room);
-                // SAFETY: the tickets keep pool and destinations until the slots have landed, and the
-                // descriptors were checked against both; the context is current.
-                let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
-                match launched {
-                    Ok(true) if !cut.is_through(list) => {
-                        self.has_begun = true;
-                        return Launched::Some;
-                    }
-                    other => other,
-                }
-            }
+        let list = match (&self.tickets[..], self.tickets.first().map(Ticket::work)) {
+            ([_], Some(Work::Unpack { descriptors, .. })) => descriptors.as_ref().into(),
+            _ => List {
+                descriptors: &self.joined,
+                even: self.even.pieces(),
+            },
         };
+        let cut = &mut self.cut;
+        let room = (slots, room);
+        // SAFETY: the tickets keep pool and destinations until the slots have landed, and the
+        // descriptors were checked against both; the context is current.
+        let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
         match launched {
+            Ok(true) if !cut.is_through(list) => {
+                self.has_begun = true;
+                Launched::Some
+            }
             Ok(true) => Launched::All,
             Ok(false) => Launched::Nothing,
             Err(_) if self.tickets.len() > 1 && !self.has_begun => Launched::Refused,

@@ -4,7 +4,6 @@ use super::cut::{Cut, List};
 use super::feed::{self, Inline, Room};
 use super::kernel::{Ends, Kernels, Source};
 use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, Slots};
-use crate::checksum::{SumFactors, SumPlan};
 use crate::driver::Api;
 use crate::error::CudaError;
 
@@ -49,52 +48,4 @@ pub(super) unsafe fn pieces(
     // SAFETY: the caller's promise; the slot's list stays until the slot has landed.
     let launched = unsafe { kernels.unpack(api, stream, ends, shape, source, flag) };
     launched.inspect_err(|_| slots.disarm(slot)).map(|()| true)
-}
-
-/// A checksum: one launch, and what its end takes.
-pub(super) struct Sum {
-    plan: SumPlan,
-    /// The slot whose list the sums are in, once launched.
-    launched: Option<(usize, Box<SumFactors>)>,
-}
-
-impl Sum {
-    /// Of `len` bytes, at least one, at a device address.
-    pub(super) fn new(kernels: &Kernels, address: u64, len: usize) -> Self {
-        let blocks = kernels.sum_blocks().min(LIST_ENTRIES as u32);
-        Self {
-            plan: SumPlan::new(address, len as u64, blocks),
-            launched: None,
-        }
-    }
-
-    /// Launches it; `Ok(false)` when no slot is free.
-    ///
-    /// # Safety
-    /// The context is current. The bytes must be device memory that stays valid and unwritten until all
-    /// slots have landed.
-    pub(super) unsafe fn launch(
-        &mut self,
-        api: &Api,
-        kernels: &Kernels,
-        slots: &mut Slots,
-    ) -> Result<bool, CudaError> {
-        let Some(slot) = slots.take() else {
-            return Ok(false);
-        };
-        let ((_, sums), stream) = (slots.list(slot), slots.stream());
-        let flag = slots.arm(slot);
-        // SAFETY: the caller's promise; the slot's list has room for the sums and stays.
-        let launched = unsafe { kernels.checksum(api, stream, &self.plan, sums, flag) };
-        launched.inspect_err(|_| slots.disarm(slot))?;
-        // Made while the kernel runs.
-        self.launched = Some((slot, Box::new(self.plan.factors())));
-        Ok(true)
-    }
-
-    /// The checksum, once its launch has landed; `None` if there was none.
-    pub(super) fn finish(&self, slots: &Slots) -> Option<u32> {
-        let (slot, factors) = self.launched.as_ref()?;
-        Some(factors.finish(slots.sums(*slot, self.plan.blocks as usize)))
-    }
 }

@@ -1,11 +1,12 @@
 //! Copies and checksums that the CPU takes part in, through the worker's pinned memory.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::STAGING;
 use super::device::{Device, Lane};
 use super::engine::Step;
-use crate::checksum::Crc32c;
+use crate::checksum::{Checksum, KeyedTag};
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
@@ -25,7 +26,7 @@ enum Side {
     /// Written here on the way out.
     Destination(*mut u8),
     /// Only looked at on the way out.
-    Checksum(Box<Crc32c>),
+    Checksum(Box<Checksum>),
 }
 
 /// Bytes on their way between pageable memory, or a checksum, and the device.
@@ -51,8 +52,11 @@ impl Pipe {
     }
 
     /// The checksum of device memory.
-    pub(super) fn checksum(of: &RegionSlice) -> Result<Self, MemoryError> {
-        Self::new(Side::Checksum(Box::new(Crc32c::new())), of)
+    pub(super) fn checksum(
+        of: &RegionSlice,
+        tag: Option<&Arc<KeyedTag>>,
+    ) -> Result<Self, MemoryError> {
+        Self::new(Side::Checksum(Box::new(Checksum::new(tag))), of)
     }
 
     fn new(side: Side, device: &RegionSlice) -> Result<Self, MemoryError> {
@@ -117,7 +121,7 @@ impl Pipe {
     fn result(&mut self) -> Result<u64, MemoryError> {
         match (self.error.take(), &self.side) {
             (Some(error), _) => Err(error.into()),
-            (None, Side::Checksum(crc)) => Ok(u64::from(crc.finish())),
+            (None, Side::Checksum(sum)) => Ok(u64::from(sum.finish())),
             (None, Side::Source(_) | Side::Destination(_)) => Ok(self.len as u64),
         }
     }
@@ -166,7 +170,7 @@ impl Pipe {
                 };
             }
             // SAFETY: the slot has that many initialised bytes, and the copy to it has ended.
-            Side::Checksum(crc) => crc.update(unsafe { std::slice::from_raw_parts(slot, len) }),
+            Side::Checksum(sum) => sum.update(unsafe { std::slice::from_raw_parts(slot, len) }),
         }
         self.landed += len;
     }
@@ -180,19 +184,16 @@ fn slot_of(at: usize) -> usize {
 /// Large work on memory that the CPU can address, in steps.
 pub(super) struct CpuSteps {
     done: usize,
-    crc: Crc32c,
+    sum: Option<Checksum>,
 }
 
 impl CpuSteps {
     pub(super) fn new() -> Self {
-        Self {
-            done: 0,
-            crc: Crc32c::new(),
-        }
+        Self { done: 0, sum: None }
     }
 
     pub(super) fn step(&mut self, work: &Work) -> Step {
-        match cpu::step(work, &mut self.done, PIECE, &mut self.crc) {
+        match cpu::step(work, &mut self.done, PIECE, &mut self.sum) {
             Ok(None) => Step::Progress,
             Ok(Some(value)) => Step::Done(Ok(value)),
             Err(error) => Step::Done(Err(error)),

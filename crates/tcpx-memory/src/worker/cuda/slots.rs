@@ -134,13 +134,6 @@ impl Slots {
         (host, self.memory.device + at as u64)
     }
 
-    /// What a launch left in its slot's list, which has landed.
-    pub(super) fn sums(&self, slot: usize, count: usize) -> &[u32] {
-        debug_assert!(count * 4 <= LIST_BYTES);
-        // SAFETY: inside the slot's list, initialised and aligned; nothing writes it any more.
-        unsafe { std::slice::from_raw_parts(self.list(slot).0.cast(), count) }
-    }
-
     /// Expects an answer of the slot's launch.
     pub(super) fn arm(&mut self, slot: usize) -> Flag {
         self.value = self.value.wrapping_add(1).max(1);

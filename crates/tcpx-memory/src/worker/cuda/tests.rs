@@ -145,7 +145,7 @@ fn checksums_of_all_kinds_of_memory() {
         for kind in bench.kinds() {
             let region = bench.region(kind, &bytes);
             assert_eq!(
-                bench.run(Work::Checksum { of: region.all() }),
+                bench.run(Work::checksum(region.all())),
                 Ok(expected),
                 "{kind}"
             );
@@ -348,7 +348,7 @@ fn a_refused_copy_ends_its_job_with_the_drivers_words() {
         );
         source.write_from(0, &[2; 100]).unwrap();
     }
-    assert!(bench.run(Work::Checksum { of: bad.all() }).is_err());
+    assert!(bench.run(Work::checksum(bad.all())).is_err());
     assert!(
         bad.lease(.., Access::Write).is_ok(),
         "the failed jobs still hold the memory"
@@ -423,7 +423,7 @@ fn a_worker_that_can_take_no_more_jobs_pauses_between_looks() {
     let start = Instant::now();
     for token in 0..jobs {
         let mut job = Job {
-            work: Work::Checksum { of: source.all() },
+            work: Work::checksum(source.all()),
             fence: Some(fence.clone()),
             sink: Arc::<Channel>::clone(&sink),
             token,

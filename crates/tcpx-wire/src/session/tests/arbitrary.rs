@@ -81,9 +81,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         4 => (id(), 0u32..30).prop_map(|(transfer, chunk)| {
             Frame::Placed { transfer, chunks: PlacedChunks::single(chunk) }
         }),
-        1 => (id(), 0u32..3).prop_map(|(transfer, crc32c)| Frame::Digest { transfer, crc32c }),
-        1 => (id(), 0u32..3, any::<bool>()).prop_map(|(transfer, crc32c, matches)| {
-            Frame::Verdict { transfer, crc32c, matches }
+        1 => (id(), 0u128..3).prop_map(|(transfer, tag)| Frame::Digest { transfer, tag }),
+        1 => (id(), 0u128..3, any::<bool>()).prop_map(|(transfer, tag, matches)| {
+            Frame::Verdict { transfer, tag, matches }
         }),
         2 => (id(), role()).prop_map(|(transfer, from)| {
             Frame::Cancel { transfer, from, reason: CancelReason::Requested, detail: "no".into() }
@@ -272,7 +272,7 @@ proptest! {
                 Input::Arrived(of, chunk, bytes) => session.chunk_arrived(now, at(of, &operations), chunk, bytes),
                 Input::Placed(of, chunk) => session.chunk_placed(now, at(of, &operations), chunk),
                 Input::Copied(of) => session.eager_copied(now, at(of, &operations)),
-                Input::Digest(of, crc32c) => session.digest(now, at(of, &operations), crc32c),
+                Input::Digest(of, crc32c) => session.digest(now, at(of, &operations), crc32c, crc32c.into()),
                 Input::Quiet(of) => session.data_quiet(now, at(of, &operations)),
                 Input::Cancel(of) => session.cancel(now, at(of, &operations)),
                 Input::Wait(micros) => {

@@ -258,7 +258,9 @@ fn checksums_that_never_come() {
             .get_mut(&operation)
             .unwrap();
         assert!(std::mem::take(&mut watched.digesting));
-        pair.with(impatient, |session, now| session.digest(now, operation, 1));
+        pair.with(impatient, |session, now| {
+            session.digest(now, operation, 1, 1)
+        });
         pair.settle(SECOND * 3);
         let error = pair.error(impatient, operation);
         assert_eq!(stalled(&error).owes, owes);

@@ -345,13 +345,10 @@ fn frames_for_transfers_that_do_not_exist_are_refused() {
         },
         Frame::EagerDone { transfer },
         Frame::Placed { transfer, chunks },
-        Frame::Digest {
-            transfer,
-            crc32c: 0,
-        },
+        Frame::Digest { transfer, tag: 0 },
         Frame::Verdict {
             transfer,
-            crc32c: 0,
+            tag: 0,
             matches: true,
         },
         Frame::Cancel {
@@ -385,7 +382,7 @@ fn frames_for_transfers_that_do_not_exist_are_refused() {
 fn frames_in_the_wrong_state_are_refused() {
     let verdict = |matches| Frame::Verdict {
         transfer: T0,
-        crc32c: 0,
+        tag: 0,
         matches,
     };
     let granted = || grant(512 * 1024, 0);
@@ -424,7 +421,7 @@ fn frames_in_the_wrong_state_are_refused() {
     }
     let digest = Frame::Digest {
         transfer: T0,
-        crc32c: 1,
+        tag: 1,
     };
     let mut session = session(config());
     session

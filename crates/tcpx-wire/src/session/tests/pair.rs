@@ -479,7 +479,7 @@ impl Pair {
             Event::Digest { operation, crc32c } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 if !watched.quiet && std::mem::take(&mut watched.digesting) {
-                    side.session.digest(now, operation, crc32c);
+                    side.session.digest(now, operation, crc32c, crc32c.into());
                 }
             }
             Event::Quiet { operation } => self.become_quiet(at, operation),

@@ -3,7 +3,7 @@
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
-use crate::frame::Frame;
+use crate::frame::{Frame, LEAST_PLAIN_BYTES};
 
 const SIZES: [u64; 10] = [
     0,
@@ -119,7 +119,11 @@ fn sides_with_different_settings_use_the_lesser() {
 fn eager_transfers_reach_every_level() {
     for level in [Level::Sent, Level::Placed, Level::Verified] {
         for receiver_level in [Level::Placed, Level::Verified] {
-            let mut pair = Pair::new(config(), 9);
+            let sealing = Config {
+                seals_payload: true,
+                ..config()
+            };
+            let mut pair = Pair::new(sealing, 9);
             let mut sends = Vec::new();
             for size in [16 * 1024, 0, 1, 23] {
                 sends.push((pair.send(0, eager(1, size, level)), size));
@@ -143,6 +147,28 @@ fn eager_transfers_reach_every_level() {
             pair.assert_clean();
             assert!(pair.sides[1].sends.sequences.is_empty());
         }
+    }
+}
+
+/// Somebody on the path may have changed it, and its checksum has no key.
+#[test]
+fn what_travels_in_the_clear_is_verified_by_a_key_or_not_at_all() {
+    let bytes = LEAST_PLAIN_BYTES;
+    for (sender, is_eager, ends) in [
+        (Level::Sent, true, [Level::Sent, Level::Placed]),
+        (Level::Placed, true, [Level::Placed; 2]),
+        (Level::Verified, false, [Level::Verified; 2]),
+    ] {
+        let mut pair = Pair::new(config(), 9);
+        let sent = pair.send(0, eager(1, bytes, sender));
+        pair.run(Duration::from_millis(5));
+        let got = pair.receive(1, receive(1, bytes as u64, Level::Verified));
+        pair.settle(Duration::from_secs(5));
+        let levels = [pair.success(0, sent), pair.success(1, got)].map(|end| end.level);
+        assert_eq!(levels, ends, "{sender:?}");
+        assert_eq!(pair.sides[1].operations[&got].copied.is_some(), is_eager);
+        pair.run(Duration::from_millis(5));
+        pair.assert_clean();
     }
 }
 

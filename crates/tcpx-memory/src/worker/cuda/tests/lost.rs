@@ -149,8 +149,5 @@ fn a_panicking_owner_does_not_affect_completions() {
     let to = target.all();
     bench.submit(1, Work::Copy { from, to }, None, &sink);
     assert_eq!(ended.recv_timeout(LIMIT), Ok((1, Ok(100))));
-    assert_eq!(
-        bench.run(Work::Checksum { of: memory.all() }).map(drop),
-        Ok(())
-    );
+    assert_eq!(bench.run(Work::checksum(memory.all())).map(drop), Ok(()));
 }

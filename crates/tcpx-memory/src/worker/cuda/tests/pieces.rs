@@ -228,7 +228,7 @@ fn pieces_reach_every_kind_of_memory_and_other_pieces() {
     assert!(other.is_as_expected());
 
     let expected = u64::from(crc_fast::crc32_iscsi(&bytes));
-    assert_eq!(bench.run(Work::Checksum { of: from.all() }), Ok(expected));
+    assert_eq!(bench.run(Work::checksum(from.all())), Ok(expected));
     assert_eq!(from.checksum(..).map(u64::from), Ok(expected));
     assert!(content(&from) == bytes);
     drop(from);

@@ -100,7 +100,7 @@ fn a_refused_launch_keeps_the_lists_of_others() {
             bench.submit(job.into(), work, Some(fence.clone()), &sink);
             // As many as there are slots, but for the refused one.
             if job == 14 {
-                let work = Work::Checksum { of: bad.all() };
+                let work = Work::checksum(bad.all());
                 bench.submit(99, work, Some(fence.clone()), &sink);
             }
             let mut expected = vec![1; SIZE];

@@ -206,11 +206,11 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         id().prop_map(|transfer| Frame::EagerDone { transfer }),
         any::<u32>().prop_map(|bytes| Frame::EagerCredit { bytes }),
         (id(), any_placed()).prop_map(|(transfer, chunks)| Frame::Placed { transfer, chunks }),
-        (id(), any::<u32>()).prop_map(|(transfer, crc32c)| Frame::Digest { transfer, crc32c }),
-        (id(), any::<u32>(), any::<bool>()).prop_map(|(transfer, crc32c, matches)| {
+        (id(), any::<u128>()).prop_map(|(transfer, tag)| Frame::Digest { transfer, tag }),
+        (id(), any::<u128>(), any::<bool>()).prop_map(|(transfer, tag, matches)| {
             Frame::Verdict {
                 transfer,
-                crc32c,
+                tag,
                 matches,
             }
         }),
