@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use thiserror::Error;
+use zeroize::Zeroize;
 
 use crate::session::MAX_TRANSFER_BYTES;
 use crate::window::{Place, WindowSecret};
@@ -68,6 +69,14 @@ pub struct PieceList {
     bytes: u64,
     /// Where each window is that a piece was pushed for.
     pushed: HashMap<u64, u32>,
+}
+
+impl Drop for PieceList {
+    fn drop(&mut self) {
+        self.windows
+            .iter_mut()
+            .for_each(|(_, secret)| secret.zeroize());
+    }
 }
 
 /// Made in whichever way.

@@ -2,6 +2,7 @@
 
 use subtle::ConstantTimeEq;
 use thiserror::Error;
+use zeroize::Zeroize;
 
 /// What the peer may do in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +28,7 @@ impl Rights {
 }
 
 /// What only those know who hold the window's key.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Zeroize)]
 pub struct WindowSecret([u8; Self::BYTES]);
 
 secret!(WindowSecret, 0);
@@ -80,6 +81,11 @@ const IS_ON_GPU: u8 = 8;
 const KEY_START: [u8; 4] = *b"TXW\x01";
 
 impl WindowKey {
+    /// Wipes the secret from this place in memory.
+    pub fn wipe(&mut self) {
+        self.secret.zeroize();
+    }
+
     /// Length of [`WindowKey::to_bytes`].
     pub const BYTES: usize = 4 + 1 + 8 + 8 + WindowSecret::BYTES;
 

@@ -68,6 +68,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         self.connection.revoke(self.key.window);
+        self.key.wipe();
     }
 }
 

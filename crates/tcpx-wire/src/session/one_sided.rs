@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use super::Session;
 use super::action::{Action, Covered, OperationId};
 use super::config::{Deadlines, MAX_NOTIFICATION_BYTES};
@@ -24,7 +26,7 @@ use crate::window::{Place, Rights, WindowSecret};
 
 #[derive(Debug)]
 struct Window {
-    secret: WindowSecret,
+    secret: Zeroizing<WindowSecret>,
     bytes: u64,
     rights: Rights,
 }
@@ -128,7 +130,7 @@ impl OneSided {
         let window = self.next_window;
         self.next_window += 1;
         let opened = Window {
-            secret,
+            secret: Zeroizing::new(secret),
             bytes,
             rights,
         };
@@ -170,7 +172,7 @@ impl OneSided {
         allow: fn(Rights) -> bool,
     ) -> Result<(), RefuseReason> {
         let window = self.windows.get(&place.window);
-        let Some(window) = window.filter(|window| window.secret == place.secret) else {
+        let Some(window) = window.filter(|window| *window.secret == place.secret) else {
             return Err(RefuseReason::UnknownWindow);
         };
         if !allow(window.rights) {
