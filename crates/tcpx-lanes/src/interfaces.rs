@@ -6,6 +6,7 @@ mod distance;
 mod driver;
 mod filter;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
@@ -92,7 +93,7 @@ pub struct Interface {
 /// The interfaces of this host, by name.
 ///
 /// # Errors
-/// [`SocketError::Io`] when `/sys/class/net` or the addresses cannot be read.
+/// [`SocketError::Io`] when the addresses cannot be read, or `/sys/class/net` is there and cannot be.
 pub fn interfaces() -> Result<Vec<Interface>, SocketError> {
     let addresses = addresses().map_err(|cause| SocketError::Io {
         operation: "getifaddrs",
@@ -100,7 +101,13 @@ pub fn interfaces() -> Result<Vec<Interface>, SocketError> {
         cause: cause.into(),
         hint: "",
     })?;
-    let mut found = interfaces_in(Path::new(SYSFS), &addresses)?;
+    let mut found = match interfaces_in(Path::new(SYSFS), &addresses) {
+        // Without sysfs, as in some containers, the addresses say what there is.
+        Err(SocketError::Io { cause, .. }) if cause.kind == std::io::ErrorKind::NotFound => {
+            with_addresses(&addresses)
+        }
+        found => found?,
+    };
     for one in &mut found {
         if one.kind == InterfaceKind::Virtual {
             one.driver = driver::driver_of(&one.name);
@@ -111,6 +118,21 @@ pub fn interfaces() -> Result<Vec<Interface>, SocketError> {
         }
     }
     Ok(found)
+}
+
+/// The interfaces that have these addresses, by name; nothing else is known of them.
+fn with_addresses(addresses: &[InterfaceAddress]) -> Vec<Interface> {
+    let names: BTreeSet<&str> = addresses.iter().map(|one| one.interface.as_str()).collect();
+    let nowhere = Path::new("");
+    let describe = |name: &str| Interface {
+        kind: match name {
+            "lo" => InterfaceKind::Loopback,
+            _ => InterfaceKind::Virtual,
+        },
+        up: true,
+        ..describe(nowhere, name.to_owned(), addresses)
+    };
+    names.into_iter().map(describe).collect()
 }
 
 /// The interfaces that a sysfs tree describes, by name, with these addresses. What the tree does
@@ -330,6 +352,25 @@ mod tests {
         assert_eq!((found[0].speed, found[0].up), (None, false));
         assert_eq!((found[2].speed, found[2].up), (None, true));
         assert_eq!(found[4].speed, None, "no card is that fast");
+    }
+
+    #[test]
+    fn without_a_tree_the_addresses_are_all_that_is_known() {
+        let address = |interface: &str, last| InterfaceAddress {
+            interface: interface.to_owned(),
+            address: IpAddr::from([10, 0, 0, last]),
+            prefix: 24,
+        };
+        let found = with_addresses(&[address("lo", 1), address("eth0", 2), address("eth0", 3)]);
+        let known: Vec<_> = found
+            .iter()
+            .map(|one| (one.name.as_str(), one.kind, one.up, one.addresses.len()))
+            .collect();
+        let expected = [
+            ("eth0", InterfaceKind::Virtual, true, 2),
+            ("lo", InterfaceKind::Loopback, true, 1),
+        ];
+        assert_eq!(known, expected);
     }
 
     #[test]

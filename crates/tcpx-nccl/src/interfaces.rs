@@ -150,7 +150,7 @@ fn unasked(all: &[Interface]) -> (Vec<Interface>, &'static str) {
         (Reach::Neighbours, "there is none that reaches other hosts"),
         (
             Reach::Loopback,
-            "there is no other: this host alone can be reached",
+            "no other interface has an address (fe80:: ones count on one link alone): this host alone can be reached",
         ),
     ];
     let found = rest
@@ -168,7 +168,7 @@ fn has_other(all: &[Interface], filter: &InterfaceFilter) -> bool {
 /// else a routable IPv6. They come in the kernel's order, which both ends of a rail share.
 pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, NetError> {
     let system = |error: &dyn std::error::Error| {
-        let hint = "check the limits of this process";
+        let hint = "see what keeps this process from it";
         error::system("listing network interfaces", error, hint)
     };
     let known = system::interfaces().map_err(|error| system(&error))?;

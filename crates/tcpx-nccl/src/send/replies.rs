@@ -6,6 +6,7 @@ use std::time::Instant;
 use nccl_net::ResultCode;
 use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::Moved;
+use tcpx_lanes::tcp_info::is_unanswered;
 
 use super::State;
 use crate::error;
@@ -125,9 +126,12 @@ impl State {
             .ring
             .by_sequence(sequence)
             .map_or((0, 0), |r| (r.written.saturating_sub(HEADER_BYTES), r.size));
+        let why = match is_unanswered(&*self.link) {
+            true => "the peer's host does not answer: see whether it is up, and the way to it",
+            false => "the peer reads nothing: see whether it posts receives",
+        };
         shared.log.warn(&format!(
-            "{}: no byte moved for {} s; message {sequence}, {done} of {total} bytes are sent; the \
-             peer reads nothing: see whether it posts receives",
+            "{}: no byte moved for {} s; message {sequence}, {done} of {total} bytes are sent; {why}",
             self.name,
             stalled.as_secs()
         ));
