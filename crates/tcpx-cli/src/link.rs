@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_net::AbiVersion;
-use serde_json::Value;
 use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Key, Network, NetworkError, Options, TcpNetwork,
 };
@@ -25,7 +24,7 @@ use crate::key::{self, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
 use crate::output::json::{self, Told};
-use crate::output::say::{self, aside, say};
+use crate::output::say::{self, aside};
 use crate::plugin_file::{Places, PluginFile, contents};
 use crate::sizes::grouped;
 
@@ -219,28 +218,6 @@ impl Link {
         self.warn(args);
         self.listening.get_or_init(|| endpoint);
         Ok(())
-    }
-
-    /// Serves one client after the other until a signal comes; each leaves a line of JSON, or one for people.
-    pub(crate) fn serve_each(
-        &self,
-        schema: &str,
-        mut session: impl FnMut(Connection) -> Result<Value, Error>,
-    ) -> Result<Told, Error> {
-        loop {
-            match self.accept(None).and_then(&mut session) {
-                Ok(fields) if say::is_json() => json::print(&json::success(schema, fields))?,
-                Ok(_) => say!("waiting for the next client"),
-                // What ended a server that stays is no failure.
-                Err(error) if error.is_interrupted() => return Ok(Told::Nothing),
-                Err(error) => {
-                    say::failure(&error);
-                    if say::is_json() {
-                        json::print(&json::failure(schema, &error))?;
-                    }
-                }
-            }
-        }
     }
 
     /// Serves all clients that come, each in a thread of its own, until a signal comes.

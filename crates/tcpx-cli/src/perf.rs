@@ -4,7 +4,9 @@ mod client;
 mod matrix;
 mod world;
 
-use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
 use tcpx::Connection;
 
 use crate::args::perf::{PerfArgs, PerfServerArgs, PerfSide, Place};
@@ -12,7 +14,7 @@ use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
 use crate::output::json::Told;
-use crate::output::say::say;
+use crate::output::say::{aside, say};
 use crate::sizes::Size;
 use crate::{interrupt, measuring};
 
@@ -28,7 +30,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Told, Error> {
     }
 }
 
-/// Serves one client, or with `--keep` one after the other.
+/// Serves one client, or with `--keep` all that come.
 fn serve(args: &PerfServerArgs) -> Result<Told, Error> {
     let memory = Devices::probe().choose(&Place::memory_of(args.place), 0)?;
     let mut link = Link::new(&args.link, &memory, true)?;
@@ -39,22 +41,29 @@ fn serve(args: &PerfServerArgs) -> Result<Told, Error> {
     let place = args.place.map(|place| format!(" {place}"));
     let command = format!("perf client SERVER_IP{}", place.unwrap_or_default());
     link.invite(&args.link, &command)?;
-    let session = |connection| session(args, &link, &memory, connection);
+    let running = AtomicUsize::new(0);
+    let session = |connection| session(args, &link, &memory, &running, connection);
     match args.keep {
-        true => link.serve_each(SCHEMA, session),
-        false => session(link.accept(Some(args.link.wait.0))?).map(Told::Fields),
+        true => link.serve_together(SCHEMA, session),
+        false => session(link.accept(Some(args.link.wait.0))?),
     }
 }
 
-/// One client; returns what the JSON holds.
+/// One client; `running` counts those that are measured.
 fn session(
     args: &PerfServerArgs,
     link: &Link,
     memory: &MemoryChoice,
+    running: &AtomicUsize,
     connection: Connection,
-) -> Result<Value, Error> {
+) -> Result<Told, Error> {
     say!("{}", link.describe(&connection, memory));
+    let beside = running.fetch_add(1, Ordering::Relaxed);
+    if beside > 0 {
+        aside!("note: {beside} more are measured at the same time; their rates share this host");
+    }
     let served = measuring::serve(&connection, memory, args.link.timeout.0);
+    running.fetch_sub(1, Ordering::Relaxed);
     let served = link::part_after(connection, served)?;
     let contents = if served.verified {
         "contents verified"
@@ -63,5 +72,6 @@ fn session(
     };
     let bytes = Size(served.bytes);
     say!("measured with {bytes}, {contents}; the client has the figures");
-    Ok(json!({ "bytes": served.bytes, "verified": served.verified }))
+    let fields = json!({ "bytes": served.bytes, "verified": served.verified });
+    Ok(Told::Fields(fields))
 }

@@ -75,10 +75,10 @@ pub(crate) struct PerfClientArgs {
         default_value = "4MiB"
     )]
     pub(crate) size: Size,
-    /// Transfers that are timed.
-    #[arg(short = 'n', long, value_name = "N", env = "UCCL_TCPX_PERF_ITERS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) iterations: u32,
-    /// Measure for this long instead of a number of transfers.
+    /// Measure so many transfers instead of for a time.
+    #[arg(short = 'n', long, value_name = "N", env = "UCCL_TCPX_PERF_ITERS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) iterations: Option<u32>,
+    /// Measure for this long [default: 3s].
     #[arg(short, long, value_name = "TIME")]
     pub(crate) time: Option<Limit>,
     /// Print the rate of each such part of the time.

@@ -20,6 +20,9 @@ use crate::output::say::say;
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long it measures where nobody says.
+const USUAL_TIME: Duration = Duration::from_secs(3);
+
 /// How much is measured at a stretch where nobody asks for intervals.
 const STRETCH: Duration = Duration::from_secs(1);
 
@@ -37,11 +40,14 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Told, Error> {
         _ => Mode::One,
     };
     let depth = depth(args.size.0, args.in_flight);
-    // A number that no time ends.
-    let count = args.time.map_or(args.iterations, |_| u32::MAX);
+    // A number that no time ends, or a time.
+    let (count, time) = match (args.time, args.iterations) {
+        (None, Some(count)) => (count, Duration::MAX),
+        (time, _) => (u32::MAX, time.map_or(USUAL_TIME, |time| time.0)),
+    };
     let work = Work {
         run: Run::new(mode, Op::Send, args.size.0, count, depth),
-        time: args.time.map_or(Duration::MAX, |time| time.0),
+        time,
         interval: args.interval.map(|interval| interval.0),
         warm_up: args.warm_up.0,
         limit: args.link.timeout.0,

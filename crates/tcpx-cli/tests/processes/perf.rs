@@ -1,4 +1,5 @@
 use serde_json::Value;
+use tcpx::{Auth, Endpoint, Options};
 
 use crate::support::{Ended, Running, Server, scattering, tcpx};
 
@@ -108,7 +109,19 @@ fn a_client_that_wants_something_else_is_told_so() {
 
 #[test]
 fn a_server_that_stays_measures_every_direction_and_time() {
-    let mut server = Server::start(tcpx(&["perf", "server", "host", "--keep"]));
+    let mut server = Server::start(tcpx(&[
+        "perf",
+        "server",
+        "host",
+        "--keep",
+        "--timeout",
+        "10m",
+    ]));
+    // One that is connected and asks for nothing delays no other.
+    let key = server.key.as_deref().expect("a key");
+    let options = Options::tcp(Auth::parse(key).expect("one"));
+    let port: u16 = server.port.parse().expect("a port");
+    let silent = Endpoint::connect(("127.0.0.1", port), &options).expect("connected");
     let quick = [
         "host", "-s", "64KiB", "-t", "300ms", "-i", "100ms", "-O", "1ms", "--json",
     ];
@@ -140,5 +153,6 @@ fn a_server_that_stays_measures_every_direction_and_time() {
         .end()
         .assert_code(0)
         .assert_says("3 transfers");
+    drop(silent);
     server.running.kill();
 }
