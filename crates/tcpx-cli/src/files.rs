@@ -406,6 +406,8 @@ impl Summary {
                 let speed = Amount(rate(self.bytes - self.there.min(self.bytes), self.took));
                 say!("{verb} {what}{place}: {moved} moved in {took}, {speed}/s{there}");
                 match self.entries {
+                    // All that was to be sent was left out.
+                    0 => {}
                     1 => say!("BLAKE3 {digest}, the same at both ends"),
                     count => say!("BLAKE3 {digest} over {count} entries, the same at both ends"),
                 }

@@ -15,7 +15,7 @@ use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
 use crate::output::json::Told;
 use crate::output::say::{aside, say};
-use crate::sizes::Size;
+use crate::sizes::Amount;
 use crate::{interrupt, measuring};
 
 /// What the JSON of a server that stays is called, a line for each client.
@@ -60,7 +60,10 @@ fn session(
     say!("{}", link.describe(&connection, memory));
     let beside = running.fetch_add(1, Ordering::Relaxed);
     if beside > 0 {
-        aside!("note: {beside} more are measured at the same time; their rates share this host");
+        aside!(
+            "note: clients measured at the same time: {}; their rates share this host",
+            beside + 1
+        );
     }
     let served = measuring::serve(&connection, memory, args.link.timeout.0);
     running.fetch_sub(1, Ordering::Relaxed);
@@ -70,7 +73,7 @@ fn session(
     } else {
         "contents not compared"
     };
-    let bytes = Size(served.bytes);
+    let bytes = Amount(served.bytes);
     say!("measured with {bytes}, {contents}; the client has the figures");
     let fields = json!({ "bytes": served.bytes, "verified": served.verified });
     Ok(Told::Fields(fields))

@@ -58,6 +58,17 @@ impl LeftOut {
         }
     }
 
+    /// Takes files out of the list that are left out after all, by their places, which ascend.
+    pub(crate) fn take(&mut self, entries: &mut Vec<Entry>, places: &[usize]) {
+        for &place in places {
+            let path = Path::new(&entries[place].path);
+            self.add(path, "it changed while it was sent, or could not be read");
+        }
+        for &place in places.iter().rev() {
+            entries.remove(place);
+        }
+    }
+
     /// A line for each of the first ones, whoever said it.
     pub(crate) fn lines(&self) -> Vec<String> {
         let first = self.first.iter().take(MOST_LISTED);

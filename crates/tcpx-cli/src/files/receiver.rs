@@ -11,8 +11,8 @@ use tcpx::{Connection, Transfer};
 
 use super::digest::{DigestKey, Side};
 use super::manifest::{self, Entry, Kind, Manifest};
-use super::sender::{Content, gone, overall};
-use super::store::{self, Claim, Identity, PartialFile, Present, Store};
+use super::sender::{Content, Moved, gone, overall};
+use super::store::{self, Claim, Identity, PartialFile, Present, Store, StoreError};
 use super::talk::{
     self, DRY_RUN, Digests, PIECE, POSTED, Pace, Piece, Talk, Watch, with_disk_time,
 };
@@ -25,8 +25,10 @@ use crate::messages::{
 use crate::output::say::aside;
 use crate::sizes::{Amount, Size};
 
-/// Bytes of the length in front of each block of a stream.
-pub(super) const BLOCK_HEADER: usize = 4;
+/// Bytes of the length in front of each block of a file.
+const BLOCK_HEADER: usize = 4;
+/// In the place of a length: the file is left out after all.
+pub(super) const LEFT_OUT: u32 = u32::MAX;
 
 /// Pieces that are being checked and written while others arrive.
 const BEHIND: usize = 8;
@@ -105,7 +107,10 @@ fn attempt(
             theirs: messages::brief(&offer.digest),
         });
     }
-    let Manifest { entries, left_out } = talk::decode(&text, "a list of files")?;
+    let Manifest {
+        mut entries,
+        mut left_out,
+    } = talk::decode(&text, "a list of files")?;
     drop(text);
     manifest::check(&entries)?;
     if let Some(asked) = out.asked {
@@ -131,7 +136,9 @@ fn attempt(
         }
     }
     let into = Destination { sink, new };
-    let digests = contents(talk, terms, &entries, &offer.key, plan, into, posted)?;
+    let moved = contents(talk, terms, &entries, &offer.key, plan, into, posted)?;
+    let Moved { digests, changed } = moved;
+    left_out.take(&mut entries, &changed);
     let digest = overall(&manifest_digest, &digests);
     let [theirs, ours] = [Side::Sender, Side::Receiver].map(|side| offer.key.end(side, &digest));
     talk.agree(&theirs.to_string(), talk.limit)?;
@@ -217,7 +224,7 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
         let (mut bytes, mut held) = (0, 0);
         for (index, entry) in entries.iter().enumerate() {
             talk.look()?;
-            let present = match store.present(entry)? {
+            let present = match once_free(talk, || store.present(entry))? {
                 Some(Present::Partial { .. }) if held == MOST_HELD => None,
                 present => present,
             };
@@ -240,6 +247,23 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
         }
     };
     Ok((sink, plan))
+}
+
+/// What `look` finds, once no other transfer has the file: one that has just lost its peer puts it away first.
+fn once_free<T>(
+    talk: &Talk<'_>,
+    mut look: impl FnMut() -> Result<T, StoreError>,
+) -> Result<T, Error> {
+    let until = Instant::now() + PUT_AWAY / 2;
+    loop {
+        match look() {
+            Err(StoreError::Busy(_)) if Instant::now() < until => {
+                talk.look()?;
+                std::thread::sleep(LOOK);
+            }
+            found => return Ok(found?),
+        }
+    }
 }
 
 /// Agrees with the sender on what of the files that are there is kept. The sender says what it has, and this side compares.
@@ -346,6 +370,8 @@ enum Step {
     },
     Write(Range<usize>),
     End,
+    /// The sender leaves the file out after all.
+    LeaveOut,
     /// The file is not what was sent.
     Remove,
 }
@@ -357,7 +383,7 @@ struct Written {
     kept: Option<(PathBuf, u64)>,
 }
 
-/// Receives, checks and writes all contents; returns their digests.
+/// Receives, checks and writes all contents.
 fn contents(
     talk: &Talk<'_>,
     terms: Terms<'_>,
@@ -366,7 +392,7 @@ fn contents(
     plan: Plan,
     into: Destination,
     posted: &mut Posted,
-) -> Result<Vec<Content>, Error> {
+) -> Result<Moved, Error> {
     let (free, free_pieces) = mpsc::channel();
     let (arrived, to_check) = mpsc::sync_channel(POSTED + BEHIND);
     let (checked, to_write) = mpsc::sync_channel(BEHIND);
@@ -393,6 +419,7 @@ fn contents(
         jobs: plan.jobs,
         at: At::Between,
         digest: Vec::with_capacity(blake3::OUT_LEN),
+        changed: Vec::new(),
     };
     let thread = std::thread::Builder::new().name("tcpx-check".into());
     let checking = thread.spawn(move || {
@@ -428,7 +455,7 @@ fn contents(
     // A defect of the contents is the reason for whatever the others met.
     let result = match (all_arrived, all_checked) {
         (_, Ok(Some(Err(error)))) | (Err(error), _) | (Ok(()), Err(error)) => Err(error),
-        (Ok(()), Ok(Some(Ok(digests)))) => Ok(digests),
+        (Ok(()), Ok(Some(Ok(moved)))) => Ok(moved),
         (Ok(()), Ok(None)) => Err(gone()),
     };
     let mut written = match &result {
@@ -530,8 +557,8 @@ fn arrive(
 #[derive(Debug)]
 enum At {
     Between,
-    /// Bytes of a file's contents, or of a block, that are left.
-    Contents(u64),
+    /// Bytes of a block that are left.
+    Contents(u32),
     /// A block's length, as far as it has come.
     Length(Vec<u8>),
     Digest,
@@ -546,6 +573,8 @@ struct Checker {
     digests: Vec<(usize, Content)>,
     at: At,
     digest: Vec<u8>,
+    /// Places of files that the sender has left out after all.
+    changed: Vec<usize>,
 }
 
 impl Checker {
@@ -553,7 +582,7 @@ impl Checker {
         mut self,
         from: &Receiver<(Piece, usize)>,
         to: &SyncSender<(Piece, Vec<Step>)>,
-    ) -> Result<Vec<Content>, Error> {
+    ) -> Result<Moved, Error> {
         while let Ok((mut piece, bytes)) = from.recv() {
             let steps = match piece.read(bytes, |bytes| self.steps(bytes)) {
                 Ok(steps) => steps,
@@ -563,11 +592,15 @@ impl Checker {
                 }
             };
             if to.send((piece, steps)).is_err() {
-                return Ok(Vec::new());
+                return Ok(Moved::default());
             }
         }
         self.digests.sort_by_key(|&(index, _)| index);
-        Ok(self.digests.into_iter().map(|(_, digest)| digest).collect())
+        let digests = self.digests.into_iter().map(|(_, digest)| digest);
+        Ok(Moved {
+            digests: digests.collect(),
+            changed: self.changed,
+        })
     }
 
     fn steps(&mut self, bytes: &[u8]) -> Result<Vec<Step>, Error> {
@@ -577,7 +610,9 @@ impl Checker {
             let Some(job) = self.jobs.front_mut() else {
                 return Err(Error::unexpected("the end of the stream", "more bytes"));
             };
-            let is_stream = self.entries[job.index].kind == Kind::Stream;
+            let entry = &self.entries[job.index];
+            // A stream ends where it ends.
+            let whole = (entry.kind != Kind::Stream).then(|| entry.bytes());
             let rest = &bytes[at..];
             match &mut self.at {
                 At::Between => {
@@ -586,29 +621,47 @@ impl Checker {
                         claim: job.claim.take(),
                         from: job.from,
                     });
-                    self.at = if is_stream {
-                        At::Length(Vec::new())
-                    } else {
-                        after_contents(self.entries[job.index].bytes() - job.from, false)
-                    };
+                    self.at = At::Length(Vec::new());
                 }
                 At::Length(length) => {
                     let count = rest.len().min(BLOCK_HEADER - length.len());
                     length.extend_from_slice(&rest[..count]);
                     at += count;
                     if let Ok(length) = <[u8; BLOCK_HEADER]>::try_from(length.as_slice()) {
-                        self.at = match u32::from_le_bytes(length) {
+                        let length = u32::from_le_bytes(length);
+                        let end = job.hasher.count() + u64::from(length);
+                        let fits = |whole| match length {
+                            0 => end == whole,
+                            _ => end <= whole,
+                        };
+                        if length == LEFT_OUT {
+                            steps.push(Step::LeaveOut);
+                            self.changed.push(job.index);
+                            self.jobs.pop_front();
+                            self.at = At::Between;
+                            continue;
+                        }
+                        if !whole.is_none_or(fits) {
+                            return Err(Error::unexpected(
+                                "as many bytes of each file as the list says",
+                                format!("{end} of \"{}\"", manifest::shown(&entry.path)),
+                            ));
+                        }
+                        self.at = match length {
                             0 => At::Digest,
-                            length => At::Contents(length.into()),
+                            length => At::Contents(length),
                         };
                     }
                 }
                 At::Contents(left) => {
-                    let count = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
+                    let count = rest.len().min(*left as usize);
                     job.hasher.update(&rest[..count]);
                     steps.push(Step::Write(at..at + count));
                     at += count;
-                    self.at = after_contents(*left - count as u64, is_stream);
+                    *left -= count as u32;
+                    if *left == 0 {
+                        self.at = At::Length(Vec::new());
+                    }
                 }
                 At::Digest => {
                     let count = rest.len().min(blake3::OUT_LEN - self.digest.len());
@@ -635,14 +688,6 @@ impl Checker {
             }
         }
         Ok(steps)
-    }
-}
-
-fn after_contents(left: u64, is_stream: bool) -> At {
-    match left {
-        0 if is_stream => At::Length(Vec::new()),
-        0 => At::Digest,
-        left => At::Contents(left),
     }
 }
 
@@ -674,7 +719,7 @@ impl Writer {
             let bytes = bytes.max().unwrap_or(0);
             result = piece.read(bytes, |bytes| {
                 for step in steps {
-                    ended += usize::from(matches!(step, Step::End));
+                    ended += usize::from(matches!(step, Step::End | Step::LeaveOut));
                     self.step(bytes, step)?;
                 }
                 Ok(())
@@ -725,6 +770,12 @@ impl Writer {
                     self.publish()?;
                 }
             }
+            (Sink::Store(_), Step::LeaveOut) => {
+                if let Some((partial, index)) = self.current.take() {
+                    self.new.remove(&index);
+                    partial.keep();
+                }
+            }
             (Sink::Store(_), Step::Remove) => {
                 if let Some((partial, _)) = self.current.take() {
                     partial.remove();
@@ -733,6 +784,13 @@ impl Writer {
             (Sink::StandardOutput, Step::Write(range)) => {
                 let written = std::io::stdout().lock().write_all(&bytes[range]);
                 written.map_err(Error::Output)?;
+            }
+            // It cannot be taken back.
+            (Sink::StandardOutput, Step::LeaveOut) => {
+                return Err(Error::failed(
+                    "the file changed while it was sent, and a part of it was written out",
+                    "use nothing of it, and send it when nobody writes to it",
+                ));
             }
             (Sink::StandardOutput, _) => {}
         }

@@ -14,7 +14,7 @@ use tcpx::{Connection, Transfer};
 
 use super::digest::{DigestKey, Side};
 use super::manifest::{self, Entry, Found, Kind, Manifest, Selection};
-use super::receiver::BLOCK_HEADER;
+use super::receiver::LEFT_OUT;
 use super::talk::{
     self, DRY_RUN, Digests, PIECE, POSTED, Pace, Piece, Present, Talk, Watch, with_disk_time,
 };
@@ -79,7 +79,10 @@ fn attempt(
     talk.expect_bytes(&entries);
     let manifest = Manifest { entries, left_out };
     let text = talk::encode(&manifest)?;
-    let Manifest { entries, left_out } = manifest;
+    let Manifest {
+        mut entries,
+        mut left_out,
+    } = manifest;
     let manifest_digest = blake3::hash(&text);
     let key = DigestKey::new()?;
     let offer = Offer {
@@ -120,7 +123,8 @@ fn attempt(
         return Ok(Summary::new(&entries, left_out, there, took, None));
     }
     talk.show(terms, &entries, there);
-    let digests = stream(talk, terms, (found, within), kept, key.clone())?;
+    let Moved { digests, changed } = stream(talk, terms, (found, within), kept, key.clone())?;
+    left_out.take(&mut entries, &changed);
     let digest = overall(&manifest_digest, &digests);
     let [ours, theirs] = [Side::Sender, Side::Receiver].map(|side| key.end(side, &digest));
     talk.last_word(Ok(&ours.to_string()))?;
@@ -201,7 +205,7 @@ fn beginning(
         return Ok(None);
     }
     talk.look()?;
-    let mut source = Source::open(path, entry, within)?;
+    let mut source = Source::open(path, entry, within)??;
     let hashed = store::hash(&mut source.file, there.bytes);
     interrupt::check()?;
     hashed.map(Some).map_err(|error| source.failed(error))
@@ -210,20 +214,28 @@ fn beginning(
 /// BLAKE3 of a file's bytes, and how many there are.
 pub(super) type Content = (blake3::Hash, u64);
 
+/// What came of all contents.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    pub(super) digests: Vec<Content>,
+    /// Places of files that were left out after all.
+    pub(super) changed: Vec<usize>,
+}
+
 /// What the reading thread hands over.
 enum Filled {
     Piece(Piece, usize),
-    End(Result<Vec<Content>, Error>),
+    End(Result<Moved, Error>),
 }
 
-/// Sends the contents of everything; returns the digest of each.
+/// Sends the contents of everything.
 fn stream(
     talk: &Talk<'_>,
     terms: Terms<'_>,
     (found, within): (Vec<Found>, Option<&Path>),
     kept: BTreeMap<usize, Kept>,
     key: DigestKey,
-) -> Result<Vec<Content>, Error> {
+) -> Result<Moved, Error> {
     let within = within.map(Path::to_owned);
     let memory = terms.memory;
     let mut pace = Pace::new(terms.most);
@@ -244,7 +256,7 @@ fn stream(
     });
     reader.map_err(Error::process("start a thread"))?;
     let mut flying = VecDeque::with_capacity(IN_FLIGHT);
-    let digests = loop {
+    let moved = loop {
         // Two pieces at least are with the reader then.
         while flying.len() == IN_FLIGHT {
             reap(talk, &mut flying, &free)?;
@@ -255,7 +267,7 @@ fn stream(
                 let transfer = talk.send(&piece, bytes)?;
                 flying.push_back((transfer, piece, bytes));
             }
-            Ok(Filled::End(digests)) => break digests?,
+            Ok(Filled::End(moved)) => break moved?,
             Err(mpsc::RecvTimeoutError::Timeout) => talk.look()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
         }
@@ -269,7 +281,7 @@ fn stream(
     for fill in fills? {
         talk.wait(&fill, talk.limit)?;
     }
-    Ok(digests)
+    Ok(moved)
 }
 
 /// A thread that ended without its result.
@@ -306,28 +318,6 @@ struct Packer {
 }
 
 impl Packer {
-    /// Has `fill` write at most `most` bytes; it says how many.
-    fn fill(
-        &mut self,
-        most: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<usize, Error>,
-    ) -> Result<usize, Error> {
-        let (mut piece, at) = match self.current.take() {
-            Some(current) => current,
-            None => (self.free.recv().map_err(|_| gone())?, 0),
-        };
-        let count = piece.fill(at, |bytes| {
-            let most = most.min(bytes.len());
-            fill(&mut bytes[..most])
-        })?;
-        if at + count == PIECE {
-            self.hand_over(piece, PIECE)?;
-        } else {
-            self.current = Some((piece, at + count));
-        }
-        Ok(count)
-    }
-
     fn hand_over(&self, piece: Piece, bytes: usize) -> Result<(), Error> {
         let sent = self.full.send(Filled::Piece(piece, bytes));
         sent.map_err(|_| gone())
@@ -335,11 +325,17 @@ impl Packer {
 
     fn put(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
-            let count = self.fill(bytes.len(), |space| {
-                space.copy_from_slice(&bytes[..space.len()]);
-                Ok(space.len())
-            })?;
+            let (piece, at) = match self.current.take() {
+                Some(current) => current,
+                None => (self.free.recv().map_err(|_| gone())?, 0),
+            };
+            let count = piece.put(at, bytes)?;
             bytes = &bytes[count..];
+            if at + count == PIECE {
+                self.hand_over(piece, PIECE)?;
+            } else {
+                self.current = Some((piece, at + count));
+            }
         }
         Ok(())
     }
@@ -354,63 +350,75 @@ impl Packer {
     }
 }
 
-/// The stream: for each file its bytes, then their keyed digest.
+/// The stream: for each file blocks with their lengths in front, an empty one, and the keyed digest of their bytes. In
+/// the place of the empty one [`LEFT_OUT`] ends a file that is not sent after all.
 fn read_all(
     packer: &mut Packer,
     found: Vec<Found>,
     within: Option<&Path>,
     mut kept: BTreeMap<usize, Kept>,
     key: &DigestKey,
-) -> Result<Vec<Content>, Error> {
-    let mut digests = Vec::new();
+) -> Result<Moved, Error> {
+    let mut moved = Moved::default();
     for (index, Found { entry, source }) in found.into_iter().enumerate() {
-        let hasher = match (&entry.kind, source) {
+        let mut hasher = blake3::Hasher::new();
+        let is_whole = match (&entry.kind, source) {
             (Kind::Directory | Kind::Link { .. }, _) => continue,
-            (Kind::Stream, None) => read_stream(packer, std::io::stdin(), Path::new("-"))?,
+            (Kind::Stream, None) => {
+                let read = read_blocks(packer, std::io::stdin(), &mut hasher)?;
+                read.map_err(Error::io("read", Path::new("-")))?;
+                true
+            }
             (Kind::Stream, Some(path)) => {
                 let opened = File::open(&path).map_err(Error::io("open", &path))?;
-                read_stream(packer, opened, &path)?
+                read_blocks(packer, opened, &mut hasher)?.map_err(Error::io("read", &path))?;
+                true
             }
             (Kind::File { bytes, .. }, path) => {
-                let (mut hasher, from) = match kept.remove(&index) {
+                let mut from = 0;
+                match kept.remove(&index) {
                     Some(kept) if kept.is_whole => {
-                        digests.push((kept.hasher.finalize(), *bytes));
+                        moved.digests.push((kept.hasher.finalize(), *bytes));
                         continue;
                     }
-                    Some(kept) => (kept.hasher, kept.bytes),
-                    None => (blake3::Hasher::new(), 0),
-                };
-                let mut source = Source::open(&path.unwrap_or_default(), &entry, within)?;
-                source.read_from(packer, &mut hasher, from..*bytes)?;
-                hasher
+                    Some(kept) => (hasher, from) = (kept.hasher, kept.bytes),
+                    None => {}
+                }
+                match Source::open(&path.unwrap_or_default(), &entry, within)? {
+                    Ok(mut source) => source.send(packer, &mut hasher, from)?,
+                    Err(_) => false,
+                }
             }
         };
+        let end = if is_whole { 0 } else { LEFT_OUT };
+        packer.put(&end.to_le_bytes())?;
+        if !is_whole {
+            moved.changed.push(index);
+            continue;
+        }
         let digest = hasher.finalize();
-        digests.push((digest, hasher.count()));
+        moved.digests.push((digest, hasher.count()));
         packer.put(key.file(index, &digest).as_bytes())?;
     }
     packer.finish()?;
-    Ok(digests)
+    Ok(moved)
 }
 
-/// Blocks with their lengths in front, and an empty one at the end.
-fn read_stream(
+/// Packs blocks with their lengths in front until there is no more; within, an error of the input.
+fn read_blocks(
     packer: &mut Packer,
     mut input: impl Read,
-    path: &Path,
-) -> Result<blake3::Hasher, Error> {
-    let mut hasher = blake3::Hasher::new();
+    hasher: &mut blake3::Hasher,
+) -> Result<std::io::Result<()>, Error> {
     let mut block = vec![0; BLOCK];
     loop {
         let count = match input.read(&mut block) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            other => other.map_err(Error::io("read", path))?,
+            Err(error) => return Ok(Err(error)),
+            Ok(0) => return Ok(Ok(())),
+            Ok(count) => count,
         };
-        let header: [u8; BLOCK_HEADER] = u32::try_from(count).unwrap_or(0).to_le_bytes();
-        packer.put(&header)?;
-        if count == 0 {
-            return Ok(hasher);
-        }
+        packer.put(&u32::try_from(count).unwrap_or(0).to_le_bytes())?;
         hasher.update(&block[..count]);
         packer.put(&block[..count])?;
     }
@@ -425,14 +433,21 @@ struct Source {
 }
 
 impl Source {
-    /// Opens it. A path that lay within a folder may have got a link in it since it was looked at; what was opened has not.
-    fn open(path: &Path, entry: &Entry, within: Option<&Path>) -> Result<Self, Error> {
+    /// Opens it; within, an error of the file's own. A path that lay within a folder may have got a link in it since it was
+    /// looked at; what was opened has not.
+    fn open(
+        path: &Path,
+        entry: &Entry,
+        within: Option<&Path>,
+    ) -> Result<Result<Self, Error>, Error> {
         let failed = Error::io("open", path);
         // A pipe that took its place keeps nobody waiting.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut options = File::options();
-        let file = options.read(true).custom_flags(flags).open(path);
-        let file = file.map_err(failed)?;
+        let file = match options.read(true).custom_flags(flags).open(path) {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(failed(error))),
+        };
         let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
         if let Some(within) = within
             && !std::fs::read_link(opened)
@@ -453,8 +468,7 @@ impl Source {
             bytes: entry.bytes(),
             time: (entry.seconds, entry.nanoseconds),
         };
-        source.check()?;
-        Ok(source)
+        Ok(source.check().map(|()| source))
     }
 
     fn failed(&self, source: std::io::Error) -> Error {
@@ -485,35 +499,21 @@ impl Source {
         }
     }
 
-    fn read_from(
+    /// Packs what is behind `from`; `false` if it could not be read, or has changed.
+    fn send(
         &mut self,
         packer: &mut Packer,
         hasher: &mut blake3::Hasher,
-        range: std::ops::Range<u64>,
-    ) -> Result<(), Error> {
+        from: u64,
+    ) -> Result<bool, Error> {
         use std::io::Seek;
-        let mut at = range.start;
-        self.file
-            .seek(std::io::SeekFrom::Start(at))
-            .map_err(|error| self.failed(error))?;
-        while at < range.end {
-            let most = usize::try_from(range.end - at).unwrap_or(BLOCK).min(BLOCK);
-            let count = packer.fill(most, |space| {
-                loop {
-                    match (&self.file).read(space) {
-                        Ok(0) => return Err(self.changed()),
-                        Ok(count) => {
-                            hasher.update(&space[..count]);
-                            return Ok(count);
-                        }
-                        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                        Err(error) => return Err(self.failed(error)),
-                    }
-                }
-            })?;
-            at += count as u64;
+        let mut is_whole = self.file.seek(std::io::SeekFrom::Start(from)).is_ok();
+        if is_whole {
+            // One that grows ends nowhere.
+            let rest = (&self.file).take(self.bytes.saturating_sub(from));
+            is_whole = read_blocks(packer, rest, hasher)?.is_ok();
         }
-        self.check()
+        Ok(is_whole && hasher.count() == self.bytes && self.check().is_ok())
     }
 }
 
@@ -540,12 +540,13 @@ mod tests {
                 nanoseconds: root.join("x").metadata().expect("there").mtime_nsec() as u32,
                 ..file.entry.clone()
             };
-            Source::open(file.source.as_deref().expect("a path"), &entry, within).map(drop)
+            Source::open(file.source.as_deref().expect("a path"), &entry, within)
+                .map(|opened| opened.is_ok())
         };
         std::fs::remove_dir_all(shared.join("a")).expect("removed");
         std::os::unix::fs::symlink("..", shared.join("a")).expect("linked");
         assert!(
-            open(None).is_ok(),
+            open(None).expect("nobody asks where it leads"),
             "it is a file of the right size and time"
         );
         let error = open(selection.within.as_deref()).expect_err("outside");

@@ -628,11 +628,11 @@ impl PartialFile {
         before_call();
         let mut file = &self.claim.file;
         while !bytes.is_empty() {
-            // Up to the next place where a hole may begin.
+            // Up to the next place where a hole may begin; it may come in two parts.
             let to_next = HOLE - (self.bytes % HOLE as u64) as usize;
             let (part, rest) = bytes.split_at(to_next.min(bytes.len()));
-            if part == ZEROS {
-                file.seek(SeekFrom::Current(HOLE as i64))?;
+            if part == &ZEROS[..part.len()] {
+                file.seek(SeekFrom::Current(part.len() as i64))?;
             } else {
                 file.write_all(part)?;
             }

@@ -338,7 +338,7 @@ impl Watch {
     }
 }
 
-/// Memory of one piece: filled and read where it lies, or beside GPU memory.
+/// Memory of one piece: read where it lies, or beside GPU memory.
 #[derive(Debug)]
 pub(super) struct Piece {
     region: Region,
@@ -359,24 +359,12 @@ impl Piece {
             .map_err(Error::memory("use a piece"))
     }
 
-    /// Has `fill` write bytes from `at` on; it says how many.
-    pub(super) fn fill(
-        &mut self,
-        at: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<usize, Error>,
-    ) -> Result<usize, Error> {
-        match &mut self.staging {
-            Some(staging) => {
-                let count = fill(&mut staging[at..])?;
-                let written = self.region.write_from(at, &staging[at..at + count]);
-                written.map_err(Error::memory("fill a piece"))?;
-                Ok(count)
-            }
-            None => self
-                .region
-                .with_bytes_mut(at.., fill)
-                .map_err(Error::memory("fill a piece"))?,
-        }
+    /// Writes as many of the bytes as there is room for from `at` on; how many.
+    pub(super) fn put(&self, at: usize, bytes: &[u8]) -> Result<usize, Error> {
+        let count = bytes.len().min(PIECE - at);
+        let written = self.region.write_from(at, &bytes[..count]);
+        written.map_err(Error::memory("fill a piece"))?;
+        Ok(count)
     }
 
     /// Has `read` look at the first `bytes`.

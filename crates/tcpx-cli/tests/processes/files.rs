@@ -394,7 +394,7 @@ pub(crate) fn signal(running: &Running, signal: Signal) {
 }
 
 /// A server and a client in the middle of a file: some of it is written, and far from all.
-fn in_the_middle(out: &Path, file: &Path, more: &[&str]) -> (Server, Running) {
+fn in_the_middle(out: &Path, files: &[&Path], more: &[&str]) -> (Server, Running) {
     let written = || {
         let mut entries = fs::read_dir(out).expect("readable").filter_map(Result::ok);
         let metadata = entries.next().and_then(|entry| entry.metadata().ok());
@@ -402,7 +402,7 @@ fn in_the_middle(out: &Path, file: &Path, more: &[&str]) -> (Server, Running) {
     };
     let before = written();
     let server = serve(out, more);
-    let client = Running::start(sender(&server, &[file], more));
+    let client = Running::start(sender(&server, files, more));
     let until = Instant::now() + Duration::from_secs(60);
     while written() == before || written() < 16 << 20 {
         assert!(Instant::now() < until, "nothing arrives");
@@ -441,7 +441,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     fs::create_dir(&out).expect("created");
     random(&file, 512 << 20);
     // The client is killed, the server ends and says what it keeps.
-    let (server, mut client) = in_the_middle(&out, &file, &[]);
+    let (server, mut client) = in_the_middle(&out, &[&file], &[]);
     client.kill();
     let server = server.running.end();
     server.assert_code(1).assert_complains("the peer went away");
@@ -450,7 +450,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let there = kept.metadata().expect("there").len();
     assert!(there >= 16 << 20, "{there}");
     // The server is killed: nobody says anything, and the bytes are there all the same.
-    let (mut server, client) = in_the_middle(&out, &file, &[]);
+    let (mut server, client) = in_the_middle(&out, &[&file], &[]);
     server.running.kill();
     client
         .end()
@@ -461,7 +461,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let mut spoiled = fs::File::options().write(true).open(&kept).expect("opened");
     spoiled.write_all(b"spoiled").expect("written");
     drop(spoiled);
-    let (server, client) = in_the_middle(&out, &file, &[]);
+    let (server, client) = in_the_middle(&out, &[&file], &[]);
     signal(&client, Signal::INT);
     let client = client.end();
     client
@@ -489,7 +489,7 @@ fn a_signal_ends_the_server_in_order() {
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
     random(&file, 1 << 30);
-    let (server, client) = in_the_middle(&out, &file, &[]);
+    let (server, client) = in_the_middle(&out, &[&file], &[]);
     signal(&server.running, Signal::TERM);
     let server = server.running.end();
     server.assert_code(143).assert_complains("kept: ");
@@ -506,24 +506,32 @@ fn a_signal_ends_the_server_in_order() {
 }
 
 #[test]
-fn a_source_that_changes_is_noticed() {
+fn a_file_that_changes_is_left_out_and_the_others_arrive() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    let [out, file, shrunk, other] = ["out", "a", "b", "c"].map(|name| directory.path().join(name));
     fs::create_dir(&out).expect("created");
     random(&file, 1 << 30);
-    let (server, client) = in_the_middle(&out, &file, &[]);
+    random(&shrunk, 5 << 20);
+    fs::write(&other, b"as it was").expect("written");
+    let (server, client) = in_the_middle(&out, &[&file, &shrunk, &other], &[]);
     // The same size: only its time tells.
     let writer = fs::File::options().write(true).open(&file).expect("opened");
     writer.write_all_at(b"new", 0).expect("written");
-    let client = client.end();
-    client
-        .assert_code(1)
-        .assert_complains("changed while it was sent");
-    let server = server.running.end();
-    server
-        .assert_code(1)
-        .assert_complains("changed while it was sent");
-    partial(&out);
+    fs::File::create(&shrunk).expect("emptied");
+    for end in [client.end(), server.running.end()] {
+        end.assert_code(23);
+        for name in ["a", "b"] {
+            end.assert_complains(&format!(
+                "left out: \"{name}\": it changed while it was sent"
+            ));
+        }
+    }
+    let names: Vec<_> = names_in(&out)
+        .into_iter()
+        .filter(|name| !name.ends_with(".partial"))
+        .collect();
+    assert_eq!(names, ["c"]);
+    assert_eq!(fs::read(out.join("c")).expect("there"), b"as it was");
 }
 
 #[test]
@@ -532,7 +540,7 @@ fn a_peer_that_stops_for_long_is_waited_for() {
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
     random(&file, 512 << 20);
-    let (server, client) = in_the_middle(&out, &file, &["--timeout", "2m"]);
+    let (server, client) = in_the_middle(&out, &[&file], &["--timeout", "2m"]);
     signal(&server.running, Signal::STOP);
     // Longer than the 10 s after which the engine's default gives a peer up.
     std::thread::sleep(Duration::from_secs(14));
