@@ -52,9 +52,9 @@ pub(crate) fn of(error: &Error) -> Advice {
         },
         Error::Memory { source, .. } => split(&source.to_string()).1.to_owned().into(),
         Error::Key(KeyError::Missing) => {
-            "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
+            "give the key that the server printed: where the client asks for it, in TCPX_KEY, or by --key-file FILE (--insecure at both sides uses none)".into()
         }
-        Error::Key(_) => "take the key from the line that the server printed, or make one at the server with `tcpx key FILE`".into(),
+        Error::Key(_) => "copy the key that the server printed, or make one at the server with `tcpx key FILE`".into(),
         Error::Plugin(error) => of_file(error),
         Error::PluginContents(error) => of_contents(error),
         Error::Manifest(_) => "rename the file at the sender, then send it again".into(),

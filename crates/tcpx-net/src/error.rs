@@ -195,7 +195,7 @@ pub enum NetworkError {
         reason: String,
     },
     /// The peer ended the set-up and said why.
-    #[error("{peer} gave the set-up up: {reason}")]
+    #[error("{peer} rejected the connection: {reason}")]
     GivenUp {
         /// The other end.
         peer: SocketAddr,
@@ -226,7 +226,7 @@ pub enum NetworkError {
     },
     /// One side encrypts payload and the other does not.
     #[error(
-        "{} encrypts payload and {} does not; give both sides --encrypt (or TCPX_ENCRYPT=1), or neither (`tcpx transfer` encrypts unless both sides are given --plain)",
+        "{} encrypts payload and {} does not; give both sides --encrypt (or TCPX_ENCRYPT=1), or neither (`tcpx send`, `receive` and `transfer` encrypt unless both sides are given --plain)",
         if *.ours { "this side".to_owned() } else { .peer.to_string() },
         if *.ours { .peer.to_string() } else { "this side".to_owned() }
     )]

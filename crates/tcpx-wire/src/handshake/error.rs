@@ -28,12 +28,12 @@ pub enum HandshakeError {
     Changed,
     /// The server has a key, the client has none.
     #[error(
-        "the server has a key, the client has none; give the client the key (TCPX_KEY or a key file), or start the server with --insecure"
+        "the server has a key, the client has none; give the client the key (TCPX_KEY or a key file)"
     )]
     KeyRequired,
     /// The client has a key, the server has none.
     #[error(
-        "the client has a key, the server has none; start the server with a key, or the client without one and with --insecure"
+        "the client has a key, and what answered says that it has none, as anybody on the way can; start the server with the key"
     )]
     KeyNotExpected,
     /// Both sides have a key, but the peer did not prove that it has ours.
