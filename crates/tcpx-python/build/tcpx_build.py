@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import maturin
@@ -46,6 +47,12 @@ GLIBC = os.environ.get("TCPX_GLIBC")
 TARGET = "x86_64-unknown-linux-gnu"
 # As Cargo names a file, and as users do.
 FILES = {"tcpx": "tcpx", "libnccl_net_tcpx.so": "libnccl-net-tcpx.so"}
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "tcpx does not build for free-threaded Python: the module uses the stable interface, which such an interpreter "
+        "does not have, and its objects were tested under the lock alone. Use the usual build, python3.11 or newer"
+    )
 
 # Maturin asks for the folder with every one of its calls.
 (DATA / "platlib").mkdir(parents=True, exist_ok=True)

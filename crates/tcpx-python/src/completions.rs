@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::lock;
+use crate::{error, lock};
 
 /// How long an event loop stands still for what one of its tasks awaits, before it goes on with the others: a
 /// small message is answered within that, and to be woken for it takes longer.
@@ -87,7 +86,7 @@ impl Completions {
     #[new]
     fn new() -> PyResult<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| PyOSError::new_err((error.raw_os_error(), error.to_string())))?;
+            .map_err(|error| error::system("making a descriptor to wait on", &error.into()))?;
         let ended = Mutex::new(Vec::new());
         Ok(Self {
             look_from: Mutex::new(Instant::now()),

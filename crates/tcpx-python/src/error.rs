@@ -55,6 +55,11 @@ pub(crate) fn setting(text: &str) -> PyErr {
     Python::attach(|py| own(py, "SettingError", text))
 }
 
+/// Memory that cannot be moved, or not so.
+pub(crate) fn unfit(text: &str) -> PyErr {
+    Python::attach(|py| own(py, "MemoryError", text))
+}
+
 /// The operating system refused something.
 pub(crate) fn system(what: &str, error: &std::io::Error) -> PyErr {
     Python::attach(|py| own(py, "Error", &format!("{what}: {error}")))

@@ -10,7 +10,6 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, OnceLock};
 use std::thread::JoinHandle;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -19,7 +18,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::lock;
+use crate::{error, lock};
 
 /// Records that wait for the interpreter.
 const QUEUE: usize = 1024;
@@ -60,7 +59,7 @@ pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
         _ => LevelFilter::ERROR,
     };
     if STARTED.set(()).is_err() {
-        return Err(PyRuntimeError::new_err("logging is set up already"));
+        return Err(error::setting("logging is set up already"));
     }
     let (queue, records) = sync_channel(QUEUE);
     let forward = Forward {
@@ -78,7 +77,7 @@ pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
     tracing_subscriber::registry()
         .with(forward.with_filter(filter))
         .try_init()
-        .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+        .map_err(|error| error::setting(&error.to_string()))
 }
 
 /// Passes on what was logged so far, and ends the thread. Python calls it before it ends.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tcpx::{Gpu, Region};
 
-use crate::error::raise;
+use crate::error::{self, raise};
 use crate::held::{Held, Owner};
 
 /// What a transfer does with the memory.
@@ -109,7 +109,7 @@ fn host_buffer(buffer: PyUntypedBuffer, access: Use) -> PyResult<Memory> {
         return Err(not_contiguous("buffer", "numpy.ascontiguousarray(array)"));
     }
     if access == Use::Write && buffer.readonly() {
-        return Err(PyBufferError::new_err(
+        return Err(error::unfit(
             "a read-only buffer cannot be written; give a writable one, such as a bytearray",
         ));
     }
@@ -140,7 +140,7 @@ fn raw(tuple: &Bound<'_, PyTuple>, gpu: Option<&Gpu>) -> PyResult<Memory> {
         }
     };
     if address == 0 && bytes > 0 {
-        return Err(PyValueError::new_err("the address of the memory is null"));
+        return Err(error::setting("the address of the memory is null"));
     }
     let held = Held::Object(tuple.clone().into_any().unbind());
     Ok(Memory {
@@ -222,7 +222,7 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         // (that is not marked as consumed); its first field says that its layout is the one declared above.
         let managed = unsafe { &*pointer.cast::<layout::Versioned>() };
         if managed.major != 1 {
-            return Err(PyBufferError::new_err(format!(
+            return Err(error::unfit(&format!(
                 "DLPack {}.{} is not known; 1.x is",
                 managed.major, managed.minor
             )));
@@ -234,9 +234,7 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         (unsafe { &*pointer.cast::<layout::Tensor>() }, false)
     };
     if access == Use::Write && read_only {
-        return Err(PyBufferError::new_err(
-            "a read-only tensor cannot be written",
-        ));
+        return Err(error::unfit("a read-only tensor cannot be written"));
     }
     let place = match tensor.device.kind {
         layout::CPU | layout::CUDA_HOST => Place::Host,
@@ -267,7 +265,7 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         }
         elements = elements
             .checked_mul(*length)
-            .ok_or_else(|| PyValueError::new_err("the tensor's shape overflows"))?;
+            .ok_or_else(|| error::setting("the tensor's shape overflows"))?;
     }
     let bits = u64::from(tensor.dtype_bits) * u64::from(tensor.dtype_lanes);
     let bytes = u64::try_from(elements)
@@ -275,7 +273,7 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         .and_then(|count| count.checked_mul(bits))
         .map(|bits| bits.div_ceil(8))
         .and_then(|bytes| usize::try_from(bytes).ok())
-        .ok_or_else(|| PyValueError::new_err("the tensor's shape overflows"))?;
+        .ok_or_else(|| error::setting("the tensor's shape overflows"))?;
     let address = (tensor.data as usize).wrapping_add(tensor.byte_offset as usize);
     Ok(Memory {
         region: region(place, address, bytes, Held::Object(capsule.unbind()), gpu)?,
@@ -298,13 +296,13 @@ fn region(
         (Place::Host, _) => None,
         (Place::Cuda(ordinal), Some(gpu)) if gpu.ordinal() == ordinal => Some(gpu),
         (Place::Cuda(ordinal), Some(gpu)) => {
-            return Err(PyValueError::new_err(format!(
+            return Err(error::setting(&format!(
                 "the memory is on GPU {ordinal}, the connection moves that of GPU {}; open one with gpu={ordinal}",
                 gpu.ordinal()
             )));
         }
         (Place::Cuda(ordinal), None) => {
-            return Err(PyValueError::new_err(format!(
+            return Err(error::setting(&format!(
                 "the memory is on GPU {ordinal}, the connection was opened for host memory; open it with gpu={ordinal}"
             )));
         }
@@ -319,11 +317,11 @@ fn region(
 }
 
 fn not_contiguous(what: &str, instead: &str) -> PyErr {
-    PyBufferError::new_err(format!("the {what} is not contiguous; pass {instead}"))
+    error::unfit(&format!("the {what} is not contiguous; pass {instead}"))
 }
 
 fn wrong_device(device: &str) -> PyErr {
-    PyValueError::new_err(format!(
+    error::setting(&format!(
         "memory on {device} cannot be moved; expected \"cpu\" or \"cuda:N\""
     ))
 }

@@ -105,17 +105,17 @@ def test_an_address_is_enough(pair):
 @pytest.mark.parametrize(
     ("memory", "error", "words"),
     [
-        (b"abc", BufferError, "read-only"),
-        (numpy.zeros((4, 4))[:, 1], BufferError, "not contiguous"),
-        (OnlyDLPack(numpy.zeros((4, 4))[:, 1]), BufferError, "not contiguous"),
+        (b"abc", tcpx.MemoryError, "read-only"),
+        (numpy.zeros((4, 4))[:, 1], tcpx.MemoryError, "not contiguous"),
+        (OnlyDLPack(numpy.zeros((4, 4))[:, 1]), tcpx.MemoryError, "not contiguous"),
         (object(), TypeError, "expected a tensor"),
         ((1, 2), TypeError, "(address, bytes, device)"),
-        ((0, 8, "cpu"), ValueError, "null"),
+        ((0, 8, "cpu"), tcpx.SettingError, "null"),
         ((0x123456000, 8, "cpu"), tcpx.MemoryError, "not all of that is readable memory"),
-        ((4096, 8, "tpu:0"), ValueError, "tpu:0"),
-        ((4096, 8, "cuda:x"), ValueError, "cuda:x"),
-        ((4096, 8, "cuda:0"), ValueError, "gpu=0"),
-        ((4096, 8, 3), ValueError, "gpu=3"),
+        ((4096, 8, "tpu:0"), tcpx.SettingError, "tpu:0"),
+        ((4096, 8, "cuda:x"), tcpx.SettingError, "cuda:x"),
+        ((4096, 8, "cuda:0"), tcpx.SettingError, "gpu=0"),
+        ((4096, 8, 3), tcpx.SettingError, "gpu=3"),
     ],
 )
 def test_unfit_memory_is_refused_with_the_reason(pair, memory, error, words):

@@ -71,5 +71,5 @@ class SettingError(Error, builtins.ValueError):
     """A setting cannot work."""
 
 
-class MemoryError(Error):
-    """Memory is in use, cannot be reached or cannot be had."""
+class MemoryError(Error, builtins.BufferError):
+    """Memory is in use, read-only, not contiguous, cannot be reached or cannot be had."""
