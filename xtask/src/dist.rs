@@ -39,8 +39,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What is built for users, see the root's `Cargo.toml`.
 const PROFILE: &str = "shipped";
 
-/// The static program's host: its C library is in the program.
-const STATIC_TARGET: &str = "x86_64-unknown-linux-musl";
+/// This host's processor, as names of packages have it.
+const ARCH: &str = std::env::consts::ARCH;
 
 /// Builds optimised, copies, strips, and prints where everything is. With `--out` it makes the
 /// folder alone, with `--static` a program that needs nothing of its host, with `--wheel` the Python package, with
@@ -173,26 +173,26 @@ fn build_cargo(root: &Path) -> Command {
 /// The program without a C library of its host's: it runs on every Linux, also in an empty container. It loads nothing, so
 /// it moves host memory alone and drives no plugin.
 fn static_program(root: &Path, target: &Path, packages: &Path) -> Result<()> {
+    // Its C library is in the program.
+    let goal = format!("{ARCH}-unknown-linux-musl");
     let mut build = build_cargo(root);
     build
         .args(["build", "--profile", PROFILE, "--locked"])
         .args(["--package", "tcpx-cli", "--no-default-features"])
-        .args(["--target", STATIC_TARGET]);
+        .args(["--target", &goal]);
     // What the crates have of C calls nothing but what every C library has, but for the calls that glibc's headers
     // put in place of those. A compiler that the user names is right already.
-    if std::env::var_os("CC_x86_64_unknown_linux_musl").is_none() {
+    let named = goal.replace('-', "_");
+    if std::env::var_os(format!("CC_{named}")).is_none() {
         build
-            .env("CC_x86_64_unknown_linux_musl", "cc")
-            .env("CFLAGS_x86_64_unknown_linux_musl", "-U_FORTIFY_SOURCE");
+            .env(format!("CC_{named}"), "cc")
+            .env(format!("CFLAGS_{named}"), "-U_FORTIFY_SOURCE");
     }
     run_command(&mut build).with_context(|| {
-        format!("if the target is missing, `rustup target add {STATIC_TARGET}` installs it")
+        format!("if the target is missing, `rustup target add {goal}` installs it")
     })?;
-    let path = packages.join(format!("tcpx-{VERSION}-linux-x86_64-static"));
-    copy(
-        &target.join(STATIC_TARGET).join(PROFILE).join("tcpx"),
-        &path,
-    )?;
+    let path = packages.join(format!("tcpx-{VERSION}-linux-{ARCH}-static"));
+    copy(&target.join(&goal).join(PROFILE).join("tcpx"), &path)?;
     strip(&path);
     let demo = ["demo", "--size", "1MiB"];
     run_command(Command::new(&path).args(demo).stdout(Stdio::null()))?;

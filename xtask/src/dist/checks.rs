@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::VERSION;
+use super::{ARCH, VERSION};
 use crate::workspace::run;
 
 const DEMO: [&str; 3] = ["demo", "--size", "1MiB"];
@@ -23,7 +23,7 @@ pub(super) fn run_all(packages: &Path, work: &Path) -> Result<()> {
     let checks: [(String, Check); 4] = [
         (format!("tcpx-{VERSION}-linux-x86_64.tar.gz"), tarball),
         (
-            format!("tcpx-{VERSION}-linux-x86_64-static"),
+            format!("tcpx-{VERSION}-linux-{ARCH}-static"),
             static_program,
         ),
         (format!("tcpx_{VERSION}_amd64.deb"), debian),
