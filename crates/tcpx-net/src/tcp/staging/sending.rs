@@ -64,7 +64,7 @@ impl Shared {
             };
         });
         let submitted = of.map(|of| Job {
-            work: Work::Checksum { of },
+            work: Work::checksum(of),
             fence: Some(fence),
             sink: Arc::<Self>::clone(shared),
             token: slot.into(),
