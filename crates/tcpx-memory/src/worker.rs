@@ -107,13 +107,7 @@ impl CopyWorker {
     /// The job comes back with the reason: a full queue, memory in use, lengths, bounds, a method or a
     /// GPU that does not fit.
     pub fn submit(&self, job: Job) -> Result<(), SubmitError> {
-        if let Err(error) = self.check_reach(&job) {
-            return Err(SubmitError {
-                job: Box::new(job),
-                error,
-            });
-        }
-        self.queue.push(Ticket::admit(job)?, 0)
+        self.submit_beside(job, 0)
     }
 
     /// As [`submit`](Self::submit) for a job that can wait: a quarter of the queue stays free for those
@@ -122,13 +116,16 @@ impl CopyWorker {
     /// # Errors
     /// As for [`submit`](Self::submit).
     pub fn submit_deferrable(&self, job: Job) -> Result<(), SubmitError> {
+        self.submit_beside(job, RESERVED)
+    }
+
+    /// Hands over a job, if so many places of the queue stay free.
+    fn submit_beside(&self, job: Job, spare: usize) -> Result<(), SubmitError> {
         if let Err(error) = self.check_reach(&job) {
-            return Err(SubmitError {
-                job: Box::new(job),
-                error,
-            });
+            let job = Box::new(job);
+            return Err(SubmitError { job, error });
         }
-        self.queue.push(Ticket::admit(job)?, RESERVED)
+        self.queue.push(Ticket::admit(job)?, spare)
     }
 
     /// Does work that waits for nothing, and waits for its end: the bytes moved, or the checksum.
@@ -182,14 +179,6 @@ impl CopyWorker {
     /// Why this worker cannot unpack with its kernel; `None` when it can. Other methods work.
     pub fn kernel_error(&self) -> Option<&CudaError> {
         self.no_kernel.as_ref()
-    }
-
-    /// The fastest unpack method that this worker has for a pair of memories.
-    pub fn unpack_method(&self, pool: MemoryKind, destination: MemoryKind) -> UnpackMethod {
-        match UnpackMethod::automatic(pool, destination) {
-            UnpackMethod::Kernel if self.no_kernel.is_some() => UnpackMethod::D2d,
-            method => method,
-        }
     }
 
     /// The fastest unpack method that this worker has for a list between a pair of memories: a few long
