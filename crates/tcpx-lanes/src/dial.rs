@@ -176,11 +176,11 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
             if !self.under_way.is_empty() || self.next.0 < self.ways.len() {
                 return Ok(None);
             }
-            let Some(at) = self.again(now) else {
+            let Some(next) = self.again(now) else {
                 return Err(std::mem::take(&mut self.failed));
             };
             self.failed.clear();
-            self.next = (0, at);
+            self.next = next;
         }
     }
 
@@ -219,13 +219,13 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
         let (next, at) = self.next;
         let is_open = self.patience.opens && self.under_way.iter().any(Client::is_open);
         // Where an attempt has failed, the next one is due at once.
-        let is_due = now >= at || next > 0 && self.under_way.is_empty();
+        let is_due = now >= at || !self.failed.is_empty() && self.under_way.is_empty();
         next < self.ways.len() && is_due && !is_open
     }
 
     fn begin(&mut self, now: Instant) {
         let (next, _) = self.next;
-        if next == 0 {
+        if self.failed.is_empty() && self.under_way.is_empty() {
             self.attempt = now;
         }
         self.next = (next + 1, now + self.patience.head_start);
@@ -236,13 +236,13 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
         }
     }
 
-    /// When all ways are tried again, if that may help.
-    fn again(&mut self, now: Instant) -> Option<Instant> {
+    /// From which way on they are tried again, and when, if that may help.
+    fn again(&mut self, now: Instant) -> Option<(usize, Instant)> {
         let is_refusal = |error: &&SocketError| !error.is_silence() && !error.is_hang_up();
         if self.failed.iter().any(|error| is_refusal(&error)) {
             return None;
         }
-        let pause = if self.failed.iter().any(SocketError::is_hang_up) {
+        let (first, pause) = if self.failed.iter().any(SocketError::is_hang_up) {
             if now.saturating_duration_since(self.attempt) > SILENT_TIME {
                 self.hung_up = None;
             }
@@ -252,7 +252,7 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
             if !is_patient {
                 return None;
             }
-            pause
+            (0, pause)
         } else {
             let is_patient = now.saturating_duration_since(self.began) < self.patience.unreachable;
             let is_there = |error: &SocketError| matches!(error, SocketError::Refused { .. });
@@ -262,9 +262,10 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
             if !is_patient || !is_away {
                 return None;
             }
-            LONGEST_PAUSE
+            // Another way would have the system take the peer for unreachable again.
+            (self.ways.len().saturating_sub(1), LONGEST_PAUSE)
         };
-        (now + pause < self.options.deadline).then_some(now + pause)
+        (now + pause < self.options.deadline).then_some((first, now + pause))
     }
 
     /// When it is to be polled again, whatever comes.

@@ -100,6 +100,20 @@ fn a_peer_that_is_unreachable_is_dialled_for_as_long_as_it_may_be() {
 }
 
 #[test]
+fn of_a_peer_that_was_unreachable_the_last_way_is_tried_again() {
+    let peer = listener().1;
+    let start = Instant::now();
+    let patience = Patience {
+        unreachable: Duration::from_secs(60),
+        ..Patience::default()
+    };
+    let ways = vec![nowhere(peer); 3];
+    let mut dial = dial(ways, start + Duration::from_secs(60), patience);
+    assert!(dial.poll(Instant::now()).unwrap().is_none());
+    assert_eq!(dial.next.0, 2);
+}
+
+#[test]
 fn a_way_that_fails_is_followed_by_the_next_at_once() {
     let (listener, peer) = listener();
     let start = Instant::now();
