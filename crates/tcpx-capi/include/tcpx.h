@@ -246,6 +246,21 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_PROGRESS_MANUAL 1
 
 /**
+ * As the variable TCPX_LOCAL says; without it, where both processes are one user's and payload is not encrypted.
+ */
+#define TCPX_LOCAL_DEFAULT 0
+
+/**
+ * Never: payload goes over TCP within the host too.
+ */
+#define TCPX_LOCAL_OFF 1
+
+/**
+ * With encryption too.
+ */
+#define TCPX_LOCAL_ON 2
+
+/**
  * Right of a window: the peer may read.
  */
 #define TCPX_RIGHT_GET 1
@@ -345,9 +360,9 @@ typedef struct tcpx_options {
      */
     int progress;
     /**
-     * Zeros.
+     * A TCPX_LOCAL_ number: whether peers on this host read payload where it lies.
      */
-    int reserved0;
+    int local;
     /**
      * In place of `key`: a file that holds it. For an endpoint also a folder with a key for each client, as
      * `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL: none.
