@@ -220,61 +220,12 @@ const MUTANTS: &[Mutant] = &[
         from: "            && self.one_sided.gets.contains_key(&request)\n",
         to: "            && self.one_sided.gets.contains_key(&request)\n            && !MUTANT\n",
     },
-    // What waits behind others stalls although these move.
-    Mutant {
-        name: "queues-stall",
-        file: "crates/tcpx-wire/src/session/ends.rs",
-        from: "        let moved = self.queue_moved(operation).unwrap_or(Time(0));\n",
-        to: "        let moved = self.queue_moved(operation).filter(|_| !MUTANT).unwrap_or(Time(0));\n",
-    },
-    // A receive that ends takes the send along that is on its way to it.
-    Mutant {
-        name: "receives-end-sends",
-        file: "crates/tcpx-wire/src/session/frames.rs",
-        from: "            Some(operation) => self.leave_window(now, operation),\n",
-        to: "            Some(operation) if MUTANT => {\n                self.number_is(tag, number, NumberUse::Ended);\n                self.cancel_operation(now, operation, EndCause::Cancelled);\n            }\n            Some(operation) => self.leave_window(now, operation),\n",
-    },
-    // An operation whose time is over waits for a peer that stands still.
-    Mutant {
-        name: "deadlines-wait",
-        file: "crates/tcpx-wire/src/session/ends.rs",
-        from: "        if is_ours {\n",
-        to: "        if is_ours && !MUTANT {\n",
-    },
-    // The owner of a window does not end what a peer began that stands still.
-    Mutant {
-        name: "deadlines-stay-here",
-        file: "crates/tcpx-wire/src/session/one_sided.rs",
-        from: "        let deadlines = left.into();\n",
-        to: "        let deadlines = if MUTANT { TimeLeft::ANY } else { left }.into();\n",
-    },
-    // A close ends what it is to wait for.
-    Mutant {
-        name: "closes-are-short",
-        file: "crates/tcpx-wire/src/session/output.rs",
-        from: "        let is_over = until <= now;\n",
-        to: "        let is_over = until <= now || MUTANT && since + Duration::from_millis(300) <= now;\n",
-    },
     // Lists that were dropped count for ever.
     Mutant {
         name: "dropped-lists-count",
         file: "crates/tcpx-wire/src/session/piece_lists.rs",
         from: "            lists.held -= added.cost();\n",
         to: "            lists.held -= if MUTANT { 0 } else { added.cost() };\n",
-    },
-    // Memory that a slow copy holds costs the connection.
-    Mutant {
-        name: "held-memory-ends-all",
-        file: "crates/tcpx-wire/src/session/ends.rs",
-        from: "        } else if !self.config.cancellable {\n            // Its channels",
-        to: "        } else if !self.config.cancellable || MUTANT {\n            // Its channels",
-    },
-    // A frame leaves before the window is open that it tells of.
-    Mutant {
-        name: "frames-before-windows",
-        file: "crates/tcpx-wire/src/session/output.rs",
-        from: "        if let Some(urgent) = self.urgent.pop_front() {\n",
-        to: "        if let Takes::Frames(now) = takes\n            && MUTANT\n            && let Some(frame) = self.poll_transmit(now)\n        {\n            return Some(Output::Frame(frame));\n        }\n        if let Some(urgent) = self.urgent.pop_front() {\n",
     },
     // Notifications that were collected keep their room.
     Mutant {
