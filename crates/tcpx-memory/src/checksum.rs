@@ -68,12 +68,14 @@ impl fmt::Debug for TagKey {
 /// A CRC32C as it runs, and a tag if one is asked for.
 pub(crate) struct Checksum {
     crc: Crc32c,
-    keyed: Option<(blake3::Hasher, Arc<KeyedTag>)>,
+    keyed: Option<Box<(blake3::Hasher, Arc<KeyedTag>)>>,
 }
 
 impl Checksum {
     pub(crate) fn new(tag: Option<&Arc<KeyedTag>>) -> Self {
-        let keyed = |tag: &Arc<KeyedTag>| (blake3::Hasher::new_keyed(&tag.key.0), Arc::clone(tag));
+        let keyed = |tag: &Arc<KeyedTag>| {
+            Box::new((blake3::Hasher::new_keyed(&tag.key.0), Arc::clone(tag)))
+        };
         Self {
             crc: Crc32c::new(),
             keyed: tag.map(keyed),
@@ -82,14 +84,15 @@ impl Checksum {
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.crc.update(bytes);
-        if let Some((hasher, _)) = &mut self.keyed {
+        if let Some(keyed) = &mut self.keyed {
+            let (hasher, _) = &mut **keyed;
             hasher.update(bytes);
         }
     }
 
     /// Leaves the tag, and gives the CRC32C.
     pub(crate) fn finish(&self) -> u32 {
-        if let Some((hasher, tag)) = &self.keyed {
+        if let Some((hasher, tag)) = self.keyed.as_deref() {
             let hash = hasher.finalize();
             let (first, _) = hash.as_bytes().split_at(size_of::<u128>());
             let value = first

@@ -1,6 +1,8 @@
 //! A client that knows `docs/wire-protocol.md` and nothing of this project's code: what the page says is enough to connect
 //! with a key, to send over the control connection and over a lane, and to go on over another control connection.
 
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
