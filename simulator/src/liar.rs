@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::Auth;
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{DialOptions, dial};
+use tcpx_net::{DialOptions, Way, dial};
 use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 use tcpx_wire::crc::crc32c;
 use tcpx_wire::frame::{
@@ -246,7 +246,8 @@ impl Liar {
 
     fn lane(&self, address: SocketAddr, session: &Session, lane: u16) -> Option<Lane> {
         let until = DialOptions::until(Instant::now() + LONG);
-        let joined = dial_lane(address, session, lane, LANES.max(lane + 1), &until).ok()?;
+        let joined =
+            dial_lane(Way::to(address), session, lane, LANES.max(lane + 1), &until).ok()?;
         Some(Lane {
             stream: joined.stream,
             seals: joined.keys.start(),
