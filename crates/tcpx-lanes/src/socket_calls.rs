@@ -346,6 +346,33 @@ pub fn read_process_bytes(
     unsafe { read_process_spans(process, &[at], &[Span::of_mut(into)]) }
 }
 
+/// Copies the start of a part of this process's memory, as long as `into`. The kernel copies: where nothing is any more it
+/// says so, and a plain copy ends the process.
+///
+/// # Errors
+/// Nothing is there, or the kernel lets no process read memory so.
+pub fn copy_checked(part: Part<'_>, into: &mut [u8]) -> io::Result<()> {
+    let own = rustix::process::getpid();
+    let mut done = 0;
+    while done < into.len() {
+        let left = Part {
+            from: part.from + done,
+            len: part.len.saturating_sub(done),
+            ..part
+        };
+        let rest = Span::of_mut(&mut into[done..]);
+        // SAFETY: a live range that is borrowed exclusively.
+        let read = left.with_spans(Span::EMPTY, Span::EMPTY, |spans| unsafe {
+            read_process_spans(own, spans, &[rest])
+        })??;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += read;
+    }
+    Ok(())
+}
+
 /// Fills the local spans in order from the remote ones.
 ///
 /// # Safety

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use tcpx::{ErrorKind, Network, Region, RegionSlice, Rights, TcpNetwork, Transfer};
+use tcpx_lanes::socket_calls::{Part, copy_checked, is_fault};
 use tcpx_net::TcpOptions;
 use tcpx_tests::pair::{Listening, close};
 
@@ -110,4 +111,22 @@ fn memory_that_is_taken_away_fails_what_uses_it_alone() {
     receive.wait().expect_err("nothing whole came");
     works();
     close(server, client);
+}
+
+/// What a lane has begun to send is copied where the program takes its memory back amid it.
+#[test]
+fn a_copy_of_memory_that_is_taken_away_is_refused() {
+    let pages = Mapping::new();
+    let memory = pages.memory();
+    pages.hide();
+    let part = |len| Part {
+        slice: &memory,
+        from: 0,
+        len,
+    };
+    let mut into = vec![1; BYTES];
+    copy_checked(part(KEPT), &mut into[..KEPT]).expect("it is there");
+    assert_eq!(into.iter().position(|byte| *byte != 0), Some(KEPT));
+    let refused = copy_checked(part(BYTES), &mut into).expect_err("it is gone");
+    assert!(is_fault(&refused), "{refused}");
 }

@@ -13,7 +13,7 @@ use tcpx_lanes::socket::may_be_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part, WIRE_CALL};
 use tcpx_lanes::splice::Lender;
 use tcpx_lanes::tcp_info::{given, transport};
-use tcpx_memory::Region;
+use tcpx_memory::{Region, RegionSlice};
 
 use super::Lend;
 use super::loss::Lost;
@@ -130,11 +130,10 @@ impl Queue {
         }
         let copied = match chunk.exposed.take() {
             // Nothing of it goes out, and the peer counts nothing that it reads from now on.
-            Some(_) => Region::host(1).map(|own| own.all()),
-            None => Region::host(chunk.payload.len()).and_then(|own| {
-                own.with_bytes_mut(.., |bytes| chunk.payload.read_to(bytes))??;
-                Ok(own.all())
-            }),
+            Some(_) => Region::host(1)
+                .map(|own| own.all())
+                .map_err(io::Error::other),
+            None => copied(&chunk.payload),
         };
         match copied {
             Ok(own) => {
@@ -308,4 +307,26 @@ impl Owner for Queue {
         }
         self.part(unwritten);
     }
+}
+
+/// A copy of a payload that a program may have taken away in the meantime.
+fn copied(payload: &RegionSlice) -> io::Result<RegionSlice> {
+    let own = Region::host(payload.len()).map_err(io::Error::other)?;
+    let part = Part {
+        slice: payload,
+        from: 0,
+        len: payload.len(),
+    };
+    own.with_bytes_mut(.., |bytes| match calls::copy_checked(part, bytes) {
+        // As in some sandboxes.
+        Err(error) if is_refused(&error) => payload.read_to(bytes).map_err(io::Error::other),
+        copied => copied,
+    })
+    .map_err(io::Error::other)??;
+    Ok(own.all())
+}
+
+fn is_refused(error: &io::Error) -> bool {
+    use io::ErrorKind::{PermissionDenied, Unsupported};
+    matches!(error.kind(), PermissionDenied | Unsupported)
 }
