@@ -1,4 +1,4 @@
-//! Memory that leaves by its pages, see [`PagePipe`]. Only the peer's acknowledgement tells that it may change.
+//! Memory that leaves by its pages, see `PagePipe`. Only the peer's acknowledgement tells that it may change.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -160,7 +160,7 @@ pub enum Memory {
     Held,
 }
 
-/// What the caller has to do. Taken from [`Session::poll_action`](super::Session::poll_action) in
+/// What the caller has to do. Taken from [`Session::poll`](super::Session::poll) in
 /// order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -185,7 +185,7 @@ pub enum Action {
         chunks: u32,
     },
     /// On an addressed network: open the memory of a receive to chunks that name this window. Do it before the
-    /// next [`poll_transmit`](super::Session::poll_transmit): the peer writes as soon as it hears of the window. Answer
+    /// next frame leaves: the peer writes as soon as it hears of the window. Answer
     /// [`window_begins`](super::Session::window_begins), [`chunk_arrived`](super::Session::chunk_arrived) and
     /// [`chunk_placed`](super::Session::chunk_placed) for each chunk. After the last one the window is closed.
     OpenWindow {
@@ -320,8 +320,7 @@ pub enum Action {
         /// Whether its memory is free.
         memory: Memory,
     },
-    /// The session ended, every operation before it. Transmit what
-    /// [`poll_transmit`](super::Session::poll_transmit) still has as far as possible, then close.
+    /// The session ended, every operation before it. Transmit what frames it still has as far as possible, then close.
     Closed {
         /// Why, unless one of the sides closed it in order.
         failure: Option<ConnectionFailure>,

@@ -207,7 +207,7 @@ impl Session {
 
     /// Beside an answer to [`Action::StopData`] that is still to come: what points at the operation's memory cannot be
     /// hurried, as a copy that runs on a GPU behind other work, or a call into foreign code. Such an operation ends
-    /// without it, in time, with [`Memory::Held`](super::Memory::Held).
+    /// without it, in time, with [`Memory::Held`].
     pub fn data_held(&mut self, operation: OperationId) {
         if let Some(it) = self.operations.get_mut(operation)
             && let Some(stopping) = it.stopping()

@@ -139,7 +139,7 @@ impl Session {
 /// Sends under way above which each end is told at once.
 const MANY: usize = 64;
 
-/// Frames that wait for [`Session::poll_transmit`].
+/// Frames that wait for transmission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// There are others than those counted here, or the session closes: nothing should be held back.
