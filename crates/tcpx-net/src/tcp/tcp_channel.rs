@@ -217,16 +217,7 @@ impl Channel for TcpChannel {
         self.in_flight += 1;
         let (header, position) = describe(&chunk);
         let SendChunk { source, fence, .. } = chunk;
-        let outgoing = |payload| Outgoing {
-            slot,
-            header,
-            position,
-            payload,
-            attempt: 0,
-            permit: None,
-            spliced: None,
-            exposed: None,
-        };
+        let outgoing = |payload| Outgoing::new(slot, header, position, payload);
         if is_read_there {
             Shared::send_where_it_lies(&self.shared, outgoing(source), fence);
         } else if self.shared.parts.staging.is_needed(&source) {

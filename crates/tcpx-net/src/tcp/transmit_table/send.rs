@@ -28,6 +28,25 @@ pub(in crate::tcp) struct Outgoing {
 }
 
 impl Outgoing {
+    /// As no lane has had it yet.
+    pub(in crate::tcp) fn new(
+        slot: u16,
+        header: [u8; ChunkHeader::BYTES],
+        position: ChunkPosition,
+        payload: RegionSlice,
+    ) -> Self {
+        Self {
+            slot,
+            header,
+            position,
+            exposed: None,
+            payload,
+            attempt: 0,
+            permit: None,
+            spliced: None,
+        }
+    }
+
     /// The peer may have it already: marks the header so. A copy worker of the peer's may be reading the memory of a GPU,
     /// and counts that: it stays exposed.
     pub(super) fn mark_again(&mut self) {

@@ -27,16 +27,7 @@ fn queue(table: &TransmitTable, slot: u16, bytes: usize) {
         source: payload.clone(),
         fence: None,
     });
-    table.enqueue(Outgoing {
-        slot,
-        header,
-        position,
-        payload,
-        attempt: 0,
-        permit: None,
-        spliced: None,
-        exposed: None,
-    });
+    table.enqueue(Outgoing::new(slot, header, position, payload));
 }
 
 #[test]
@@ -139,16 +130,8 @@ fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outg
         done: 0,
     };
     let pinned = pool.try_take().expect("a slot");
-    table.enqueue(Outgoing {
-        slot,
-        header: header.encode(),
-        position,
-        payload: pinned.slice().slice(..8).expect("in the slot"),
-        attempt: 0,
-        permit: None,
-        spliced: None,
-        exposed: None,
-    });
+    let payload = pinned.slice().slice(..8).expect("in the slot");
+    table.enqueue(Outgoing::new(slot, header.encode(), position, payload));
     drop(pinned);
     match table.take(lane) {
         Some(Taken::Chunk(chunk)) => chunk,
