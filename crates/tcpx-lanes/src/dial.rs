@@ -155,11 +155,6 @@ impl<C: ClientSide, S: Stream> Dial<C, S> {
         }
     }
 
-    /// As the peer's answer to another question says by now.
-    pub fn set_deadline(&mut self, deadline: Instant) {
-        self.options.deadline = deadline;
-    }
-
     /// The connection, once the peer has answered.
     ///
     /// # Errors

@@ -47,7 +47,7 @@ impl SharedWords {
         let seals = fcntl_get_seals(&file)?;
         let bytes = usize::try_from(fstat(&file)?.st_size).unwrap_or(usize::MAX);
         // A page that is gone would end this process.
-        if !seals.contains(SealFlags::SHRINK) || !(1..=MOST_BYTES).contains(&(bytes / 8)) {
+        if !seals.contains(SealFlags::SHRINK) || !(8..=MOST_BYTES).contains(&bytes) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Self::map(file, bytes / 8, ProtFlags::READ)
