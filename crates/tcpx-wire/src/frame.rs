@@ -24,6 +24,8 @@ pub use encode::{encode, encode_head};
 pub use error::FrameError;
 pub use payload::Payload;
 pub use placed::PlacedChunks;
+#[cfg(test)]
+pub(crate) use settings::drawn_limits;
 pub use settings::{InvalidSettings, Limits, Settings};
 
 /// Bytes of a frame's header.

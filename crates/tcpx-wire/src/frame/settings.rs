@@ -1,5 +1,7 @@
 //! What each side reports about itself first.
 
+#[cfg(test)]
+use proptest::strategy::Strategy;
 use thiserror::Error;
 
 use super::MAX_EAGER_BYTES;
@@ -169,4 +171,30 @@ pub struct InvalidSettings {
     pub expected: String,
     /// What arrived.
     pub arrived: u64,
+}
+
+/// Limits that are drawn, for tests.
+#[cfg(test)]
+pub(crate) fn drawn_limits<L: Strategy<Value = u32>>(
+    limit: impl Fn() -> L,
+    pieces: impl Strategy<Value = u32>,
+) -> impl Strategy<Value = Limits> {
+    let drawn = (
+        (limit(), limit(), limit(), limit()),
+        (limit(), limit(), pieces, limit()),
+    );
+    drawn.prop_map(|(first, second)| {
+        let (puts, notifications, gets, asks) = first;
+        let (windows, tags, pieces, list_windows) = second;
+        Limits {
+            puts,
+            notifications,
+            gets,
+            asks,
+            windows,
+            tags,
+            pieces,
+            list_windows,
+        }
+    })
 }

@@ -22,7 +22,9 @@ use std::time::Duration;
 use super::*;
 use proptest::prelude::*;
 
-use crate::frame::{Destination, Grant, Level, Limits, Role, Settings, Tag, TimeLeft};
+use crate::frame::{
+    Destination, Grant, Level, Limits, Role, Settings, Tag, TimeLeft, drawn_limits,
+};
 
 /// The next thing to do, whatever frames wait.
 fn next_action(session: &mut Session) -> Option<Action> {
@@ -61,19 +63,7 @@ pub(super) fn config() -> Config {
 fn any_limits(least_pieces: u32) -> impl Strategy<Value = Limits> {
     let few = || prop_oneof![3 => 1u32..4, 1 => 4u32..40, 1 => Just(4096u32)];
     let pieces = (least_pieces..3 * least_pieces).prop_map(|pieces| pieces.max(1));
-    let drawn = (few(), few(), few(), few(), few(), few(), pieces, few());
-    let drawn = drawn.prop_map(
-        |(puts, notifications, gets, asks, windows, tags, pieces, list_windows)| Limits {
-            puts,
-            notifications,
-            gets,
-            asks,
-            windows,
-            tags,
-            pieces,
-            list_windows,
-        },
-    );
+    let drawn = drawn_limits(few, pieces);
     prop_oneof![1 => Just(Limits::default()), 3 => drawn]
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::frame::{
     CancelReason, Detail, Extent, GoodbyeReason, Grant, Limits, Notified, NumberUse, RefuseReason,
-    Role, TimeLeft,
+    Role, TimeLeft, drawn_limits,
 };
 use crate::window::{Place, WindowSecret};
 
@@ -28,28 +28,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
     );
     let texts = ("[a-zé:]{1,32}", "\\PC{0,16}", "\\PC{0,16}");
     let limit = || 1..=Limits::MOST;
-    let limits = (
-        limit(),
-        limit(),
-        limit(),
-        limit(),
-        limit(),
-        limit(),
-        limit(),
-        limit(),
-    );
-    let limits = limits.prop_map(
-        |(puts, notifications, gets, asks, windows, tags, pieces, list_windows)| Limits {
-            puts,
-            notifications,
-            gets,
-            asks,
-            windows,
-            tags,
-            pieces,
-            list_windows,
-        },
-    );
+    let limits = drawn_limits(limit, limit());
     (numbers, texts, limits).prop_map(|(numbers, (network, memory, software), limits)| {
         let (channels, chunk_bytes, send_window, receive_window, eager_limit, more, beat, gap) =
             numbers;
