@@ -60,9 +60,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
                 sum += checked;
                 println!("   {name}: passed in {seconds:.0} s");
             }
-            Err(why) => {
-                println!("   {name}: FAILED after {seconds:.0} s: {why}");
-                failed.push(name.into_owned());
+            Err(failure) => {
+                println!("   {name}: FAILED after {seconds:.0} s: {}", failure.why);
+                failed.push((name.into_owned(), failure));
             }
         }
     }
@@ -77,7 +77,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         sum.bytes as f64 / 1e6,
         sum.in_device as f64 / 1e6
     );
-    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    // Once more where a reader who has the end of a long output alone finds it.
+    for (name, failure) in &failed {
+        print!("{name} FAILED: {}\n{}", failure.why, failure.end);
+    }
+    let names: Vec<_> = failed.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(failed.is_empty(), "failed: {}", names.join(", "));
     ensure!(
         !arguments.is_empty() || sum.in_device >= LEAST_CHECKED,
         "{} bytes came through device memory, {LEAST_CHECKED} were expected",

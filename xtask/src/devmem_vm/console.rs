@@ -67,6 +67,23 @@ pub(super) fn checked(console: &str) -> Checked {
     sum
 }
 
+/// Lines of a failed script's console that are told again after the other scripts' consoles.
+const LAST_LINES: usize = 40;
+
+/// The end of a console.
+pub(super) fn last_lines(console: &str) -> String {
+    let lines: Vec<_> = console.lines().collect();
+    let from = lines.len().saturating_sub(LAST_LINES);
+    indented(lines[from..].iter().copied())
+}
+
+/// Lines of a console as they are shown among lines of ours.
+pub(super) fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
+    lines
+        .map(|line| format!("   | {}\n", line.trim_end_matches('\r')))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

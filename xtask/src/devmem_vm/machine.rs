@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::archive::Archive;
-use super::console::{Checked, Ending, checked, ending};
+use super::console::{Checked, Ending, checked, ending, indented, last_lines};
 
 /// The emulator's life is looked at this often.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -30,6 +30,14 @@ pub(super) struct Machine {
     pub(super) work: PathBuf,
 }
 
+/// Why a script failed.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) why: String,
+    /// The last lines of its console.
+    pub(super) end: String,
+}
+
 impl Machine {
     /// Runs a script in a fresh machine: what it checked. The inner error says why it failed; its
     /// console was printed.
@@ -38,7 +46,7 @@ impl Machine {
         script: &Path,
         programs: &[PathBuf],
         limit: Duration,
-    ) -> Result<Result<Checked, String>> {
+    ) -> Result<Result<Checked, Failure>> {
         let name = script.file_stem().unwrap_or_default().to_string_lossy();
         let files = self.work.join(format!("{name}.cpio"));
         self.pack(script, programs, &files)?;
@@ -60,7 +68,8 @@ impl Machine {
                 Ending::NoStart => format!("the machine did not start, {STARTS} times"),
             };
             print_indented(&text);
-            return Ok(Err(why));
+            let end = last_lines(&text);
+            return Ok(Err(Failure { why, end }));
         }
         print_indented(&text);
         bail!("the machine was never started")
@@ -167,7 +176,5 @@ fn end(child: &mut Child) -> Result<()> {
 }
 
 fn print_indented(console: &str) {
-    for line in console.lines() {
-        println!("   | {}", line.trim_end_matches('\r'));
-    }
+    print!("{}", indented(console.lines()));
 }
