@@ -73,7 +73,7 @@ unbound() {
 	tries=0
 	until bindings | cmp -s - "$1"; do
 		tries=$((tries + 1))
-		[ $tries -lt 100 ] || { bindings | diff "$1" -; fail "bindings are left"; }
+		[ $tries -lt 600 ] || { bindings | diff "$1" -; fail "bindings are left"; }
 		usleep 100000
 	done
 	sed 's/^/  /' "$1"

@@ -32,7 +32,7 @@ use tcpx_tests::scenario::{Scenario, Side};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time in which a connection's thread lets go of its own.
-const LETTING_GO: Duration = Duration::from_secs(10);
+const LETTING_GO: Duration = Duration::from_secs(60);
 /// Device memory that chunks wait in until they are sent.
 const SEND_BYTES: usize = 16 << 20;
 
