@@ -97,25 +97,25 @@ impl Shared {
         socket.receive.start(Box::new(receiving));
     }
 
-    /// Brings a dead lane back with a new stream; gives that back while halves of the old one are
-    /// still there. A channel that has ended drops it.
-    pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> Option<JoinedLane> {
+    /// Brings a dead lane back with a new stream; `false`: halves of the old one are still there. A channel that has
+    /// ended drops it.
+    pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> bool {
         let _adding = lock(&shared.membership);
         let Ok(loops) = loops::get(0) else {
-            return None;
+            return false;
         };
         if shared.is_over() {
-            return None;
-        }
-        if !shared.roster.is_vacant(lane) {
-            return Some(joined);
+            return true;
         }
         let JoinedLane { stream, keys } = joined;
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
         let places = (loops.transmit(), loops.receive());
         let socket = shared.lane_socket(places, lane, stream, peer);
         let (channel, peer) = (&shared.parts.name, socket.peer);
-        match shared.roster.join(&socket)? {
+        let Some(joined) = shared.roster.join(&socket) else {
+            return false;
+        };
+        match joined {
             Joined::First => tracing::info!(%channel, lane, %peer, "a lane was opened"),
             Joined::Again => {
                 let restored = &shared.counters.lanes_restored;
@@ -125,7 +125,7 @@ impl Shared {
         }
         *lock(&shared.last_loss) = None;
         Self::run_lane(shared, &socket, keys);
-        None
+        true
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
                 stream: connect(),
                 keys: LaneKeys::new([1; 32], [2; 32]),
             };
-            assert!(Shared::restore(&shared, 0, joined).is_none());
+            assert!(Shared::restore(&shared, 0, joined));
             let back = shared.roster.socket(0).unwrap();
             let first = connect();
             limit_buffers(&first, bytes);
