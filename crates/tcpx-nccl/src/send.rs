@@ -240,6 +240,10 @@ impl NetComm for SendComm {
         memory.deregister(given_up, &self.shared.log)
     }
 
+    fn close(self) -> Result<(), NetError> {
+        self.end()
+    }
+
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
         let mut state = self.lock();
         // What is over needs no system call; what lanes carry needs one only now and then, for the
@@ -312,9 +316,18 @@ impl NetSend for SendComm {
 
 impl Drop for SendComm {
     fn drop(&mut self) {
-        let Some((state, ends_well)) = self.state.end(State::end) else {
-            return;
+        // Its host hears of memory that is held where it closes the comm.
+        let _ = self.end();
+    }
+}
+
+impl SendComm {
+    /// Ends it, once.
+    fn end(&self) -> Result<(), NetError> {
+        let Some((state, ended)) = self.state.end(State::end) else {
+            return Ok(());
         };
+        let ends_well = matches!(ended, Ok(true));
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
@@ -330,16 +343,23 @@ impl Drop for SendComm {
                 let _ = state.link.shutdown(std::net::Shutdown::Write);
             }
         }
+        ended.map(|_| ())
     }
 }
 
 impl State {
     /// Takes everything back from the lanes, and tells the receiver if all was sent; whether it was.
-    fn end(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// A lane has not let go of the host's memory.
+    fn end(&mut self) -> Result<bool, NetError> {
         // Lanes first: after this they hold nothing of the host's memory.
         let is_clean = self.failure.is_none() && self.next == self.ring.posted();
+        let mut is_held = false;
         let whole = self.carriage.take().is_none_or(|carriage| {
-            let sent = carriage.close()
+            let closed = carriage.close();
+            is_held = carriage.outlet().is_borrowing();
+            let sent = closed
                 && self.ring.all(|sequence, request| {
                     !request.on_lanes || carriage.outlet().is_sent(sequence)
                 });
@@ -358,7 +378,10 @@ impl State {
             // everything: never the other way around.
             let _ = self.write();
         }
-        whole && is_clean
+        match is_held {
+            true => Err(error::memory_held(&self.name)),
+            false => Ok(whole && is_clean),
+        }
     }
 
     /// Writes what the socket takes.
