@@ -63,6 +63,13 @@ cleanup() {
   rm -rf "$work"
 }
 trap cleanup EXIT
+# The output of what runs beside it is shown at a failure alone.
+set -E
+trap 'failed "$LINENO: $BASH_COMMAND"' ERR
+failed() {
+  tail -n 20 "$work"/server "$work"/client 2>/dev/null || true
+  echo "deploy/confined.sh: failed in line $1"
+}
 mkdir "$work/tcpx" "$work/root-a" "$work/root-b"
 chmod 755 "$work" "$work/tcpx"
 cp "$program" "$work/tcpx/tcpx"
