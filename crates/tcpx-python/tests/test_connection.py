@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -338,6 +339,68 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
+
+# One wait of Python and one of tcpx, by turns.
+INTERRUPTED_SOON = """
+import itertools, signal, sys, time, tcpx
+signal.signal(signal.SIGINT, signal.default_int_handler)
+connection = tcpx.connect(sys.argv[1]).wait()
+receive = connection.recv(bytearray(1))
+server = tcpx.Endpoint("127.0.0.1:0", insecure=True)
+def wait():
+    receive.wait()
+def wait_with_timeout():
+    receive.wait(600)
+def connect():
+    tcpx.connect(sys.argv[2], insecure=True, timeout=600).wait()
+def accept():
+    server.accept().wait()
+for what in itertools.cycle([lambda: time.sleep(600), {what}]):
+    try:
+        print("waiting", flush=True)
+        what()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def answer_time(peer):
+    """How long a program that waits takes to answer a Ctrl-C."""
+    assert peer.stdout.readline() == "waiting\n"
+    deadline = time.monotonic() + PATIENCE
+    # Its main thread sleeps when it is in the wait.
+    while open(f"/proc/{peer.pid}/stat").read().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < deadline
+    start = time.monotonic()
+    peer.send_signal(signal.SIGINT)
+    assert peer.stdout.readline() == "interrupted\n"
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("what", ["wait", "wait_with_timeout", "connect", "accept"])
+def test_ctrl_c_is_answered_in_a_tenth_of_a_second(what):
+    """Beyond what the machine takes for one in a wait of Python's own; on a busy one, in one of some rounds."""
+    code = INTERRUPTED_SOON.replace("{what}", what)
+    with (
+        tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server,
+        socket.create_server(("127.0.0.1", 0), backlog=100) as silent,
+    ):
+        at, there = ("%s:%d" % one for one in (server.address, silent.getsockname()))
+        with run_python(code, at, there, TCPX_KEY=server.key) as peer:
+            connection = server.accept(timeout=PATIENCE)
+            try:
+                rounds = []
+                for _ in range(10):
+                    pairs = [(answer_time(peer), answer_time(peer)) for _ in range(5)]
+                    pythons, ours = zip(*pairs, strict=True)
+                    rounds.append((max(ours), max(pythons)))
+                    if max(ours) <= 0.1 + max(pythons):
+                        break
+                else:
+                    pytest.fail(f"seconds of ours and of Python: {rounds}")
+            finally:
+                peer.kill()
+            del connection
 
 
 def interrupt(code):
