@@ -328,6 +328,12 @@ mod tests {
             card("usb0", None),
         ];
         assert_eq!(names(managed.to_vec()), ["ens1", "ens2"]);
+        // As on a host whose cards have addresses of their own link alone.
+        let (_, why) = choose("", None, vec![lo()]).unwrap();
+        assert!(
+            why.contains("fe80::") && why.contains("this host alone"),
+            "{why}"
+        );
         assert_eq!(names(vec![lo(), docker(), pod()]), ["eth0"]);
         assert_eq!(names(vec![lo(), docker()]), ["docker0"]);
         let routed = || of("lo", Reach::Routed, None);

@@ -25,7 +25,7 @@ const LARGEST: usize = 64 << 20;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Messages sent in one request each, if the plugin takes requests of that size.
-const SIZES: [usize; 26] = [
+const SIZES: [usize; 25] = [
     0,
     1,
     2,
@@ -50,7 +50,6 @@ const SIZES: [usize; 26] = [
     4 << 20,
     (4 << 20) + 3,
     (16 << 20) + 1,
-    LARGEST - 1,
     LARGEST,
 ];
 
@@ -272,9 +271,11 @@ fn check(source: &[u8], destination: &[u8]) -> Result<(), String> {
         ));
     }
     let arrived = &destination[GUARD..GUARD + bytes];
-    let Some(at) = source.iter().zip(arrived).position(|(a, b)| a != b) else {
+    if source == arrived {
         return Ok(());
-    };
+    }
+    let differs = source.iter().zip(arrived).position(|(a, b)| a != b);
+    let at = differs.unwrap_or_default();
     let missing = source.iter().zip(arrived).filter(|(a, b)| **a == !**b);
     Err(format!(
         "a message of {bytes} bytes was reported done, but byte {at} is {:#04x} instead of {:#04x}; {} of its bytes were never written",

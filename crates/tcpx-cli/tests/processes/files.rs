@@ -393,6 +393,10 @@ pub(crate) fn signal(running: &Running, signal: Signal) {
     kill_process(pid.expect("a process"), signal).expect("signalled");
 }
 
+/// Bytes of a file that nobody has sent to its end when 16 MiB of it have arrived: at [`SLOWLY`] seconds are left.
+const LONG: u64 = 160 << 20;
+const SLOWLY: [&str; 2] = ["--bwlimit", "40MB"];
+
 /// A server and a client in the middle of a file: some of it is written, and far from all.
 fn in_the_middle(out: &Path, files: &[&Path], more: &[&str]) -> (Server, Running) {
     let written = || {
@@ -439,9 +443,9 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    random(&file, 512 << 20);
+    random(&file, LONG);
     // The client is killed, the server ends and says what it keeps.
-    let (server, mut client) = in_the_middle(&out, &[&file], &[]);
+    let (server, mut client) = in_the_middle(&out, &[&file], &SLOWLY);
     client.kill();
     let server = server.running.end();
     server.assert_code(1).assert_complains("the peer went away");
@@ -450,7 +454,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let there = kept.metadata().expect("there").len();
     assert!(there >= 16 << 20, "{there}");
     // The server is killed: nobody says anything, and the bytes are there all the same.
-    let (mut server, client) = in_the_middle(&out, &[&file], &[]);
+    let (mut server, client) = in_the_middle(&out, &[&file], &SLOWLY);
     server.running.kill();
     client
         .end()
@@ -461,7 +465,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let mut spoiled = fs::File::options().write(true).open(&kept).expect("opened");
     spoiled.write_all(b"spoiled").expect("written");
     drop(spoiled);
-    let (server, client) = in_the_middle(&out, &[&file], &[]);
+    let (server, client) = in_the_middle(&out, &[&file], &SLOWLY);
     signal(&client, Signal::INT);
     let client = client.end();
     client
@@ -488,8 +492,8 @@ fn a_signal_ends_the_server_in_order() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    random(&file, 1 << 30);
-    let (server, client) = in_the_middle(&out, &[&file], &[]);
+    random(&file, LONG);
+    let (server, client) = in_the_middle(&out, &[&file], &SLOWLY);
     signal(&server.running, Signal::TERM);
     let server = server.running.end();
     server.assert_code(143).assert_complains("kept: ");
@@ -510,10 +514,10 @@ fn a_file_that_changes_is_left_out_and_the_others_arrive() {
     let directory = tempfile::tempdir().expect("a directory");
     let [out, file, shrunk, other] = ["out", "a", "b", "c"].map(|name| directory.path().join(name));
     fs::create_dir(&out).expect("created");
-    random(&file, 1 << 30);
+    random(&file, LONG);
     random(&shrunk, 5 << 20);
     fs::write(&other, b"as it was").expect("written");
-    let (server, client) = in_the_middle(&out, &[&file, &shrunk, &other], &[]);
+    let (server, client) = in_the_middle(&out, &[&file, &shrunk, &other], &SLOWLY);
     // The same size: only its time tells.
     let writer = fs::File::options().write(true).open(&file).expect("opened");
     writer.write_all_at(b"new", 0).expect("written");
@@ -539,8 +543,9 @@ fn a_peer_that_stops_for_long_is_waited_for() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    random(&file, 512 << 20);
-    let (server, client) = in_the_middle(&out, &[&file], &["--timeout", "2m"]);
+    random(&file, LONG);
+    let patient = [&SLOWLY[..], &["--timeout", "2m"]].concat();
+    let (server, client) = in_the_middle(&out, &[&file], &patient);
     signal(&server.running, Signal::STOP);
     // Longer than the 10 s after which the engine's default gives a peer up.
     std::thread::sleep(Duration::from_secs(14));

@@ -1,18 +1,14 @@
 //! Nothing of a comm touches its host's memory once its close has returned, whoever looks at the comm meanwhile.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
-
-#[expect(dead_code, reason = "not every test needs all of it")]
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{
-    MIB, Pair, Registered, has, lane_config, pair, plugin, posted, random, transfer, until,
-};
 use nccl_net::export::{NetComm, NetRecv, NetSend};
 use tcpx_status::{ask, processes};
+
+use crate::common::{
+    MIB, Pair, Registered, has, lane_config, pair, plugin, posted, random, transfer, until,
+};
 
 /// Closes receive comms amid their messages, beside two who ask for the status all the time; the memory of each is its
 /// host's again when the close has returned.

@@ -1,17 +1,13 @@
 //! Large messages: over lanes that the comms of a process share.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
-
-#[expect(dead_code, reason = "not every test needs all of it")]
-mod common;
-
-use common::{
-    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, stream, until,
-};
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend};
 use nccl_net_tcpx::{Config, Mode, TcpxPlugin};
 use tcpx_wire::Key;
+
+use crate::common::{
+    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, stream, until,
+};
 
 #[test]
 fn messages_of_any_size_stream_in_order_whichever_way_they_take() {

@@ -1,5 +1,4 @@
 //! The engine over plugins with habits that the double has not.
-#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,16 +1,12 @@
 //! Comms and registrations that end before their requests do, and senders that end before their receivers.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
-
-#[expect(dead_code, reason = "not every test needs all of it")]
-mod common;
-
-use common::{
-    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
-};
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetRecv, NetSend, RequestId};
 use nccl_net_tcpx::TcpxPlugin;
+
+use crate::common::{
+    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
+};
 
 /// Moves `messages` of `len` bytes, one after the other; with large ones the receiver grants from then on.
 fn moves(pair: &Pair, len: usize, messages: u64) {

@@ -1,7 +1,6 @@
 //! The engine over the double of Google's plugin: fragments, small pools, consumption in order.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -9,28 +8,12 @@ use tcpx::{
     Auth, Connection, Endpoint, Event, Key, Level, Observer, Options, ProgressMode, Region,
     UnpackMethod,
 };
-use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions};
 use tcpx_tests::double;
-use tcpx_tests::pair::Listening;
+use tcpx_tests::pair::{Listening, double_network};
 use tcpx_tests::process::wait;
 use tcpx_tests::scenario::sizes_up_to;
 
 const LONG: Duration = Duration::from_secs(60);
-
-fn network() -> Arc<dyn Network> {
-    static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
-    NETWORK
-        .get_or_init(|| {
-            let options = PluginOptions {
-                path: Path::new(double::path()).to_owned(),
-                abi: None,
-                device: 0,
-                memory: PluginMemory::StandIn,
-            };
-            Arc::new(PluginNetwork::load(options).expect("the double starts"))
-        })
-        .clone()
-}
 
 #[derive(Default)]
 struct Fragments(Mutex<Vec<usize>>);
@@ -45,7 +28,7 @@ impl Observer for Fragments {
 
 fn pair(configure: impl Fn(&mut Options)) -> (Connection, Connection) {
     let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let mut options = Options::new(network(), Auth::Key(key));
+    let mut options = Options::new(double_network(), Auth::Key(key));
     configure(&mut options);
     let address = "127.0.0.1:0".parse().expect("an address");
     let server = Endpoint::listen(address, options.clone()).expect("a free port");
@@ -155,7 +138,7 @@ fn transfers_larger_than_the_pool_complete() {
 #[test]
 fn progress_by_the_program_alone_is_refused_for_foreign_code() {
     let by_hand = |options: &mut Options| options.progress = ProgressMode::Manual;
-    let (server, _) = Listening::new(network(), by_hand, |_| {}).try_connect();
+    let (server, _) = Listening::new(double_network(), by_hand, |_| {}).try_connect();
     let error = server.expect_err("the engine's thread alone may call it");
     assert!(error.to_string().contains("Background"), "{error}");
 }

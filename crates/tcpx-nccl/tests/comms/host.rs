@@ -1,16 +1,12 @@
 //! Host memory: every size, order, limits, failures.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
-
-#[expect(dead_code, reason = "not every test needs all of it")]
-mod common;
-
 use std::net::TcpStream;
 
-use common::*;
 use nccl_net::ResultCode;
 use nccl_net::export::{MemoryRegion, NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend};
 use nccl_net_tcpx::{Config, Handle};
+
+use crate::common::*;
 
 #[test]
 fn every_size_arrives_and_the_size_is_reported() {
