@@ -8,42 +8,16 @@ use tcpx::{Auth, Key, KeyRingError, Local, Options, TcpNetwork};
 use tcpx_net::TcpOptions;
 use tcpx_net::interfaces::InterfaceFilter;
 
-/// A parameter of the backend, the variable that stands for it, and what it is for.
-struct Setting {
-    parameter: &'static str,
-    variables: &'static [&'static str],
-}
-
-const KEY: Setting = Setting {
-    parameter: "key",
-    variables: &["TCPX_KEY"],
-};
-const KEY_FILE: Setting = Setting {
-    parameter: "key_file",
-    variables: &["TCPX_KEY_FILE"],
-};
-const PORT: Setting = Setting {
-    parameter: "port",
-    variables: &["TCPX_NIXL_PORT"],
-};
-const INTERFACES: Setting = Setting {
-    parameter: "interfaces",
-    variables: &["TCPX_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"],
-};
-const LANES: Setting = Setting {
-    parameter: "lanes",
-    variables: &["UCCL_TCPX_NUM_CHANNELS"],
-};
-
-const ENCRYPT: Setting = Setting {
-    parameter: "encrypt",
-    variables: &["TCPX_ENCRYPT"],
-};
-
-const LOCAL: Setting = Setting {
-    parameter: "local",
-    variables: &["TCPX_LOCAL"],
-};
+/// Parameters of the backend, and the variables that stand for them.
+const SETTINGS: [(&str, &[&str]); 7] = [
+    ("key", &["TCPX_KEY"]),
+    ("key_file", &["TCPX_KEY_FILE"]),
+    ("port", &["TCPX_NIXL_PORT"]),
+    ("interfaces", &["TCPX_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]),
+    ("lanes", &["UCCL_TCPX_NUM_CHANNELS"]),
+    ("encrypt", &["TCPX_ENCRYPT"]),
+    ("local", &["TCPX_LOCAL"]),
+];
 
 /// Longest time that a transfer may stand still while its peer lives.
 const STALL: Duration = Duration::from_secs(300);
@@ -88,35 +62,25 @@ impl Config {
         parameters: &[(String, String)],
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let given = |setting: &Setting| {
-            let parameter = parameters
-                .iter()
-                .find(|(name, _)| name == setting.parameter)
-                .map(|(_, value)| value.clone());
-            parameter
+        let given = |setting: &str| {
+            let is_it = |name: &str| name == setting;
+            let parameter = parameters.iter().find(|(name, _)| is_it(name));
+            let variables = SETTINGS.iter().find(|(name, _)| is_it(name));
+            let variables = variables.map_or(&[][..], |(_, variables)| *variables);
+            let parameter = parameter.map(|(_, value)| value.clone());
+            let mut given = parameter
                 .into_iter()
-                .chain(setting.variables.iter().filter_map(|name| variable(name)))
-                .find(|text| !text.trim().is_empty())
+                .chain(variables.iter().filter_map(|name| variable(name)));
+            given.find(|text| !text.trim().is_empty())
         };
         for (name, _) in parameters {
-            if ![
-                &KEY,
-                &KEY_FILE,
-                &PORT,
-                &INTERFACES,
-                &LANES,
-                &ENCRYPT,
-                &LOCAL,
-            ]
-            .iter()
-            .any(|setting| setting.parameter == name)
-            {
+            if !SETTINGS.iter().any(|(known, _)| known == name) {
                 tracing::warn!(
                     "parameter {name:?} of the backend TCPX is not known and has no effect"
                 );
             }
         }
-        let shared_key = match (given(&KEY), given(&KEY_FILE)) {
+        let shared_key = match (given("key"), given("key_file")) {
             (Some(text), _) => Some(parse_key("the parameter key or TCPX_KEY", &text)?),
             (None, Some(path)) => Some(key_of_file(&path)?),
             (None, None) => None,
@@ -125,7 +89,7 @@ impl Config {
             Some(key) => key.clone(),
             None => fresh_key()?,
         };
-        let number = |setting: &Setting, from, expected| match given(setting) {
+        let number = |setting, from, expected| match given(setting) {
             None => Ok(0),
             Some(text) => text
                 .trim()
@@ -136,7 +100,7 @@ impl Config {
                     arrived: text,
                 }),
         };
-        let interfaces = given(&INTERFACES);
+        let interfaces = given("interfaces");
         if let Some(text) = &interfaces
             && InterfaceFilter::parse(text).is_none()
         {
@@ -146,7 +110,7 @@ impl Config {
                 arrived: text.clone(),
             });
         }
-        let encrypt = match given(&ENCRYPT)
+        let encrypt = match given("encrypt")
             .map(|text| text.trim().to_lowercase())
             .as_deref()
         {
@@ -165,18 +129,18 @@ impl Config {
             shared_key,
             listener_key,
             port: number(
-                &PORT,
+                "port",
                 "the parameter port or TCPX_NIXL_PORT",
                 "a port, 0 for any free one",
             )?,
             interfaces,
             lanes: number(
-                &LANES,
+                "lanes",
                 "the parameter lanes or UCCL_TCPX_NUM_CHANNELS",
                 "a number of lanes, 0 for automatic",
             )?,
             encrypt,
-            local: match given(&LOCAL) {
+            local: match given("local") {
                 None => Local::Auto,
                 Some(text) => text.trim().parse().map_err(|_| ConfigError::Setting {
                     from: "the parameter local or TCPX_LOCAL",
@@ -189,17 +153,18 @@ impl Config {
 
     /// Names of the parameters, and what they are by default.
     pub(crate) fn defaults() -> Vec<(String, String)> {
-        [
-            (&PORT, "0"),
-            (&INTERFACES, ""),
-            (&LANES, "0"),
-            (&KEY_FILE, ""),
-            (&ENCRYPT, "0"),
-            (&LOCAL, "auto"),
-        ]
-        .into_iter()
-        .map(|(setting, value)| (setting.parameter.to_owned(), value.to_owned()))
-        .collect()
+        let defaults = [
+            "port=0",
+            "interfaces=",
+            "lanes=0",
+            "key_file=",
+            "encrypt=0",
+            "local=auto",
+        ];
+        let pairs = defaults.iter().filter_map(|text| text.split_once('='));
+        pairs
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
     }
 
     /// Settings of an endpoint or a connection.

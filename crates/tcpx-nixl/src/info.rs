@@ -277,7 +277,7 @@ pub(crate) fn own_addresses(allowed: Option<&str>) -> Vec<IpAddr> {
         InterfaceKind::Bridge => 3,
         InterfaceKind::Loopback => 4,
     };
-    let mut found = Vec::new();
+    let (mut found, mut on_one_link) = (Vec::new(), None);
     for interface in &all {
         let is_loopback = interface.kind == InterfaceKind::Loopback;
         let admitted = match &filter {
@@ -303,8 +303,17 @@ pub(crate) fn own_addresses(allowed: Option<&str>) -> Vec<IpAddr> {
                     address.is_ipv6(),
                 );
                 found.push((order, *address));
+            } else {
+                on_one_link = Some(*address);
             }
         }
+    }
+    if let Some(address) = on_one_link
+        && found.iter().all(|(_, address)| address.is_loopback())
+    {
+        tracing::warn!(
+            "this host alone can reach its agents: {address} counts on one link, and no interface has another address"
+        );
     }
     found.sort();
     found.dedup();

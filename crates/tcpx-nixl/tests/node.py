@@ -291,19 +291,34 @@ def pattern(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
-def enter(namespace: str) -> None:
-    """Goes to a network namespace, with all threads that are started from now on."""
+def enter(namespace: str, names: str | None) -> None:
+    """Goes to a network namespace, with all threads that are started from now on; `names` is their /etc/hosts."""
+    libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) != 0:
+        if libc.setns(file.fileno(), 0) != 0:
             raise OSError(ctypes.get_errno(), f"no way into {namespace}")
+    if names:
+        own_mounts, private, bind = 0x20000, 0x44000, 0x1000
+        for failed in (
+            libc.unshare(own_mounts),
+            libc.mount(b"none", b"/", None, ctypes.c_ulong(private), None),
+            libc.mount(names.encode(), b"/etc/hosts", None, ctypes.c_ulong(bind), None),
+        ):
+            if failed:
+                raise OSError(ctypes.get_errno(), f"{names} does not become /etc/hosts")
 
 
 def serve(
-    pipe: Any, name: str, options: dict[str, Any], variables: dict[str, str], namespace: str | None
+    pipe: Any,
+    name: str,
+    options: dict[str, Any],
+    variables: dict[str, str],
+    namespace: str | None,
+    names: str | None,
 ) -> None:
     os.environ.update(variables)
     if namespace:
-        enter(namespace)
+        enter(namespace, names)
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     node: Node | None = None
     while True:
@@ -336,12 +351,13 @@ class Peer:
         name: str,
         variables: dict[str, str] | None = None,
         namespace: str | None = None,
+        names: str | None = None,
         **options: Any,
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.name = name
-        arguments = (theirs, name, options, variables or {}, namespace)
+        arguments = (theirs, name, options, variables or {}, namespace, names)
         self.process = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from node import Peer
@@ -34,8 +36,8 @@ class Hosts:
     def on(self, host: str, *words: str) -> None:
         ip("-n", self.names[host], *words)
 
-    def agent(self, host: str, name: str) -> Peer:
-        return Peer(name, variables=EVERY_INTERFACE, namespace=self.names[host])
+    def agent(self, host: str, name: str, names: str | None = None) -> Peer:
+        return Peer(name, variables=EVERY_INTERFACE, namespace=self.names[host], names=names)
 
     def remove(self) -> None:
         for name in self.names.values():
@@ -54,9 +56,9 @@ def hosts() -> Iterator[Hosts]:
     made.remove()
 
 
-def moves(hosts: Hosts) -> None:
+def moves(hosts: Hosts, names: str | None = None) -> None:
     """An agent on `b` writes to memory of one on `a`, and reads from it."""
-    owner, other = hosts.agent("a", "owner"), hosts.agent("b", "other")
+    owner, other = hosts.agent("a", "owner", names), hosts.agent("b", "other", names)
     remote, local = owner.alloc(SIZE, 1), other.alloc(SIZE, 2)
     other.add(owner.metadata())
     ours, theirs = [(other.address(local), SIZE)], [(owner.address(remote), SIZE)]
@@ -85,3 +87,28 @@ def test_addresses_whose_packets_vanish_hold_nobody_up(hosts: Hosts) -> None:
         hosts.on("a", "addr", "add", f"10.{number}.0.1/24", "dev", "eth0")
         hosts.on("b", "route", "add", f"10.{number}.0.0/24", "via", "10.77.0.200")
     moves(hosts)
+
+
+def test_a_host_whose_name_leads_to_itself_is_reached(hosts: Hosts, tmp_path: Path) -> None:
+    """Debian gives a host's own name to 127.0.1.1."""
+    hosts.on("a", "addr", "add", "10.77.0.1/24", "dev", "eth0")
+    hosts.on("b", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+    names = tmp_path / "hosts"
+    names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
+    moves(hosts, str(names))
+
+
+def test_a_host_that_nobody_can_reach_says_so(
+    hosts: Hosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An address of a link means nothing at a peer that does not know the link's name."""
+    for number, host in enumerate("ab", 1):
+        hosts.on(host, "addr", "add", f"fe80::{number}/64", "dev", "eth0", "nodad")
+    owner, other = hosts.agent("a", "owner"), hosts.agent("b", "other")
+    remote, local = owner.alloc(SIZE, 1), other.alloc(SIZE, 2)
+    other.add(owner.metadata())
+    ours, theirs = [(other.address(local), SIZE)], [(owner.address(remote), SIZE)]
+    assert other.transfer("WRITE", ours, theirs, "owner") != "DONE"
+    for agent in (owner, other):
+        assert agent.end() == 0
+    assert "this host alone can reach its agents: fe80::1 " in capfd.readouterr().err
