@@ -25,4 +25,5 @@ pub mod proxy;
 pub mod scenario;
 pub mod support;
 pub mod tampered;
+pub mod terminal;
 pub mod withholding;

@@ -156,6 +156,22 @@ impl Hosts {
         Ok(())
     }
 
+    /// Leaves the hosts no address but those of their first link, `fe80::1` and `fe80::2`.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn keep_link_local(&self) -> anyhow::Result<()> {
+        for (namespace, address) in [(&self.a, "fe80::1/64"), (&self.b, "fe80::2/64")] {
+            run(
+                "ip",
+                &["-n", namespace, "-4", "addr", "flush", "dev", "nic0"],
+            )?;
+            let add = ["addr", "add", address, "dev", "nic0", "nodad"];
+            run("ip", &[&["-n", namespace], &add[..]].concat())?;
+        }
+        Ok(())
+    }
+
     /// Takes a link down, on both hosts.
     ///
     /// # Errors
@@ -227,7 +243,8 @@ impl Hosts {
         Told::start(command)
     }
 
-    fn command(&self, on_a: bool, program: impl AsRef<OsStr>) -> Command {
+    /// A command that starts a program on host `a` or `b`.
+    pub fn command(&self, on_a: bool, program: impl AsRef<OsStr>) -> Command {
         let namespace = if on_a { &self.a } else { &self.b };
         let mut command = Command::new("ip");
         command.args(["netns", "exec", namespace]).arg(program);

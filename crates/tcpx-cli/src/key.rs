@@ -52,8 +52,8 @@ pub(crate) enum KeyOrigin {
     None,
 }
 
-/// What a person said about the key.
-#[derive(Debug, Default)]
+/// What a person said about the key. It has no `Debug`: it holds the key's text.
+#[derive(Default)]
 pub(crate) struct KeySources {
     pub(crate) insecure: bool,
     pub(crate) file: Option<PathBuf>,

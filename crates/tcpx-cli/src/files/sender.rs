@@ -165,6 +165,11 @@ fn compare(
     if present.is_empty() {
         return Ok(BTreeMap::new());
     }
+    let ascends = present.is_sorted_by(|one, next| one.index < next.index);
+    if !ascends || present.iter().any(|there| there.index >= found.len()) {
+        let expected = "each file that the receiver has once, of those that were offered";
+        return Err(Error::unexpected(expected, "others"));
+    }
     let hashers = present
         .iter()
         .map(|there| beginning(talk, found, within, there));

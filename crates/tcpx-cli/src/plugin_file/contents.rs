@@ -103,8 +103,27 @@ fn other_tables(others: &[String]) -> String {
 
 /// Reads what the plugin file at `path` is and exports.
 pub(crate) fn read(path: &Path) -> Result<Contents, ContentsError> {
-    let data = bytes(path)?;
-    let file = parse(path, &data)?;
+    let tables = tables(path, &bytes(path)?)?;
+    let build_id = tcpx_build_id::of_file(path).ok().flatten();
+    let named_by_google = tables.iter().any(|table| {
+        let name = table.name.as_deref();
+        name.is_some_and(|name| name.starts_with(GOOGLE))
+    });
+    let kind = match (&build_id, named_by_google) {
+        (Some(_), _) => PluginKind::Ours,
+        (None, true) => PluginKind::Google,
+        (None, false) => PluginKind::Other,
+    };
+    Ok(Contents {
+        kind,
+        tables,
+        build_id,
+    })
+}
+
+/// The tables that a file with these bytes exports, newest first: at least one.
+pub(crate) fn tables(path: &Path, data: &[u8]) -> Result<Vec<ExportedTable>, ContentsError> {
+    let file = parse(path, data)?;
     check_machine(path, &file)?;
     let symbols: Vec<(&str, u64)> = file
         .dynamic_symbols()
@@ -129,21 +148,7 @@ pub(crate) fn read(path: &Path) -> Result<Contents, ContentsError> {
             others: others.take(8).collect(),
         });
     }
-    let build_id = tcpx_build_id::of_file(path).ok().flatten();
-    let named_by_google = tables.iter().any(|table| {
-        let name = table.name.as_deref();
-        name.is_some_and(|name| name.starts_with(GOOGLE))
-    });
-    let kind = match (&build_id, named_by_google) {
-        (Some(_), _) => PluginKind::Ours,
-        (None, true) => PluginKind::Google,
-        (None, false) => PluginKind::Other,
-    };
-    Ok(Contents {
-        kind,
-        tables,
-        build_id,
-    })
+    Ok(tables)
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ContentsError> {

@@ -1,4 +1,6 @@
-use crate::support::{Running, Server, tcpx};
+use std::process::Command;
+
+use crate::support::{Running, Server, program, tcpx};
 
 /// A right key that no server of these tests has made.
 const OTHER_KEY: &str = "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB";
@@ -317,4 +319,22 @@ fn the_version_says_what_the_program_was_built_from() {
     }
     let short = Running::start(tcpx(&["-V"])).end();
     assert_eq!(short.assert_code(0).stdout.lines().count(), 1);
+}
+
+/// Whatever limit the shell gave it.
+#[test]
+fn a_crash_leaves_no_keys_in_a_core_dump() {
+    let mut shell = Command::new("sh");
+    let script = "ulimit -S -c \"$(ulimit -H -c)\"; exec \"$0\" \"$@\"";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_tcpx")]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().to_str().expect("text");
+    let server = Server::start(program(shell, &["receive", "--host", "--out", out]));
+    let limits = format!("/proc/{}/limits", server.running.pid());
+    let limits = std::fs::read_to_string(limits).expect("its limits");
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"));
+    let soft = core.and_then(|line| line.split_whitespace().nth(4));
+    assert_eq!(soft, Some("0"), "{core:?}");
 }

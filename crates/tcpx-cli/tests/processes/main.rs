@@ -12,6 +12,7 @@ mod files;
 mod flips;
 mod greeting;
 mod matrix;
+mod networks;
 mod output;
 mod perf;
 mod plugin;

@@ -181,3 +181,38 @@ fn quiet_leaves_errors_and_the_line_for_the_other_side() {
         .assert_complains("perf client 127.0.0.1 host")
         .assert_complains("error: ");
 }
+
+/// While it moves, one line that is drawn anew; then what was moved, and that both ends have the same.
+#[test]
+fn a_file_takes_two_lines_of_a_terminal() {
+    use crate::files::{contents, sender, serve};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, out) = (folder.path().join("weights.bin"), folder.path().join("out"));
+    std::fs::create_dir(&out).expect("created");
+    std::fs::write(&file, contents(8 << 20)).expect("written");
+    let server = serve(&out, &[]);
+    let client = sender(&server, &[&file], &["--path", "tcp"]);
+    let (status, shown) = tcpx_tests::terminal::watch(client).expect("a terminal");
+    assert!(status.success(), "{shown:?}");
+    let [moved, same] = shown.left.as_slice() else {
+        panic!("{shown:?}");
+    };
+    assert!(
+        moved.contains("\"weights.bin\"") && moved.contains(" moved in "),
+        "{moved}"
+    );
+    assert!(
+        same.starts_with("BLAKE3 ") && same.ends_with("the same at both ends"),
+        "{same}"
+    );
+    let bars: Vec<_> = shown.drawn.iter().filter(|line| !line.is_empty()).collect();
+    assert!(!bars.is_empty(), "{shown:?}");
+    for bar in bars {
+        let has = |part| bar.contains(part);
+        assert!(
+            has("weights.bin") && has("of 8.39 MB") && has("B/s") && has(" left"),
+            "{bar}"
+        );
+    }
+}

@@ -554,13 +554,17 @@ fn two_servers_and_two_clients_leave_whole_files_in_one_folder() {
 fn a_client_that_lies_about_what_it_has_harms_itself_alone() {
     let places = Places::new();
     places.write("a", 5_000);
-    let server = share(&places.from);
+    let mut server = share(&places.from);
     let wanted = serde_json::json!({
         "want": "pull", "paths": ["a"], "follow": false, "include": [], "exclude": [],
         "dry_run": false,
     });
     for (present, digests) in [
-        (r#"[{"index":9,"bytes":5000,"is_final":true}]"#, "[null]"),
+        (r#"[{"index":9,"bytes":5000,"is_final":true}]"#, ""),
+        (
+            r#"[{"index":0,"bytes":1,"is_final":true},{"index":0,"bytes":1,"is_final":true}]"#,
+            "",
+        ),
         (r#"[{"index":0,"bytes":5001,"is_final":false}]"#, "[null]"),
         (r#"[{"index":-1,"bytes":0,"is_final":false}]"#, ""),
         ("[{", ""),
@@ -590,4 +594,7 @@ fn a_client_that_lies_about_what_it_has_harms_itself_alone() {
     assert!(peer.hear(word).contains("a longer list"));
     run(fetch(&server, &["a"], &places.out, &[])).assert_code(0);
     assert!(fs::read(places.out.join("a")).expect("there") == contents(5_000));
+    server.running.kill();
+    let ended = server.running.end();
+    assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
 }

@@ -10,7 +10,11 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 /// The program with none of the variables that this host may have set.
 pub(crate) fn tcpx(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tcpx"));
+    program(Command::new(env!("CARGO_BIN_EXE_tcpx")), arguments)
+}
+
+/// The same, by a command that starts it.
+pub(crate) fn program(mut command: Command, arguments: &[&str]) -> Command {
     command.args(arguments).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();

@@ -1,5 +1,8 @@
 //! Two releases of which one speaks other versions of the protocol than the other one.
 
+use std::fs;
+
+use crate::files::{self, contents};
 use crate::support::{Ended, Running, Server, tcpx};
 
 /// The server and the client of a transfer, each of which speaks such versions.
@@ -46,5 +49,25 @@ fn releases_without_a_common_version_name_both_and_the_older_one() {
                 .all(|said| line.contains(said))
         });
         server.running.kill();
+    }
+}
+
+#[test]
+fn files_move_between_releases_with_a_version_in_common() {
+    for (receiver, sender) in [("3-4", "2-3"), ("2-3", "3-4")] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, out) = (folder.path().join("weights"), folder.path().join("out"));
+        fs::create_dir(&out).expect("created");
+        fs::write(&file, contents(3_000_001)).expect("written");
+        let out_text = out.to_str().expect("text");
+        let mut command = tcpx(&["receive", "--host", "--out", out_text]);
+        command.env("TCPX_PROTOCOLS", receiver);
+        let server = Server::start(command);
+        let mut client = files::sender(&server, &[&file], &[]);
+        client.env("TCPX_PROTOCOLS", sender);
+        let (server, client) = server.finish(client);
+        client.assert_code(0);
+        server.assert_code(0);
+        assert!(fs::read(out.join("weights")).expect("arrived") == contents(3_000_001));
     }
 }
