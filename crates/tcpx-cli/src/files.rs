@@ -2,7 +2,7 @@
 
 pub(crate) mod digest;
 pub(crate) mod manifest;
-mod receiver;
+pub(crate) mod receiver;
 mod sender;
 pub(crate) mod store;
 mod talk;

@@ -17,6 +17,9 @@ mod env;
 mod environment;
 mod error;
 mod files;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod generate;
 mod host;
 mod interrupt;

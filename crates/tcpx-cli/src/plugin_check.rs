@@ -3,7 +3,7 @@
 //! The file is read before anything of it runs; then a process of its own loads and drives it, because a plugin may
 //! hang, crash, or end its process.
 
-mod events;
+pub(crate) mod events;
 pub(crate) mod part;
 mod self_test;
 mod tuner;

@@ -83,6 +83,11 @@ fn window_key_inputs_hold() {
 }
 
 #[test]
+fn key_text_inputs_hold() {
+    replay("key_text", targets::key_text::run);
+}
+
+#[test]
 fn piece_list_inputs_hold() {
     replay("pieces", targets::pieces::run);
 }

@@ -4,6 +4,7 @@ pub mod chunk_header;
 pub mod descriptors;
 pub mod frames;
 pub mod handshake;
+pub mod key_text;
 pub mod lane_seal;
 pub mod pieces;
 pub mod records;

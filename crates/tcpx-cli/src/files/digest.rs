@@ -30,7 +30,7 @@ impl DigestKey {
     }
 
     /// Of one file's contents: `index` is its place in the manifest.
-    pub(super) fn file(&self, index: usize, contents: &blake3::Hash) -> blake3::Hash {
+    pub(crate) fn file(&self, index: usize, contents: &blake3::Hash) -> blake3::Hash {
         self.keyed(0, index as u64, contents)
     }
 

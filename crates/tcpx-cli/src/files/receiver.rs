@@ -691,6 +691,35 @@ impl Checker {
     }
 }
 
+/// What a stream of contents in these parts has for the files: those that ended, with their bytes; and whether it may go on.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn follow(entries: &[Entry], key: &DigestKey, parts: &[&[u8]]) -> (Vec<Vec<u8>>, bool) {
+    let jobs = plan(entries, Vec::new()).jobs;
+    let mut checker = Checker {
+        entries: entries.to_vec(),
+        key: key.clone(),
+        digests: Vec::new(),
+        jobs,
+        at: At::Between,
+        digest: Vec::new(),
+        changed: Vec::new(),
+    };
+    let (mut ended, mut current) = (Vec::new(), Vec::new());
+    for part in parts {
+        let Ok(steps) = checker.steps(part) else {
+            return (ended, false);
+        };
+        for step in steps {
+            match step {
+                Step::Begin { .. } | Step::LeaveOut | Step::Remove => current.clear(),
+                Step::Write(range) => current.extend_from_slice(&part[range]),
+                Step::End => ended.push(std::mem::take(&mut current)),
+            }
+        }
+    }
+    (ended, true)
+}
+
 /// Writes what was checked. A file gets its name only behind its digest.
 #[derive(Debug)]
 struct Writer {
