@@ -68,12 +68,6 @@ const fn hint(call: &'static str, rc: ResultCode) -> &'static str {
             "no usable interface, or the plugin runs in this process already: check \
              NCCL_SOCKET_IFNAME and NCCL_GPUDIRECTTCPX_SOCKET_IFNAME, and start it once"
         }
-        (b"init of the tuner", _) => {
-            "NCCL makes no communicator then: NCCL_TUNER_PLUGIN=none leaves the tuner out"
-        }
-        (b"getCollInfo of the tuner", _) => {
-            "NCCL fails the collective then: NCCL_TUNER_PLUGIN=none leaves the tuner out"
-        }
         (b"init", _) => "the plugin cannot run here: set a log sink to see its reason",
         (b"connect" | b"accept", ResultCode::InternalError) => {
             "set-up failed, often because the buffer daemon does not answer: check that it runs \

@@ -76,8 +76,6 @@ pub(crate) struct Found {
     /// Where the table lies, for ever: it is read again after `init`, and names the plugin within
     /// the process.
     pub(crate) address: usize,
-    /// Version and place of the newest tuner's table in the file.
-    pub(crate) tuner: Option<(u32, usize)>,
 }
 
 /// Loads the library and reads of its table what there is before `init`.
@@ -98,9 +96,6 @@ pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
         .into_iter()
         .filter_map(|version| Some((version, address_of(&library, version.symbol())?)))
         .collect();
-    let tuner = crate::tuner::host::SYMBOLS
-        .into_iter()
-        .find_map(|(version, symbol)| Some((version, address_of(&library, symbol)?)));
     // Plugins start threads, some from their constructors: the code is never unmapped.
     std::mem::forget(library);
 
@@ -133,7 +128,6 @@ pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
         version,
         start,
         address,
-        tuner,
     })
 }
 

@@ -215,7 +215,6 @@ pub(crate) fn load<P: Exported>(version: AbiVersion, options: LoadOptions) -> Pl
         version,
         start,
         address,
-        tuner: None,
     };
     Plugin::from_found(found, options)
 }

@@ -15,7 +15,6 @@ use crate::lock;
 use crate::properties::Properties;
 use crate::result::{RawResult, ResultCode};
 use crate::tables::AbiVersion;
-use crate::tuner::LoadedTuner;
 
 /// Devices that a plugin may plausibly report.
 const MAX_DEVICES: c_int = 4096;
@@ -35,7 +34,6 @@ pub(crate) struct PluginInner {
     name: String,
     version: AbiVersion,
     address: usize,
-    tuner: Option<(u32, usize)>,
     start: Start,
     /// Once `init` has returned.
     calls: OnceLock<Started>,
@@ -77,7 +75,6 @@ impl Plugin {
                 name,
                 version: found.version,
                 address: found.address,
-                tuner: found.tuner,
                 start: found.start,
                 calls: OnceLock::new(),
                 observer: options.observer,
@@ -168,22 +165,6 @@ impl Plugin {
     /// Version of the table in use.
     pub fn version(&self) -> AbiVersion {
         self.inner.version
-    }
-
-    /// The file's tuner, which NCCL takes when no other is named, started for `nodes` hosts of one rank each;
-    /// `None` where the file has none.
-    ///
-    /// # Errors
-    /// The plugin was not started, or the tuner's start failed.
-    pub fn tuner(&self, nodes: usize) -> Result<Option<LoadedTuner>, HostError> {
-        let inner = &*self.inner;
-        inner.ready()?;
-        let Some((version, address)) = inner.tuner else {
-            return Ok(None);
-        };
-        // SAFETY: the symbol of a version is a table of that version, in memory that stays mapped.
-        let started = unsafe { LoadedTuner::start(version, address, nodes) };
-        Ok(started.transpose()?)
     }
 
     /// The file it was loaded from.

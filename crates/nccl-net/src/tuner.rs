@@ -5,14 +5,14 @@
 //! how many channels a collective takes, and whether the low-latency protocols (LL, LL128) are worth
 //! it; the rest stays NCCL's choice.
 //!
-//! NCCL passes its estimate of each way (algorithm and protocol) in microseconds, [`IGNORE`] where a
+//! NCCL passes its estimate of each way (algorithm and protocol) in microseconds, -1 where a
 //! way cannot be taken, and then takes the least. What a tuner writes must mean the same to each
 //! version: up to 2.30 a way is a candidate while its number is not negative, whoever wrote it; from
 //! 2.31 on the candidates are chosen before the tuner is asked, and every number that it leaves is a
 //! time, a negative one the shortest of all. So a tuner here never forbids: it makes a way dear, and
 //! never touches one that cannot be taken.
 
-pub(crate) mod host;
+#[cfg(test)]
 mod selection;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -21,9 +21,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::export::HostLogger;
 use crate::result::{RawResult, ResultCode};
 use crate::tables::LoggerFn;
-
-pub use host::{Answer, LoadedTuner};
-pub use selection::{ALGORITHMS, Costs, IGNORE, PROTOCOLS, Selection, Way, usual_costs};
 
 /// A tuner of one communicator. Implement it and export it with
 /// [`export_tuner!`](crate::export_tuner).
@@ -54,12 +51,14 @@ const COLLECTIVES: c_int = 5;
 /// Cost in microseconds of a way that is not wanted: more than any that is, and less than what NCCL begins its
 /// search with, [`f32::MAX`]. NCCL up to 2.27 begins with an hour, and does not see such a way at all.
 const DEAR: f32 = 1e30;
+/// Protocols in a row of a table of costs: LL, LL128 and Simple, in NCCL's order.
+const PROTOCOLS: usize = 3;
 /// More rows than NCCL has algorithms would be another table.
 const MAX_ALGORITHMS: c_int = 64;
 
 /// Makes the ways of unwanted protocols dear. Ways that cannot be taken stay so; where there are none but
 /// unwanted ones, all stay as they are.
-fn make_dear(costs: &mut [[f32; PROTOCOLS.len()]], is_wanted: [bool; PROTOCOLS.len()]) {
+fn make_dear(costs: &mut [[f32; PROTOCOLS]], is_wanted: [bool; PROTOCOLS]) {
     let is_way = |cost: f32| cost >= 0.0;
     let mut ways = costs.iter().flat_map(|row| row.iter().zip(is_wanted));
     if !ways.any(|(cost, is_wanted)| is_wanted && is_way(*cost)) {
@@ -242,7 +241,7 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
             .then(|| usize::try_from(algorithms).unwrap_or(0));
         if let Some(rows) = rows
             && !costs.is_null()
-            && usize::try_from(protocols) == Ok(PROTOCOLS.len())
+            && usize::try_from(protocols) == Ok(PROTOCOLS)
         {
             // SAFETY: NCCL passes its table under this type: a row of one number for each protocol for each
             // algorithm, which nobody else touches during the call.
@@ -309,6 +308,7 @@ macro_rules! export_tuner {
 
 #[cfg(test)]
 mod tests {
+    use super::selection::{Costs, IGNORE, Selection, Way, usual_costs};
     use super::*;
 
     struct Half(usize);
@@ -407,41 +407,6 @@ mod tests {
                 }
             }
         });
-    }
-
-    #[test]
-    fn a_tuner_in_a_file_is_asked_through_each_table() {
-        static TABLES: (TunerV3, TunerV4, TunerV5, TunerV6) = (
-            tuner_v3::<Half>(),
-            tuner_v4::<Half>(),
-            tuner_v5::<Half>(),
-            tuner_v6::<Half>(),
-        );
-        let address = |table: *const c_void| table.expose_provenance();
-        let addresses = [
-            (3, address((&raw const TABLES.0).cast())),
-            (4, address((&raw const TABLES.1).cast())),
-            (5, address((&raw const TABLES.2).cast())),
-            (6, address((&raw const TABLES.3).cast())),
-        ];
-        for (version, address) in addresses {
-            // SAFETY: a table of this version, which stays.
-            let tuner = unsafe { LoadedTuner::start(version, address, 4) }
-                .unwrap()
-                .unwrap();
-            assert_eq!((tuner.version(), tuner.name()), (version, "half"));
-            let offered = usual_costs(64 << 20);
-            let answer = tuner.all_reduce(101, &offered).unwrap();
-            assert_eq!(answer.channels, Some(2));
-            assert_eq!(
-                (answer.costs[1][0], answer.costs[1][2]),
-                (DEAR, offered[1][2])
-            );
-        }
-        let empty = [c"none".as_ptr().expose_provenance(), 0, 0, 0];
-        let address = address((&raw const empty).cast());
-        // SAFETY: a table without functions.
-        assert!(unsafe { LoadedTuner::start(6, address, 4) }.is_none());
     }
 
     #[test]

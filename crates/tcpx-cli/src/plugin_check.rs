@@ -6,7 +6,6 @@
 pub(crate) mod events;
 pub(crate) mod part;
 mod self_test;
-mod tuner;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -14,7 +13,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::json;
 
-use self::events::{Count, Device, Event, InUse, Moved, Tuner};
+use self::events::{Count, Device, Event, InUse, Moved};
 use self::watch::Watched;
 use crate::args::plugin::PluginArgs;
 use crate::error::Error;
@@ -37,7 +36,6 @@ struct Report<'a> {
     in_use: Option<InUse>,
     devices: Vec<Device>,
     self_test: Vec<Moved>,
-    tuner: Option<Tuner>,
     calls: BTreeMap<String, Count>,
     log: Vec<String>,
 }
@@ -88,7 +86,6 @@ impl<'a> Report<'a> {
             in_use: None,
             devices: Vec::new(),
             self_test: Vec::new(),
-            tuner: None,
             calls: BTreeMap::new(),
             log: Vec::new(),
         }
@@ -103,7 +100,6 @@ impl<'a> Report<'a> {
                 Ok(Event::Loaded(in_use)) => self.in_use = Some(in_use),
                 Ok(Event::Devices(devices)) => self.devices = devices,
                 Ok(Event::Moved(moved)) => self.self_test.push(moved),
-                Ok(Event::Tuner(tuner)) => self.tuner = Some(tuner),
                 Ok(Event::Calls(calls)) => self.calls = calls,
                 Ok(Event::Passed) => return Ok(()),
                 Err(error) => {
@@ -150,13 +146,6 @@ impl<'a> Report<'a> {
                 Size(largest as u64),
                 Size(total as u64),
             );
-        }
-        if let Some(tuner) = &self.tuner {
-            let name = one_line(&tuner.name);
-            say!("  tuner    v{} \"{name}\"", tuner.version);
-            for choice in &tuner.choices {
-                say!("           {}", choice.line());
-            }
         }
         if !self.calls.is_empty() {
             let calls = self.calls.iter().map(|(name, count)| match count.failed {

@@ -96,53 +96,6 @@ mod tests {
     }
 
     #[test]
-    fn every_nccl_takes_simple_rings_for_many_bytes() {
-        use nccl_net::tuner::{ALGORITHMS, PROTOCOLS, Selection, usual_costs};
-
-        enable(false);
-        let table = nccl_net::tuner::tuner_v6::<TcpxTuner>();
-        let (mut context, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: an out pointer of this frame, no callbacks.
-        let rc = unsafe { (table.init)(&raw mut context, 1, 2, 2, None, none, none) };
-        assert_eq!(rc, 0);
-        for bytes in [64 << 10, 1 << 20, 16 << 20, 256 << 20] {
-            let offered = usual_costs(bytes);
-            let (mut left, mut channels) = (offered, 0);
-            let (rows, columns) = (ALGORITHMS.len() as i32, PROTOCOLS.len() as i32);
-            let costs = left.as_mut_ptr().cast();
-            // SAFETY: the context of this table, a table of costs and an out pointer of this frame.
-            let rc = unsafe {
-                (table.get_coll_info)(
-                    context,
-                    4,
-                    bytes,
-                    1,
-                    costs,
-                    rows,
-                    columns,
-                    0,
-                    &raw mut channels,
-                )
-            };
-            assert_eq!(rc, 0);
-            if bytes <= LOW_LATENCY_BYTES {
-                assert_eq!(left, offered);
-                continue;
-            }
-            for selection in Selection::ALL {
-                let way = selection.choose(&offered, &left).unwrap();
-                assert_eq!(
-                    way.to_string(),
-                    "Ring/Simple",
-                    "{bytes} bytes, {selection:?}"
-                );
-            }
-        }
-        // SAFETY: the context is not used again.
-        assert_eq!(unsafe { (table.end)(context) }, 0);
-    }
-
-    #[test]
     fn a_communicator_within_a_host_is_left_alone() {
         enable(false);
         assert!(TcpxTuner::start(HostLogger::default(), 8, 1).is_none());

@@ -1,9 +1,9 @@
 //! What NCCL takes from a table of costs that a tuner has had, in each version.
 
-use std::fmt;
+use super::PROTOCOLS;
 
-/// Algorithms in a table of costs, in NCCL's order.
-pub const ALGORITHMS: [&str; 7] = [
+/// Names of the algorithms in a table of costs, in NCCL's order.
+pub(super) const ALGORITHMS: [&str; 7] = [
     "Tree",
     "Ring",
     "CollNetDirect",
@@ -12,43 +12,36 @@ pub const ALGORITHMS: [&str; 7] = [
     "NVLSTree",
     "PAT",
 ];
-/// Protocols in a row of it.
-pub const PROTOCOLS: [&str; 3] = ["LL", "LL128", "Simple"];
 /// NCCL's number for a way that cannot be taken. Only NCCL may write it.
-pub const IGNORE: f32 = -1.0;
+pub(super) const IGNORE: f32 = -1.0;
+/// Names of the protocols in a row of it.
+const NAMES: [&str; PROTOCOLS] = ["LL", "LL128", "Simple"];
 
 /// Microseconds of each way: an algorithm's row holds a number for each protocol.
-pub type Costs = [[f32; PROTOCOLS.len()]; ALGORITHMS.len()];
+pub(super) type Costs = [[f32; PROTOCOLS]; ALGORITHMS.len()];
 
 /// A way to do a collective: places in a table of costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct Way {
-    pub algorithm: usize,
-    pub protocol: usize,
+pub(super) struct Way {
+    pub(super) algorithm: usize,
+    pub(super) protocol: usize,
 }
 
 impl Way {
     /// The algorithm's name.
-    pub fn algorithm(self) -> &'static str {
+    pub(super) fn algorithm(self) -> &'static str {
         ALGORITHMS.get(self.algorithm).copied().unwrap_or("unknown")
     }
 
     /// The protocol's name.
-    pub fn protocol(self) -> &'static str {
-        PROTOCOLS.get(self.protocol).copied().unwrap_or("unknown")
-    }
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.algorithm(), self.protocol())
+    pub(super) fn protocol(self) -> &'static str {
+        NAMES.get(self.protocol).copied().unwrap_or("unknown")
     }
 }
 
 /// How versions of NCCL look for the least cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Selection {
+pub(super) enum Selection {
     /// 2.28 and earlier: among numbers that are not negative, of less than an hour.
     UpTo2_28,
     /// 2.29 and 2.30: among numbers that are not negative.
@@ -59,19 +52,10 @@ pub enum Selection {
 
 impl Selection {
     /// All of them, oldest first.
-    pub const ALL: [Self; 3] = [Self::UpTo2_28, Self::UpTo2_30, Self::From2_31];
-
-    /// The versions, as a person names them.
-    pub const fn versions(self) -> &'static str {
-        match self {
-            Self::UpTo2_28 => "up to 2.28",
-            Self::UpTo2_30 => "2.29 and 2.30",
-            Self::From2_31 => "from 2.31 on",
-        }
-    }
+    pub(super) const ALL: [Self; 3] = [Self::UpTo2_28, Self::UpTo2_30, Self::From2_31];
 
     /// What is taken of a table that was `offered`, once a tuner has `left` it; the first of several equal ones.
-    pub fn choose(self, offered: &Costs, left: &Costs) -> Option<Way> {
+    pub(super) fn choose(self, offered: &Costs, left: &Costs) -> Option<Way> {
         let (is_candidate, limit): (fn(f32, f32) -> bool, f32) = match self {
             Self::UpTo2_28 => (|_, left| left >= 0.0, 3.6e9),
             Self::UpTo2_30 => (|_, left| left >= 0.0, f32::MAX),
@@ -95,12 +79,12 @@ impl Selection {
 
 /// A table like NCCL's for a collective of `bytes` between two hosts with one GPU each: latency, and bytes at a rate.
 /// Trees are quicker for few bytes, rings for many; LL moves every byte twice; what needs switches or NVLink cannot be taken.
-pub fn usual_costs(bytes: usize) -> Costs {
+pub(super) fn usual_costs(bytes: usize) -> Costs {
     let ways: [(usize, [(f32, f32); 3]); 2] = [
         (0, [(28.0, 2.2e3), (56.0, 8.0e3), (60.0, 9.0e3)]),
         (1, [(30.0, 2.8e3), (60.0, 10.6e3), (64.0, 12.0e3)]),
     ];
-    let mut costs = [[IGNORE; PROTOCOLS.len()]; ALGORITHMS.len()];
+    let mut costs = [[IGNORE; PROTOCOLS]; ALGORITHMS.len()];
     for (algorithm, protocols) in ways {
         costs[algorithm] = protocols.map(|(latency, rate)| latency + bytes as f32 / rate);
     }

@@ -6,7 +6,6 @@ use nccl_net::{CallError, DeviceOffload, HostError, LoadError, Properties};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::sizes::Size;
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,8 +19,6 @@ pub(crate) enum Event {
     Devices(Vec<Device>),
     /// A message arrived as it was sent.
     Moved(Moved),
-    /// What the file's tuner makes NCCL choose.
-    Tuner(Tuner),
     /// How often each call was made, and how often it failed.
     Calls(BTreeMap<String, Count>),
     /// The end, in failure.
@@ -73,32 +70,6 @@ pub(crate) struct Device {
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
     pub(crate) requests: usize,
-}
-
-/// The file's tuner.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tuner {
-    pub(crate) version: u32,
-    pub(crate) name: String,
-    pub(crate) choices: Vec<Choice>,
-}
-
-/// What NCCL takes for an all-reduce between two hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Choice {
-    pub(crate) bytes: usize,
-    /// `None`: the tuner leaves them to NCCL.
-    pub(crate) channels: Option<u32>,
-    /// By version, oldest first.
-    pub(crate) takes: Vec<Taken>,
-}
-
-/// What versions of NCCL take; `None`: nothing is left to take, and the collective fails.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Taken {
-    pub(crate) nccl: String,
-    pub(crate) algorithm: Option<String>,
-    pub(crate) protocol: Option<String>,
 }
 
 /// Calls of one name.
@@ -168,28 +139,6 @@ impl InUse {
     }
 }
 
-impl Choice {
-    /// What is taken, for a person; versions that take another way than the newest follow.
-    pub(crate) fn line(&self) -> String {
-        let way = |taken: &Taken| match (&taken.algorithm, &taken.protocol) {
-            (Some(algorithm), Some(protocol)) => format!("{algorithm}/{protocol}"),
-            _ => "nothing".to_owned(),
-        };
-        let mut line = format!("all-reduce {}: ", Size(self.bytes as u64));
-        let newest = self.takes.last().map(way).unwrap_or_default();
-        line.push_str(&newest);
-        match self.channels {
-            Some(1) => line.push_str(", 1 channel"),
-            Some(channels) => line.push_str(&format!(", {channels} channels")),
-            None => {}
-        }
-        for other in self.takes.iter().filter(|taken| way(taken) != newest) {
-            line.push_str(&format!("; NCCL {}: {}", other.nccl, way(other)));
-        }
-        line
-    }
-}
-
 impl Device {
     pub(crate) fn new(properties: &Properties) -> Self {
         let pointers = properties.pointer_support;
@@ -250,32 +199,6 @@ mod tests {
             assert_eq!(Event::from_line(&line), Some(event));
         }
         assert_eq!(Event::from_line("garbage"), None);
-    }
-
-    #[test]
-    fn versions_of_nccl_that_differ_are_told_apart() {
-        let taken = |nccl: &str, protocol: Option<&str>| Taken {
-            nccl: nccl.to_owned(),
-            algorithm: protocol.map(|_| "Ring".to_owned()),
-            protocol: protocol.map(str::to_owned),
-        };
-        let mut choice = Choice {
-            bytes: 1 << 20,
-            channels: Some(2),
-            takes: vec![taken("old", Some("Simple")), taken("new", Some("Simple"))],
-        };
-        assert_eq!(choice.line(), "all-reduce 1 MiB: Ring/Simple, 2 channels");
-        choice.takes[1].protocol = Some("LL".to_owned());
-        choice.channels = None;
-        assert_eq!(
-            choice.line(),
-            "all-reduce 1 MiB: Ring/LL; NCCL old: Ring/Simple"
-        );
-        choice.takes[1] = taken("new", None);
-        assert_eq!(
-            choice.line(),
-            "all-reduce 1 MiB: nothing; NCCL old: Ring/Simple"
-        );
     }
 
     #[test]

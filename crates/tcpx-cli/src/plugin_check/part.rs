@@ -11,7 +11,7 @@ use nccl_net::{AbiVersion, CallReport, LoadOptions, Plugin, ResultCode};
 use tcpx_memory::lock;
 
 use super::events::{Count, Device, Event, InUse, of_host, of_load};
-use super::{self_test, tuner};
+use super::self_test;
 use crate::args::plugin::PluginPartArgs;
 use crate::error::Error;
 
@@ -105,6 +105,5 @@ fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Error> {
         return Err(Error::failed(what, hint));
     };
     let limit = Duration::from_millis(args.timeout_ms);
-    self_test::run(&plugin, args.device, properties, limit)?;
-    tuner::run(&plugin)
+    self_test::run(&plugin, args.device, properties, limit)
 }

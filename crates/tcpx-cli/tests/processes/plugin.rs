@@ -56,21 +56,6 @@ fn our_own_plugin_passes_with_every_table_it_has() {
     ] {
         assert!(!device[property].is_null(), "{property}: {device}");
     }
-    // From 1 MiB on every NCCL takes the protocol that suits a network.
-    let tuner = &all["tuner"];
-    assert_eq!(tuner["version"], 6, "{tuner}");
-    for choice in tuner["choices"].as_array().expect("choices") {
-        assert!((1..=8).contains(&choice["channels"].as_u64().expect("channels")));
-        let takes = choice["takes"].as_array().expect("versions");
-        assert_eq!(takes.len(), 3);
-        for taken in takes
-            .iter()
-            .filter(|_| choice["bytes"].as_u64() >= Some(1 << 20))
-        {
-            let way = (&taken["algorithm"], &taken["protocol"]);
-            assert_eq!(way, (&"Ring".into(), &"Simple".into()), "{choice}");
-        }
-    }
     let tables = all["tables"].as_array().expect("tables");
     assert!(tables.len() > 1);
     for table in tables {
@@ -133,7 +118,7 @@ fn every_field_of_the_json_is_documented() {
         .iter()
         .filter(|name| !found.contains(**name))
         .collect();
-    assert!(documented.len() > 40 && stale.is_empty(), "{stale:?}");
+    assert!(documented.len() > 30 && stale.is_empty(), "{stale:?}");
 }
 
 #[test]
