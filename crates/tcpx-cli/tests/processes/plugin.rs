@@ -507,52 +507,6 @@ fn an_error_from_a_call_that_gives_something_back_is_no_pass() {
 }
 
 #[test]
-fn a_hang_in_any_call_ends_the_check_in_time_and_names_the_step() {
-    use double::Call;
-    let moving = "moving 0 bytes";
-    let cases = [
-        (Some(Call::Init), "init"),
-        (Some(Call::Devices), "devices"),
-        (Some(Call::Properties), "getProperties"),
-        (Some(Call::Listen), "listen"),
-        (Some(Call::Connect), "connect and accept"),
-        (Some(Call::Accept), "connect and accept"),
-        (Some(Call::RegMr), "regMr"),
-        (Some(Call::Isend), moving),
-        (Some(Call::Irecv), moving),
-        (Some(Call::Test), moving),
-        (Some(Call::Consumed), moving),
-        (Some(Call::DeregMr), "deregMr and close"),
-        (Some(Call::CloseSend), "deregMr and close"),
-        (Some(Call::CloseRecv), "deregMr and close"),
-        (None, "loading the file"),
-    ];
-    // All at once: each is a wait.
-    let running = cases.map(|(call, step)| {
-        let fault = match call {
-            Some(call) => double::fault_value(call, -1, 0),
-            None => double::LOADING_HANGS.to_owned(),
-        };
-        // Beside the others none comes as far as it should at once.
-        let timeout = ["--timeout", "30s"];
-        (
-            call,
-            step,
-            start_double(double::FAULT_VARIABLE, &fault, timeout, &["--json"]),
-        )
-    });
-    for (call, step, running) in running {
-        let ended = running.end();
-        ended.assert_code(1);
-        let error = json(&ended)["error"]["what"].to_string();
-        assert!(
-            error.contains(&format!("did not come back from \\\"{step}\\\"")),
-            "{call:?}: {error}"
-        );
-    }
-}
-
-#[test]
 fn a_plugin_that_lies_does_not_pass() {
     use double::Lie;
     for (lie, words) in [
