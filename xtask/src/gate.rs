@@ -5,7 +5,6 @@
 
 mod build;
 mod cases;
-mod nics;
 mod rounds;
 
 use std::path::PathBuf;
@@ -20,7 +19,6 @@ use tcpx_bench::statistics::{Interval, Verdict, bootstrap, median};
 use crate::workspace::root;
 pub(crate) use build::git;
 use cases::{Case, judged};
-use nics::Nics;
 use rounds::Round;
 
 /// Rounds before anything is judged, and at most.
@@ -142,13 +140,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let started = Instant::now();
     let builds = build::both(&root, base, arguments.own.as_deref())?;
     println!("built in {} s", started.elapsed().as_secs());
-    let nics = Nics::make();
-    if let Err(why) = &nics {
-        let without = chosen.iter().filter(|case| case.needs_nics());
-        without.for_each(|case| println!("skipped: {}: {why}", case.name));
-        chosen.retain(|case| !case.needs_nics());
-        ensure!(!chosen.is_empty(), "every case was skipped");
-    }
     let measured = chosen.iter().map(|case| Measured {
         case,
         rounds: Vec::new(),
@@ -166,7 +157,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             break;
         }
         let began = Instant::now();
-        for (case, outcome) in rounds::run(&builds, &open, round % 2 == 1, nics.as_ref().ok())? {
+        for (case, outcome) in rounds::run(&builds, &open, round % 2 == 1)? {
             let mut of_case = measured.iter_mut().filter(|one| one.case.name == case);
             if let Some(one) = of_case.next() {
                 one.add(outcome);

@@ -11,7 +11,6 @@ pub mod orders;
 pub mod pattern;
 pub(crate) mod plain;
 pub(crate) mod plugin;
-pub(crate) mod relay;
 pub mod rotation;
 pub mod serve;
 pub(crate) mod windows;

@@ -6,8 +6,6 @@ use serde_json::{Map, Value, json};
 
 use tcpx_bench::process::Metric::{self, Cpu, Descriptors, Memory, P50, P99, Rate};
 
-use super::nics::Nics;
-
 /// Its name, its unit, whether more is better, and the least ratio of this tree to BASE, as good is better: few samples
 /// decide a 99th percentile.
 pub(super) const fn judged(metric: Metric) -> (&'static str, &'static str, bool, f64) {
@@ -29,8 +27,7 @@ const CASES: &str = include_str!("cases.json");
 #[serde(deny_unknown_fields)]
 pub(super) struct Case {
     pub(super) name: String,
-    /// What is judged. Cables that are shaped below what a core moves say nothing about cores, nor does a thread that
-    /// polls.
+    /// What is judged. A thread that polls says nothing about cores.
     pub(super) figures: Vec<Metric>,
     /// Milliseconds to measure for, about.
     ms: u64,
@@ -41,38 +38,12 @@ pub(super) struct Case {
     /// It may as well move memory of GPUs.
     #[serde(default)]
     gpus: bool,
-    /// Runs between two namespaces with four cables, in this state.
-    #[serde(default)]
-    nics: Option<NicState>,
-}
-
-/// What is done to the cables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum NicState {
-    Equal,
-    /// One has a tenth of the others' rate.
-    OneSlow,
-    /// One is cut.
-    OneCut,
 }
 
 impl Case {
     /// Whether one of the patterns names it; `*` stands for anything.
     pub(super) fn is_chosen(&self, patterns: &[String]) -> bool {
         patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, &self.name))
-    }
-
-    pub(super) const fn needs_nics(&self) -> bool {
-        self.nics.is_some()
-    }
-
-    /// Brings the cables into this case's state.
-    pub(super) fn prepare(&self, nics: Option<&Nics>) -> Result<()> {
-        match (self.nics, nics) {
-            (Some(state), Some(nics)) => nics.set(state),
-            _ => Ok(()),
-        }
     }
 
     /// The line for a driver.

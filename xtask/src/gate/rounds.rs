@@ -8,7 +8,6 @@ use tcpx_bench::process::{Figures, Process};
 
 use super::build::{Build, Builds};
 use super::cases::Case;
-use super::nics::Nics;
 
 /// Longest time that a driver may take for a case. Its own waits end after 60 s, with a reason.
 const LONGEST: Duration = Duration::from_secs(180);
@@ -21,21 +20,16 @@ pub(super) fn run(
     builds: &Builds,
     cases: &[&Case],
     own_first: bool,
-    nics: Option<&Nics>,
 ) -> Result<Vec<(String, Result<Round>)>> {
     let mut outcomes = Vec::new();
-    let kind = |case: &Case| (case.needs_nics(), case.lends());
     let mut cases = cases.to_vec();
-    cases.sort_by_key(|case| kind(case));
-    for alike in cases.chunk_by(|a, b| kind(a) == kind(b)) {
-        let (needs_nics, lends) = kind(alike[0]);
-        let place = nics.filter(|_| needs_nics);
-        let mut base = start(&builds.base, place, lends)?;
-        let mut own = start(&builds.own, place, lends)?;
+    cases.sort_by_key(|case| case.lends());
+    for alike in cases.chunk_by(|a, b| a.lends() == b.lends()) {
+        let lends = alike[0].lends();
+        let mut base = start(&builds.base, lends)?;
+        let mut own = start(&builds.own, lends)?;
         for case in alike {
-            let outcome = case
-                .prepare(place)
-                .and_then(|()| turns(case, &mut base, &mut own, own_first));
+            let outcome = turns(case, &mut base, &mut own, own_first);
             let has_failed = outcome.is_err();
             outcomes.push((case.name.clone(), outcome));
             if has_failed {
@@ -48,16 +42,10 @@ pub(super) fn run(
     Ok(outcomes)
 }
 
-fn start(build: &Build, nics: Option<&Nics>, lends: bool) -> Result<Process> {
-    let mut command = match nics {
-        Some(nics) => nics.command(build),
-        None => {
-            let mut command = Command::new(&build.driver);
-            command.arg("run").arg(&build.plugin);
-            command.env("NCCL_SOCKET_IFNAME", "=lo");
-            command
-        }
-    };
+fn start(build: &Build, lends: bool) -> Result<Process> {
+    let mut command = Command::new(&build.driver);
+    command.arg("run").arg(&build.plugin);
+    command.env("NCCL_SOCKET_IFNAME", "=lo");
     // The gate's cases are about TCP.
     command.env("TCPX_LOCAL", "off");
     if lends {

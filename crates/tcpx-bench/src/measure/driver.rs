@@ -4,7 +4,6 @@
 //! runs it with the other end, and answers with one line of JSON. It uses public interfaces only, so that the same
 //! source builds against earlier commits.
 
-use std::ffi::OsStr;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -24,7 +23,6 @@ use crate::meter::{Sample, calibrate};
 use crate::orders::{Answer, Link, Mode, Order, Run, Talk};
 use crate::plugin::Comms;
 use crate::process::{self, Figures, Metric, Process};
-use crate::relay::Relay;
 use crate::statistics::median;
 use crate::{Error, Meter, serve};
 
@@ -50,8 +48,6 @@ enum What {
     Run(Run),
     /// The same beside processes that only take time from a core.
     Busy(Run),
-    /// The same while a lane is reset every so many milliseconds, by the relay.
-    Resets(Run, u64),
     /// So many connections, made one after the other, that nobody uses: how long one takes, and what both ends then
     /// have for each.
     Connections(usize),
@@ -65,14 +61,14 @@ enum What {
 /// It cannot be started; what goes wrong in a case is its answer.
 pub fn main(arguments: &[String]) -> Result<(), Error> {
     match arguments.split_first() {
-        Some((word, [plugin, prefix @ ..])) if word == "run" => run(plugin, prefix),
+        Some((word, [plugin])) if word == "run" => run(plugin),
         Some((word, [plugin])) if word == "serve" => Other {
             plugin: plugin.into(),
             ..Other::default()
         }
         .serve(),
         _ => Err(Error::failed(
-            "usage: tcpx-bench run PLUGIN_FILE [PREFIX OF THE OTHER END'S COMMAND...]",
+            "usage: tcpx-bench run PLUGIN_FILE",
             "`cargo xtask gate` runs it",
         )),
     }
@@ -120,11 +116,10 @@ fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Error> {
     serde_json::from_str(line).map_err(|error| Error::failed(error.to_string(), line))
 }
 
-fn run(plugin: &str, prefix: &[String]) -> Result<(), Error> {
+fn run(plugin: &str) -> Result<(), Error> {
     let own = std::env::current_exe().map_err(Error::system("find this program"))?;
-    let mut words = prefix.iter().map(OsStr::new).chain([own.as_os_str()]);
-    let mut other = Command::new(words.next().unwrap_or_default());
-    other.args(words).args(["serve", plugin]);
+    let mut other = Command::new(own);
+    other.args(["serve", plugin]);
     let mut driver = Driver {
         plugin: plugin.into(),
         other: Process::start(&mut other).map_err(Error::system("start the other end"))?,
@@ -150,10 +145,9 @@ fn run(plugin: &str, prefix: &[String]) -> Result<(), Error> {
 struct Open {
     link: Link,
     connection: Connection,
-    /// Where connections go: the relay, or the other end.
+    /// Of the other end.
     address: SocketAddr,
     options: Options,
-    relay: Option<Relay>,
 }
 
 struct Driver {
@@ -166,12 +160,11 @@ struct Driver {
 impl Driver {
     fn case(&mut self, case: &Case) -> Result<Figures, Error> {
         match &case.what {
-            What::Run(run) => self.messages(case, run, 0),
+            What::Run(run) => self.messages(case, run),
             What::Busy(run) => {
                 let _busy = Busy::start()?;
-                self.messages(case, run, 0)
+                self.messages(case, run)
             }
-            What::Resets(run, every) => self.messages(case, run, *every),
             What::Connections(count) => self.connections(case, *count),
             What::Plugin(run, comms) => self.plugin(case, run, *comms),
         }
@@ -195,16 +188,9 @@ impl Driver {
             link: link.clone(),
             key: key.clone(),
         })?;
-        let Answer::At { at: mut address } = talk.answer(PATIENCE)? else {
+        let Answer::At { at: address } = talk.answer(PATIENCE)? else {
             return Err(missing("address of the other end"));
         };
-        if let Some(host) = &link.host {
-            address.set_ip(host.parse().map_err(|_| missing("such host"))?);
-        }
-        let relay = link.relay_us.map(Duration::from_micros);
-        let relay = relay.map(|delay| Relay::start(address, delay)).transpose();
-        let relay = relay.map_err(Error::system("relay"))?;
-        let address = relay.as_ref().map_or(address, Relay::address);
         let options = options(link, &key, 0)?;
         let connection = Endpoint::connect(address, &options)?;
         talk.done(PATIENCE)?;
@@ -213,11 +199,10 @@ impl Driver {
             connection,
             address,
             options,
-            relay,
         })
     }
 
-    fn messages(&mut self, case: &Case, run: &Run, reset_ms: u64) -> Result<Figures, Error> {
+    fn messages(&mut self, case: &Case, run: &Run) -> Result<Figures, Error> {
         let (open, other) = self.open(&case.link)?;
         let span = Duration::from_millis(case.ms);
         let allocate = |bytes| region(open.options.gpu.as_ref(), bytes);
@@ -227,14 +212,7 @@ impl Driver {
             ..*run
         };
         let run = calibrate(&run, span, |run| meter.run(run, span))?;
-        let run = enough(run);
-        let resets = match (reset_ms, &open.relay) {
-            (0, _) => None,
-            (every, Some(relay)) => Some(relay.reset_every(Duration::from_millis(every))),
-            (_, None) => return Err(missing("relay that resets lanes")),
-        };
-        let sample = meter.run(&run, span)?;
-        drop(resets);
+        let sample = meter.run(&enough(run), span)?;
         Ok(sample.figures(run.mode))
     }
 
@@ -337,7 +315,6 @@ fn region(gpu: Option<&Gpu>, bytes: u64) -> Result<Region, Error> {
 fn options(link: &Link, key: &str, end: usize) -> Result<Options, Error> {
     let network = TcpNetwork::new(TcpOptions {
         stage_host: link.staged,
-        lanes: link.lanes,
         ..TcpOptions::default()
     });
     let key = Key::parse(key).map_err(|error| Error::failed(error.to_string(), ""))?;
@@ -402,14 +379,9 @@ impl Other {
         match order {
             Order::Listen { link, key } => {
                 (self.connection, self.buffers) = (None, Buffers::default());
-                // Lanes come to other addresses of the host than the first connection does.
-                let ip = match link.host {
-                    Some(_) => Ipv4Addr::UNSPECIFIED,
-                    None => Ipv4Addr::LOCALHOST,
-                };
                 let options = options(&link, &key, 1)?;
                 self.gpu.clone_from(&options.gpu);
-                let endpoint = Endpoint::listen((ip, 0).into(), options)?;
+                let endpoint = Endpoint::listen((Ipv4Addr::LOCALHOST, 0).into(), options)?;
                 let at = endpoint.local_addr();
                 talk.say(&Answer::At { at })?;
                 self.connection = Some(endpoint.accept(PATIENCE)?);

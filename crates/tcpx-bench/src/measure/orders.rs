@@ -176,16 +176,10 @@ pub(crate) enum Order {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Link {
-    /// Where the other end listens; loopback by default.
-    pub(crate) host: Option<String>,
     /// Host memory is staged, as if it were a GPU's.
     pub(crate) staged: bool,
     /// GPU of the measuring end, and of the other one; host memory without.
     pub(crate) gpus: Option<[u32; 2]>,
-    /// Lanes; 0: automatic.
-    pub(crate) lanes: u16,
-    /// Microseconds that a relay between the ends holds every byte.
-    pub(crate) relay_us: Option<u64>,
 }
 
 /// What the other end says.
