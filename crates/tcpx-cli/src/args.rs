@@ -167,12 +167,6 @@ impl Cli {
         if self.output.json {
             return None;
         }
-        #[cfg(feature = "devmem")]
-        if let Command::Devmem(args) = &self.command
-            && matches!(args.what, devmem::DevmemCommand::SelfTest(_))
-        {
-            return Some("self-test");
-        }
         let checks = ["demo", "transfer", "connection", "perf", "plugin"];
         Some(self.name.as_str()).filter(|name| checks.contains(name))
     }

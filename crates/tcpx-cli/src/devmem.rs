@@ -1,6 +1,4 @@
-//! `tcpx devmem`: what processes have changed on network cards, undoing it, and trying a card out.
-
-mod self_test;
+//! `tcpx devmem`: what processes have changed on network cards, and undoing it.
 
 use serde_json::{Value, json};
 use tcpx_devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
@@ -16,12 +14,6 @@ pub(crate) fn run(args: &DevmemArgs) -> Result<Told, Error> {
     match &args.what {
         DevmemCommand::Status => status(),
         DevmemCommand::Release(args) => release(args),
-        DevmemCommand::SelfTest(args) => {
-            self_test::run(args)?;
-            Ok(Told::Fields(
-                json!({ "interface": args.interface, "passed": true }),
-            ))
-        }
     }
 }
 

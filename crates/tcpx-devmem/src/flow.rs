@@ -43,22 +43,12 @@ pub trait Steering: Send + Sync + fmt::Debug {
 pub struct FlowRule {
     steering: Arc<dyn Steering>,
     rule: u32,
-    flow: Flow,
 }
 
 impl FlowRule {
     pub(super) fn new(steering: Arc<dyn Steering>, flow: Flow) -> Result<Self, DevmemError> {
         let rule = steering.insert(flow)?;
-        Ok(Self {
-            steering,
-            rule,
-            flow,
-        })
-    }
-
-    /// The flow.
-    pub fn flow(&self) -> Flow {
-        self.flow
+        Ok(Self { steering, rule })
     }
 }
 

@@ -10,7 +10,6 @@ mod bind;
 mod bound_send;
 mod calls;
 mod capability;
-mod card_state;
 mod channel;
 #[doc(hidden)]
 pub mod cmsg;
@@ -21,7 +20,6 @@ mod holders;
 mod inflow;
 pub mod kernel;
 mod landing;
-mod landing_test;
 #[doc(hidden)]
 pub mod netlink;
 mod network;
@@ -50,11 +48,9 @@ mod zero_copy;
 pub use bind::{Adjust, Devmem, ReceiveOptions};
 pub use calls::{Arrival, LinuxSockets, SocketCalls};
 pub use capability::{Capability, KernelCapability};
-pub use card_state::CardState;
 pub use error::{DevmemError, Refusal, Why};
 pub use flow::{Flow, FlowRule, Steering};
 pub use holders::Holder;
-pub use landing_test::{Landed, LandingError, watch_landing};
 pub use netlink::QueueUse;
 pub use network::{DevmemNetwork, DevmemOptions};
 pub use receive_queue::ReceiveQueue;

@@ -75,7 +75,7 @@ fn card_lines(card: &Capability) -> Vec<String> {
     );
     if missing.is_empty() {
         lines.push(format!(
-            "  to try it: tcpx devmem self-test {}",
+            "  to try it: tcpx transfer server --network devmem --devmem-interface {}",
             card.interface
         ));
     }
@@ -104,7 +104,7 @@ mod tests {
         let able = card_lines(&card());
         assert!(able[0].starts_with("eth1 (gve): yes"), "{able:?}");
         assert_eq!(able[1], "  queue 7: bound to memory 3");
-        assert!(able[2].ends_with("tcpx devmem self-test eth1"), "{able:?}");
+        assert!(able[2].ends_with("--devmem-interface eth1"), "{able:?}");
         let unable = card_lines(&Capability {
             driver: "virtio_net".into(),
             header_split: None,

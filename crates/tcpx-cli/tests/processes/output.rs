@@ -79,11 +79,6 @@ fn errors_are_in_the_object_too() {
             "tcpx.bench",
             1,
         ),
-        (
-            &["devmem", "self-test", "no-such-card", "--json"],
-            "tcpx.devmem",
-            1,
-        ),
         (&["plugin", "/nonexistent", "--json"], "tcpx.plugin", 1),
         (
             &["env", "nccl", "--plugin", "/nonexistent", "--json"],
