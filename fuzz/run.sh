@@ -12,7 +12,7 @@ set -eu
 
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- handshake records lane_seal frames descriptors chunk_header cmsg companion netlink \
+[ $# -gt 0 ] || set -- handshake records lane_seal frames descriptors chunk_header cmsg netlink \
     nccl_records nccl_comm nccl_lane window_key pieces nixl \
     status_request key_text files file_contents plugin_file plugin_event
 

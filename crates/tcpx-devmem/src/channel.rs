@@ -274,7 +274,7 @@ impl DevmemChannel {
         }
         if let Some(companion) = &self.companion {
             let mut flags = EventFlags::empty();
-            let payload_waits = companion.payload_left() > 0 && !takes_more;
+            let payload_waits = companion.brings_payload() && !takes_more;
             if !self.peer_closed && !payload_waits {
                 flags |= EventFlags::IN;
             }

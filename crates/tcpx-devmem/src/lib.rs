@@ -41,8 +41,6 @@ mod steering;
 #[doc(hidden)]
 pub mod tokens;
 mod watch;
-#[doc(hidden)]
-pub mod word;
 mod zero_copy;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};

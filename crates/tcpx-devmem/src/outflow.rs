@@ -2,7 +2,8 @@
 //! has it. No system calls here.
 //!
 //! A chunk is kept until the peer says that it has all of it: until then the peer may ask for any of
-//! its bytes again, on another path. So *sent* means *received by the peer* here.
+//! its bytes again, on another path. So *sent* means *received by the peer* here, until there is no other
+//! path any more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -97,11 +98,6 @@ impl Outflow {
         self.written < self.end
     }
 
-    /// The place in the stream of the next byte to write.
-    pub(super) fn written(&self) -> u64 {
-        self.written
-    }
-
     /// The next bytes to write; `None` when all are written.
     pub(super) fn next(&self) -> Option<Next<'_>> {
         if !self.is_pending() {
@@ -147,9 +143,19 @@ impl Outflow {
     ) -> Result<u64, BadPlace> {
         self.check(place)?;
         self.confirmed = place;
+        Ok(self.end_confirmed(out))
+    }
+
+    /// What a socket has taken is never asked for again.
+    pub(super) fn let_go(&mut self, out: &mut Vec<Completion>) -> u64 {
+        self.confirmed = self.written;
+        self.end_confirmed(out)
+    }
+
+    fn end_confirmed(&mut self, out: &mut Vec<Completion>) -> u64 {
         let mut chunks = 0;
         while let Some(first) = self.queue.front() {
-            let sent = first.start + first.length <= place;
+            let sent = first.start + first.length <= self.confirmed;
             if !sent || matches!(first.source, Source::Staging) {
                 break;
             }
@@ -157,7 +163,7 @@ impl Outflow {
             self.queue.pop_front();
             chunks += 1;
         }
-        Ok(chunks)
+        chunks
     }
 
     /// The peer has all bytes before `place`, and wants those from there on another path.

@@ -17,7 +17,7 @@ use tcpx_net::network::{Exchange, Setup, Side};
 /// address that payload connections are to go to, 16 bytes: IPv6, or IPv4 as IPv6; all zero for the
 /// address of the control connection.
 const MAGIC: [u8; 4] = *b"TCPD";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const MESSAGE_BYTES: usize = 24;
 
 /// What the second round says: ready, or why not.

@@ -21,8 +21,3 @@ fn control_message_inputs_hold() {
 fn netlink_inputs_hold() {
     replay("netlink", targets::netlink::run);
 }
-
-#[test]
-fn companion_inputs_hold() {
-    replay("companion", targets::companion::run);
-}

@@ -1,5 +1,4 @@
 //! What the fuzz targets of `tcpx-devmem` assert.
 
 pub mod cmsg;
-pub mod companion;
 pub mod netlink;

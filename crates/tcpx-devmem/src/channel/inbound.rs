@@ -4,11 +4,10 @@ use std::io;
 
 use crate::cmsg::Dialect;
 use crate::tokens::Returned;
-use crate::word::Word;
 
 use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
 use crate::calls::Arrival;
-use crate::companion::{CompanionError, Read};
+use crate::companion::{Read, Word};
 use crate::inflow::Came;
 use tcpx_net::channel::Completion;
 use tcpx_net::error::ChannelError;
@@ -152,7 +151,7 @@ impl DevmemChannel {
         if let Some(companion) = &mut self.companion {
             companion.say(Word::Move(place));
         }
-        // The peer gives its way in up when it sees the end, and says from where on.
+        // The peer answers with the place from which on it wants ours.
         self.leave_out(&why);
         self.path_changed(why, out);
     }
@@ -163,37 +162,33 @@ impl DevmemChannel {
             let Some(companion) = &mut self.companion else {
                 return Ok(());
             };
-            let left = companion.payload_left();
-            let read = if left == 0 {
-                companion.read_word()
-            } else {
-                let Some(offer) = self.inflow.offer(left.min(MOST_RECEIVE)) else {
+            let read = if companion.brings_payload() {
+                let Some(offer) = self.inflow.offer(MOST_RECEIVE) else {
                     return Ok(());
                 };
-                let read = companion.read_payload(&*self.calls, &offer.slice);
-                if let Ok(Read::Payload(bytes)) = read {
-                    let taken = self.inflow.arrived(&offer, bytes, &[], false, out);
-                    if let Err(error) = taken {
-                        return Err(self.system("recv", io::Error::other(error.to_string())));
+                match self.calls.receive_plain(companion.socket(), &offer.slice) {
+                    Ok(0) => Ok(Read::End),
+                    Ok(bytes) => {
+                        let taken = self.inflow.arrived(&offer, bytes, &[], false, out);
+                        taken.map_err(|error| {
+                            self.system("recv", io::Error::other(error.to_string()))
+                        })?;
+                        continue;
                     }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
+                    Err(error) => Err(error),
                 }
-                read
+            } else {
+                companion.read_word()
             };
             match read {
                 Ok(Read::Word(word)) => self.heard(word, out)?,
-                Ok(Read::Payload(_)) => {}
                 Ok(Read::Nothing) => return Ok(()),
                 Ok(Read::End) => {
                     self.peer_closed = true;
                     return Ok(());
                 }
-                Err(error) => {
-                    let cause = match error {
-                        CompanionError::Socket(error) => error,
-                        CompanionError::Word(error) => io::Error::other(error),
-                    };
-                    return Err(self.system("reading the companion connection", cause));
-                }
+                Err(error) => return Err(self.system("reading the companion connection", error)),
             }
         }
         Ok(())
@@ -202,27 +197,16 @@ impl DevmemChannel {
     fn heard(&mut self, word: Word, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         let chunks = match word {
             Word::Have(place) => self.outflow.confirm(place, out),
-            Word::Move(place) if self.way_out != Path::Companion => {
-                let why = "the peer asked for another path";
-                self.leave_out(why);
+            Word::Move(place) => {
+                // Behind its word the peer sends payload alone, from where we say.
+                let why = "the peer asked for another path; its own output says why";
+                self.leave_in(why.to_owned(), out);
                 self.way_out = Path::Companion;
                 self.writable = true;
                 let chunks = self.outflow.rewind(place, out);
                 // The companion cannot send out of a slot.
                 self.stage.leave_slots(&mut self.outflow);
-                self.path_changed(format!("{why}; its own output says why"), out);
                 chunks
-            }
-            Word::Data { place, .. }
-                if self.way_in == Path::Companion && place == self.inflow.received() =>
-            {
-                return Ok(());
-            }
-            other => {
-                return Err(self.protocol(
-                    format!("payload from {} on after a move", self.inflow.received()),
-                    format!("{other:?}"),
-                ));
             }
         };
         match chunks {
@@ -240,7 +224,8 @@ impl DevmemChannel {
     /// Says how far the stream has come, when chunks have ended since the last time.
     pub(super) fn tell_peer(&mut self) {
         let ended = self.inflow.stats().chunks_received;
-        if ended != self.told
+        if self.way_in == Path::Payload
+            && ended != self.told
             && let Some(companion) = &mut self.companion
         {
             companion.say(Word::Have(self.inflow.received()));

@@ -55,7 +55,7 @@ impl DevmemChannel {
         match self.way_out {
             Path::Payload => self.write_payload(out)?,
             Path::Waiting => {}
-            Path::Companion => return self.write_companion(),
+            Path::Companion => return self.write_companion(out),
         }
         self.flush_words().map(drop)
     }
@@ -140,40 +140,26 @@ impl DevmemChannel {
         Ok(())
     }
 
-    fn write_companion(&mut self) -> Result<(), ChannelError> {
+    /// What its socket has taken is sent: nobody asks for it again on another path.
+    fn write_companion(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         for _ in 0..SENDS {
             if !self.flush_words()? || self.peer_closed {
                 return Ok(());
             }
-            let place = self.outflow.written();
-            let Some(next) = self.outflow.next() else {
+            self.stats.chunks_sent += self.outflow.let_go(out);
+            let (Some(next), Some(companion)) = (self.outflow.next(), &self.companion) else {
                 return Ok(());
             };
-            let length = next.length;
             let Some(Bytes::Host(part)) = self.bytes_of(&next)? else {
                 return Ok(());
             };
-            let Some(companion) = &mut self.companion else {
-                return Ok(());
-            };
-            if companion.data_left() == 0 {
-                companion.begin_data(place, length);
-                continue;
-            }
             if !self.writable {
                 return Ok(());
             }
-            let most = part.len().min(companion.data_left());
-            let part = part.slice(..most).map_err(|error| ChannelError::Memory {
-                channel: self.name.clone(),
-                operation: "cutting a chunk",
-                cause: error.to_string(),
-            })?;
             let sent = self.calls.send(companion.socket(), &part);
             self.stats.wire_calls += 1;
             match sent {
                 Ok(sent) => {
-                    companion.wrote_data(sent);
                     self.outflow.wrote(sent);
                     self.stats.bytes_sent += sent as u64;
                 }
