@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn marks_are_taken_out_wherever_they_stand() {
-        assert_eq!(without_marks("a [TCPX-D001]; b [TCPX-D002]"), "a; b");
+        assert_eq!(without_marks("a [TCPX-D001]; b [TCPX-D003]"), "a; b");
         assert_eq!(without_marks("a [TCPX-D001"), "a [TCPX-D001");
         assert_eq!(without_marks(""), "");
     }

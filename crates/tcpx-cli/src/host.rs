@@ -41,15 +41,6 @@ pub(crate) struct Bounds {
     pub(crate) hard: Option<u64>,
 }
 
-/// Which limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Resource {
-    /// Bytes of memory that may be locked.
-    LockedMemory,
-    /// Open files.
-    OpenFiles,
-}
-
 /// The host. Every answer comes within a bounded time.
 pub(crate) trait Host {
     /// A variable of this process; an empty one counts as unset.
@@ -66,8 +57,8 @@ pub(crate) trait Host {
     fn mount(&self, path: &Path) -> io::Result<Mount>;
     /// The network interfaces, by name.
     fn interfaces(&self) -> Result<Vec<Interface>, String>;
-    /// A limit of this process.
-    fn bounds(&self, resource: Resource) -> Bounds;
+    /// The limit on files that this process has open.
+    fn open_files(&self) -> Bounds;
     /// What a plugin file holds; nothing of it runs.
     fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError>;
     /// Asks the CUDA driver for its GPUs. May start threads.

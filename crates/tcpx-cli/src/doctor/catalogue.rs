@@ -15,15 +15,6 @@ pub(crate) static CATALOGUE: &[Check] = &[
         measure: Some(host_checks::interfaces),
     },
     Check {
-        id: "TCPX-D002",
-        subject: Subject::Host,
-        title: "locked memory",
-        about: "Reads the limit on locked memory (RLIMIT_MEMLOCK); 64 MiB or more is enough.",
-        consequence: "Google's plugin is slow: the kernel refuses its sends without a copy",
-        fix: "raise the limit: `ulimit -l unlimited`, in Docker `--ulimit memlock=-1`, in systemd LimitMEMLOCK=infinity, in Kubernetes the capability IPC_LOCK",
-        measure: Some(host_checks::locked_memory),
-    },
-    Check {
         id: "TCPX-D003",
         subject: Subject::Host,
         title: "open files",
@@ -49,15 +40,6 @@ pub(crate) static CATALOGUE: &[Check] = &[
         consequence: "GPU memory cannot be used; Google's plugin ends the process when it starts",
         fix: "install the NVIDIA driver, or give the container the GPUs (`docker run --gpus all`) with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         measure: Some(host_checks::driver),
-    },
-    Check {
-        id: "TCPX-D006",
-        subject: Subject::Host,
-        title: "memory of socket options",
-        about: "Reads net.core.optmem_max; Google's recipes set 131072.",
-        consequence: "Google's plugin is slow: the kernel refuses some sends, and it tries them again",
-        fix: "run `sysctl -w net.core.optmem_max=131072` on the host",
-        measure: Some(host_checks::option_memory),
     },
     Check {
         id: "TCPX-D007",

@@ -3,15 +3,10 @@
 use tcpx_net::interfaces::InterfaceKind;
 
 use super::check::{Context, Finding};
-use crate::host::{Bounds, Driver, Resource, gpu_addresses, is_for_others, number};
-use crate::sizes::Size;
+use crate::host::{Bounds, Driver, gpu_addresses, is_for_others, number};
 
-/// Locked memory below which sends without a copy, as Google's plugin makes them, run out.
-const ENOUGH_LOCKED: u64 = 64 << 20;
 /// Open files below which a few peers with many lanes run out.
 const ENOUGH_FILES: u64 = 1024;
-/// Bytes of socket options' memory that Google's recipes ask for.
-const ENOUGH_OPTION_MEMORY: u64 = 131_072;
 /// Bytes of a packet that every network takes.
 const COMMON_MTU: u32 = 1500;
 /// The first kernel with receives into device memory.
@@ -66,33 +61,9 @@ fn bound(value: Option<u64>, show: impl Fn(u64) -> String) -> String {
     value.map_or_else(|| "no limit".to_owned(), show)
 }
 
-/// Memory that may be locked.
-pub(super) fn locked_memory(context: &Context<'_>) -> Finding {
-    let Bounds { soft, hard } = context.host.bounds(Resource::LockedMemory);
-    let show = |bytes| Size(bytes).to_string();
-    let measured = format!("limit {}, at most {}", bound(soft, show), bound(hard, show));
-    if soft.is_none_or(|bytes| bytes >= ENOUGH_LOCKED) {
-        return Finding::fine(measured);
-    }
-    if !context.is_google() {
-        return Finding::not_needed(format!("{measured}; only Google's plugin needs more"));
-    }
-    let finding = Finding::warning(measured);
-    if hard.is_none_or(|bytes| bytes >= ENOUGH_LOCKED) {
-        let most = hard.map_or_else(
-            || "unlimited".to_owned(),
-            |bytes| (bytes / 1024).to_string(),
-        );
-        return finding.with_fix(format!(
-            "run `ulimit -l {most}` in the shell that starts the program"
-        ));
-    }
-    finding
-}
-
 /// Files that may be open.
 pub(super) fn open_files(context: &Context<'_>) -> Finding {
-    let Bounds { soft, hard } = context.host.bounds(Resource::OpenFiles);
+    let Bounds { soft, hard } = context.host.open_files();
     let show = |count: u64| count.to_string();
     let measured = format!("limit {}, at most {}", bound(soft, show), bound(hard, show));
     if soft.is_none_or(|count| count >= ENOUGH_FILES) {
@@ -225,21 +196,6 @@ pub(super) fn congestion(context: &Context<'_>) -> Finding {
     Finding::warning(measured).with_fix(format!(
         "run `sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} cubic'` on the host, or set TCPX_CONGESTION={usual} where connections leave it"
     ))
-}
-
-/// Memory for the options of a socket, which sends without a copy use.
-pub(super) fn option_memory(context: &Context<'_>) -> Finding {
-    let Some(bytes) = number(context.host, "/proc/sys/net/core/optmem_max") else {
-        return Finding::not_needed("net.core.optmem_max cannot be read in this container");
-    };
-    let measured = format!("net.core.optmem_max = {bytes}");
-    if bytes >= ENOUGH_OPTION_MEMORY {
-        Finding::fine(measured)
-    } else if context.is_google() {
-        Finding::warning(measured)
-    } else {
-        Finding::not_needed(format!("{measured}; only Google's plugin needs more"))
-    }
 }
 
 /// Whether processes of one user read each other's memory.

@@ -20,7 +20,6 @@ fn healthy() -> FakeHost {
         interface.pci_path = vec![format!("0000:0{index}:00.0")];
     }
     host.file("/proc/sys/kernel/osrelease", "6.6.1-gke\n");
-    host.file("/proc/sys/net/core/optmem_max", "131072\n");
     host.mounted("/", true);
     host.contents.insert(PLUGIN.into(), google());
     for name in ["rx_rule_manager", "rx_rule_uninstall"] {
@@ -153,20 +152,8 @@ fn no_reachable_interface_blocks() {
 }
 
 #[test]
-fn small_limits_are_warned_of_and_raised_where_the_hard_limit_allows() {
-    let small = Bounds {
-        soft: Some(65_536),
-        hard: None,
-    };
-    assert_finds("TCPX-D002", Verdict::Warning, "64 KiB", |host| {
-        host.locked_memory = small;
-    });
+fn a_small_limit_is_warned_of_and_raised_where_the_hard_limit_allows() {
     let mut host = healthy();
-    host.locked_memory = small;
-    let fix = finding(&host, "D002").fix.expect("an exact fix");
-    assert!(fix.contains("ulimit -l unlimited"), "{fix}");
-    host.contents.clear();
-    assert_eq!(finding(&host, "D002").verdict, Verdict::NotNeeded);
     let bounds = Bounds {
         soft: Some(256),
         hard: Some(4096),
@@ -203,13 +190,6 @@ fn a_missing_driver_blocks_google_s_plugin_and_nothing_else() {
     host.driver = no_driver();
     host.contents.clear();
     assert_eq!(finding(&host, "D005").verdict, Verdict::Warning);
-}
-
-#[test]
-fn little_option_memory_is_warned_of() {
-    assert_finds("TCPX-D006", Verdict::Warning, "20480", |host| {
-        host.file("/proc/sys/net/core/optmem_max", "20480\n");
-    });
 }
 
 #[test]

@@ -20,7 +20,6 @@ pub(crate) struct FakeHost {
     /// The deepest holds; without one the mounts cannot be read.
     pub(crate) mounts: Vec<Mount>,
     pub(crate) interfaces: Vec<Interface>,
-    pub(crate) locked_memory: Bounds,
     pub(crate) open_files: Bounds,
     pub(crate) contents: BTreeMap<PathBuf, Contents>,
     pub(crate) driver: Driver,
@@ -39,7 +38,6 @@ impl Default for FakeHost {
             files: BTreeMap::new(),
             mounts: Vec::new(),
             interfaces: Vec::new(),
-            locked_memory: unlimited,
             open_files: unlimited,
             contents: BTreeMap::new(),
             driver: no_driver(),
@@ -191,11 +189,8 @@ impl Host for FakeHost {
         Ok(self.interfaces.clone())
     }
 
-    fn bounds(&self, resource: Resource) -> Bounds {
-        match resource {
-            Resource::LockedMemory => self.locked_memory,
-            Resource::OpenFiles => self.open_files,
-        }
+    fn open_files(&self) -> Bounds {
+        self.open_files
     }
 
     fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError> {
