@@ -5,7 +5,6 @@
 //! keeps them from being had, or the machine from being started at all, is a line `skipped: ...` and
 //! success. A script that fails is a failure.
 
-mod archive;
 mod console;
 mod machine;
 mod packages;

@@ -1,15 +1,14 @@
 //! Starting the machine and reading what it says.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::BufWriter;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::archive::Archive;
 use super::console::{Checked, Ending, checked, ending, indented, last_lines};
 
 /// The emulator's life is looked at this often.
@@ -75,30 +74,48 @@ impl Machine {
         bail!("the machine was never started")
     }
 
+    /// The machine's first files, as an archive that its kernel unpacks into memory. All can be executed.
     fn pack(&self, script: &Path, programs: &[PathBuf], to: &Path) -> Result<()> {
-        let file = File::create(to).with_context(|| format!("cannot write {}", to.display()))?;
-        let mut archive = Archive::new(BufWriter::new(file));
-        for folder in ["proc", "sys", "dev", "tmp", "run", "etc"] {
-            archive.folder(folder)?;
+        let folder = to.with_extension("files");
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
         }
-        archive.file("init", &self.init)?;
-        archive.file("test.sh", script)?;
-        archive.file("dmsim.ko", &self.module)?;
-        archive.file("bin/busybox", &self.tree.join("usr/bin/busybox"))?;
+        for empty in ["proc", "sys", "dev", "tmp", "run", "etc"] {
+            fs::create_dir_all(folder.join(empty))?;
+        }
+        let place = |name: &str, from: &Path| -> Result<()> {
+            let at = folder.join(name);
+            fs::create_dir_all(at.parent().unwrap_or(&folder))?;
+            fs::copy(from, &at).with_context(|| format!("cannot copy {}", from.display()))?;
+            Ok(fs::set_permissions(&at, Permissions::from_mode(0o755))?)
+        };
+        let busybox = self.tree.join("usr/bin/busybox");
+        place("init", &self.init)?;
+        place("test.sh", script)?;
+        place("dmsim.ko", &self.module)?;
+        place("bin/busybox", &busybox)?;
         let mut libraries = BTreeSet::new();
         for tool in TOOLS {
-            archive.file(tool, &self.tree.join(tool))?;
+            place(tool, &self.tree.join(tool))?;
             libraries.extend(self.libraries(tool)?);
         }
-        archive.file("lib64/ld-linux-x86-64.so.2", &self.tree.join(LOADER))?;
+        place("lib64/ld-linux-x86-64.so.2", &self.tree.join(LOADER))?;
         for library in libraries {
-            archive.file(&library, &self.tree.join(&library))?;
+            place(&library, &self.tree.join(&library))?;
         }
         for program in programs {
             let name = program.file_name().unwrap_or_default().to_string_lossy();
-            archive.file(&format!("tcpx/{name}"), program)?;
+            place(&format!("tcpx/{name}"), program)?;
         }
-        archive.finish()
+        let file = File::create(to).with_context(|| format!("cannot write {}", to.display()))?;
+        let packed = Command::new("sh")
+            .args(["-c", "find . | \"$0\" cpio -o -H newc"])
+            .arg(&busybox)
+            .current_dir(&folder)
+            .stdout(file)
+            .status()?;
+        ensure!(packed.success(), "packing ended with {packed}");
+        Ok(fs::remove_dir_all(&folder)?)
     }
 
     /// What a tool of the packages loads, by the packages' own loader.
