@@ -1,4 +1,13 @@
 //! How often, or for how many seconds, some tests do what they do: a little, or as the variable `FAULTS` says.
+//!
+//! | name | of what | test |
+//! |---|---|---|
+//! | `kills`, `resets` | a peer killed, all connections reset at a random moment | `faults` |
+//! | `seconds` | random transfers, in which nothing grows | `faults` |
+//! | `clients` | clients that connect while strangers come from a thousand addresses | `faults` |
+//! | `flips`, `relays`, `flips_for` | flipped bits, relays at once, seconds at most, plain and as many sealed | `engine flips::`, `processes flips::` of the program |
+//! | `rest` | seconds for which a process is stopped | `engine rests::` |
+//! | `connects` | connects and closes, after which nothing is left | `resources` |
 
 /// The variable: `NAME=COUNT` between commas, such as `kills=200,flips=1000000`.
 pub const VARIABLE: &str = "FAULTS";

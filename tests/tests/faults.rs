@@ -1,5 +1,5 @@
 //! Faults at random moments, as often as wanted ([`tcpx_tests::faults`]). Nothing here depends on speed: what took how
-//! long is printed, and `cargo xtask faults` shows it.
+//! long is printed, and `--nocapture` shows it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};

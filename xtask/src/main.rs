@@ -6,13 +6,10 @@ mod dependencies;
 mod devmem_vm;
 mod dist;
 mod doctor;
-mod faults;
 mod gate;
 mod header;
 mod kernels;
 mod lines;
-mod links;
-mod sanitize;
 mod simulate;
 mod site;
 mod variables;
@@ -32,16 +29,13 @@ usage: cargo xtask COMMAND
                          folder alone; --static: one static program; --wheel: the Python package;
                          --image: tries the Containerfile with that folder; --check: tries all packages
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
-  faults [--kills N] [--flips N] [--clients N] [--connects N] [--built FOLDER] [TEST...]
-                         the tests of faults between real processes, those at random moments that often
   gate BASE [...]        whether this tree is as fast as the commit BASE (CONTRIBUTING.md)
   header [--check]       write crates/tcpx-capi/include/*.h from their sources, or say that one is stale
   lines [COMMIT]         lines of product Rust, and the change since the commit
-  links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
-  sanitize [WHICH]       tests under Miri (memory) and ThreadSanitizer (threads), with a nightly toolchain
   simulate [...]         the engine on a simulated system, from seeds (tests/README.md)
-  site                   the documents as pages for a browser, in target/site, by mdbook
+  site                   the documents as pages for a browser, in target/site, by mdbook, once every link in
+                         them leads to a file
   variables              check that docs/variables.md has every variable that the sources read";
 
 fn main() -> ExitCode {
@@ -57,12 +51,9 @@ fn main() -> ExitCode {
         "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
         "doctor" => doctor::run(rest),
-        "faults" => faults::run(rest),
         "gate" => gate::run(rest),
         "header" => header::run(rest),
         "lines" => lines::run(rest),
-        "links" => links::run(rest),
-        "sanitize" => sanitize::run(rest),
         "site" => site::run(rest),
         "simulate" => simulate::run(rest),
         "variables" => variables::run(rest),

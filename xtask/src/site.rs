@@ -1,4 +1,4 @@
-//! `cargo xtask site`: the documents as pages for a browser, by mdbook.
+//! `cargo xtask site`: links between the documents lead somewhere, and the documents as pages for a browser, by mdbook.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -7,13 +7,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::links::targets;
 use crate::workspace::{files, read, root, run as run_command};
 
 /// The order of the pages; its links are relative to its folder, as in every document.
 const SUMMARY: &str = "docs/SUMMARY.md";
 /// What mdbook reads beside the pages.
 const SETTINGS: [&str; 2] = ["book.toml", "site.css"];
+/// Folders whose documents all stand in the order of the pages.
+const FOLDERS: [&str; 4] = ["docs", "benchmarks", "deploy", "fuzz"];
 
 /// Copies the pages and whatever they lead to, at the same places, and has mdbook make `target/site` of them. Every
 /// link between its pages leads somewhere.
@@ -53,6 +54,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             waiting.extend(targets(&text).map(|to| beside(&name, to)));
         }
     }
+    for document in FOLDERS {
+        for path in files(&root.join(document), "md", document == "docs")? {
+            let name = path.strip_prefix(&root)?.to_owned();
+            let is_page = name == Path::new(SUMMARY) || copied.contains(&name);
+            ensure!(is_page, "no page leads to {}", name.display());
+        }
+    }
+    println!("{} pages and what they lead to are there", pages.len());
     let from_root = |line: &str| match targets(line).next() {
         Some(to) => line.replace(to, &beside(SUMMARY, to).display().to_string()),
         None => line.to_owned(),
@@ -105,6 +114,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     }
     println!("{}: {} pages, {links} links", out.display(), pages.len());
     Ok(())
+}
+
+/// What stands in the parentheses of `[text](target)`, without an anchor; not for other hosts.
+fn targets(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).filter_map(|rest| {
+        let (target, _) = rest.split_once(')')?;
+        let target = target.split('#').next().unwrap_or(target);
+        (!target.is_empty() && !target.contains("://")).then_some(target)
+    })
 }
 
 /// A link's file, from the root of the repository.
