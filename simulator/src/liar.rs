@@ -205,7 +205,7 @@ impl Liar {
             take(&mut liar.control, &mut liar.came, 1 << 10).then(pause)?;
         };
         Established::read_welcome(&welcome).ok()?;
-        liar.put(&Message::Frame(Frame::Settings(Settings {
+        liar.put(&Message::Frame(Frame::from(Settings {
             network: "tcp".into(),
             channels: 1,
             chunk_bytes: CHUNK,

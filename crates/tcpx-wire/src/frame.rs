@@ -106,8 +106,8 @@ macro_rules! frames {
                 Ok(match kind {
                     $(
                         $kind => Self::$variant
-                            $({ $( $field: <$type>::take(body, stringify!($field))?, )+ })?
-                            $(( <$inner_type>::take(body, stringify!($inner))? ))?,
+                            $({ $( $field: <$type as Field>::take(body, stringify!($field))?, )+ })?
+                            $(( <$inner_type as Field>::take(body, stringify!($inner))? ))?,
                     )+
                     arrived => return Err(FrameError::kind(arrived)),
                 })
@@ -126,7 +126,7 @@ macro_rules! frames {
 
 frames! {
     /// First frame of each side after the handshake.
-    1 "settings" Settings(settings: Settings),
+    1 "settings" Settings(settings: Box<Settings>),
     /// Set-up advertisement of the network in use; opaque to the protocol.
     2 "setup" Setup {
         /// At most [`MAX_SETUP_BYTES`].
@@ -324,6 +324,12 @@ frames! {
         /// Their bytes, from the first frame of the session on.
         read: u64,
     },
+}
+
+impl From<Settings> for Frame {
+    fn from(settings: Settings) -> Self {
+        Self::Settings(settings.into())
+    }
 }
 
 impl Frame {

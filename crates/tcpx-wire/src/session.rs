@@ -118,7 +118,7 @@ impl Session {
             ending: Ending::Open,
             liveness: Liveness::new(now, interval, dead_after),
             timers: Timers::default(),
-            transmit: Outbox::new(Frame::Settings(config.ours.clone()), config.addressed),
+            transmit: Outbox::new(Frame::from(config.ours.clone()), config.addressed),
             actions: VecDeque::new(),
             operations: Table::default(),
             streams: Default::default(),

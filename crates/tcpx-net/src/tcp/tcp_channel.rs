@@ -31,9 +31,11 @@ const LEAST_CHUNK_BYTES: u64 = 256 << 10;
 #[derive(Debug)]
 pub(super) struct TcpChannel {
     shared: Arc<Shared>,
-    /// By slot: the send in flight.
-    sends: Box<[SendSlot]>,
+    /// By slot: the send in flight, of the slots that were ever used; idle connections need none.
+    sends: Vec<SendSlot>,
     free_sends: Vec<u16>,
+    /// Most slots.
+    window: u16,
     /// By token: windows that are open.
     windows: BTreeMap<u64, OpenWindow>,
     /// Sends, and windows that a chunk has come to.
@@ -67,8 +69,9 @@ impl TcpChannel {
         shared.roster.signal.set_wanted(true);
         Self {
             shared,
-            sends: (0..window).map(|_| SendSlot::default()).collect(),
-            free_sends: (0..window).rev().collect(),
+            sends: Vec::new(),
+            free_sends: Vec::new(),
+            window,
             windows: BTreeMap::new(),
             in_flight: 0,
             found: Vec::new(),
@@ -108,6 +111,16 @@ impl TcpChannel {
             channel: self.shared.parts.name.clone(),
             reason,
         }
+    }
+
+    /// The slot that was free last, or one that was never used.
+    fn free_slot(&mut self) -> Option<u16> {
+        if let Some(slot) = self.free_sends.pop() {
+            return Some(slot);
+        }
+        let slot = u16::try_from(self.sends.len()).ok()?;
+        (slot < self.window).then(|| self.sends.push(SendSlot::default()))?;
+        Some(slot)
     }
 
     fn send_done(&mut self, slot: u16) -> Option<u64> {
@@ -206,7 +219,7 @@ impl Channel for TcpChannel {
         };
         let bytes = chunk.source.len() as u64;
         self.admit(&chunk.source, chunk.sequence, bytes, most)?;
-        let Some(slot) = self.free_sends.pop() else {
+        let Some(slot) = self.free_slot() else {
             return Ok(Posted::Full(chunk));
         };
         self.sends[usize::from(slot)] = SendSlot {

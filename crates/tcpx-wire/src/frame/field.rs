@@ -189,6 +189,16 @@ numbered! {
     GoodbyeReason "0 to 2" [Normal, Shutdown, Error];
 }
 
+impl<T: Field> Field for Box<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        T::put(self, out);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        T::take(body, field).map(Self::from)
+    }
+}
+
 impl Field for bool {
     fn put(&self, out: &mut Vec<u8>) {
         out.push(u8::from(*self));

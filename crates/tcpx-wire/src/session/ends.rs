@@ -453,7 +453,8 @@ impl Session {
         }
     }
 
-    /// `late`: waiting any longer for the peer's part is pointless.
+    /// `late`: waiting any longer for the peer's part is pointless. Apart from what most operations come to.
+    #[inline(never)]
     fn settle_stopping(&mut self, now: Time, operation: OperationId, late: bool) {
         let ended = self.ended();
         let Some(it) = self.operations.get(operation) else {

@@ -175,7 +175,7 @@ impl Session {
         Err(SessionError::TooMany { what, limit })
     }
 
-    fn take_settings(&mut self, now: Time, theirs: Settings) -> Result<(), SessionError> {
+    fn take_settings(&mut self, now: Time, theirs: Box<Settings>) -> Result<(), SessionError> {
         if self.agreed.is_some() {
             return Err(unexpected("settings", "them once", "they arrived again"));
         }
@@ -185,8 +185,7 @@ impl Session {
         receives.configure(agreed.channels, agreed.receive_window);
         self.liveness.configure(now, agreed.heartbeat);
         self.agreed = Some(agreed);
-        self.actions
-            .push_back(Action::PeerSettings(Box::new(theirs)));
+        self.actions.push_back(Action::PeerSettings(theirs));
         self.ask_queued();
         self.begin_unroomed();
         self.ask_unasked();
@@ -760,16 +759,10 @@ impl Session {
         let (tag, number) = (arrival.tag, arrival.number);
         let limits = self.config.ours.limits;
         let is_asking = arrival.eager.is_none();
-        let counts = self.matching.receives_of(tag);
-        if is_asking {
-            counts.vain = 0;
-        }
-        if number == counts.next {
-            counts.next += 1;
-            self.matching.is_sent(tag);
-            self.matching.check_tags(&limits)?;
+        if self.matching.is_next(tag, number, is_asking, &limits)? {
             return self.meet(now, arrival, Some(&limits));
         }
+        let counts = self.matching.receives_of(tag);
         match counts.announced.get_mut(&number) {
             // It asked before it knew of the window, and its bytes were faster.
             None if number < counts.next && is_asking && self.config.addressed => return Ok(()),

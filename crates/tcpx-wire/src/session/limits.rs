@@ -297,18 +297,17 @@ impl Session {
                 it.is_counted = true;
             }
             counts.held.remove(&first);
-            counts.numbered.insert(counts.next, first);
-            it.number = Some(counts.next);
+            let (number, was_announced) = counts.take_number();
+            counts.numbered.insert(number, first);
+            it.number = Some(number);
+            self.send_windows.ahead -= usize::from(was_announced);
             self.send_windows.unasked.remove(&first);
-            match posted {
-                None => {
-                    self.ask(first);
-                    self.take_number(tag);
-                }
-                Some(posted) => {
-                    self.take_number(tag);
-                    self.begin_in_window(now, first, posted);
-                }
+            if posted.is_none() {
+                self.ask(first);
+            }
+            self.pass_ended(tag);
+            if let Some(posted) = posted {
+                self.begin_in_window(now, first, posted);
             }
         }
     }
@@ -322,20 +321,16 @@ impl Session {
         let counts = self.matching.sends.entry(tag).or_default();
         let posted = counts.posted.get(&counts.next).and_then(Option::as_ref);
         let is_verified = posted.is_some_and(|posted| posted.level == Level::Verified);
-        let takes = counts.held.is_empty() && !(is_bare && is_verified);
-        takes.then(|| self.take_number(tag))
-    }
-
-    /// The next number of a tag, and those behind it are passed whose receives have ended.
-    fn take_number(&mut self, tag: Tag) -> u64 {
-        let counts = self.matching.sends.entry(tag).or_default();
-        let number = counts.next;
-        counts.next += 1;
-        counts.is_used = true;
-        counts.posted.remove(&number);
-        self.send_windows.ahead -= usize::from(number < counts.announced);
-        self.pass_ended(tag);
-        number
+        if !counts.held.is_empty() || is_bare && is_verified {
+            return None;
+        }
+        let (number, was_announced) = counts.take_number();
+        let is_ended = counts.is_next_ended();
+        self.send_windows.ahead -= usize::from(was_announced);
+        if is_ended {
+            self.pass_ended(tag);
+        }
+        Some(number)
     }
 
     pub(super) fn pass_ended(&mut self, tag: Tag) {
@@ -410,7 +405,8 @@ impl Session {
         let Some(it) = self.operations.get_mut(operation) else {
             return;
         };
-        if !matches!(it.origin, Origin::Send) {
+        // One that left with its payload never waited.
+        if !matches!(it.origin, Origin::Send) || matches!(it.stage, Stage::Eager { .. }) {
             return;
         }
         let tag = it.tag;

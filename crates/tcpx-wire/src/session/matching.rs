@@ -90,6 +90,20 @@ impl SendTag {
         self.numbered.is_empty() && self.held.is_empty() && !self.is_forgetting
     }
 
+    /// Takes the next number; whether the peer has announced a receive of it.
+    pub(super) fn take_number(&mut self) -> (u64, bool) {
+        let number = self.next;
+        self.next += 1;
+        self.is_used = true;
+        self.posted.remove(&number);
+        (number, number < self.announced)
+    }
+
+    /// The receive of the next number has ended.
+    pub(super) fn is_next_ended(&self) -> bool {
+        matches!(self.posted.get(&self.next), Some(None))
+    }
+
     /// Nothing of it need be known.
     pub(super) fn is_unused(&self) -> bool {
         self.next == 0 && self.announced == 0 && self.is_idle() && !self.is_counted
@@ -182,6 +196,29 @@ impl Matching {
     pub(super) fn is_sent(&mut self, tag: Tag) {
         let counts = self.receives.entry(tag).or_default();
         self.counted += usize::from(!std::mem::replace(&mut counts.is_counted, true));
+    }
+
+    /// A transfer of this number comes: whether it is the next one, which is counted then.
+    ///
+    /// # Errors
+    /// The peer uses more tags than it may.
+    pub(super) fn is_next(
+        &mut self,
+        tag: Tag,
+        number: u64,
+        is_asking: bool,
+        limits: &Limits,
+    ) -> Result<bool, SessionError> {
+        let counts = self.receives.entry(tag).or_default();
+        if is_asking {
+            counts.vain = 0;
+        }
+        if number != counts.next {
+            return Ok(false);
+        }
+        counts.next += 1;
+        self.counted += usize::from(!std::mem::replace(&mut counts.is_counted, true));
+        self.check_tags(limits).map(|()| true)
     }
 
     /// Both sides count the numbers of a tag from 0 again.

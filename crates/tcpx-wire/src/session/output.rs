@@ -86,6 +86,8 @@ impl Session {
         }
     }
 
+    /// Apart from `poll`, which looks for actions more often than anything else, and would save every register for this.
+    #[inline(never)]
     fn poll_transmit(&mut self, now: Time) -> Option<Frame> {
         if !self.ended() {
             if self.acks.ready(now) {

@@ -118,7 +118,7 @@ impl ChunkStream {
         self.lanes = (0..u64::from(channels))
             .map(|next| Lane {
                 next,
-                in_flight: VecDeque::with_capacity(window.into()),
+                in_flight: VecDeque::new(),
             })
             .collect();
     }

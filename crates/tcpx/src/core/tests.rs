@@ -66,7 +66,7 @@ impl Scene {
         let (records, theirs) = records(1);
         let mut session = Session::new(Config::new(settings.clone()), Time(0)).unwrap();
         session.ready();
-        for frame in [Frame::Settings(settings), Frame::Ready] {
+        for frame in [Frame::from(settings), Frame::Ready] {
             session.frame(Time(0), frame).unwrap();
         }
         let driver = Driver::new("test").unwrap();

@@ -39,7 +39,7 @@ impl Peer {
         let mut welcome = [0; sealed_bytes(1)];
         peer.stream.read_exact(&mut welcome).expect("a welcome");
         Established::read_welcome(&peer.open(&welcome)).expect("a welcome");
-        let settings = Frame::Settings(Settings {
+        let settings = Frame::from(Settings {
             network: "tcp".into(),
             channels: 1,
             chunk_bytes: 512 * 1024,

@@ -363,7 +363,7 @@ fn set_up_that_does_not_finish() {
 #[test]
 fn a_control_connection_that_takes_nothing() {
     let mut session = Session::new(config(), Time(0)).unwrap();
-    session.frame(Time(0), Frame::Settings(settings())).unwrap();
+    session.frame(Time(0), Frame::from(settings())).unwrap();
     while next_action(&mut session).is_some() {}
     let request = SendRequest {
         deadlines: stall(1),

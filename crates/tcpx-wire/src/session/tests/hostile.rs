@@ -14,7 +14,7 @@ const T0: TransferId = TransferId(0);
 pub(super) fn session(config: Config) -> Session {
     let mut session = Session::new(config, Time(0)).unwrap();
     session.ready();
-    session.frame(Time(0), Frame::Settings(settings())).unwrap();
+    session.frame(Time(0), Frame::from(settings())).unwrap();
     session.frame(Time(0), Frame::Ready).unwrap();
     drain(&mut session);
     session
@@ -110,12 +110,12 @@ fn settings_come_first_once_and_within_bounds() {
     let unexpected = |error| matches!(error, SessionError::Unexpected { .. });
     assert!(unexpected(error(&mut fresh(), [waiting(0, 1)])));
     assert!(unexpected(error(&mut fresh(), [Frame::Ready])));
-    let twice = [Frame::Settings(settings()), Frame::Settings(settings())];
+    let twice = [Frame::from(settings()), Frame::from(settings())];
     assert!(unexpected(error(&mut fresh(), twice)));
     let with = |change: fn(&mut Settings)| {
         let mut theirs = settings();
         change(&mut theirs);
-        error(&mut fresh(), [Frame::Settings(theirs)])
+        error(&mut fresh(), [Frame::from(theirs)])
     };
     assert!(matches!(
         with(|s| s.channels = 0),

@@ -462,7 +462,7 @@ fn gets_that_end_unanswered_keep_their_room() {
     theirs.limits.gets = LIMIT;
     let mut asking = Session::new(config(), Time(0)).unwrap();
     asking.ready();
-    asking.frame(Time(0), Frame::Settings(theirs)).unwrap();
+    asking.frame(Time(0), Frame::from(theirs)).unwrap();
     asking.frame(Time(0), Frame::Ready).unwrap();
     drain_at(&mut asking, Time(0));
     let window = owner.expose(secret(7), ROOM, Rights::Get);
@@ -509,7 +509,7 @@ fn a_get_that_was_queued_stalls_anew_when_it_leaves() {
     theirs.limits.gets = 1;
     let mut asking = Session::new(config(), Time(0)).unwrap();
     asking.ready();
-    asking.frame(Time(0), Frame::Settings(theirs)).unwrap();
+    asking.frame(Time(0), Frame::from(theirs)).unwrap();
     asking.frame(Time(0), Frame::Ready).unwrap();
     drain_at(&mut asking, Time(0));
     for _ in 0..2 {

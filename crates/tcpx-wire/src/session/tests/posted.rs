@@ -421,7 +421,7 @@ fn a_send_keeps_its_number_when_an_earlier_one_of_it_ends() {
     session.ready();
     let mut theirs = settings();
     theirs.limits.tags = 1;
-    session.frame(now, Frame::Settings(theirs)).unwrap();
+    session.frame(now, Frame::from(theirs)).unwrap();
     session.frame(now, Frame::Ready).unwrap();
     drain_at(&mut session, now);
     let asked_to_forget = |session: &mut Session, tag: u64| {

@@ -146,7 +146,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         Just(GoodbyeReason::Error),
     ];
     prop_oneof![
-        any_settings().prop_map(Frame::Settings),
+        any_settings().prop_map(Frame::from),
         vec(any::<u8>(), 0..300).prop_map(|payload| Frame::Setup { payload }),
         Just(Frame::Ready),
         (any::<u64>(), any::<bool>(), vec(any::<u8>(), 0..300))

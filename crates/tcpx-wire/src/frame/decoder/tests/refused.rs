@@ -164,7 +164,7 @@ fn each_body_error_names_its_field() {
 
     let channels = HEADER_BYTES + 2 + "tcp".len();
     assert_eq!(
-        decode_one(&tampered(&Frame::Settings(settings()), |bytes| bytes
+        decode_one(&tampered(&Frame::from(settings()), |bytes| bytes
             [channels] =
             0)),
         Err(FrameError::Settings(InvalidSettings {
@@ -201,7 +201,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
     );
     let network = "n".repeat(65);
     assert!(matches!(
-        refused(&Frame::Settings(Settings {
+        refused(&Frame::from(Settings {
             network,
             ..settings()
         })),
@@ -212,7 +212,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
         })
     ));
     assert!(matches!(
-        refused(&Frame::Settings(Settings {
+        refused(&Frame::from(Settings {
             dead_after_ms: 500,
             ..settings()
         })),
