@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use tcpx::Limits;
+use tcpx::{Level, Limits};
 
 use crate::liar::{LIES, Manners};
 use crate::random::Random;
 use crate::system::{self, MICRO, MILLI, Nanos, SECOND, network, network::Fault};
+
+/// The usual stall limit.
+pub const STALL: Duration = Duration::from_secs(30);
 
 /// Bytes of a slot of a window, and slots that each side's window has.
 pub const SLOT: usize = 48 << 10;
@@ -19,7 +22,10 @@ pub struct Manner {
     pub cancel: Option<Duration>,
     /// Ends it after this time.
     pub deadline: Option<Duration>,
-    pub verified: bool,
+    /// Ends it after this time without progress; of a put that nothing of the peer's program holds up.
+    pub stall: Duration,
+    /// Of a send; that of anything else is at least placed.
+    pub level: Level,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +81,8 @@ pub struct Plan {
     pub liar: Option<(Side, Manners)>,
     /// Nothing happens after which an operation may fail.
     pub strict: bool,
+    /// The side that closes its connections while what it has started runs.
+    pub closes: Option<usize>,
     /// How long waits last that nothing else ends.
     pub patience: Duration,
     pub lanes: u16,
@@ -108,6 +116,8 @@ impl Plan {
         // One side sends, and cancels, one short message after the other.
         let streams = lends && random.one_in(2);
         let strict = random.one_in(2) && !streams;
+        // Without faults, nothing that moves stalls, be its limit little longer than a chunk takes, and much before it.
+        let calm = strict && random.one_in(2);
         let pace = match random.below(4) {
             _ if is_fair => 4,
             pace if lends => 2 + pace % 2,
@@ -151,14 +161,14 @@ impl Plan {
             connections.push(Self::connection(
                 &mut random,
                 sizes,
-                strict,
+                (strict, calm),
                 streams,
                 &mut item,
             ));
         }
         let mut liar = None;
         if random.one_in(4) {
-            let side = Self::connection(&mut random, sizes, false, streams, &mut item);
+            let side = Self::connection(&mut random, sizes, (false, false), streams, &mut item);
             let manners = Self::manners(&mut random, is_coarse, &mut item);
             let [_, side] = side;
             liar = item().then_some((side, manners));
@@ -203,7 +213,7 @@ impl Plan {
                 false => last + random.below(100),
             };
             let fault = kinds.one(&mut random);
-            if item() {
+            if item() && !calm {
                 faults.push((last, fault));
             }
         }
@@ -223,6 +233,7 @@ impl Plan {
             connections,
             liar,
             strict,
+            closes: (calm && !is_fair && random.one_in(2)).then(|| random.index(2)),
             patience: random.pick(&[Duration::from_secs(20), Duration::MAX]),
             lanes,
             chunk_bytes: random.pick(&[4_096, 16_384, 65_536]),
@@ -244,7 +255,7 @@ impl Plan {
     fn connection(
         random: &mut Random,
         sizes: &[usize],
-        strict: bool,
+        (strict, calm): (bool, bool),
         streams: bool,
         item: &mut dyn FnMut() -> bool,
     ) -> [Side; 2] {
@@ -267,7 +278,17 @@ impl Plan {
                 true => Duration::MAX,
                 false => Duration::from_millis(random.pick(&[1, 20, 500, 4_000])),
             }),
-            verified: random.one_in(5),
+            stall: match calm {
+                true => random.pick(&[Duration::from_secs(4), Duration::from_secs(10), STALL]),
+                false => STALL,
+            },
+            level: random.pick(&[
+                Level::Sent,
+                Level::Placed,
+                Level::Placed,
+                Level::Placed,
+                Level::Verified,
+            ]),
         };
         let mut at = 0;
         let steps = random.pick(if streams { &[60] } else { &[3, 8, 20, 40] });

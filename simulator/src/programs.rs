@@ -4,6 +4,7 @@ mod actions;
 mod checks;
 
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,10 @@ struct Scene {
     /// The other side is a liar.
     lied: bool,
     patience: Duration,
+    /// The side that closes while what it has started runs.
+    closes: Option<usize>,
+    /// Those that have started everything.
+    started: [AtomicBool; 2],
     model: Mutex<Model>,
     keys: Mutex<[Option<WindowKey>; 2]>,
     windows: [Region; 2],
@@ -229,9 +234,12 @@ pub fn run(plan: &Plan) {
         let programs = if lied { 1 } else { 2 };
         Scene {
             number,
-            strict: plan.strict && !lied,
+            // What the other side has under way then may fail.
+            strict: plan.strict && !lied && plan.closes.is_none(),
             lied,
             patience: plan.patience,
+            closes: plan.closes.filter(|_| !lied),
+            started: Default::default(),
             model: Mutex::default(),
             keys: Mutex::default(),
             windows: [(); 2].map(|()| guarded(SLOTS * SLOT)),

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const NAMES: [&str; 32] = [
+const NAMES: [&str; 33] = [
     "reset",
     "half-close",
     "stall",
@@ -21,6 +21,7 @@ const NAMES: [&str; 32] = [
     "one byte at a time",
     "tiny window",
     "cancel",
+    "close amid operations",
     "deadline that passed",
     "revoke",
     "leave",

@@ -1,12 +1,13 @@
 //! What a side's program does.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Deadlines, Error, Level, Region, Transfer, Window};
 
 use super::Scene;
 use super::checks::{GUARD, Notified, SCRIBBLED, Sent, Slot, content, fill, guarded, host, name};
-use crate::plan::{Action, Manner, SLOT, Side};
+use crate::plan::{Action, Manner, SLOT, STALL, Side};
 use crate::system::{self, fail, note};
 use crate::tally;
 
@@ -14,9 +15,9 @@ use crate::tally;
 /// its program began before it, behind which it may wait for room, the limits after which a peer is given up, and what a
 /// clock that jumps takes away.
 pub(super) const LONGEST: Duration = Duration::from_secs(1800);
-const STALL: Duration = Duration::from_secs(30);
-/// An operation with a deadline ends by then.
-pub(super) const LATE: Duration = Duration::from_secs(12);
+/// An operation with a deadline ends 0.1 s later at the latest; its program, which may be stopped for a second, looks at
+/// it every second.
+pub(super) const LATE: Duration = Duration::from_millis(2_500);
 
 pub(super) enum What {
     Send {
@@ -41,6 +42,15 @@ pub(super) enum What {
     },
 }
 
+impl What {
+    fn tag(&self) -> Option<u64> {
+        match self {
+            Self::Send { tag, .. } | Self::Receive { tag, .. } => Some(*tag),
+            Self::Put { .. } | Self::Get { .. } => None,
+        }
+    }
+}
+
 pub(super) struct Running {
     pub(super) what: What,
     pub(super) transfer: Transfer,
@@ -51,6 +61,8 @@ pub(super) struct Running {
     pub(super) started: Instant,
     /// What the clock had jumped by then.
     pub(super) jumped: Duration,
+    /// How long its program was busy with waiting for something else.
+    pub(super) unseen: Duration,
     pub(super) deadline: Option<Duration>,
 }
 
@@ -59,7 +71,7 @@ impl Running {
     pub(super) fn age(&self) -> Duration {
         self.started
             .elapsed()
-            .saturating_sub(system::jumped() - self.jumped)
+            .saturating_sub(system::jumped() - self.jumped + self.unseen)
     }
 }
 
@@ -95,8 +107,38 @@ impl Program<'_> {
             self.act(action);
             self.look();
         }
+        self.scene.started[self.side].store(true, Ordering::SeqCst);
+        if self.scene.closes == Some(self.side) {
+            self.close_amid();
+        }
         while !self.running.is_empty() {
             self.wait_for_one();
+        }
+    }
+
+    /// Closes while operations run: those of this side that the peer has what they need for are waited for.
+    fn close_amid(&mut self) {
+        while !self.scene.started[1 - self.side].load(Ordering::SeqCst) {
+            self.look();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        tally::saw("close amid operations");
+        if let Err(error) = connection.close(LONGEST) {
+            fail(&format!("closing amid operations failed: {error}"));
+        }
+        for running in std::mem::take(&mut self.running) {
+            let Some(outcome) = running.transfer.test() else {
+                fail("an operation runs although its connection was closed");
+            };
+            if let Err(error) = &outcome
+                && !matches!(running.what, What::Receive { .. })
+            {
+                fail(&format!("a close in time has cost an operation: {error}"));
+            }
+            self.ended(running, outcome);
         }
     }
 
@@ -104,14 +146,6 @@ impl Program<'_> {
         Deadlines {
             stall: STALL,
             total: manner.deadline,
-        }
-    }
-
-    fn level(manner: &Manner) -> Level {
-        if manner.verified {
-            Level::Verified
-        } else {
-            Level::Placed
         }
     }
 
@@ -147,7 +181,7 @@ impl Program<'_> {
                     .push(sent);
                 let send = self.connection().send(slice, *tag);
                 let started = send
-                    .level(Self::level(manner))
+                    .level(manner.level)
                     .deadlines(Self::deadlines(manner))
                     .start();
                 let what = What::Send {
@@ -173,7 +207,7 @@ impl Program<'_> {
                     .unwrap_or_else(|error| fail(&error.to_string()));
                 let receive = self.connection().receive(slice, *tag);
                 let started = receive
-                    .level(Self::level(manner))
+                    .level(manner.level)
                     .deadlines(Self::deadlines(manner))
                     .start();
                 self.receives += 1;
@@ -205,7 +239,12 @@ impl Program<'_> {
             }
             Action::Revoke => {
                 if let Some(window) = self.window.take() {
-                    match window.revoke(LONGEST) {
+                    let began = Instant::now();
+                    let revoked = window.revoke(LONGEST);
+                    // It has not looked at its operations meanwhile.
+                    let waited = began.elapsed();
+                    self.running.iter_mut().for_each(|one| one.unseen += waited);
+                    match revoked {
                         Ok(()) => self.revoked = true,
                         Err(error) => self.may_fail(&error, "revoking"),
                     }
@@ -234,6 +273,9 @@ impl Program<'_> {
 
     /// An operation is left to itself: nothing is known of its memory, nor of what the peer gets.
     fn forget(&mut self, running: Running) {
+        if let Some(tag) = running.what.tag() {
+            self.scene.model().cancelled.insert((self.side, tag));
+        }
         if let What::Put { slots, .. } = &running.what {
             let mut model = self.scene.model();
             for slot in slots {
@@ -314,9 +356,14 @@ impl Program<'_> {
                 .notifications
                 .insert((1 - self.side, told), Notified::default());
         }
+        let mut deadlines = Self::deadlines(manner);
+        // Notifications wait until the peer's program collects those before them.
+        if !notify {
+            deadlines.stall = manner.stall;
+        }
         let started = batch
-            .level(Self::level(manner))
-            .deadlines(Self::deadlines(manner))
+            .level(manner.level.max(Level::Placed))
+            .deadlines(deadlines)
             .start();
         let what = What::Put {
             operation,
@@ -359,7 +406,7 @@ impl Program<'_> {
             .unwrap_or_else(|error| fail(&error.to_string()));
         let get = self.connection().get(slice, &key, (slot * SLOT) as u64);
         let started = get
-            .level(Self::level(manner))
+            .level(manner.level.max(Level::Placed))
             .deadlines(Self::deadlines(manner))
             .start();
         // Nothing writes there before it ends: a put to the slot waits, as for one of its own.
@@ -397,6 +444,7 @@ impl Program<'_> {
                     cancelled: false,
                     started: now,
                     jumped: system::jumped(),
+                    unseen: Duration::ZERO,
                     deadline: manner.deadline,
                 });
                 true
@@ -423,6 +471,9 @@ impl Program<'_> {
                 running.cancel_at = None;
                 running.cancelled = true;
                 tally::saw("cancel");
+                if let Some(tag) = running.what.tag() {
+                    self.scene.model().cancelled.insert((self.side, tag));
+                }
                 running.transfer.cancel();
             }
             match running.transfer.test() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Delivered, Error, Region, Report};
 use tcpx_memory::CopyWorker;
+use tcpx_wire::frame::CancelReason;
 use tcpx_wire::session::{ConnectionFailure, DataFailure, EndCause};
 
 use super::Scene;
@@ -73,6 +74,8 @@ pub(super) struct Model {
     pub(super) slots: BTreeMap<(usize, usize), Slot>,
     /// By receiving side and tag: a receive has ended early. The message of its number comes to a later one.
     pub(super) ended_early: BTreeSet<(usize, u64)>,
+    /// By side and tag: its program has cancelled a send or a receive.
+    pub(super) cancelled: BTreeSet<(usize, u64)>,
     /// Those of which messages came in another order than they were sent.
     pub(super) disordered: BTreeSet<(usize, u64)>,
     /// By receiving side: notifications that were sent, and whether they came.
@@ -125,7 +128,13 @@ impl Program<'_> {
         // Whatever a peer says, nothing of ours contradicts itself; and one of ours says nothing wrong, as what flips on the
         // way is found below the frames.
         let is_wrong = |failure: &ConnectionFailure| {
-            matches!(failure, ConnectionFailure::Protocol(_)) && !self.scene.lied
+            let is_stuck = matches!(
+                failure,
+                ConnectionFailure::DataPlaneStuck { .. }
+                    | ConnectionFailure::ChannelStateLost { .. }
+            );
+            // An operation can end without its connection here.
+            is_stuck || matches!(failure, ConnectionFailure::Protocol(_)) && !self.scene.lied
         };
         let is_defect = match error {
             Error::Defect { .. } | Error::EngineStuck { .. } => true,
@@ -228,6 +237,11 @@ impl Program<'_> {
         {
             self.may_fail(error, "an operation");
         }
+        if let Err(error) = &outcome
+            && let What::Send { tag, .. } | What::Receive { tag, .. } = &what
+        {
+            self.check_reason(error, *tag);
+        }
         match &what {
             What::Send { message, tag } => self.send_ended(*message, *tag, outcome.is_ok()),
             What::Receive { tag, .. } if outcome.is_err() => {
@@ -260,6 +274,28 @@ impl Program<'_> {
             fill(region, SCRIBBLED, "memory of an operation that has ended");
         }
         self.left.extend(regions);
+    }
+
+    /// Who says that the peer's program has cancelled it is right.
+    fn check_reason(&self, error: &Error, tag: u64) {
+        let error = match error {
+            Error::MemoryHeld { error } => error,
+            error => error,
+        };
+        let reason = match error {
+            Error::Operation { error, .. } => match &error.cause {
+                EndCause::PeerCancelled { reason, .. } => *reason,
+                _ => return,
+            },
+            _ => return,
+        };
+        let by_peer = (1 - self.side, tag);
+        let is_innocent = !self.scene.model().cancelled.contains(&by_peer);
+        if reason == CancelReason::Requested && is_innocent && !self.scene.lied {
+            fail(&format!(
+                "nobody has cancelled anything of tag {tag}: {error}"
+            ));
+        }
     }
 
     fn send_ended(&self, message: usize, tag: u64, succeeded: bool) {

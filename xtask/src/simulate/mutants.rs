@@ -220,6 +220,27 @@ const MUTANTS: &[Mutant] = &[
         from: "            && self.one_sided.gets.contains_key(&request)\n",
         to: "            && self.one_sided.gets.contains_key(&request)\n            && !MUTANT\n",
     },
+    // A send that has ended is cancelled, and with it a receive that nobody cancelled.
+    Mutant {
+        name: "ended-sends-are-cancelled",
+        file: "crates/tcpx-wire/src/session/frames.rs",
+        from: "        if is_reported {\n            // Its bytes are the program's again",
+        to: "        if is_reported && MUTANT {\n            self.release(operation);\n            self.drop_sent(operation);\n            self.ask(operation);\n            self.number_is(tag, number, NumberUse::Used);\n            let transfer = operation.transfer();\n            self.transmit.push_back(Frame::Cancel {\n                transfer,\n                from: Role::Sender,\n                reason: crate::frame::CancelReason::Requested,\n                detail: String::new().into(),\n            });\n            self.forget(operation);\n        } else if is_reported {\n            // Its bytes are the program's again",
+    },
+    // The end of an operation whose deadline has passed waits for a peer that is stopped.
+    Mutant {
+        name: "late-ends",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "let soon = now + self.answer_timeout;",
+        to: "let soon = now + if MUTANT { self.cancel_timeout } else { self.answer_timeout };",
+    },
+    // A copy that cannot be hurried costs the connection.
+    Mutant {
+        name: "slow-copies-are-fatal",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "        } else if !self.config.cancellable {\n            // Its channels are closed",
+        to: "        } else if MUTANT || !self.config.cancellable {\n            // Its channels are closed",
+    },
     // Lists that were dropped count for ever.
     Mutant {
         name: "dropped-lists-count",
