@@ -1,5 +1,7 @@
 //! What follows a deadline or a cancel: both sides stop, or somebody does not.
 
+use proptest::prelude::*;
+
 use super::one_sided::{get, place, put, secret};
 use super::pair::Pair;
 use super::*;
@@ -255,5 +257,71 @@ fn an_owner_ends_by_its_deadline_what_a_stopped_peer_began() {
         pair.weather.stopped[0] = pair.now + SECOND * 60;
         pair.run(SECOND + SOON);
         assert_eq!(running(&pair), 0, "gets: {gets}, {deadlines:?}");
+    }
+}
+
+/// Two hundred of each kind at once, whatever each side takes at a time, and the peer stops somewhere amid them.
+fn all_end_although_the_peer_stops(config: &Config, after: Duration, seed: u64) {
+    const BYTES: u64 = 20_000;
+    let mut pair = Pair::new(config.clone(), seed);
+    let rights = Rights::GetAndPut;
+    let window = pair.sides[1].session.expose(secret(7), 1 << 20, rights);
+    let (deadlines, begun) = (total(1), pair.now);
+    for _ in 0..200 {
+        let at = place(window, 0);
+        let mut sends = vec![send(1, BYTES, Level::Placed), put(BYTES, Level::Placed, at)];
+        if pair.sides[0].session.eager_allowed(100) {
+            sends.push(eager(2, 100, Level::Placed));
+        }
+        for request in sends {
+            let request = SendRequest {
+                deadlines,
+                ..request
+            };
+            pair.send(0, request);
+        }
+        let request = get(BYTES, Level::Placed, at);
+        pair.get(
+            0,
+            GetRequest {
+                deadlines,
+                ..request
+            },
+        );
+        let request = receive(3, BYTES, Level::Placed);
+        pair.receive(
+            0,
+            ReceiveRequest {
+                deadlines,
+                ..request
+            },
+        );
+    }
+    pair.run(after);
+    pair.weather.stopped[1] = begun + SECOND * 5;
+    // The data plane of this side takes its time too.
+    let quiet = Duration::from_micros(pair.weather.jitter);
+    pair.run((begun + SECOND + SOON + quiet).saturating_since(pair.now));
+    for (operation, watched) in &pair.sides[0].operations {
+        assert!(watched.outcome.is_some(), "{operation:?} {watched:?}");
+    }
+    pair.run(SECOND * 20);
+    assert!(pair.sides.iter().all(|side| side.closed.is_none()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_thousand_of_all_kinds_end_although_the_peer_stops(
+        limits in any_limits(1),
+        after in 0u64..1_000_000,
+        backlog in 0u64..20,
+        seed in any::<u64>(),
+    ) {
+        let mut config = limited(&small_chunks(2), limits);
+        (config.addressed, config.backlog) = (true, backlog);
+        config.ours.dead_after_ms = 100_000;
+        all_end_although_the_peer_stops(&config, Duration::from_micros(after), seed);
     }
 }

@@ -41,6 +41,9 @@ struct Storm {
     /// Percent of steps after which a process stands still.
     stops: u64,
     mixed_levels: bool,
+    /// Frames that may wait beside those that limits allow, and chunks that are acknowledged together.
+    backlog: u64,
+    ack_batch: u32,
 }
 
 fn any_storm() -> impl Strategy<Value = Storm> {
@@ -72,6 +75,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
             [any_limits(1), any_limits(1)],
             any_eager(),
             prop_oneof![Just(0u64), 1u64..20],
+            (0u64..20, 1u32..65),
         ),
     )
         .prop_map(
@@ -80,7 +84,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 (frames, data, quiet),
                 (operations, cancels, deadlines, unusual),
                 (both_ways, hold, fences, holds, mixed_levels),
-                (close, stuck, capacity, limits, eager, stops),
+                (close, stuck, capacity, limits, eager, stops, (backlog, ack_batch)),
             )| Storm {
                 seed,
                 channels,
@@ -104,6 +108,8 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 eager,
                 stops,
                 mixed_levels,
+                backlog,
+                ack_batch,
             },
         )
 }
@@ -117,6 +123,7 @@ fn weather(storm: &Storm) -> Pair {
     config.hold_until_placed = storm.hold;
     config.addressed = true;
     config.max_operations = storm.capacity;
+    (config.backlog, config.ack_batch) = (storm.backlog, storm.ack_batch);
     let [ours, theirs] = storm.limits.map(|limits| limited(&config, limits));
     let mut pair = Pair::of(ours, theirs, storm.seed);
     pair.weather.jitter = storm.jitter;
