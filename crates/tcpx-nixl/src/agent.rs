@@ -496,6 +496,10 @@ impl Agent {
             return Err(Status::INVALID_PARAM);
         }
         let flight = Flight::new(Arc::clone(plan), notice);
+        if name == self.name && self.move_within(&flight) {
+            self.note_flight(&flight);
+            return Ok(flight);
+        }
         let mut gpus = plan.locals.iter().filter_map(|memory| match &memory.kind {
             Kind::Host => None,
             Kind::Cuda(gpu) => Some(gpu),

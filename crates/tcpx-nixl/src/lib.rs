@@ -33,6 +33,7 @@ mod memory;
 mod message;
 mod plan;
 mod plugin;
+mod within;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

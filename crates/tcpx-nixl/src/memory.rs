@@ -5,6 +5,7 @@
 //! that it starts, may write them at any time.
 
 use std::any::Any;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,52 @@ impl Drop for Hold {
 }
 
 impl Hold {
+    /// Copies bytes to other memory of this process. The kernel copies: where the program has taken memory away, it says
+    /// so.
+    ///
+    /// # Errors
+    /// Memory is not there, or they are not all within.
+    pub(crate) fn copy_to(&self, from: u64, to: &Self, at: u64, len: u64) -> io::Result<()> {
+        let place = |hold: &Self, at: u64| {
+            let memory = &hold.0;
+            let (at, len) = (usize::try_from(at).ok()?, usize::try_from(len).ok()?);
+            let address = memory.address.checked_add(at)?;
+            memory.offset_of(address, len)?;
+            Some((address as *mut u8, len))
+        };
+        let outside = || io::Error::from(io::ErrorKind::InvalidInput);
+        let (from, len) = place(self, from).ok_or_else(outside)?;
+        let (to, _) = place(to, at).ok_or_else(outside)?;
+        let mut done = 0;
+        while done < len {
+            let span = |start: *mut u8| libc::iovec {
+                iov_base: start.wrapping_add(done).cast(),
+                iov_len: len - done,
+            };
+            let (into, of) = (span(to), span(from));
+            // SAFETY: one span each, of registered host memory, whose owner says that it is valid as long as it is held; the
+            // kernel checks that it is. What else touches the bytes meanwhile is that caller's own doing.
+            let copied = unsafe {
+                libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const of, 1, 0)
+            };
+            match usize::try_from(copied) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(copied) => done += copied,
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    if !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
+                        return Err(error);
+                    }
+                    // As in some sandboxes.
+                    // SAFETY: as above, but for the kernel's check.
+                    unsafe { std::ptr::copy(from, to, len) };
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The memory as a region of the engine; `owner` is kept as long as something points at it. Every call
     /// makes a region of its own: two transfers of one piece of memory at a time are NIXL's callers' business.
     pub(crate) fn region(self: &Arc<Self>, owner: Arc<dyn Any + Send + Sync>) -> Region {
