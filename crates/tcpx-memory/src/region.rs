@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 pub(crate) use access::append_in_pieces;
-use backing::Backing;
+use backing::{Backing, CudaMemory};
 pub(crate) use backing::{map, unmap};
 pub use gathered::{DeviceParts, Gather, HostParts};
 
@@ -61,17 +61,31 @@ struct Inner {
 
 /// Is told of the end of regions that it watches.
 pub trait RegionWatch: Send + Sync {
-    /// The last reference is gone, and the memory about to be given back; on the thread that dropped it. Must not block.
-    fn ended(&self, region: RegionId);
+    /// The last reference is gone, and the memory is given back with `kept`; on the thread that dropped it. Must not block.
+    fn ended(&self, region: RegionId, kept: Kept);
 }
 
-/// Who is told of a region's end.
-struct Watches(RegionId, Mutex<Vec<Weak<dyn RegionWatch>>>);
+/// Keeps memory of a GPU whose region has ended from being given back: who was told of the end still has others read it.
+#[derive(Clone)]
+pub struct Kept {
+    _memory: Option<Arc<CudaMemory>>,
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept")
+    }
+}
+
+/// Who is told of a region's end, with its memory.
+struct Watches(RegionId, Mutex<Vec<(Weak<dyn RegionWatch>, Kept)>>);
 
 impl Drop for Watches {
     fn drop(&mut self) {
-        for watch in lock(&self.1).drain(..).filter_map(|one| one.upgrade()) {
-            watch.ended(self.0);
+        for (watch, kept) in lock(&self.1).drain(..) {
+            if let Some(watch) = watch.upgrade() {
+                watch.ended(self.0, kept);
+            }
         }
     }
 }
@@ -212,9 +226,10 @@ impl Region {
 
     /// Tells `watch` of the region's end, if it lives then.
     pub fn watch(&self, watch: Weak<dyn RegionWatch>) {
+        let _memory = self.0.backing.cuda_memory();
         let mut watches = lock(&self.0.watches.1);
-        watches.retain(|one| one.strong_count() > 0);
-        watches.push(watch);
+        watches.retain(|(one, _)| one.strong_count() > 0);
+        watches.push((watch, Kept { _memory }));
     }
 
     /// A reference that does not keep it.

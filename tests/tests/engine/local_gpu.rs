@@ -5,6 +5,7 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tcpx::{
     Auth, Connection, Endpoint, Key, Level, Options, Region, Rights, TcpNetwork, Transfer,
     WindowKey,
@@ -291,5 +292,42 @@ fn a_reader_of_gpu_memory_whose_owner_is_killed_ends() {
             let late = content(&back, MOST).iter().any(|byte| *byte != 0xDD);
             assert!(!late, "round {round}: bytes came after the end");
         }
+    });
+}
+
+/// Whoever frees memory while another process reads it takes it away amid that.
+#[test]
+fn memory_of_a_gpu_goes_back_once_its_reader_has_ended() {
+    let test = "memory_of_a_gpu_goes_back_once_its_reader_has_ended";
+    if child::is_child("other") {
+        return other_process();
+    }
+    child::run(test, &[], || {
+        fake_driver::install();
+        let gpu = Gpu::open(0).expect("the fake");
+        let (mut process, connection, window) = start_other(test, &gpu);
+        let (owner, address) = (Arc::new(()), fake_driver::segments(&gpu, &[MOST]));
+        let memory = Arc::downgrade(&owner);
+        // SAFETY: mapped for good.
+        let source = unsafe { Region::from_cuda_raw(&gpu, address, MOST, owner) };
+        let put = || connection.put(source.all(), &window, 0).start();
+        until_local(&connection, || wait(put()));
+        let pid = Pid::from_child(&process);
+        kill_process(pid, Signal::STOP).expect("it is our child");
+        drop(source);
+        assert!(Region::wait_for_frees(LONG));
+        assert!(
+            memory.strong_count() > 0,
+            "a reader that says nothing may read"
+        );
+        kill_process(pid, Signal::CONT).expect("it is our child");
+        let until = Instant::now() + LONG;
+        while memory.strong_count() > 0 {
+            assert!(Instant::now() < until, "the memory is not given back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        connection.close(LONG).expect("an end in order");
+        process.kill().expect("it is our child");
+        process.wait().expect("it is our child");
     });
 }

@@ -4,13 +4,15 @@
 //! mapped by physical *segments*, as PyTorch's expandable segments are, goes by a descriptor for each. Either keeps the
 //! owner's memory after its free and its death, until the reader has let go: segments in a fraction of a millisecond,
 //! a legacy handle once the kernels of this process have ended that run then, which holds up its copies meanwhile. So
-//! both go on a thread that nothing waits for.
+//! those are closed by a thread of their own, which no other memory waits for.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread;
 
 use super::{Current, Gpu};
 use crate::driver::sys::{self, CUipcMemHandle, CUpointer_attribute as Attribute};
@@ -146,19 +148,38 @@ struct Legacy {
     at: u64,
 }
 
-type Opened = HashMap<(u64, [u8; 64]), Weak<Legacy>>;
+type Opened = HashMap<(u64, [u8; 64]), (u64, Weak<Legacy>)>;
 
-/// A process opens a handle once.
+/// A process opens a handle once: where it lies, also what is still to be closed.
 static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+
+/// IPC handles that were closed.
+static CLOSED: AtomicU64 = AtomicU64::new(0);
+
+/// How many IPC handles of other processes this one has closed: each may have held up its copies.
+pub fn closed_handles() -> u64 {
+    CLOSED.load(Ordering::Relaxed)
+}
 
 impl Legacy {
     fn open(gpu: &Gpu, handle: [u8; 64]) -> Result<Arc<Self>, CudaError> {
         let mut opened = lock(&OPENED);
         let opened = opened.get_or_insert_default();
         let key = (gpu.context(), handle);
-        if let Some(open) = opened.get(&key).and_then(Weak::upgrade) {
-            return Ok(open);
-        }
+        let at = match opened.get(&key) {
+            Some((at, open)) => match open.upgrade() {
+                Some(open) => return Ok(open),
+                None => *at,
+            },
+            None => Self::map(gpu, handle)?,
+        };
+        let gpu = gpu.clone();
+        let open = Arc::new(Self { gpu, handle, at });
+        opened.insert(key, (at, Arc::downgrade(&open)));
+        Ok(open)
+    }
+
+    fn map(gpu: &Gpu, handle: [u8; 64]) -> Result<u64, CudaError> {
         let _current = Current::enter(gpu)?;
         let open = there(gpu.api().cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle_v2")?;
         let mut at = 0;
@@ -166,30 +187,40 @@ impl Legacy {
         // SAFETY: the pointer is valid for one address; the driver checks the handle.
         let code = unsafe { open(&raw mut at, CUipcMemHandle { reserved }, PEER_ACCESS) };
         gpu.api().check("cuIpcOpenMemHandle", code)?;
-        let gpu = gpu.clone();
-        let open = Arc::new(Self { gpu, handle, at });
-        opened.insert(key, Arc::downgrade(&open));
-        Ok(open)
+        Ok(at)
+    }
+
+    /// Closes what nobody has opened again meanwhile.
+    fn close(gpu: &Gpu, handle: [u8; 64]) {
+        // Held meanwhile: nobody opens what is being closed.
+        let mut opened = lock(&OPENED);
+        let key = (gpu.context(), handle);
+        let unused = opened.as_mut().and_then(|opened| {
+            let (at, _) = opened
+                .get(&key)
+                .filter(|(_, open)| open.strong_count() == 0)?;
+            let at = *at;
+            opened.remove(&key);
+            Some(at)
+        });
+        if let (Some(at), Some(close)) = (unused, gpu.api().cuIpcCloseMemHandle)
+            && let Ok(_current) = Current::enter(gpu)
+        {
+            // SAFETY: opened above, and the last user is gone.
+            let code = unsafe { close(at) };
+            gpu.api().check_teardown("cuIpcCloseMemHandle", code);
+            CLOSED.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for Legacy {
     fn drop(&mut self) {
-        // Held meanwhile: nobody opens what is being closed.
-        let mut opened = lock(&OPENED);
-        let key = (self.gpu.context(), self.handle);
-        if let Some(opened) = opened.as_mut()
-            && opened
-                .get(&key)
-                .is_some_and(|open| open.strong_count() == 0)
-        {
-            opened.remove(&key);
-        }
-        let close = self.gpu.api().cuIpcCloseMemHandle;
-        if let (Some(close), Ok(_current)) = (close, Current::enter(&self.gpu)) {
-            // SAFETY: opened above, and the last user is gone.
-            let code = unsafe { close(self.at) };
-            self.gpu.api().check_teardown("cuIpcCloseMemHandle", code);
+        let (gpu, handle) = (self.gpu.clone(), self.handle);
+        let closing = thread::Builder::new().name("tcpx-close".to_owned());
+        if let Err(error) = closing.spawn(move || Self::close(&gpu, handle)) {
+            // The next one that opens it finds it open.
+            tracing::warn!(%error, "memory of another process stays open: no thread closes it");
         }
     }
 }
@@ -323,7 +354,7 @@ impl Drop for SegmentRow {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::driver::fake::sharing;
@@ -379,9 +410,21 @@ mod tests {
             let other = gpu.open_legacy(handle).unwrap();
             drop(one);
             assert_eq!(content(&other)[offset..offset + 5000], [7; 5000]);
+            // Also before what was dropped is closed.
             drop(other);
-            assert!(Region::wait_for_frees(Duration::from_secs(60)));
-            assert!(!sharing::is_open(shareable.start));
+            let again = gpu.open_legacy(handle).unwrap();
+            assert_eq!(content(&again)[offset..offset + 5000], [7; 5000]);
+            let before = closed_handles();
+            drop(again);
+            let until = Instant::now() + Duration::from_secs(60);
+            while sharing::is_open(shareable.start) {
+                assert!(Instant::now() < until, "it stays open");
+                thread::sleep(Duration::from_millis(1));
+            }
+            // No other test opens one.
+            while closed_handles() == before {
+                thread::yield_now();
+            }
         }
     }
 

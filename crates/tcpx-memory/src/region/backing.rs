@@ -24,7 +24,7 @@ pub(super) enum Backing {
     /// Page-locked memory, and its GPU and length where it is given back to the driver.
     Pinned(MappedHost, Option<(Gpu, usize)>),
     /// Device memory.
-    Cuda(Option<CudaMemory>),
+    Cuda(Arc<CudaMemory>),
     /// Somebody else's host memory.
     ForeignHost {
         base: *mut u8,
@@ -37,7 +37,8 @@ pub(super) enum Backing {
 pub(super) struct CudaMemory {
     gpu: Gpu,
     base: u64,
-    owner: Owner,
+    /// Until it is given back.
+    owner: Option<Owner>,
 }
 
 /// Bytes of a page, and those from which on the driver's own memory starts at one.
@@ -82,10 +83,10 @@ impl Backing {
     }
 
     fn cuda_by(gpu: &Gpu, base: u64, owner: Owner) -> Self {
-        Self::Cuda(Some(CudaMemory {
+        Self::Cuda(Arc::new(CudaMemory {
             gpu: gpu.clone(),
             base,
-            owner,
+            owner: Some(owner),
         }))
     }
 
@@ -100,10 +101,17 @@ impl Backing {
         Self::cuda_by(gpu, base, Owner::Foreign { _owner: owner })
     }
 
+    pub(super) fn cuda_memory(&self) -> Option<Arc<CudaMemory>> {
+        match self {
+            Self::Cuda(memory) => Some(Arc::clone(memory)),
+            _ => None,
+        }
+    }
+
     pub(super) fn gpu(&self) -> Option<&Gpu> {
         match self {
             Self::Pinned(_, owner) => owner.as_ref().map(|(gpu, _)| gpu),
-            Self::Cuda(memory) => memory.as_ref().map(|memory| &memory.gpu),
+            Self::Cuda(memory) => Some(&memory.gpu),
             Self::Gathered(gathered) => gathered.gpu(),
             Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
         }
@@ -124,7 +132,7 @@ impl Backing {
     pub(super) fn device_base(&self) -> Option<u64> {
         match self {
             Self::Pinned(memory, _) => Some(memory.device),
-            Self::Cuda(memory) => memory.as_ref().map(|memory| memory.base),
+            Self::Cuda(memory) => Some(memory.base),
             Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } | Self::Gathered(_) => {
                 None
             }
@@ -144,23 +152,20 @@ impl Drop for Backing {
                     reaper::run(move || unsafe { memory.free(&gpu, len) });
                 }
             }
-            Self::Cuda(memory) => {
-                if let Some(memory) = memory.take() {
-                    reaper::run(move || memory.let_go());
-                }
-            }
-            Self::Empty | Self::ForeignHost { .. } | Self::Gathered(_) => {}
+            Self::Empty | Self::ForeignHost { .. } | Self::Cuda(_) | Self::Gathered(_) => {}
         }
     }
 }
 
-impl CudaMemory {
-    fn let_go(self) {
-        match self.owner {
-            // SAFETY: allocated by `device_alloc`; the last reference is gone.
-            Owner::Driver(given) => unsafe { device_free(&self.gpu, given) },
-            Owner::Foreign { .. } => {}
-        }
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        let (gpu, owner) = (self.gpu.clone(), self.owner.take());
+        reaper::run(move || {
+            if let Some(Owner::Driver(given)) = owner {
+                // SAFETY: allocated by `device_alloc`; the last reference is gone.
+                unsafe { device_free(&gpu, given) };
+            }
+        });
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Memory that a send is to leave from is offered to the peer once for each region, while payload goes over lanes; as soon
 //! as the peer has it mapped, chunks name it. The peer lets go of it when the region's last reference is gone, and when
-//! the channel ends.
+//! the channel ends. The memory is given back once the peer has said that it reads nothing of it any more.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use tcpx_lanes::lock;
 use tcpx_memory::{
-    CudaError, Gpu, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice, RegionWatch,
+    CudaError, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice, RegionWatch,
     SegmentRow, Shareable, WeakRegion,
 };
 
@@ -51,13 +51,15 @@ pub(super) enum Message {
     LetGo { name: u64 },
     /// It is mapped, or it cannot be.
     Answer { name: u64, is_mapped: bool },
+    /// What was to be unmapped is not read any more.
+    Unread { name: u64 },
 }
 
 impl Message {
     fn encode(self) -> [u8; BYTES] {
         let mut handle_bytes = [0; 64];
         let words = match self {
-            Self::Table { address, has_gpus } => [1, 0, address, has_gpus.into()],
+            Self::Table { address, has_gpus } => [7, 0, address, has_gpus.into()],
             Self::Allocation { name, handle } => {
                 handle_bytes = handle;
                 [2, name, 0, 0]
@@ -66,6 +68,7 @@ impl Message {
             Self::LetGo { name } => [4, name, 0, 0],
             Self::Answer { name, is_mapped } => [5, name, is_mapped.into(), 0],
             Self::Own { name } => [6, name, 0, 0],
+            Self::Unread { name } => [8, name, 0, 0],
         };
         let mut bytes = [0; BYTES];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -79,10 +82,6 @@ impl Message {
         let (words, _) = bytes.as_chunks::<8>();
         let [kind, name, one, other] = std::array::from_fn(|at| u64::from_ne_bytes(words[at]));
         Some(match kind {
-            1 => Self::Table {
-                address: one,
-                has_gpus: other == 1,
-            },
             2 => Self::Allocation {
                 name,
                 handle: *bytes.last_chunk()?,
@@ -98,6 +97,11 @@ impl Message {
                 is_mapped: one == 1,
             },
             6 => Self::Own { name },
+            7 => Self::Table {
+                address: one,
+                has_gpus: other == 1,
+            },
+            8 => Self::Unread { name },
             _ => return None,
         })
     }
@@ -179,6 +183,10 @@ struct State {
     tasks: VecDeque<Task>,
     /// The peer's memory, for each of this side's GPUs.
     imported: HashMap<u64, Imported>,
+    /// Memory whose region has ended, by name: until the peer reads nothing of it any more.
+    kept: HashMap<u64, Kept>,
+    /// The peer's memory that it wants back, as some of it is being read here; with its names.
+    read: HashMap<RegionId, u64>,
     is_over: bool,
 }
 
@@ -193,6 +201,7 @@ struct Offered {
 enum Task {
     Offer(WeakRegion, RegionId),
     LetGo(u64),
+    Unread(u64),
 }
 
 #[derive(Debug)]
@@ -325,17 +334,31 @@ impl GpuMemory {
 }
 
 impl RegionWatch for GpuMemory {
-    fn ended(&self, id: RegionId) {
+    fn ended(&self, id: RegionId, kept: Kept) {
         let mut state = lock(&self.state);
+        if let Some(name) = state.read.remove(&id) {
+            if !state.read.values().any(|other| *other == name) {
+                state.tasks.push_back(Task::Unread(name));
+            }
+            drop((state, kept));
+            return self.wake();
+        }
         state.regions.remove(&id);
-        let State { offered, tasks, .. } = &mut *state;
+        let is_over = state.is_over;
+        let State {
+            offered,
+            tasks,
+            kept: all_kept,
+            ..
+        } = &mut *state;
         offered.retain(|_, one| {
-            if one.region == id {
+            if one.region == id && !is_over {
+                all_kept.insert(one.name, kept.clone());
                 tasks.push_back(Task::LetGo(one.name));
             }
             one.region != id
         });
-        drop(state);
+        drop((state, kept));
         self.wake();
     }
 }
@@ -398,13 +421,14 @@ impl Offers {
         state.is_over = true;
         let offered = std::mem::take(&mut state.offered);
         let imported = std::mem::take(&mut state.imported);
+        let kept = std::mem::take(&mut state.kept);
         drop(state);
         let unanswered = self.unanswered.values().map(|(_, one)| one);
         for one in offered.values().chain(unanswered) {
             lock(&OWN).remove(&one.name);
         }
         // Outside of the lock: lanes look there.
-        drop(imported);
+        drop((imported, kept));
     }
 
     fn wait(&self) -> io::Result<()> {
@@ -459,6 +483,10 @@ impl Offers {
             };
             match task {
                 Task::LetGo(name) => self.let_go(name),
+                Task::Unread(name) => {
+                    self.outboxes[1].push_back((Message::Unread { name }, None));
+                    return;
+                }
                 Task::Offer(region, id) => {
                     // Its last reference may end here.
                     if let Some(region) = region.upgrade()
@@ -545,11 +573,11 @@ impl Offers {
             {
                 match (socket, message) {
                     (0, Message::Answer { name, is_mapped }) => self.answered(name, is_mapped),
-                    (1, Message::LetGo { name }) => {
-                        self.rows.remove(&name);
-                        let imported = lock(&self.memory.state).imported.remove(&name);
-                        drop(imported);
+                    (0, Message::Unread { name }) => {
+                        let kept = lock(&self.memory.state).kept.remove(&name);
+                        drop(kept);
                     }
+                    (1, Message::LetGo { name }) => self.unmap(name),
                     (1, message) => {
                         if let Some((name, imported)) = self.import(message, descriptor) {
                             let is_mapped = imported.is_some();
@@ -565,6 +593,25 @@ impl Offers {
             }
         }
         Ok(())
+    }
+
+    /// The peer wants memory back: what still reads it ends, and then the peer is told.
+    fn unmap(&mut self, name: u64) {
+        self.rows.remove(&name);
+        let mut state = lock(&self.memory.state);
+        let Some(Imported::Mapped(regions)) = state.imported.remove(&name) else {
+            state.tasks.push_back(Task::Unread(name));
+            return;
+        };
+        state
+            .read
+            .extend(regions.iter().map(|region| (region.id(), name)));
+        drop(state);
+        for region in &regions {
+            let memory: Weak<GpuMemory> = Arc::downgrade(&self.memory);
+            region.watch(memory);
+        }
+        drop(regions);
     }
 
     fn answered(&mut self, name: u64, is_mapped: bool) {
