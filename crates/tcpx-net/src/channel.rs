@@ -1,6 +1,7 @@
 //! The channel: what every network offers the engine for moving chunks.
 
 use std::fmt::Debug;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -9,9 +10,11 @@ use std::time::{Duration, Instant};
 pub use tcpx_lanes::dial::Way;
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
+use tcpx_wire::frame::Exposure;
 use tcpx_wire::scatter::ScatterList;
 
 use crate::error::ChannelError;
+pub use crate::tcp::Exposed;
 
 /// One chunk to send.
 #[derive(Debug)]
@@ -425,6 +428,21 @@ pub trait Channel: Send + Debug {
     fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
         let _ = source;
         None
+    }
+
+    /// Where a payload lies, if the peer reads it there until the second is dropped: before the memory is anybody's again.
+    fn expose(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
+        let _ = source;
+        None
+    }
+
+    /// Copies a payload of the peer's from where it lies to host memory; `false` where the peer exposes it no more.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn read_exposed(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
+        let _ = (at, into);
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads

@@ -20,8 +20,8 @@ pub mod tcp;
 
 pub use auth::Auth;
 pub use channel::{
-    Cancel, Channel, ChannelStats, Completion, Direction, LaneStats, Payload, PendingClose, Posted,
-    Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    Cancel, Channel, ChannelStats, Completion, Direction, Exposed, LaneStats, Payload,
+    PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 pub use dial::{
     ControlStream, DialOptions, Dialled, LaneDial, LaneLink, begin_control, dial, dial_first,

@@ -41,7 +41,7 @@ use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Features, Network, Setup, Side};
 use local::{Door, LocalPath};
-pub use local::{Local, ParseLocalError};
+pub use local::{Exposed, Local, ParseLocalError};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 

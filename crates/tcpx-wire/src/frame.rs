@@ -22,7 +22,7 @@ pub use decoder::FrameDecoder;
 pub use detail::Detail;
 pub use encode::{encode, encode_head};
 pub use error::FrameError;
-pub use payload::Payload;
+pub use payload::{Eager, Exposure, Payload};
 pub use placed::PlacedChunks;
 #[cfg(test)]
 pub(crate) use settings::drawn_limits;
@@ -247,6 +247,17 @@ frames! {
         to: Destination,
         /// At most [`MAX_EAGER_BYTES`].
         payload: Payload,
+    },
+    /// The same, where the receiver reads the payload in the memory of the sender's process.
+    29 "exposed" Exposed {
+        /// The sender's name for the transfer.
+        transfer: TransferId,
+        /// The completion level the sender asks for.
+        level: Level,
+        /// Where it goes.
+        to: Destination,
+        /// Where it lies.
+        at: Exposure,
     },
     /// Receiver to sender: the eager payload is at its destination.
     8 "eager-done" EagerDone {

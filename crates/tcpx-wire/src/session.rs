@@ -40,7 +40,8 @@ pub use action::{
     Action, Chunk, Completed, Covered, GetRequest, Memory, OperationId, ReceiveRequest, SendRequest,
 };
 pub use config::{
-    Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_NOTIFICATION_BYTES, MAX_TRANSFER_BYTES,
+    Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_EXPOSED_BYTES, MAX_NOTIFICATION_BYTES,
+    MAX_TRANSFER_BYTES,
 };
 pub use error::{
     ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError, SessionError,

@@ -417,6 +417,7 @@ impl Ready {
                 (0, put(Extent::Pieces(list)))
             }
         };
+        let mut exposed = None;
         let started = if kind.role() == Role::Sender {
             let request = SendRequest {
                 to,
@@ -426,7 +427,11 @@ impl Ready {
                 eager: None,
                 chunk_bytes: None,
             };
-            core.start_send(&mut self.lease, self.fence.as_ref(), request)
+            let started = core.start_send(&mut self.lease, self.fence.as_ref(), request);
+            started.map(|(id, its)| {
+                exposed = its;
+                id
+            })
         } else {
             core.pace.calls(core.ticked());
             let now = core.now();
@@ -463,6 +468,7 @@ impl Ready {
         let mut operation = Operation::new(kind, self.lease, Arc::clone(state), core.ticked());
         operation.tag = tag;
         operation.fence = self.fence;
+        operation.exposed = exposed;
         operation.deferred = deferred.cloned();
         if kind == OperationKind::Get {
             core.get_started(&mut operation, bytes);

@@ -4,7 +4,8 @@
 //! [exposes](exposed) a chunk in an entry of its table, which the peer has mapped, and says on a lane which one; the
 //! receiver [reads](peer_memory) entry, payload and entry again, of [GPU memory](gpu_memory) by its copy worker. Only an
 //! entry that is still the chunk's after the last byte is success: a sender that lets go of memory empties the entry
-//! first.
+//! first. A short message in host memory is exposed as a whole: the frame that asks for it says where, and whoever takes
+//! that frame copies it, so that no lane is woken.
 //!
 //! Which process the peer is [the kernel says](proof), and the peer's memory holds what the two ends of the session alone
 //! know. The kernel asks for the right to read host memory with each call; where it refuses, that goes over TCP.
@@ -19,10 +20,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tcpx_memory::{MemoryKind, RegionSlice};
+use tcpx_wire::frame::Exposure;
 
 use super::transmit_table::Outgoing;
 use crate::network::Setup;
-pub(super) use exposed::{Exposed, Mark};
+pub use exposed::Exposed;
+pub(super) use exposed::Mark;
 use exposed::{HOST, PartWords, Table};
 use gpu_memory::GpuMemory;
 pub(super) use peer_memory::{PeerMemory, Place, Read, Source};
@@ -132,6 +135,27 @@ impl LocalPath {
             && payload.len() >= LEAST_BYTES
             && !self.has_failed.load(Ordering::Relaxed);
         goes.then(|| table.expose(slot, header, host_parts(payload)))?
+    }
+
+    /// Exposes a message, if the peer may read it; a frame says where.
+    pub(super) fn expose_message(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
+        let goes = self.exposes_host
+            && source.kind() == MemoryKind::Host
+            && source.len() >= LEAST_BYTES
+            && !self.has_failed.load(Ordering::Relaxed);
+        let (table, bytes) = (self.table.as_ref().filter(|_| goes)?, source.len());
+        table.expose_message(u32::try_from(bytes).ok()?, host_parts(source))
+    }
+
+    /// Copies a message to host memory; `false` where the peer exposes it no more.
+    ///
+    /// # Errors
+    /// It cannot be read, or the peer's table says what cannot be.
+    pub(super) fn read_message(&self, at: &Exposure, into: &RegionSlice) -> std::io::Result<bool> {
+        match self.peer.as_ref().filter(|_| self.reads_host) {
+            Some(peer) => peer.read_message(at, into),
+            None => Err(exposed::impossible("what is not read here".to_owned())),
+        }
     }
 
     /// Whether both ends read each other's GPU memory.

@@ -3,6 +3,7 @@
 mod remaining;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,8 +12,9 @@ use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
-use tcpx_wire::frame::Settings;
+use tcpx_wire::frame::{Exposure, Settings};
 
+use super::local::Exposed;
 use super::loss::Lost;
 use super::receive_table::Closing;
 use super::shared::{Event, LaneSocket, Parts, Shared, lock};
@@ -417,6 +419,14 @@ impl Channel for TcpChannel {
 
     fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
         self.shared.parts.local.chunk_bytes(source)
+    }
+
+    fn expose(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
+        self.shared.parts.local.expose_message(source)
+    }
+
+    fn read_exposed(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
+        self.shared.parts.local.read_message(at, into)
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {

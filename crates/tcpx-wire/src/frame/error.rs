@@ -70,6 +70,6 @@ impl FrameError {
 
     /// A kind that does not exist.
     pub(super) fn kind(arrived: u8) -> Self {
-        Self::field("unknown", "kind", "1 to 28", arrived.into())
+        Self::field("unknown", "kind", "1 to 29", arrived.into())
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Deref;
 
 use super::{
-    CancelReason, Destination, Detail, Extent, Frame, FrameError, GoodbyeReason, Grant, Level,
-    Limits, Notified, NumberUse, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag,
+    CancelReason, Destination, Detail, Exposure, Extent, Frame, FrameError, GoodbyeReason, Grant,
+    Level, Limits, Notified, NumberUse, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag,
     TimeLeft, TransferId, kind_name, most_payload,
 };
 use crate::plan::Taper;
@@ -320,6 +320,7 @@ structures! {
     }
     Place { window: u64, secret: WindowSecret, offset: u64 }
     PlacedChunks { first: u32, bits: u64 }
+    Exposure { entry: u16, mark: u64, bytes: u32 }
 }
 
 /// Enums whose variants have fields: their number, then those.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::config::Deadlines;
 use super::error::{ConnectionFailure, OperationError};
-use crate::frame::{Destination, Extent, Level, Role, Settings, Tag, TransferId};
+use crate::frame::{Destination, Eager, Extent, Level, Role, Settings, Tag, TransferId};
 use crate::pieces::PieceList;
 use crate::plan::ChunkPlan;
 
@@ -55,7 +55,7 @@ pub struct SendRequest {
     pub deadlines: Option<Deadlines>,
     /// The payload, where the caller can read it and
     /// [`Session::eager_allowed`](super::Session::eager_allowed) says yes.
-    pub eager: Option<Vec<u8>>,
+    pub eager: Option<Eager>,
     /// Bytes of its chunks, where the data plane says them to the peer's in front of each. `None`: as the receiver says,
     /// whose data plane takes no others.
     pub chunk_bytes: Option<u32>,
@@ -277,12 +277,12 @@ pub enum Action {
         chunk: Chunk,
     },
     /// Copy the payload to the start of the receive's destination, ahead of ends that were reached before; answer
-    /// [`eager_copied`](super::Session::eager_copied).
+    /// [`eager_copied`](super::Session::eager_copied). Of one that its sender exposes no more the end comes by itself.
     DeliverEager {
         /// The receive.
         operation: OperationId,
         /// At most the receive's capacity.
-        payload: Vec<u8>,
+        payload: Eager,
     },
     /// Compute CRC32C and keyed tag of the first `bytes` bytes of the operation's memory; answer
     /// [`digest`](super::Session::digest). For a send it may be asked while chunks are in flight.

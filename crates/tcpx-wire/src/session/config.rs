@@ -11,6 +11,9 @@ pub const CHUNK_GRAIN_BYTES: u32 = 4096;
 /// Longest transfer: [`u32::MAX`] chunks of the smallest size.
 pub const MAX_TRANSFER_BYTES: u64 = CHUNK_GRAIN_BYTES as u64 * u32::MAX as u64;
 
+/// Longest payload that a frame says the place of: its receiver copies it within one turn.
+pub const MAX_EXPOSED_BYTES: u64 = 1 << 20;
+
 /// Credit that an eager payload takes at least: the receiver remembers more of it than its bytes.
 const LEAST_CREDIT: u64 = 256;
 

@@ -36,7 +36,7 @@ pub enum RequestError {
         /// Length of the transfer.
         bytes: u64,
         /// Length of the payload.
-        payload: usize,
+        payload: u64,
     },
     /// A set-up advertisement is too long.
     #[error("a set-up advertisement is at most {most} bytes, not {bytes}; split it into rounds")]

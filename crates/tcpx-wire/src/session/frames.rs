@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::config::{Agreed, CHUNK_GRAIN_BYTES, MAX_TRANSFER_BYTES};
+use super::config::{Agreed, CHUNK_GRAIN_BYTES, MAX_EXPOSED_BYTES, MAX_TRANSFER_BYTES};
 use super::error::{ConnectionFailure, Delivered, EndCause, SessionError};
 use super::limits::{POSTED, within};
 use super::matching::{Announced, Arrival, PostedWindow, fits};
@@ -11,8 +11,8 @@ use super::operation::{Moving, Operation, Origin, Stage};
 use super::stream::Plan;
 use super::{unexpected, unknown};
 use crate::frame::{
-    Destination, Frame, GoodbyeReason, Grant, Level, Limits, NumberUse, PlacedChunks, RefuseReason,
-    Role, Settings, Tag, TransferId,
+    Destination, Eager, Frame, GoodbyeReason, Grant, Level, Limits, NumberUse, PlacedChunks,
+    RefuseReason, Role, Settings, Tag, TransferId,
 };
 use crate::plan::ChunkPlan;
 use crate::time::Time;
@@ -62,8 +62,18 @@ impl Session {
                 payload,
             } => {
                 let mut arrival = Arrival::new(transfer, level, payload.len() as u64, to);
-                arrival.eager = Some(payload);
+                arrival.eager = Some(Eager::Bytes(payload));
                 return self.arrived(now, "eager", arrival, to);
+            }
+            Frame::Exposed {
+                transfer,
+                level,
+                to,
+                at,
+            } => {
+                let mut arrival = Arrival::new(transfer, level, at.bytes.into(), to);
+                arrival.eager = Some(Eager::Exposed(at));
+                return self.arrived(now, "exposed", arrival, to);
             }
             Frame::Get {
                 request,
@@ -686,7 +696,8 @@ impl Session {
         arrival.pieces = self.piece_lists.pieces_kept(to);
         self.check_name(frame, transfer, arrival.eager.is_some(), to)?;
         let limit = match &arrival.eager {
-            Some(_) => self.config.ours.eager_limit.into(),
+            Some(Eager::Bytes(_)) => self.config.ours.eager_limit.into(),
+            Some(Eager::Exposed(_)) => MAX_EXPOSED_BYTES,
             None => MAX_TRANSFER_BYTES,
         };
         if arrival.bytes > limit {
@@ -994,14 +1005,17 @@ impl Session {
         let level = it.asked.max(arrival.level);
         if let Some(payload) = arrival.eager {
             // What travelled in the clear is not what its sender sent, whatever its checksum says.
-            let most = if is_bare {
+            let most = if is_bare || matches!(payload, Eager::Exposed(_)) {
                 Level::Placed
             } else {
                 Level::Verified
             };
             let level = level.min(most);
             (it.wire, it.bytes, it.level) = (Some(transfer), bytes, level);
-            it.digests.theirs = (level == Level::Verified).then(|| payload.crc32c().into());
+            it.digests.theirs = match level {
+                Level::Verified => payload.crc32c(),
+                _ => None,
+            };
             it.stage = Stage::Eager {
                 done: false,
                 verdict_wanted: arrival.level == Level::Verified,
@@ -1009,10 +1023,7 @@ impl Session {
             };
             self.urgent.extend([
                 matched(operation, transfer, None, bytes),
-                Action::DeliverEager {
-                    operation,
-                    payload: payload.into_bytes(),
-                },
+                Action::DeliverEager { operation, payload },
             ]);
         } else {
             let (pieces, tag) = (it.pieces, it.tag);

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::config;
+use super::config::{self, MAX_EXPOSED_BYTES};
 use super::error::{RequestError, SessionError};
 use super::matching::{PostedWindow, SendTag, fits};
 use super::one_sided::Queued;
@@ -17,7 +17,7 @@ use super::stall::OperationKind;
 use super::stream::Plan;
 use super::unexpected;
 use crate::frame::{
-    Frame, LEAST_PLAIN_BYTES, Level, Limits, Notified, NumberUse, Payload, Role, Tag, TimeLeft,
+    Eager, Frame, LEAST_PLAIN_BYTES, Level, Limits, Notified, NumberUse, Role, Tag, TimeLeft,
     TransferId,
 };
 use crate::time::Time;
@@ -140,18 +140,33 @@ impl Session {
 
     /// Whether a payload of this length may travel eagerly now: beside other sends one of half the limit at most.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
-        self.has_credit(bytes, 0)
+        let limit = self
+            .agreed
+            .map_or(0, |agreed| match self.operations.len(Role::Sender) {
+                0 => agreed.eager_limit,
+                _ => agreed.eager_beside(),
+            });
+        limit > 0 && bytes <= limit.into() && self.has_free(bytes, 0)
+    }
+
+    /// Whether a payload of this length may be exposed now, by its place in memory that the peer reads.
+    pub fn exposed_allowed(&self, bytes: u64) -> bool {
+        bytes <= MAX_EXPOSED_BYTES && self.has_free(0, 0)
     }
 
     /// The same, of a payload for so many pieces of a list.
-    pub(super) fn has_credit(&self, bytes: u64, pieces: u32) -> bool {
+    pub(super) fn has_credit(&self, eager: &Eager, pieces: u32) -> bool {
+        let goes = match eager {
+            Eager::Bytes(_) => self.eager_allowed(eager.bytes()),
+            Eager::Exposed(_) => self.exposed_allowed(eager.bytes()),
+        };
+        goes && self.has_free(eager.kept(), pieces)
+    }
+
+    fn has_free(&self, bytes: u64, pieces: u32) -> bool {
         self.agreed.is_some_and(|agreed| {
             let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
-            let limit = match self.operations.len(Role::Sender) {
-                0 => agreed.eager_limit,
-                _ => agreed.eager_beside(),
-            };
-            limit > 0 && bytes <= limit.into() && config::eager_cost(bytes, pieces) <= free
+            config::eager_cost(bytes, pieces) <= free
         })
     }
 
@@ -616,7 +631,7 @@ impl Session {
 /// One-sided operations of this side.
 impl Session {
     /// A put or a notification of this side leaves, or waits until the peer takes it.
-    pub(super) fn start_one_sided(&mut self, operation: OperationId, payload: Option<Payload>) {
+    pub(super) fn start_one_sided(&mut self, operation: OperationId, eager: Option<Eager>) {
         let Some(it) = self.operations.get(operation) else {
             return;
         };
@@ -633,7 +648,7 @@ impl Session {
             }
             _ => None,
         };
-        let queued = Queued { payload, group };
+        let queued = Queued { eager, group };
         let queue = queue_of(&it.origin);
         if one_sided.queued[queue].is_empty() && self.takes(operation) {
             self.ask_for_room(operation, queued);
@@ -685,7 +700,7 @@ impl Session {
         let mut digest = None;
         let (mut stage, mut number) = (Stage::Asked, None);
         let to = origin.destination(Tag(0), None);
-        let frame = match (queued.payload, origin) {
+        let frame = match (queued.eager, origin) {
             (_, Origin::Get { from, .. }) => {
                 let request = self.one_sided.next_get;
                 self.one_sided.next_get += 1;
@@ -699,15 +714,10 @@ impl Session {
                     left: TimeLeft::ANY,
                 }
             }
-            (Some(payload), _) => {
-                digest = Some(payload.crc32c().into());
+            (Some(eager), _) => {
+                digest = eager.crc32c();
                 stage = Stage::SENT;
-                Frame::Eager {
-                    transfer,
-                    level,
-                    to,
-                    payload,
-                }
+                eager.frame(transfer, level, to)
             }
             (None, _) => Frame::Waiting {
                 transfer,
@@ -743,8 +753,8 @@ impl Session {
         let Some(queued) = self.one_sided.queued[queue].remove(&operation) else {
             return;
         };
-        if queued.payload.is_some() {
-            self.eager_used -= config::eager_cost(it.bytes, it.pieces);
+        if let Some(eager) = &queued.eager {
+            self.eager_used -= config::eager_cost(eager.kept(), it.pieces);
         }
         if let Origin::Put { to: named, .. } | Origin::Get { from: named, .. } = it.origin {
             self.named(named);

@@ -8,7 +8,7 @@ use super::error::SessionError;
 use super::limits::{ASKS, TAGS, within};
 use super::stream::Plan;
 use super::unexpected;
-use crate::frame::{Destination, Level, Limits, Payload, Tag, TransferId};
+use crate::frame::{Destination, Eager, Level, Limits, Tag, TransferId};
 
 /// A transfer of the peer that waits for a receive.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Arrival {
     /// Pieces of a list that it covers.
     pub(super) pieces: u32,
     /// The payload of an eager transfer.
-    pub(super) eager: Option<Payload>,
+    pub(super) eager: Option<Eager>,
     /// It counts among those that ask for a receive which is not there.
     is_ask: bool,
 }
@@ -46,7 +46,8 @@ impl Arrival {
 
     /// Credit that it takes, if it is eager.
     pub(super) fn credit(&self) -> u64 {
-        eager_cost(self.bytes, self.pieces)
+        let kept = self.eager.as_ref().map_or(0, Eager::kept);
+        eager_cost(kept, self.pieces)
     }
 }
 
@@ -310,8 +311,10 @@ impl Matching {
     ) -> Result<(), SessionError> {
         // Credit counts only what its buffer holds now.
         arrival.is_ask = false;
-        if let Some(payload) = &mut arrival.eager {
-            payload.shrink();
+        if let Some(eager) = &mut arrival.eager {
+            if let Eager::Bytes(payload) = eager {
+                payload.shrink();
+            }
         } else if let Some(limits) = limits {
             within(ASKS, self.asks, 1, limits.asks)?;
             self.asks += 1;

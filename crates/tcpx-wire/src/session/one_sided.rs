@@ -19,7 +19,7 @@ use super::matching::Arrival;
 use super::operation::{Operation, Origin};
 use super::stall::OperationKind;
 use super::unexpected;
-use crate::frame::{Extent, Level, Notified, Payload, RefuseReason, TimeLeft, TransferId};
+use crate::frame::{Eager, Extent, Level, Notified, RefuseReason, TimeLeft, TransferId};
 use crate::pieces::PieceList;
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
@@ -71,7 +71,7 @@ impl Allowed {
 #[derive(Debug)]
 pub(super) struct Queued {
     /// Its bytes, where they travel with the frame that asks.
-    pub(super) payload: Option<Payload>,
+    pub(super) eager: Option<Eager>,
     /// The first of the puts before a notification, of a put that one follows.
     pub(super) group: Option<TransferId>,
 }

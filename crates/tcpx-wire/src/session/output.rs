@@ -112,6 +112,11 @@ impl Session {
                 transfer,
                 to: Destination::Put { left, .. },
                 ..
+            }
+            | Frame::Exposed {
+                transfer,
+                to: Destination::Put { left, .. },
+                ..
             } => self
                 .operations
                 .named(Role::Sender, *transfer)
@@ -126,7 +131,10 @@ impl Session {
         {
             *left = it.clock.left(now);
         }
-        if let Frame::Waiting { transfer, .. } | Frame::Eager { transfer, .. } = &frame {
+        if let Frame::Waiting { transfer, .. }
+        | Frame::Eager { transfer, .. }
+        | Frame::Exposed { transfer, .. } = &frame
+        {
             let operation = OperationId::new(Role::Sender, transfer.0);
             if let Some(it) = self.operations.get_mut(operation) {
                 it.is_begun = true;
@@ -220,6 +228,10 @@ impl Outbox {
             Frame::Posted { .. } => &mut counted.posted,
             Frame::Eager { payload, .. } => {
                 bytes = payload.len() as u64;
+                &mut counted.eager
+            }
+            Frame::Exposed { at, .. } => {
+                bytes = at.bytes.into();
                 &mut counted.eager
             }
             _ => &mut self.others,

@@ -10,7 +10,7 @@ use super::one_sided::Allowed;
 use super::operation::{Digests, End, Operation, Origin, Stage};
 use super::output::Ending;
 use crate::frame::{
-    Destination, Frame, GoodbyeReason, Level, MAX_SETUP_BYTES, Payload, RefuseReason, Role, Tag,
+    Destination, Eager, Frame, GoodbyeReason, Level, MAX_SETUP_BYTES, RefuseReason, Role, Tag,
     TransferId,
 };
 use crate::time::Time;
@@ -70,12 +70,12 @@ impl Session {
         if bytes > MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
         }
-        if let Some(payload) = &eager
-            && payload.len() as u64 != bytes
+        if let Some(eager) = &eager
+            && eager.bytes() != bytes
         {
             return Err(RequestError::EagerLength {
                 bytes,
-                payload: payload.len(),
+                payload: eager.bytes(),
             });
         }
         // Those of lists that the operation and its payload count for.
@@ -97,19 +97,26 @@ impl Session {
                 Origin::PeerGet { request, covered }
             }
         };
-        let is_bare = self.is_bare(bytes);
-        let mut eager = eager
-            .filter(|_| self.has_credit(bytes, carried) && !(is_bare && level == Level::Verified));
+        let is_exposed = matches!(eager, Some(Eager::Exposed(_)));
+        let is_bare = is_exposed || self.is_bare(bytes);
+        let mut eager = eager.filter(|eager| {
+            let goes = match level {
+                // The source is the program's again while nobody has read it.
+                Level::Sent => !is_exposed,
+                Level::Placed => true,
+                Level::Verified => !is_bare,
+            };
+            goes && self.has_credit(eager, carried)
+        });
         let tag = to.tag().unwrap_or(Tag(0));
         let mut number = None;
         if eager.is_some() && matches!(origin, Origin::Send) {
             number = self.number_eager(tag, is_bare);
             eager = eager.filter(|_| number.is_some());
         }
-        let payload = eager.map(|payload| {
-            self.eager_used += eager_cost(bytes, carried);
-            Payload::from(payload)
-        });
+        if let Some(eager) = &eager {
+            self.eager_used += eager_cost(eager.kept(), carried);
+        }
         let kind = origin.kind();
         let deadlines = deadlines.unwrap_or(usual);
         let operation = self.begin(since, Role::Sender, origin, bytes, level, deadlines);
@@ -121,17 +128,13 @@ impl Session {
         it.chunk_bytes = chunk_bytes;
         it.is_counted = kind.is_peers();
         if !kind.has_tag() && !kind.is_peers() {
-            self.start_one_sided(operation, payload);
-        } else if let Some(payload) = payload {
+            self.start_one_sided(operation, eager);
+        } else if let Some(eager) = eager {
             let transfer = operation.transfer();
             (it.stage, it.wire) = (Stage::SENT, Some(transfer));
-            it.digests.ours = Some(payload.crc32c().into());
-            self.transmit.push_back(Frame::Eager {
-                transfer,
-                level,
-                to: it.origin.destination(tag, number),
-                payload,
-            });
+            it.digests.ours = eager.crc32c();
+            let to = it.origin.destination(tag, number);
+            self.transmit.push_back(eager.frame(transfer, level, to));
         } else if kind.has_tag() {
             self.number_send(operation);
         } else {

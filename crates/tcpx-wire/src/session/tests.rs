@@ -5,6 +5,7 @@ mod cancels;
 mod closing;
 mod data_plane;
 mod deadlines;
+mod exposed;
 mod hostile;
 mod model;
 mod one_sided;
@@ -23,7 +24,7 @@ use super::*;
 use proptest::prelude::*;
 
 use crate::frame::{
-    Destination, Grant, Level, Limits, Role, Settings, Tag, TimeLeft, drawn_limits,
+    Destination, Eager, Exposure, Grant, Level, Limits, Role, Settings, Tag, TimeLeft, drawn_limits,
 };
 
 /// The next thing to do, whatever frames wait.
@@ -112,8 +113,17 @@ fn send(tag: u64, bytes: u64, level: Level) -> SendRequest {
 
 fn eager(tag: u64, bytes: usize, level: Level) -> SendRequest {
     SendRequest {
-        eager: Some((0..bytes).map(|at| at as u8 ^ tag as u8).collect()),
+        eager: Some(Vec::from_iter((0..bytes).map(|at| at as u8 ^ tag as u8)).into()),
         ..send(tag, bytes as u64, level)
+    }
+}
+
+fn exposed(tag: u64, bytes: u32, level: Level) -> SendRequest {
+    let (entry, mark) = (3, u64::from(bytes));
+    let at = Exposure { entry, mark, bytes };
+    SendRequest {
+        eager: Some(Eager::Exposed(at)),
+        ..send(tag, bytes.into(), level)
     }
 }
 

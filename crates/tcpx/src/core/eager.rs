@@ -1,10 +1,13 @@
 //! Messages that travel with their announcement: their bytes go over the control connection, at once.
 
+use std::io;
 use std::time::Duration;
 
 use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, Work};
-use tcpx_wire::frame::MAX_EAGER_BYTES;
-use tcpx_wire::session::{OperationId, OperationKind};
+use tcpx_net::Exposed;
+use tcpx_wire::Level;
+use tcpx_wire::frame::{Eager, Exposure, MAX_EAGER_BYTES};
+use tcpx_wire::session::{DataFailure, OperationId, OperationKind, SendRequest};
 
 use super::Core;
 use super::tokens::Token;
@@ -49,8 +52,66 @@ impl Core {
         self.jobs_finished(finished)
     }
 
+    /// Where the payload of a send lies, if that is told in place of its bytes.
+    pub(super) fn place_of(
+        &self,
+        lease: &Lease,
+        fence: Option<&Fence>,
+        request: &SendRequest,
+    ) -> Option<(Exposure, Exposed)> {
+        // The source must be whole, and stays its program's until the peer has read it.
+        let goes = fence.is_none()
+            && request.level == Level::Placed
+            && self.session.exposed_allowed(request.bytes);
+        match &self.channels[..] {
+            [one] if goes => one.channel.expose(&lease.all()),
+            _ => None,
+        }
+    }
+
     /// Copies an eager payload to its destination.
-    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Vec<u8>) {
+    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Eager) {
+        match payload {
+            Eager::Bytes(payload) => self.deliver_bytes(id, payload.into_bytes()),
+            Eager::Exposed(at) => match self.deliver_exposed(id, &at) {
+                // What the peer exposes no more has ended there, which it says.
+                Ok(()) => {}
+                Err(error) => {
+                    let failure = DataFailure::Memory(format!("of the peer: {error}"));
+                    let now = self.now();
+                    self.session.data_failed(now, id, None, failure);
+                }
+            },
+        }
+    }
+
+    fn deliver_exposed(&mut self, id: OperationId, at: &Exposure) -> io::Result<()> {
+        let now = self.now();
+        let [one] = &self.channels[..] else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let Some(operation) = self.operations.get(&id) else {
+            return Ok(());
+        };
+        let bytes = at.bytes as usize;
+        let is_host = operation.lease.region().kind() == MemoryKind::Host;
+        if is_host && operation.kind != OperationKind::PeerNotification {
+            let into = operation.lease.slice(..bytes).map_err(io::Error::other)?;
+            if one.channel.read_exposed(at, &into)? {
+                self.session.eager_copied(now, id);
+            }
+            return Ok(());
+        }
+        let mut payload = Vec::new();
+        let aside = Region::host(bytes).map_err(io::Error::other)?.all();
+        if one.channel.read_exposed(at, &aside)? {
+            aside.append_to(&mut payload).map_err(io::Error::other)?;
+            self.deliver_bytes(id, payload);
+        }
+        Ok(())
+    }
+
+    fn deliver_bytes(&mut self, id: OperationId, payload: Vec<u8>) {
         if let Some(operation) = self.operations.get_mut(&id)
             && operation.kind == OperationKind::PeerNotification
         {

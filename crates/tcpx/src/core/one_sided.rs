@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
 use tcpx_net::Direction;
-use tcpx_wire::frame::{Destination, RefuseReason, TransferId};
+use tcpx_wire::frame::{Destination, Eager, RefuseReason, TransferId};
 use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
@@ -350,29 +350,33 @@ impl Core {
             eager: None,
             chunk_bytes: None,
         };
-        let id = self.start_send(&mut lease, None, send)?;
+        let (id, exposed) = self.start_send(&mut lease, None, send)?;
         let (kind, state) = (OperationKind::PeerGet, TransferState::new(bytes));
         let mut operation = Operation::new(kind, lease, state, self.ticked());
         operation.used = used;
+        operation.exposed = exposed;
         self.operations.insert(id, operation);
         Ok(())
     }
 
-    /// Starts a send; its payload goes with the announcement where that is faster.
+    /// Starts a send; its payload goes with the announcement where that is faster, or its place does.
     pub(crate) fn start_send(
         &mut self,
         lease: &mut Lease,
         fence: Option<&Fence>,
         request: SendRequest,
-    ) -> Result<OperationId, Error> {
+    ) -> Result<(OperationId, Option<tcpx_net::Exposed>), Error> {
         let bytes = request.bytes;
         // Before the bytes are read, which takes a while from a GPU.
         self.pace.calls(self.ticked());
         let is_keyed = request.level == Level::Verified && self.session.is_bare(bytes);
-        let eager = if self.session.eager_allowed(bytes) && !is_keyed {
-            self.read_small(lease, fence)?
-        } else {
-            None
+        let (at, exposed) = self.place_of(lease, fence, &request).unzip();
+        let eager = match at {
+            Some(at) => Some(Eager::Exposed(at)),
+            None if self.session.eager_allowed(bytes) && !is_keyed => {
+                self.read_small(lease, fence)?.map(Eager::from)
+            }
+            None => None,
         };
         let announced = eager.is_none();
         if self.gpu.is_some() {
@@ -392,7 +396,8 @@ impl Core {
         if announced && started.is_ok() {
             self.expect(bytes, Direction::Out);
         }
-        started.map_err(|error| self.request_error(error))
+        let id = started.map_err(|error| self.request_error(error))?;
+        Ok((id, exposed))
     }
 
     /// A part of a batch has ended whose notification waits for all of them.
@@ -446,15 +451,16 @@ impl Core {
             eager: None,
             chunk_bytes: None,
         };
-        let (id, lease) = if self.session.eager_allowed(bytes) {
+        let ((id, exposed), lease) = if self.session.eager_allowed(bytes) {
             let lease = self.lease_nothing()?;
             let request = SendRequest {
-                eager: Some(notice.bytes),
+                eager: Some(notice.bytes.into()),
                 ..request
             };
             let now = self.now();
             let started = self.session.send(now, request);
-            (started.map_err(|error| self.request_error(error))?, lease)
+            let id = started.map_err(|error| self.request_error(error))?;
+            ((id, None), lease)
         } else {
             let region = Region::host(notice.bytes.len())?;
             region.write_from(0, &notice.bytes)?;
@@ -464,6 +470,7 @@ impl Core {
         let kind = OperationKind::Notification;
         let mut operation = Operation::new(kind, lease, notice.state, self.ticked());
         operation.follows = notice.follows;
+        operation.exposed = exposed;
         self.operations.insert(id, operation);
         Ok(id)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_memory::{Fence, Lease, UnpackMethod};
+use tcpx_net::Exposed;
 use tcpx_wire::session::{Completed, OperationKind};
 use tcpx_wire::{Role, TransferId};
 
@@ -28,6 +29,8 @@ pub(crate) struct Operation {
     pub(crate) comes: bool,
     /// What a notification of the peer brought with its frame.
     pub(crate) message: Option<Vec<u8>>,
+    /// The peer reads the memory where it lies, until this is dropped: before the memory is free.
+    pub(crate) exposed: Option<Exposed>,
     /// The memory; every request and job gets slices that ride on this lease.
     pub(crate) lease: Lease,
     pub(crate) fence: Option<Fence>,
@@ -74,6 +77,7 @@ impl Operation {
             used: Vec::new(),
             comes: false,
             message: None,
+            exposed: None,
             follows: false,
             deferred: None,
             tag: 0,

@@ -29,7 +29,7 @@ impl Core {
                 Ok(Some(frame)) => {
                     any = true;
                     let now = self.now();
-                    let is_message = matches!(frame, Frame::Eager { .. });
+                    let is_message = matches!(frame, Frame::Eager { .. } | Frame::Exposed { .. });
                     let is_list = matches!(frame, Frame::Pieces { .. });
                     let is_seen_to =
                         matches!(frame, Frame::Received { .. }) && self.resume.is_some();

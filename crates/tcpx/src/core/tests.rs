@@ -111,7 +111,7 @@ impl Scene {
                     bytes: bytes as u64,
                     level,
                     deadlines: None,
-                    eager: (bytes <= 1024).then(|| vec![0; bytes]),
+                    eager: (bytes <= 1024).then(|| vec![0; bytes].into()),
                     chunk_bytes: None,
                 },
             ),

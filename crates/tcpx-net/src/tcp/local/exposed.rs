@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
+use tcpx_lanes::lock;
 use tcpx_lanes::shared_words::SharedWords;
 use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::frame::Exposure;
 
 /// Bytes in front of the entries, by which the reader knows the process that the table is of.
 pub(super) const PROOF_BYTES: usize = 32;
@@ -26,9 +28,23 @@ pub(super) const HOST: u64 = 0;
 /// Where a part lies.
 pub(super) type PartWords = [u64; PART];
 
-/// The table: proof, an entry for each send in flight, and their further parts.
+/// Entries for payload that is exposed by its place in a frame, beside those of chunks.
+pub(super) const MESSAGES: u16 = 64;
+
+/// The table: proof, an entry for each send in flight, others for messages, and their further parts.
 #[derive(Debug)]
-pub(super) struct Table(SharedWords);
+pub(super) struct Table {
+    words: SharedWords,
+    messages: Mutex<Messages>,
+}
+
+/// Entries that no message has.
+#[derive(Debug, Default)]
+struct Messages {
+    free: Vec<u16>,
+    /// What marks the last one: none has the mark of another.
+    last: u64,
+}
 
 /// What is known of an entry that was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,30 +59,41 @@ impl Mark {
         let live = [header.transfer.0, header.sequence.wrapping_add(1)];
         Self { entry, live }
     }
+
+    pub(super) fn of_message(at: &Exposure) -> Self {
+        let (entry, live) = (at.entry, [at.mark, 1]);
+        Self { entry, live }
+    }
 }
 
 impl Table {
-    pub(super) fn new(proof: &[u8; PROOF_BYTES], entries: u16) -> io::Result<Arc<Self>> {
-        let table = Self(SharedWords::new(PROOF + ALL * usize::from(entries))?);
+    pub(super) fn new(proof: &[u8; PROOF_BYTES], chunks: u16) -> io::Result<Arc<Self>> {
+        let entries = chunks.saturating_add(MESSAGES);
+        let words = SharedWords::new(PROOF + ALL * usize::from(entries))?;
         let (proof, _) = proof.as_chunks::<8>();
-        for (word, value) in table.0.words().iter().zip(proof) {
+        for (word, value) in words.words().iter().zip(proof) {
             word.store(u64::from_ne_bytes(*value), Ordering::Release);
         }
-        Ok(Arc::new(table))
+        let messages = Mutex::new(Messages {
+            free: (chunks..entries).rev().collect(),
+            last: 0,
+        });
+        Ok(Arc::new(Self { words, messages }))
     }
 
     /// The table of a peer.
     pub(super) fn of_peer(words: SharedWords) -> Self {
-        Self(words)
+        let messages = Mutex::default();
+        Self { words, messages }
     }
 
     /// Where it begins in the process that made it.
     pub(super) fn address(&self) -> u64 {
-        self.0.words().as_ptr().addr() as u64
+        self.words.words().as_ptr().addr() as u64
     }
 
     fn entry(&self, entry: u16) -> Option<&[AtomicU64; ENTRY]> {
-        let words = self.0.words();
+        let words = self.words.words();
         let entries = (words.len() - PROOF.min(words.len())) / ALL;
         let at = usize::from(entry);
         words
@@ -77,28 +104,62 @@ impl Table {
 
     /// The words of its parts behind the first.
     fn further(&self, entry: u16) -> Option<&[AtomicU64]> {
-        let words = self.0.words();
+        let words = self.words.words();
         let entries = (words.len() - PROOF.min(words.len())) / ALL;
         let start = PROOF + ENTRY * entries + PART * MOST_PARTS * usize::from(entry);
         words.get(start..start + PART * MOST_PARTS)
     }
 
-    /// Fills the entry of a slot, which is empty. `None` where there are too many parts.
+    /// Exposes a chunk in the entry of its slot, which is empty. `None` where there are too many parts.
     pub(super) fn expose(
         self: &Arc<Self>,
         slot: u16,
         header: &[u8; ChunkHeader::BYTES],
-        mut parts: impl Iterator<Item = PartWords>,
+        parts: impl Iterator<Item = PartWords>,
     ) -> Option<Exposed> {
         let header = ChunkHeader::decode(header).ok()?;
-        let [window, index, count, first @ .., _, _] = self.entry(slot)?;
+        self.fill(Mark::new(slot, &header), parts)?;
+        let table = Arc::clone(self);
+        Some(Exposed {
+            table,
+            entry: slot,
+            is_message: false,
+        })
+    }
+
+    /// Exposes a message of so many bytes in an entry that is free. `None` where there is none, or there are too many
+    /// parts.
+    pub(super) fn expose_message(
+        self: &Arc<Self>,
+        bytes: u32,
+        parts: impl Iterator<Item = PartWords>,
+    ) -> Option<(Exposure, Exposed)> {
+        let mut messages = lock(&self.messages);
+        let entry = messages.free.pop()?;
+        messages.last += 1;
+        let mark = messages.last;
+        drop(messages);
+        let table = Arc::clone(self);
+        let exposed = Exposed {
+            table,
+            entry,
+            is_message: true,
+        };
+        let at = Exposure { entry, mark, bytes };
+        self.fill(Mark::of_message(&at), parts)?;
+        Some((at, exposed))
+    }
+
+    /// Fills an entry that is empty.
+    fn fill(&self, mark: Mark, mut parts: impl Iterator<Item = PartWords>) -> Option<()> {
+        let [window, index, count, first @ .., _, _] = self.entry(mark.entry)?;
         let store = |words: &[AtomicU64], part: PartWords| {
             for (word, value) in words.iter().zip(part) {
                 word.store(value, Ordering::Release);
             }
         };
         store(first, parts.next()?);
-        let mut places = self.further(slot)?.chunks(PART);
+        let mut places = self.further(mark.entry)?.chunks(PART);
         let mut all = 1;
         for part in parts {
             if all == MOST_PARTS {
@@ -108,12 +169,9 @@ impl Table {
             all += 1;
         }
         count.store(all as u64, Ordering::Release);
-        window.store(header.transfer.0, Ordering::Release);
-        index.store(header.sequence.wrapping_add(1), Ordering::Release);
-        Some(Exposed {
-            table: Arc::clone(self),
-            slot,
-        })
+        window.store(mark.live[0], Ordering::Release);
+        index.store(mark.live[1], Ordering::Release);
+        Some(())
     }
 
     /// Whether the chunk is exposed: what was read before was its payload.
@@ -171,7 +229,7 @@ impl Table {
 
 impl AsFd for Table {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.words.as_fd()
     }
 }
 
@@ -182,20 +240,24 @@ pub(super) fn impossible(what: String) -> io::Error {
     )
 }
 
-/// A chunk that the peer may read until this is dropped: what it read by then, and nothing that it reads later, counts.
+/// Payload that the peer may read until this is dropped: what it read by then, and nothing that it reads later, counts.
 /// Drop it before the payload.
 #[derive(Debug)]
-pub(in crate::tcp) struct Exposed {
+pub struct Exposed {
     table: Arc<Table>,
-    slot: u16,
+    entry: u16,
+    is_message: bool,
 }
 
 impl Drop for Exposed {
     fn drop(&mut self) {
-        if let Some([_, index, ..]) = self.table.entry(self.slot) {
+        if let Some([_, index, ..]) = self.table.entry(self.entry) {
             index.store(0, Ordering::SeqCst);
             // Before anything that is written to the payload from now on.
             fence(Ordering::SeqCst);
+        }
+        if self.is_message {
+            lock(&self.table.messages).free.push(self.entry);
         }
     }
 }

@@ -6,12 +6,13 @@ use rustix::process::Pid;
 use tcpx_lanes::socket_calls::{Part, Span, read_process, read_process_bytes};
 use tcpx_memory::{Access, Gather, MemoryKind, RegionSlice};
 use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
+use tcpx_wire::frame::Exposure;
 
 use super::exposed::{HOST, Mark, PROOF_BYTES, PartWords, Table, impossible};
 use super::gpu_memory::GpuMemory;
 
-/// Bytes that one call copies: a lane looks at the rest of its work in between.
-const SLICE_BYTES: usize = 256 << 10;
+/// Bytes that one call copies: a lane looks at the rest of its work in between. They take some 20 us.
+pub(super) const SLICE_BYTES: usize = 256 << 10;
 /// Parts that one call copies.
 const SLICE_PARTS: usize = 256;
 
@@ -19,7 +20,17 @@ const SLICE_PARTS: usize = 256;
 #[derive(Debug)]
 pub(in crate::tcp) struct PeerMemory {
     pub(super) table: Table,
-    pub(super) process: Option<Pid>,
+    pub(super) process: Option<Process>,
+    pub(super) slice_bytes: usize,
+}
+
+/// A process whose memory may be read, and that holds a proof which it alone knows.
+#[derive(Debug)]
+pub(super) struct Process {
+    id: Pid,
+    /// Where the proof is.
+    at: u64,
+    proof: [u8; PROOF_BYTES],
 }
 
 /// Where an exposed chunk lies.
@@ -52,17 +63,41 @@ pub(in crate::tcp) enum Read {
     LetGo,
 }
 
-/// Whether this process may read the other's, and that is the one that knows the proof.
-///
-/// # Errors
-/// The kernel lets nobody read it, or something else is there.
-pub(super) fn prove(process: Pid, table: u64, proof: &[u8; PROOF_BYTES]) -> io::Result<()> {
-    let mut there = [0; PROOF_BYTES];
-    let at = remote(table, PROOF_BYTES as u64);
-    match read_process_bytes(process, at, &mut there)? {
-        PROOF_BYTES if there == *proof => Ok(()),
-        PROOF_BYTES => Err(io::Error::other("it holds another value")),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+impl Process {
+    /// The process of this number, if this one may read its memory and it knows the proof.
+    ///
+    /// # Errors
+    /// The kernel lets nobody read it, or something else is there.
+    pub(super) fn prove(id: Pid, at: u64, proof: [u8; PROOF_BYTES]) -> io::Result<Self> {
+        let process = Self { id, at, proof };
+        let mut there = [0; PROOF_BYTES];
+        match read_process_bytes(id, process.proof(), &mut there)? {
+            PROOF_BYTES if there == proof => Ok(process),
+            PROOF_BYTES => Err(io::Error::other("it holds another value")),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn proof(&self) -> Span {
+        remote(self.at, PROOF_BYTES as u64)
+    }
+
+    /// Fills a part from these spans, as far as one call does. `None`: the process has ended, and what has its number now
+    /// says something else.
+    fn read(&self, spans: &[Span], into: Part<'_>) -> io::Result<Option<usize>> {
+        let (wanted, mut there) = (into.len, [0; PROOF_BYTES]);
+        let read = match read_process(self.id, spans, into, &mut there) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+                return Ok(None);
+            }
+            read => read?,
+        };
+        let is_proven = match read.checked_sub(wanted) {
+            Some(PROOF_BYTES) => there == self.proof,
+            // Another call then, which finds the same process or none.
+            _ => Self::prove(self.id, self.at, self.proof).is_ok(),
+        };
+        Ok(is_proven.then_some(read.min(wanted)))
     }
 }
 
@@ -80,8 +115,17 @@ impl PeerMemory {
         let ChunkPayload::Exposed { entry } = header.payload else {
             return Ok(None);
         };
-        let mark = Mark::new(entry, header);
-        let Some((part, rest)) = self.table.parts(mark, header.length.into())? else {
+        self.source(Mark::new(entry, header), header.length.into(), gpus, to)
+    }
+
+    fn source(
+        &self,
+        mark: Mark,
+        length: u64,
+        gpus: Option<&GpuMemory>,
+        to: MemoryKind,
+    ) -> io::Result<Option<Source>> {
+        let Some((part, rest)) = self.table.parts(mark, length)? else {
             return Ok(None);
         };
         let is_host = |[of, ..]: &PartWords| *of == HOST;
@@ -91,6 +135,25 @@ impl PeerMemory {
             None => return Err(impossible("GPU memory, which is not read here".to_owned())),
         };
         Ok(Some(Source { mark, place }))
+    }
+
+    /// Copies a message in host memory; `false` where its sender has let go of it.
+    ///
+    /// # Errors
+    /// The peer's memory cannot be read, or its table says what cannot be.
+    pub(super) fn read_message(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
+        let mark = Mark::of_message(at);
+        let Some(mut source) = self.source(mark, at.bytes.into(), None, MemoryKind::Host)? else {
+            return Ok(false);
+        };
+        let mut done = 0;
+        while done < into.len() {
+            match self.read(&mut source, into, done)? {
+                Read::LetGo => return Ok(false),
+                Read::Bytes(bytes) => done += bytes,
+            }
+        }
+        Ok(true)
     }
 
     /// Whether the sender has not let go of the chunk: all that was read of it before was its payload.
@@ -108,15 +171,15 @@ impl PeerMemory {
         into: &RegionSlice,
         done: usize,
     ) -> io::Result<Read> {
-        let (Place::Host { part, rest }, Some(process)) = (&mut source.place, self.process) else {
+        let (Place::Host { part, rest }, Some(process)) = (&mut source.place, &self.process) else {
             return Err(impossible("host memory, which is not read here".to_owned()));
         };
-        let most = (into.len() - done).min(SLICE_BYTES);
-        let mut spans = [Span::EMPTY; SLICE_PARTS];
+        let most = (into.len() - done).min(self.slice_bytes);
+        let mut spans = [Span::EMPTY; SLICE_PARTS + 1];
         let (mut wanted, mut count) = (0, 0);
         for ([_, at, len], span) in std::iter::once(&*part)
             .chain(rest.iter().rev())
-            .zip(&mut spans)
+            .zip(&mut spans[..SLICE_PARTS])
         {
             let len = (most as u64 - wanted).min(*len);
             *span = remote(*at, len);
@@ -127,13 +190,15 @@ impl PeerMemory {
             from: done,
             len: wanted as usize,
         };
-        let read = read_process(process, &spans[..count], local, &mut []);
+        spans[count] = process.proof();
+        let read = process.read(&spans[..=count], local);
         if !self.is_live(source.mark) {
             return Ok(Read::LetGo);
         }
         match read? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            bytes => {
+            None => Ok(Read::LetGo),
+            Some(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(bytes) => {
                 skip(part, rest, bytes as u64);
                 Ok(Read::Bytes(bytes))
             }
@@ -211,7 +276,7 @@ mod tests {
     use tcpx_memory::Region;
     use tcpx_wire::TransferId;
 
-    use super::super::exposed::{Exposed, MOST_PARTS};
+    use super::super::exposed::{Exposed, MESSAGES, MOST_PARTS};
     use super::super::host_parts;
     use super::*;
 
@@ -255,7 +320,8 @@ mod tests {
         let words = SharedWords::open(table.as_fd().try_clone_to_owned().unwrap()).unwrap();
         PeerMemory {
             table: Table::of_peer(words),
-            process: Some(getpid()),
+            process: Some(Process::prove(getpid(), table.address(), PROOF).unwrap()),
+            slice_bytes: SLICE_BYTES,
         }
     }
 
@@ -267,10 +333,81 @@ mod tests {
     fn memory_without_the_proof_is_nobodys() {
         let table = Table::new(&PROOF, 2).unwrap();
         for (at, proof) in [(table.address(), [8; PROOF_BYTES]), (16, PROOF)] {
-            assert!(prove(getpid(), at, &proof).is_err());
+            assert!(Process::prove(getpid(), at, proof).is_err());
         }
-        prove(getpid(), table.address(), &PROOF).unwrap();
-        {}
+        Process::prove(getpid(), table.address(), PROOF).unwrap();
+    }
+
+    /// The kernel may have given the number of one that has ended to another.
+    #[test]
+    fn nothing_is_read_of_a_process_that_lost_the_proof() {
+        for pieces in [1, 2 * SLICE_PARTS] {
+            let (table, source) = (Table::new(&PROOF, 1).unwrap(), filled());
+            let part = LENGTH / pieces;
+            let all = gathered(&source, (0..pieces).map(|at| at * part..(at + 1) * part));
+            let header = header(1, 0, pieces * part);
+            let _exposed = expose(&table, &header, &all);
+            let into = Region::host(LENGTH).unwrap().all();
+            let mut peer = peer(&table);
+            let mut found = find(&peer, &header).unwrap().unwrap();
+            let read = peer.read(&mut found, &into, 0).unwrap();
+            assert!(matches!(read, Read::Bytes(_)), "{read:?}");
+            for (id, proof) in [
+                (getpid(), [8; PROOF_BYTES]),
+                (Pid::from_raw(i32::MAX).unwrap(), PROOF),
+            ] {
+                let at = table.address();
+                peer.process = Some(Process { id, at, proof });
+                let mut found = find(&peer, &header).unwrap().unwrap();
+                let read = peer.read(&mut found, &into, 0).unwrap();
+                assert_eq!(read, Read::LetGo, "{pieces} pieces of {id:?}");
+            }
+        }
+    }
+
+    fn message(table: &Arc<Table>, source: &RegionSlice) -> (Exposure, Exposed) {
+        let bytes = source.len() as u32;
+        let exposed = table.expose_message(bytes, host_parts(source));
+        exposed.expect("an entry is free")
+    }
+
+    #[test]
+    fn messages_are_read_until_they_are_let_go_of() {
+        let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
+        let peer = peer(&table);
+        let mut sent = vec![0; LENGTH];
+        source.read_to(0, &mut sent).unwrap();
+        let into = Region::host(LENGTH).unwrap();
+        let mut before = None;
+        for _ in 0..3 * MESSAGES {
+            let (at, exposed) = message(&table, &source.all());
+            into.write_from(0, &vec![0; LENGTH]).unwrap();
+            assert!(peer.read_message(&at, &into.all()).unwrap());
+            let mut came = vec![0; LENGTH];
+            into.read_to(0, &mut came).unwrap();
+            assert!(sent == came);
+            // What has its entry now is another one.
+            if let Some(before) = before.replace(at) {
+                assert!(!peer.read_message(&before, &into.all()).unwrap());
+            }
+            drop(exposed);
+            assert!(!peer.read_message(&at, &into.all()).unwrap());
+        }
+        let all: Vec<_> = (0..MESSAGES)
+            .map(|_| message(&table, &source.all()))
+            .collect();
+        assert!(
+            table
+                .expose_message(LENGTH as u32, host_parts(&source.all()))
+                .is_none()
+        );
+        drop(all);
+        // Nor in too many parts, which takes no entry.
+        for _ in 0..2 * MESSAGES {
+            let parts = vec![[HOST, 0, 1]; MOST_PARTS + 1];
+            assert!(table.expose_message(1, parts.into_iter()).is_none());
+        }
+        message(&table, &source.all());
     }
 
     #[test]
@@ -278,14 +415,25 @@ mod tests {
         let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
         let pieces = (0..200).rev().map(|at| at * 3000..(at + 1) * 3000);
         let gathered = gathered(&source, pieces);
-        for (window, payload) in [(1, source.all()), (2, gathered)] {
+        let slices = [61, 2999, 3000, 65_537, SLICE_BYTES];
+        let whole = (1..)
+            .zip(slices)
+            .map(|(window, slice)| (window, slice, source.all()));
+        let parts = (9..)
+            .zip(slices)
+            .map(|(window, slice)| (window, slice, gathered.clone()));
+        for (window, slice_bytes, payload) in whole.chain(parts) {
+            let peer = PeerMemory {
+                slice_bytes,
+                ..peer(&table)
+            };
             let header = header(window, 1, LENGTH);
             let _exposed = expose(&table, &header, &payload);
             let into = Region::host(LENGTH).unwrap();
-            let mut found = find(&peer(&table), &header).unwrap().unwrap();
+            let mut found = find(&peer, &header).unwrap().unwrap();
             let mut done = 0;
             while done < LENGTH {
-                match peer(&table).read(&mut found, &into.all(), done).unwrap() {
+                match peer.read(&mut found, &into.all(), done).unwrap() {
                     Read::Bytes(bytes) => done += bytes,
                     Read::LetGo => panic!("it is exposed"),
                 }
@@ -293,7 +441,7 @@ mod tests {
             let (mut sent, mut came) = (vec![0; LENGTH], vec![0; LENGTH]);
             payload.read_to(&mut sent).unwrap();
             into.read_to(0, &mut came).unwrap();
-            assert!(sent == came, "window {window}");
+            assert!(sent == came, "window {window} by {slice_bytes} bytes");
         }
     }
 
@@ -352,7 +500,9 @@ mod tests {
         }
         let table = Table::new(&PROOF, 1).unwrap();
         let beyond = ChunkHeader {
-            payload: ChunkPayload::Exposed { entry: 1 },
+            payload: ChunkPayload::Exposed {
+                entry: 1 + MESSAGES,
+            },
             ..header
         };
         assert!(find(&peer(&table), &beyond).is_err());

@@ -18,7 +18,7 @@ use tcpx_memory::Gpu;
 
 use super::exposed::{PROOF_BYTES, Table};
 use super::gpu_memory::{GpuMemory, Message};
-use super::peer_memory::{PeerMemory, prove};
+use super::peer_memory::{PeerMemory, Process, SLICE_BYTES};
 use super::{Local, LocalPath};
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
@@ -182,20 +182,26 @@ impl Door {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let (proof, _) = proof(setup, other(setup.side));
+        let is_own = process == Some(getpid());
         let proven = match process {
-            Some(process) => prove(process, address, &proof),
+            Some(process) => Process::prove(process, address, proof),
             None => Err(io::Error::other("it is in another process namespace")),
+        };
+        let (process, refused) = match proven {
+            Ok(process) => (Some(process), None),
+            Err(error) => (None, Some(error)),
         };
         let memory = PeerMemory {
             table: Table::of_peer(SharedWords::open(table)?),
-            process: process.filter(|_| proven.is_ok()),
+            process,
+            slice_bytes: SLICE_BYTES,
         };
         Ok(Came {
             socket,
             memory,
-            refused: proven.err(),
+            refused,
             has_gpus,
-            is_own: process == Some(getpid()),
+            is_own,
         })
     }
 }

@@ -70,6 +70,12 @@ fn any_frame() -> impl Strategy<Value = Frame> {
                 Frame::Eager { transfer, level, to, payload }
             }
         ),
+        3 => (id(), any_level(), any_destination(), any::<(u16, u64)>(), 0u32..40).prop_map(
+            |(transfer, level, to, (entry, mark), bytes)| {
+                let at = Exposure { entry, mark, bytes };
+                Frame::Exposed { transfer, level, to, at }
+            }
+        ),
         4 => (id(), any_grant(number())).prop_map(|(transfer, grant)| {
             Frame::Grant { transfer, grant }
         }),

@@ -312,7 +312,25 @@ impl Pair {
             }
             Action::DeliverEager { operation, payload } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(payload.len() as u64 <= watched.bytes && watched.copied.is_none());
+                assert!(payload.bytes() <= watched.bytes && watched.copied.is_none());
+                let payload = match payload {
+                    Eager::Bytes(payload) => payload.into_bytes(),
+                    // It is read at once, or never where its sender has let go of it.
+                    Eager::Exposed(exposed) => {
+                        watched.copying = true;
+                        let (transfer, _) = watched.matched.unwrap();
+                        let sent = OperationId::new(Role::Sender, transfer.0);
+                        let sent = self.sides[1 - at].operations.get(&sent);
+                        if sent.is_some_and(|sent| sent.outcome.is_none()) {
+                            let side = &mut self.sides[at];
+                            let watched = side.operations.get_mut(&operation).unwrap();
+                            watched.copying = false;
+                            watched.copied = Some(vec![0; exposed.bytes as usize]);
+                            side.session.eager_copied(self.now, operation);
+                        }
+                        return;
+                    }
+                };
                 assert!(watched.matched.is_some());
                 watched.copying = true;
                 watched.copied = Some(payload);
@@ -428,7 +446,10 @@ impl Pair {
         match found {
             Some(watched) => assert_eq!(watched.placed_bytes, bytes, "no wrong success"),
             // Eager and empty transfers have no chunks.
-            None => assert!(bytes <= u64::from(side.session.config.ours.eager_limit)),
+            None => {
+                let most = u64::from(side.session.config.ours.eager_limit);
+                assert!(bytes <= most.max(MAX_EXPOSED_BYTES));
+            }
         }
     }
 

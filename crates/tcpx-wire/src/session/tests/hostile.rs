@@ -20,7 +20,7 @@ pub(super) fn session(config: Config) -> Session {
     session
 }
 
-fn drain(session: &mut Session) -> (Vec<Frame>, Vec<Action>) {
+pub(super) fn drain(session: &mut Session) -> (Vec<Frame>, Vec<Action>) {
     drain_at(session, Time(0))
 }
 
@@ -36,7 +36,7 @@ pub(super) fn drain_at(session: &mut Session, now: Time) -> (Vec<Frame>, Vec<Act
     }
 }
 
-fn to_receive(number: u64) -> Destination {
+pub(super) fn to_receive(number: u64) -> Destination {
     let tag = Tag(1);
     Destination::Receive { tag, number }
 }
@@ -77,7 +77,10 @@ fn placed(first: u32, chunks: &[u32]) -> Frame {
 }
 
 /// The error that the last of these frames causes.
-fn error(session: &mut Session, frames: impl IntoIterator<Item = Frame>) -> SessionError {
+pub(super) fn error(
+    session: &mut Session,
+    frames: impl IntoIterator<Item = Frame>,
+) -> SessionError {
     let mut frames = frames.into_iter().peekable();
     while let Some(frame) = frames.next() {
         drain(session);
@@ -221,7 +224,10 @@ fn a_short_payload_that_waits_holds_no_long_buffer() {
             Action::DeliverEager { payload, .. } => Some(payload),
             _ => None,
         });
-        let payload = delivered.unwrap();
+        let Some(Eager::Bytes(payload)) = delivered else {
+            panic!("it brought its bytes");
+        };
+        let payload = payload.into_bytes();
         assert_eq!(payload, [transfer as u8; 8]);
         assert!(payload.capacity() < 1024, "{} bytes", payload.capacity());
     }

@@ -141,8 +141,11 @@ fn play(schedule: &Schedule) {
                 true => 20_000,
                 false => [0, 1, 4096, 5000, 16_384, 60_000, 200_000][random.below(7) as usize],
             };
-            let request = if random.chance(50) && pair.sides[side].session.eager_allowed(bytes) {
+            let session = &pair.sides[side].session;
+            let request = if random.chance(50) && session.eager_allowed(bytes) {
                 eager(tag, bytes as usize, level)
+            } else if random.chance(40) && session.exposed_allowed(bytes) {
+                exposed(tag, bytes as u32, level)
             } else {
                 send(tag, bytes, level)
             };

@@ -219,11 +219,11 @@ fn blow(storm: &Storm) {
                     true => 20_000,
                     false => [0, 1, 4096, 5000, 16_384, 60_000, 200_000][random.below(7) as usize],
                 };
-                let wants_eager = random.chance(40);
-                let mut request = match wants_eager && pair.sides[side].session.eager_allowed(bytes)
-                {
-                    true => eager(tag, bytes as usize, level),
-                    false => send(tag, bytes, level),
+                let session = &pair.sides[side].session;
+                let mut request = match random.below(10) {
+                    0..4 if session.eager_allowed(bytes) => eager(tag, bytes as usize, level),
+                    4..7 if session.exposed_allowed(bytes) => exposed(tag, bytes as u32, level),
+                    _ => send(tag, bytes, level),
                 };
                 request.deadlines = deadlines;
                 if random.chance(30) {

@@ -372,7 +372,7 @@ fn more_operations_than_allowed_are_refused() {
     });
     assert_eq!(session.send(Time(0), request.clone()), too_long);
     request.bytes = 3;
-    request.eager = Some(vec![0; 2]);
+    request.eager = Some(vec![0; 2].into());
     let length = Err(RequestError::EagerLength {
         bytes: 3,
         payload: 2,

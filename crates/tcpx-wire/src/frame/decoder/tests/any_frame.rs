@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame::{
-    CancelReason, Detail, Extent, GoodbyeReason, Grant, Limits, Notified, NumberUse, RefuseReason,
-    Role, TimeLeft, drawn_limits,
+    CancelReason, Detail, Exposure, Extent, GoodbyeReason, Grant, Limits, Notified, NumberUse,
+    RefuseReason, Role, TimeLeft, drawn_limits,
 };
 use crate::window::{Place, WindowSecret};
 
@@ -180,6 +180,14 @@ fn any_frame() -> impl Strategy<Value = Frame> {
                 level,
                 to,
                 payload: payload.into(),
+            }
+        ),
+        (id(), level(), destination(), any::<(u16, u64, u32)>()).prop_map(
+            |(transfer, level, to, (entry, mark, bytes))| Frame::Exposed {
+                transfer,
+                level,
+                to,
+                at: Exposure { entry, mark, bytes },
             }
         ),
         id().prop_map(|transfer| Frame::EagerDone { transfer }),

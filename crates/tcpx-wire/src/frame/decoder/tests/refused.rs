@@ -23,8 +23,8 @@ fn each_header_error_names_what_arrived() {
         decode_one(&bytes).unwrap_err()
     };
     assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
-    assert_eq!(with(2, 0), field("unknown", "kind", "1 to 28", 0));
-    assert_eq!(with(2, 29), field("unknown", "kind", "1 to 28", 29));
+    assert_eq!(with(2, 0), field("unknown", "kind", "1 to 29", 0));
+    assert_eq!(with(2, 30), field("unknown", "kind", "1 to 29", 30));
     assert_eq!(with(3, 4), field("ready", "fields", ROOM, 4));
     let most = format!("of at most {MAX_BODY_BYTES} bytes");
     assert_eq!(with(7, 1), field("ready", "a body", &most, 1 << 24));
