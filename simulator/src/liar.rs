@@ -431,7 +431,7 @@ impl Liar {
                 total,
                 length: step.min(total - offset) as u32,
                 attempt: 0,
-                payload: ChunkPayload::Follows { behind: 0 },
+                payload: ChunkPayload::Follows,
             }));
         }
     }

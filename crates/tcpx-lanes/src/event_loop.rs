@@ -53,8 +53,6 @@ pub trait Source: Send + Debug {
 pub enum Turn {
     /// Nothing to do before the socket or [`Remote::resume`] says so.
     Rest,
-    /// As `Rest`, but it takes another turn after a [`NAP`] even so.
-    Nap,
     /// There is more to do; others first.
     Again,
     /// The source has ended; forget it.
@@ -91,7 +89,6 @@ impl Remote {
             source,
             place: Arc::clone(&self.place),
             queued: false,
-            naps: false,
         };
         let mut arrivals = lock(&self.inbox.arrivals);
         match &mut *arrivals {
@@ -136,7 +133,6 @@ struct Entry {
     source: Box<dyn Source>,
     place: Arc<Place>,
     queued: bool,
-    naps: bool,
 }
 
 /// What others know of a loop.
@@ -208,7 +204,6 @@ impl EventLoop {
                 inbox: inner,
                 entries: Vec::new(),
                 turns: VecDeque::new(),
-                woken_by: None,
                 expectant: false,
             }
             .run();
@@ -225,8 +220,6 @@ impl EventLoop {
     }
 }
 
-/// How long a source naps at most, or a millisecond more: the system waits for whole ones.
-pub const NAP: Duration = Duration::from_millis(1);
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
 const PATIENCE: Duration = Duration::from_micros(300);
 /// The same on few cores, for what comes at once: the peer writes 128 KiB in less. To wake the loop takes a good part of
@@ -247,8 +240,6 @@ struct Runner {
     inbox: Arc<Inbox>,
     entries: Vec<Option<Entry>>,
     turns: VecDeque<usize>,
-    /// When those that nap get their turn.
-    woken_by: Option<Instant>,
     /// One of those that had a turn last is.
     expectant: bool,
 }
@@ -277,9 +268,7 @@ impl Runner {
             } else {
                 // What was sent since the last look makes this end at once.
                 self.inbox.waker.set_looked_for(false);
-                let left = |at: Instant| at.saturating_duration_since(Instant::now());
-                let nap = self.woken_by.map(|at| timespec(left(at)));
-                let waited = awake.asleep(|| wait(nap.as_ref()));
+                let waited = awake.asleep(|| wait(None));
                 self.inbox.waker.set_looked_for(true);
                 waited
             };
@@ -303,9 +292,6 @@ impl Runner {
                     break;
                 }
                 self.read_inbox();
-            }
-            if self.woken_by.is_some_and(|at| at <= Instant::now()) {
-                self.wake_napping();
             }
             if !self.turns.is_empty() {
                 last = Instant::now();
@@ -403,15 +389,6 @@ impl Runner {
         }
     }
 
-    fn wake_napping(&mut self) {
-        self.woken_by = None;
-        for index in 0..self.entries.len() {
-            if self.entries[index].as_ref().is_some_and(|entry| entry.naps) {
-                self.queue(index);
-            }
-        }
-    }
-
     fn turn(&mut self, index: usize) {
         let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
@@ -424,13 +401,9 @@ impl Runner {
             let _ = catch_unwind(AssertUnwindSafe(|| source.broke()));
             Turn::End
         });
-        entry.naps = turn == Turn::Nap;
         self.expectant |= entry.source.is_expectant();
         match turn {
             Turn::Rest => {}
-            Turn::Nap => {
-                self.woken_by.get_or_insert_with(|| Instant::now() + NAP);
-            }
             Turn::Again => self.queue(index),
             Turn::End => self.remove(index),
         }

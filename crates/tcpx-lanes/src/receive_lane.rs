@@ -1,12 +1,9 @@
 //! The receiving half of a lane: reads a header, asks its [`Target`] where the payload goes, and reads it
 //! there.
 
-mod coalescer;
-
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -15,7 +12,6 @@ use tcpx_wire::lane_seal::{HEADER_BYTES, Sealer, TAG_BYTES};
 use crate::event_loop::{BROKE, Source, Turn};
 use crate::sealing::{NextRecord, ReceiveSeal};
 use crate::socket_calls::{self as calls, Moved};
-use coalescer::ReceiveCoalescer;
 
 /// Bytes that a lane may read before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -96,12 +92,8 @@ pub trait Target: Send + Debug {
         false
     }
 
-    /// All of the payload was read. Whether the owner was told; it may be told `later`, which is asked then, and
-    /// [`tell`](Self::tell) is called before long.
-    fn complete(&mut self, claim: Self::Claim, later: impl FnOnce() -> bool) -> bool;
-
-    /// Tells the owner of what it was to be told later.
-    fn tell(&mut self) {}
+    /// All of the payload was read.
+    fn complete(&mut self, claim: Self::Claim);
 
     /// The claim was withdrawn; the rest of the chunk is read and dropped.
     fn release(&mut self, claim: Self::Claim);
@@ -190,7 +182,6 @@ pub struct ReceiveLane<T: Target> {
     state: State<T::Claim>,
     /// Bytes that must wait in the socket before the lane is woken.
     low_water: usize,
-    coalescer: ReceiveCoalescer,
     /// Bytes of chunks that were read to their end.
     read: u64,
     /// Those that the sender was told of.
@@ -235,7 +226,6 @@ impl<T: Target> ReceiveLane<T> {
             have: 0,
             state: State::Header,
             low_water: 1,
-            coalescer: ReceiveCoalescer::default(),
             read: 0,
             acknowledged: 0,
         }
@@ -300,10 +290,7 @@ impl<T: Target> ReceiveLane<T> {
             }
         };
         match ChunkHeader::decode(&header) {
-            Ok(header) => {
-                self.coalescer.begin(header.bytes_behind());
-                self.arrive(header, false)
-            }
+            Ok(header) => self.arrive(header, false),
             Err(error) => Err(Violation {
                 expected: "a chunk header".to_owned(),
                 arrived: format!("something else ({error})"),
@@ -398,11 +385,8 @@ impl<T: Target> ReceiveLane<T> {
 
     /// A chunk's payload was all read, after `bytes` more were, and is at its place if somebody wants it.
     fn complete(&mut self, header: ChunkHeader, claim: Option<T::Claim>, bytes: usize) -> Step {
-        let length = header.length as usize;
-        let coalescer = &mut self.coalescer;
-        let later = || coalescer.holds(length, Instant::now);
-        if claim.is_some_and(|claim| self.target.complete(claim, later)) {
-            self.coalescer.told();
+        if let Some(claim) = claim {
+            self.target.complete(claim);
         }
         // Behind that: who hears of it may end, and the receiver must not take its end for a loss.
         self.acknowledge(&header);
@@ -499,34 +483,22 @@ impl<T: Target> ReceiveLane<T> {
         let _ = calls::send_bytes(answers, &record[..bytes]);
     }
 
-    /// Before the lane rests after a turn that moved so many bytes: has the kernel wake it for a useful number of
-    /// them. If so many have come meanwhile, setting the mark wakes the lane too.
-    fn rest(&mut self, moved: usize) -> Turn {
-        let waits = self.waiting().is_some();
-        let tells = match waits {
-            true => self.coalescer.rest_for_owner(),
-            false => self.coalescer.rest(moved >= self.low_water, Instant::now),
-        };
-        if tells {
-            self.target.tell();
-        }
+    /// Before the lane rests: has the kernel wake it for a useful number of bytes. If so many have come meanwhile,
+    /// setting the mark wakes the lane too.
+    fn rest(&mut self) -> Turn {
         let wanted = match &self.state {
-            _ if waits => 1,
-            State::Payload { header, done, .. } => {
-                let more = self.coalescer.low_water();
-                let left = self.wire_left(header, *done);
-                more.unwrap_or_else(|| left.clamp(1, T::LOW_WATER))
-            }
-            State::Header => self.coalescer.low_water().unwrap_or(1),
+            State::Payload {
+                header,
+                done,
+                waits: false,
+                ..
+            } => self.wire_left(header, *done).clamp(1, T::LOW_WATER),
             _ => 1,
         };
         if wanted != self.low_water && calls::set_low_water(self.target.socket(), wanted).is_ok() {
             self.low_water = wanted;
         }
-        match self.coalescer.naps() {
-            true => Turn::Nap,
-            false => Turn::Rest,
-        }
+        Turn::Rest
     }
 
     fn end(&mut self, end: End) -> Turn {
@@ -604,20 +576,17 @@ impl<T: Target> Source for ReceiveLane<T> {
                 Step::Moved(bytes) => share = share.saturating_sub(bytes),
                 Step::Rest => {
                     self.tell_sender();
-                    return self.rest(TURN_BYTES - share);
+                    return self.rest();
                 }
                 Step::End(end) => return self.end(end),
             }
-        }
-        if self.coalescer.goes_on(Instant::now) {
-            self.target.tell();
         }
         Turn::Again
     }
 
     fn is_expectant(&self) -> bool {
         let in_payload = matches!(&self.state, State::Payload { waits: false, .. });
-        (in_payload || self.coalescer.naps()) && self.target.is_near()
+        in_payload && self.target.is_near()
     }
 
     fn broke(&mut self) {
@@ -685,9 +654,7 @@ mod tests {
             moved.map(Progress::Moved)
         }
 
-        fn complete(&mut self, (): (), _later: impl FnOnce() -> bool) -> bool {
-            true
-        }
+        fn complete(&mut self, (): ()) {}
 
         fn release(&mut self, (): ()) {}
 
@@ -707,7 +674,7 @@ mod tests {
             total: 0,
             length: LENGTH as u32,
             attempt: 0,
-            payload: ChunkPayload::Follows { behind: 0 },
+            payload: ChunkPayload::Follows,
         };
         for near in [true, false] {
             let (socket, mut far) = UnixStream::pair().expect("a pair");

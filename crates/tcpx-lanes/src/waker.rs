@@ -21,7 +21,7 @@ const RAISED: u8 = 1;
 const WOKEN: u8 = 2;
 /// The consumer looks without being woken.
 const LOOKED_FOR: u8 = 4;
-/// There is work that nobody has woken the consumer for: it need not be, or will be later.
+/// There is work that nobody has woken the consumer for.
 const QUIET: u8 = 8;
 /// It is to be woken for what is raised quietly as well.
 const WANTED: u8 = 16;
@@ -64,16 +64,6 @@ impl Raised {
             _ => raised(state),
         });
         before & (WANTED | RAISED | LOOKED_FOR) == WANTED
-    }
-
-    /// As [`raise`](Self::raise), but leaves a consumer asleep that nobody has woken, and answers false: then
-    /// whoever calls this raises before long.
-    fn raise_later(&self) -> bool {
-        let before = self.change(|state| match state & (RAISED | LOOKED_FOR) {
-            0 => state | QUIET,
-            _ => raised(state),
-        });
-        before & (RAISED | LOOKED_FOR) != 0
     }
 
     /// The consumer wants to be woken for such work from now on, or no longer; true when it must be for what there
@@ -177,12 +167,6 @@ impl Waker {
         if self.raised.raise_quietly() {
             self.write();
         }
-    }
-
-    /// As [`wake`](Self::wake), but wakes nobody: whether the consumer looks, or was woken before. If not, whoever
-    /// calls this wakes before long; by then there may be more to wake it for.
-    pub fn wake_later(&self) -> bool {
-        self.raised.raise_later()
     }
 
     /// The consumer wants to be woken for what is [woken for quietly](Self::wake_quietly), or no longer. Nobody else says
@@ -304,23 +288,6 @@ mod tests {
         assert!(waker.is_raised() && !is_readable(&waker));
         waker.set_looked_for(false);
         assert!(is_readable(&waker));
-    }
-
-    #[test]
-    fn what_may_be_told_later_wakes_nobody_and_is_seen_by_who_looks() {
-        let waker = Waker::new().expect("an eventfd");
-        waker.set_wanted(true);
-        assert!(!waker.wake_later());
-        assert!(!is_readable(&waker) && !waker.is_raised());
-        waker.wake();
-        assert!(is_readable(&waker));
-        assert!(waker.wake_later(), "somebody has woken it");
-        waker.clear();
-        waker.set_looked_for(true);
-        assert!(waker.wake_later());
-        assert!(waker.is_raised() && !is_readable(&waker));
-        waker.set_looked_for(false);
-        assert!(is_readable(&waker), "what was not seen is announced");
     }
 
     #[test]

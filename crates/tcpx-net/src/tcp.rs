@@ -238,7 +238,6 @@ impl Network for TcpNetwork {
             },
             dead_after: setup.dead_after,
             protection,
-            tells_behind: lanes == 1,
             socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,

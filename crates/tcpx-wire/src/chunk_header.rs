@@ -7,7 +7,7 @@ use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, kind u8, attempt u8, behind or place u16, sequence u64, transfer u64,
+/// On the wire, little endian: magic u32, kind u8, attempt u8, entry u16, sequence u64, transfer u64,
 /// offset u64, total u64, length u32, CRC32C of the 44 bytes before. The kind says where the payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
@@ -33,11 +33,7 @@ pub struct ChunkHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkPayload {
     /// It follows its header.
-    Follows {
-        /// What the sender had queued for the same lane behind it, in whole [units](ChunkHeader::BEHIND_UNIT) of payload:
-        /// so much follows at once. 0 where that is not known, and where the channel has several lanes.
-        behind: u16,
-    },
+    Follows,
     /// It lies in the sender's memory, on the same host, and the receiver reads it there. Nothing of it follows.
     Exposed {
         /// The entry of the sender's table that says where.
@@ -54,8 +50,6 @@ impl ChunkHeader {
     pub const FOLLOWS: u8 = 2;
     /// Kind of a chunk whose payload lies in the sender's memory.
     pub const EXPOSED: u8 = 3;
-    /// Bytes in one unit of `behind`.
-    pub const BEHIND_UNIT: u64 = 1 << 16;
 
     /// Reads a header.
     ///
@@ -75,9 +69,10 @@ impl ChunkHeader {
         }
         let [kind, attempt] = field(bytes, 4);
         let number = u16::from_le_bytes(field(bytes, 6));
-        let payload = match kind {
-            Self::FOLLOWS => ChunkPayload::Follows { behind: number },
-            Self::EXPOSED => ChunkPayload::Exposed { entry: number },
+        let payload = match (kind, number) {
+            (Self::FOLLOWS, 0) => ChunkPayload::Follows,
+            (Self::FOLLOWS, _) => return Err(error("entry", "0".to_owned(), number.to_string())),
+            (Self::EXPOSED, entry) => ChunkPayload::Exposed { entry },
             _ => {
                 let known = format!("{} or {}", Self::FOLLOWS, Self::EXPOSED);
                 return Err(error("kind", known, kind.to_string()));
@@ -113,19 +108,6 @@ impl ChunkHeader {
         Ok(header)
     }
 
-    /// How a header says that so many bytes are behind its chunk.
-    pub fn units_behind(bytes: u64) -> u16 {
-        u16::try_from(bytes / Self::BEHIND_UNIT).unwrap_or(u16::MAX)
-    }
-
-    /// Bytes of payload that follow its chunk at once, as far as that is known.
-    pub fn bytes_behind(&self) -> u64 {
-        match self.payload {
-            ChunkPayload::Follows { behind } => u64::from(behind) * Self::BEHIND_UNIT,
-            ChunkPayload::Exposed { .. } => 0,
-        }
-    }
-
     /// Whether its payload lies in the sender's memory.
     pub const fn is_exposed(&self) -> bool {
         matches!(self.payload, ChunkPayload::Exposed { .. })
@@ -155,10 +137,10 @@ impl ChunkHeader {
 }
 
 impl ChunkPayload {
-    /// Kind, attempt, and behind or entry.
+    /// Kind, attempt and entry.
     fn encode(self, attempt: u8) -> [u8; 4] {
         let (kind, number) = match self {
-            Self::Follows { behind } => (ChunkHeader::FOLLOWS, behind),
+            Self::Follows => (ChunkHeader::FOLLOWS, 0),
             Self::Exposed { entry } => (ChunkHeader::EXPOSED, entry),
         };
         let [low, high] = number.to_le_bytes();
@@ -200,7 +182,7 @@ mod tests {
             total: 0,
             length: 524_288,
             attempt: 0,
-            payload: ChunkPayload::Follows { behind: 0 },
+            payload: ChunkPayload::Follows,
         }
     }
 
@@ -230,12 +212,12 @@ mod tests {
             let transfer = TransferId(transfer);
             let payload = match is_exposed {
                 true => ChunkPayload::Exposed { entry: number },
-                false => ChunkPayload::Follows { behind: number },
+                false => ChunkPayload::Follows,
             };
             let total = if says_total { offset + u64::from(length) } else { 0 };
             let header = ChunkHeader { sequence, transfer, offset, total, length, attempt, payload };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
-            let other = ChunkPayload::Follows { behind: 0 };
+            let other = ChunkPayload::Follows;
             let mut bytes = ChunkHeader { attempt: !attempt, payload: other, ..header }.encode();
             ChunkHeader::renew(&mut bytes, attempt, payload);
             prop_assert_eq!(bytes, header.encode());
@@ -260,11 +242,10 @@ mod tests {
         assert_eq!(bytes[40..44], [0, 0, 8, 0]);
         let again = ChunkHeader {
             attempt: 2,
-            payload: ChunkPayload::Follows { behind: 0x0102 },
             total: 6 << 32,
             ..header()
         };
-        assert_eq!(again.encode()[5..8], [2, 2, 1]);
+        assert_eq!(again.encode()[5..8], [2, 0, 0]);
         let exposed = ChunkHeader {
             payload: ChunkPayload::Exposed { entry: 0x0304 },
             ..again
@@ -281,6 +262,7 @@ mod tests {
         };
         refused(|bytes| bytes[0] = 0, "magic", "0x43504300");
         refused(|bytes| bytes[4] = 1, "kind", "1");
+        refused(|bytes| bytes[7] = 1, "entry", "256");
         refused(|bytes| bytes[40..44].fill(0), "length", "0");
         refused(|bytes| bytes[43] = 0x40, "length", "1074266112");
         let beyond = "524288 bytes at 18446744073709551615";

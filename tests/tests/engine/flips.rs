@@ -404,7 +404,7 @@ fn nothing_opens_from_a_flipped_bit_of_a_sealed_stream_on() {
                     total: PART as u64,
                     length: PART as u32,
                     attempt: 0,
-                    payload: ChunkPayload::Follows { behind: 0 },
+                    payload: ChunkPayload::Follows,
                 };
                 stream.extend_from_slice(&sealer.seal_header(&header.encode()));
                 let mut text = text.to_vec();

@@ -126,19 +126,6 @@ fn work_published_while_the_consumer_stops_looking_is_announced() {
     });
 }
 
-/// Whoever tells later raises unless the consumer knew; it may stop looking meanwhile.
-#[test]
-fn what_is_told_later_is_seen_or_announced() {
-    let tell = |raised: &Raised| !raised.raise_later() && raised.raise();
-    explore(move || {
-        let shared = shared();
-        shared.0.set_looked_for(true);
-        let producers = producers_that(&shared, [tell, Raised::raise_quietly]);
-        shared.0.set_wanted(true);
-        sees_all(&shared, producers, |raised| raised.set_looked_for(false));
-    });
-}
-
 /// A consumer that comes to want quiet work is woken for what it did not see, whichever was first.
 #[test]
 fn quiet_work_is_seen_or_announced_once_it_is_wanted() {

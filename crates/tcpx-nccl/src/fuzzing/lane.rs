@@ -63,7 +63,7 @@ pub fn lane(data: &[u8]) {
         while !has_ended {
             match lane.turn() {
                 Turn::Again => {}
-                Turn::Rest | Turn::Nap => break,
+                Turn::Rest => break,
                 Turn::End => has_ended = true,
             }
         }

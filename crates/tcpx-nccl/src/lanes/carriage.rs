@@ -69,7 +69,7 @@ pub(super) fn header(
         total,
         length,
         attempt: 0,
-        payload: ChunkPayload::Follows { behind: 0 },
+        payload: ChunkPayload::Follows,
     }
 }
 

@@ -476,7 +476,7 @@ mod tests {
             total,
             length,
             attempt: 0,
-            payload: ChunkPayload::Follows { behind: 0 },
+            payload: ChunkPayload::Follows,
         }
     }
 

@@ -199,7 +199,7 @@ impl Target for Comms {
         arriving.inlet.write().is_none()
     }
 
-    fn complete(&mut self, arriving: Arriving, _later: impl FnOnce() -> bool) -> bool {
+    fn complete(&mut self, arriving: Arriving) {
         let Arriving {
             inlet,
             part,
@@ -214,7 +214,6 @@ impl Target for Comms {
                 }
             }
         }
-        false
     }
 
     fn release(&mut self, arriving: Arriving) {
@@ -331,7 +330,7 @@ mod tests {
             total: BYTES as u64,
             length: BYTES as u32,
             attempt,
-            payload: ChunkPayload::Follows { behind: 0 },
+            payload: ChunkPayload::Follows,
         };
         header.encode()
     }

@@ -179,18 +179,6 @@ impl Target for OpenWindows {
     }
 
     fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Reading>, Violation> {
-        if header.bytes_behind() > 0 && !self.shared.parts.tells_behind {
-            return Err(Violation {
-                expected: "a chunk that says nothing of those behind it".to_owned(),
-                arrived: format!(
-                    "{} bytes behind chunk {} of window {}",
-                    header.bytes_behind(),
-                    header.sequence,
-                    header.transfer
-                ),
-                chunk: Some(*header),
-            });
-        }
         let (shared, lane) = (&self.shared, self.socket.lane);
         let arrival = shared.without_holder(|| shared.receive.claim(lane, header))?;
         Ok(match arrival {
@@ -257,7 +245,7 @@ impl Target for OpenWindows {
         reading.claim.window.is_closing()
     }
 
-    fn complete(&mut self, reading: Reading, later: impl FnOnce() -> bool) -> bool {
+    fn complete(&mut self, reading: Reading) {
         let Reading {
             claim,
             into: Some(into),
@@ -265,7 +253,7 @@ impl Target for OpenWindows {
         } = reading
         else {
             // Bytes were read, so there was memory for them.
-            return false;
+            return;
         };
         let mark = exposed.and_then(|(_, source)| match source? {
             Source {
@@ -276,11 +264,7 @@ impl Target for OpenWindows {
         });
         let received = &self.shared.counters.chunks_received;
         received.fetch_add(1, Ordering::Relaxed);
-        Shared::deliver(&self.shared, claim, into, mark, later)
-    }
-
-    fn tell(&mut self) {
-        self.shared.roster.signal.wake();
+        Shared::deliver(&self.shared, claim, into, mark);
     }
 
     fn release(&mut self, reading: Reading) {

@@ -515,7 +515,7 @@ mod tests {
             total: region.len() as u64,
             length: CHUNK,
             attempt: 0,
-            payload: ChunkPayload::Follows { behind: 0 },
+            payload: ChunkPayload::Follows,
         }
     }
 

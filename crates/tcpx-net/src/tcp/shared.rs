@@ -151,8 +151,6 @@ pub(super) struct Parts {
     pub(super) lend: Lend,
     /// Of every lane.
     pub(super) protection: Protection,
-    /// Both sides say in front of a chunk how much follows it at once, on the one lane that there is.
-    pub(super) tells_behind: bool,
     /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
     pub(super) socket_buffer: u32,
     /// Without any lane for this long the channel has ended.
@@ -173,7 +171,6 @@ impl Parts {
             window,
             lend: Lend::Never,
             protection: Protection::None,
-            tells_behind: false,
             socket_buffer: 0,
             dead_after: Duration::from_secs(10),
             staging: Staging::new(&[], stage_host, window).unwrap(),
@@ -287,14 +284,10 @@ impl Shared {
         }
     }
 
-    /// A chunk is at its destination: wakes the owner, or sees to it that it is woken `later`; whether it knows now.
-    pub(super) fn report_placed(&self, claim: Claim, later: impl FnOnce() -> bool) -> bool {
+    /// A chunk is at its destination: wakes the owner.
+    pub(super) fn report_placed(&self, claim: Claim) {
         self.receive.arrived(claim);
-        if later() {
-            return self.roster.signal.wake_later();
-        }
         self.roster.signal.wake();
-        true
     }
 
     fn publish(&self, event: Event) {

@@ -233,16 +233,8 @@ impl Shared {
     }
 
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied, or GPU memory of the peer's
-    /// by this mark. Of the former
-    /// the owner may be told `later`, which is asked then, and the caller sees to it that it is woken; whether it
-    /// has been told now.
-    pub(super) fn deliver(
-        shared: &Arc<Self>,
-        claim: Claim,
-        into: RegionSlice,
-        mark: Option<Mark>,
-        later: impl FnOnce() -> bool,
-    ) -> bool {
+    /// by this mark.
+    pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice, mark: Option<Mark>) {
         let staging = &shared.parts.staging;
         let worker = match (mark, claim.destination.kind()) {
             (Some(_), MemoryKind::Host | MemoryKind::Pinned) => staging.worker(into.kind()),
@@ -253,7 +245,7 @@ impl Shared {
         }) = worker
         else {
             drop(into);
-            return shared.report_placed(claim, later);
+            return shared.report_placed(claim);
         };
         let (index, fence) = (claim.index(), claim.fence());
         let Claim {
@@ -278,7 +270,6 @@ impl Shared {
         if let Err(refused) = worker.submit(job) {
             shared.receive_copied(number, Err(MemoryError::from(refused)));
         }
-        false
     }
 
     fn receive_copied(&self, number: u32, result: Result<u64, MemoryError>) {
@@ -363,7 +354,7 @@ mod tests {
             total: 64,
             length: 32,
             attempt: 0,
-            payload: ChunkPayload::Follows { behind: 0 },
+            payload: ChunkPayload::Follows,
         };
         let Ok(Arrival::Claimed(claim)) = shared.receive.claim(0, &header) else {
             panic!("its window is open");

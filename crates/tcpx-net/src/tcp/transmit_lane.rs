@@ -229,8 +229,6 @@ impl Owner for Queue {
                         };
                         self.shared.send_failed(self.socket.lane, chunk, error);
                         continue;
-                    } else if self.shared.parts.tells_behind {
-                        chunk.tell_behind(self.shared.transmit.queued_bytes());
                     }
                     self.chunk = chunk.payload.len() as u64;
                     // A slot, and nothing else: it is ours, so that it can be kept as it is. Of a chunk that was sent

@@ -261,7 +261,7 @@ fn a_staged_send_that_is_taken_back_behind_its_last_byte_is_read_as_it_was() {
 /// Whatever it says to be behind its chunk.
 fn expect_header(lane: &std::net::TcpStream, expected: [u8; ChunkHeader::BYTES]) {
     let arrived = ChunkHeader {
-        payload: ChunkPayload::Follows { behind: 0 },
+        payload: ChunkPayload::Follows,
         ..read_header(lane)
     };
     assert_eq!(arrived.encode(), expected);

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
 mod again;
-mod behind;
 mod breakage;
 mod cancel;
 mod cuda;

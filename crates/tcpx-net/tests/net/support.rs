@@ -343,7 +343,7 @@ pub(crate) fn part(window: u64, index: u32, (length, total): (u32, u64)) -> Chun
         total,
         length,
         attempt: 0,
-        payload: ChunkPayload::Follows { behind: 0 },
+        payload: ChunkPayload::Follows,
     }
 }
 

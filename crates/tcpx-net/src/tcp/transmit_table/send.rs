@@ -55,17 +55,8 @@ impl Outgoing {
         self.attempt = self.attempt.saturating_add(1);
         self.encode(match self.exposed {
             Some(_) => ChunkPayload::Exposed { entry: self.slot },
-            None => ChunkPayload::Follows { behind: 0 },
+            None => ChunkPayload::Follows,
         });
-    }
-
-    /// Says in the header how many bytes follow its own at once.
-    pub(in crate::tcp) fn tell_behind(&mut self, bytes: u64) {
-        match ChunkHeader::units_behind(bytes) {
-            // As it was made.
-            0 => {}
-            behind => self.encode(ChunkPayload::Follows { behind }),
-        }
     }
 
     /// Says in the header that the peer reads the payload where it lies.
@@ -139,7 +130,7 @@ pub(in crate::tcp) fn describe(chunk: &SendChunk) -> ([u8; ChunkHeader::BYTES], 
         total: chunk.total,
         length: u32::try_from(length).unwrap_or(u32::MAX),
         attempt: 0,
-        payload: ChunkPayload::Follows { behind: 0 },
+        payload: ChunkPayload::Follows,
     };
     (header.encode(), position)
 }

@@ -120,7 +120,7 @@ fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outg
         total: 0,
         length: 8,
         attempt: 0,
-        payload: ChunkPayload::Follows { behind: 0 },
+        payload: ChunkPayload::Follows,
     };
     let position = ChunkPosition {
         sequence,
