@@ -167,7 +167,8 @@ impl<A: Attempt> Redial<A> {
                 self.attempts.push((lane, attempt));
             }
         }
-        self.is_round = !self.attempts.is_empty();
+        // A round whose last attempt was forgotten ends as well: what failed in it waits for that.
+        self.is_round |= !self.attempts.is_empty();
         let mut news = self.poll(now);
         for (lane, link) in std::mem::take(&mut self.links) {
             match places.get(usize::from(lane)) {

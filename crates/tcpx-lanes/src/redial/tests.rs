@@ -211,6 +211,18 @@ fn a_connection_that_the_peer_dialled_takes_the_place_of_what_is_dialled() {
 }
 
 #[test]
+fn a_lane_that_failed_is_dialled_again_though_the_last_attempt_of_its_round_is_forgotten() {
+    let mut world = World::new(&[Place::Doubtful, Place::Vacant], Road::Silent);
+    world.roads[1] = Road::Refused;
+    world.advance();
+    // It moves again.
+    world.places[0] = Place::Filled;
+    world.roads[1] = Road::Open;
+    world.run(LONGEST_PAUSE);
+    assert_eq!(world.places, [Place::Filled; 2]);
+}
+
+#[test]
 fn a_side_that_does_not_dial_looks_now_and_then() {
     let mut world = World::new(&[Place::Filled, Place::Vacant], Road::Theirs);
     for _ in 0..100 {
