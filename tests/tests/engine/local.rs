@@ -47,6 +47,17 @@ fn over_tcp(server: &Connection, client: &Connection) -> u64 {
     server.statistics().tcp_bytes_sent + client.statistics().tcp_bytes_sent
 }
 
+/// Payload bytes that each end counts as sent, and as received.
+fn payload_moved(ends: [&Connection; 2]) -> [u64; 4] {
+    let [server, client] = ends.map(Connection::statistics);
+    [
+        server.bytes_sent,
+        server.bytes_received,
+        client.bytes_sent,
+        client.bytes_received,
+    ]
+}
+
 #[test]
 fn payload_is_read_where_it_lies_and_comes_whole() {
     let listening = Listening::new(network(Local::On), |_| {}, |_| {});
@@ -61,6 +72,7 @@ fn payload_is_read_where_it_lies_and_comes_whole() {
         .into_iter()
         .zip([Level::Placed, Level::Verified].repeat(3))
     {
+        let counted = payload_moved([&server, &client]);
         let content = random(bytes);
         let (source, destination) = (region(&content), Region::host(bytes).expect("memory"));
         let receive = server.receive(destination.all(), 1).level(level).start();
@@ -85,6 +97,18 @@ fn payload_is_read_where_it_lies_and_comes_whole() {
         window.revoke(LONG).expect("nobody uses it");
         assert!(holds(&memory, &content), "{bytes} bytes were put");
         assert!(holds(&back, &content), "{bytes} bytes were got");
+        if bytes > 1 {
+            let now = payload_moved([&server, &client]);
+            let counted = now
+                .into_iter()
+                .zip(counted)
+                .map(|(now, before)| now - before);
+            let bytes = bytes as u64;
+            assert_eq!(
+                counted.collect::<Vec<_>>(),
+                [bytes, 2 * bytes, 2 * bytes, bytes]
+            );
+        }
         moved += 3 * bytes as u64;
     }
     let went = over_tcp(&server, &client) - before;

@@ -422,11 +422,19 @@ impl Channel for TcpChannel {
     }
 
     fn expose(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
-        self.shared.parts.local.expose_message(source)
+        let exposed = self.shared.parts.local.expose_message(source)?;
+        let sent = &self.shared.counters.bytes_sent;
+        sent.fetch_add(exposed.0.bytes.into(), Ordering::Relaxed);
+        Some(exposed)
     }
 
     fn read_exposed(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
-        self.shared.parts.local.read_message(at, into)
+        let is_whole = self.shared.parts.local.read_message(at, into)?;
+        if is_whole {
+            let received = &self.shared.counters.bytes_received;
+            received.fetch_add(at.bytes.into(), Ordering::Relaxed);
+        }
+        Ok(is_whole)
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {
