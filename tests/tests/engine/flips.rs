@@ -317,9 +317,10 @@ fn changes_that_keep_a_crc32c_are_found() {
         let receive = receive.start().expect("started");
         // It is announced before the send begins.
         let hello = server.send(Region::host(1).expect("memory").all(), 2);
-        hello.start().expect("started");
+        let hello = hello.start().expect("started");
         let heard = client.receive(Region::host(1).expect("memory").all(), 2);
         heard.start().and_then(|heard| heard.wait()).expect("heard");
+        hello.wait().expect("said");
         let send = client.send(source.all(), 1).level(sender).start();
         let ends = [receive.wait(), send.expect("started").wait()];
         assert!(changed.load(Ordering::SeqCst) > 0, "nothing was changed");

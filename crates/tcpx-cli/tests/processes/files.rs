@@ -395,7 +395,7 @@ pub(crate) fn signal(running: &Running, signal: Signal) {
 
 /// Bytes of a file that nobody has sent to its end when 16 MiB of it have arrived: at [`SLOWLY`] seconds are left.
 const LONG: u64 = 160 << 20;
-const SLOWLY: [&str; 2] = ["--bwlimit", "40MB"];
+const SLOWLY: [&str; 2] = ["--bwlimit", "16MB"];
 
 /// A server and a client in the middle of a file: some of it is written, and far from all.
 fn in_the_middle(out: &Path, files: &[&Path], more: &[&str]) -> (Server, Running) {

@@ -66,7 +66,7 @@ fn json_is_all_there_is_on_standard_output() {
 #[test]
 fn debug_prints_a_line_for_each_chunk() {
     let server = Server::start(tcpx(&["perf", "server", "host"]));
-    let sizes = ["host", "--size", "1MiB", "--iterations", "2"];
+    let sizes = ["host", "--size", "4MiB", "--iterations", "2"];
     let client = [&sizes[..], &["--chunk-bytes", "256KiB"]].concat();
     let mut client = server.client(&["perf", "client"], &client);
     client.env("UCCL_TCPX_DEBUG", "1");

@@ -56,7 +56,7 @@ fn a_running_transfer_tells_its_lanes_and_who_acts_next() {
     let folder = folder.path();
     let serving = apart(tcpx(&["perf", "server", "host"]), folder);
     let mut server = Server::start(serving);
-    let sizes = ["host", "--size", "1MiB", "--iterations", "1000000"];
+    let sizes = ["host", "--size", "4MiB", "--iterations", "1000000"];
     let client = server.client(&["perf", "client"], &sizes);
     let mut client = Running::start(apart(client, folder));
 
