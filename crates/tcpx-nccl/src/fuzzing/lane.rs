@@ -163,7 +163,8 @@ fn plainly(stream: &[u8], memory: &mut Memory) -> Plain {
         let (len, offset, total) = (number(&head[40..44]), word(24), word(32));
         let end = offset.checked_add(len);
         let fits = end.is_some_and(|end| total == 0 || end <= total);
-        if head[..4] != *b"TCPC" || head[4] != 2 || !(1..=1 << 30).contains(&len) || !fits {
+        let is_known = head[..4] == *b"TCPC" && head[4] == 2 && head[6..8] == [0; 2];
+        if !is_known || !(1..=1 << 30).contains(&len) || !fits {
             break;
         }
         let (payload, next) = after.split_at(after.len().min(len as usize));
