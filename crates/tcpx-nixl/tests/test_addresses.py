@@ -111,4 +111,5 @@ def test_a_host_that_nobody_can_reach_says_so(
     assert other.transfer("WRITE", ours, theirs, "owner") != "DONE"
     for agent in (owner, other):
         assert agent.end() == 0
-    assert "this host alone can reach its agents: fe80::1 " in capfd.readouterr().err
+    # Beside the address that the system gave the card by itself.
+    assert "this host alone can reach its agents: fe80::" in capfd.readouterr().err
