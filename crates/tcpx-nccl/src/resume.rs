@@ -38,7 +38,7 @@ use crate::link::Link;
 
 /// Largest message of which a copy is retained; as of a chunk on a lane. Of a longer one its own memory is sent again.
 const COPIED_BYTES: usize = 64 << 10;
-/// The same without lanes, where the copy of 64 KiB cost a tenth of the rate.
+/// The same without lanes, where the copy of 64 KiB cost a tenth of the rate. A longer one is not sent again.
 const COPIED_WITHOUT_LANES: usize = 16 << 10;
 
 /// Largest message of which a copy is retained.
@@ -124,14 +124,20 @@ impl Resume {
         self.lost.is_some() || self.is_doubtful
     }
 
-    /// Dials; gives the connections, payload's first, that take the place of those before.
+    /// Dials; gives the connections, payload's first, that take the place of those before. Those that are not lost stay
+    /// where they `must_stay`.
     ///
     /// # Errors
     /// There will be none: why.
-    pub(crate) fn step(&mut self, now: Instant) -> Result<Option<[Link; 2]>, String> {
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        must_stay: bool,
+    ) -> Result<Option<[Link; 2]>, String> {
         if let Some(why) = &self.gone {
             return Err(why.clone());
         }
+        self.is_doubtful &= !must_stay;
         let place = match (&self.lost, self.is_doubtful) {
             (Some(_), _) => Place::Vacant,
             (None, true) => Place::Doubtful,
@@ -439,6 +445,21 @@ mod tests {
         assert!(!resume.is_active(), "it may be on its way");
         resume.wanted(after(3603), 9);
         assert!(resume.is_active());
+    }
+
+    #[test]
+    fn connections_stay_whose_bytes_only_the_kernel_has() {
+        let (link, _far) = connection();
+        let (mut resume, start) = (resume(), Instant::now());
+        resume.look(start, &link, Some(5));
+        resume.wanted(start + STALL_BEHIND, 5);
+        assert!(resume.is_active());
+        assert!(matches!(resume.step(start, true), Ok(None)));
+        assert!(!resume.is_active());
+        // There is nothing to lose any more.
+        resume.lose("it was reset".to_owned());
+        assert!(matches!(resume.step(start, true), Ok(None)));
+        assert!(resume.is_active() && resume.is_lost());
     }
 
     #[test]

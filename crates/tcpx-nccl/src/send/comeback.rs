@@ -56,7 +56,9 @@ impl State {
         let Some(resume) = self.resume.as_mut().filter(|resume| resume.is_active()) else {
             return Ok(());
         };
-        match resume.step(Instant::now()) {
+        // Only the kernel has those bytes, which it may still bring.
+        let must_stay = self.resend.has_lost();
+        match resume.step(Instant::now(), must_stay) {
             Ok(None) => Ok(()),
             Ok(Some([link, answers])) => {
                 // They may be alive and only silent: then their end must not reach the receiver before these do.
@@ -102,10 +104,10 @@ impl State {
                 error::protocol(&self.name, expected, arrived)
             }
             Impossible::Lost { sequence } => {
-                let comm = &self.name;
+                let (comm, limit) = (&self.name, copied_bytes(self.carriage.is_some()));
                 let why = format!(
-                    "{comm}: the connection broke while message {sequence} was on its way, and its host has its memory \
-                     back; close a comm after test said that its sends are done"
+                    "{comm}: the connection broke while message {sequence} was on its way, which cannot be sent again: \
+                     without lanes host messages up to {limit} bytes can be; set TCPX_NET_LANES=2 on all hosts"
                 );
                 NetError::new(ResultCode::SystemError, why)
             }
@@ -156,8 +158,11 @@ impl State {
                 false => unsafe { std::slice::from_raw_parts(span.start(), span.len()) },
             };
             self.resend.copy_last([header, payload]);
-        } else {
+        } else if self.carriage.is_some() {
+            // Rare: long messages take lanes.
             request.held = Some(end);
+        } else {
+            self.resend.lose_last();
         }
     }
 
@@ -187,10 +192,11 @@ impl State {
                 self.lose("it ended".to_owned());
             }
         }
+        let must_stay = self.resend.has_lost();
         let Some(resume) = self.resume.as_mut().filter(|_| self.failure.is_none()) else {
             return Look::Asleep;
         };
-        if !resume.is_lost() {
+        if !resume.is_lost() && !must_stay {
             resume.look(Instant::now(), &self.link, unread);
         }
         if unread.is_none() && !resume.is_away() && !resume.is_active() {
