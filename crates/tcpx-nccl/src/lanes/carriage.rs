@@ -179,10 +179,7 @@ impl Carriage {
 
 impl Drop for Carriage {
     fn drop(&mut self) {
-        // A comm that closes has waited for what can be waited for.
-        if !self.outlet.is_closed() {
-            self.close();
-        }
+        self.close();
         self.route.set.leave();
     }
 }
