@@ -79,8 +79,21 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn pair(plugin: &TcpxPlugin) -> Pair {
-    let (handle, listener) = plugin.listen(0).unwrap();
-    let mut connect = plugin.connect(0, &handle).unwrap();
+    pair_between(plugin, plugin)
+}
+
+/// As [`pair`], of two plugins.
+pub(crate) fn pair_between(listening: &TcpxPlugin, connecting: &TcpxPlugin) -> Pair {
+    let (handle, listener) = listening.listen(0).unwrap();
+    let connect = connecting.connect(0, &handle).unwrap();
+    accepted(&listener, connect)
+}
+
+/// The pair that comes of a connect to this listener.
+pub(crate) fn accepted(
+    listener: &<TcpxPlugin as NetPlugin>::Listen,
+    mut connect: <TcpxPlugin as NetPlugin>::Connect,
+) -> Pair {
     let (mut send, mut receive) = (None, None);
     until("connecting", || {
         if send.is_none() {

@@ -184,17 +184,7 @@ fn strangers_on_the_port_neither_get_in_nor_delay_the_peer() {
     });
     assert_eq!(error.code(), ResultCode::SystemError, "{error}");
 
-    let mut connect = plugin.connect(0, &handle).unwrap();
-    let (mut send, mut receive) = (None, None);
-    until("the peer's connection", || {
-        if send.is_none() {
-            send = connect.poll().unwrap();
-        }
-        if receive.is_none() {
-            receive = listener.accept().unwrap();
-        }
-        (send.is_some() && receive.is_some()).then_some(())
-    });
+    accepted(&listener, plugin.connect(0, &handle).unwrap());
 }
 
 #[test]

@@ -6,7 +6,8 @@ use nccl_net_tcpx::{Config, Mode, TcpxPlugin};
 use tcpx_wire::Key;
 
 use crate::common::{
-    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, stream, until,
+    MIB, Pair, Registered, finish, has, lane_config, pair, pair_between, plugin, posted, random,
+    stream, until,
 };
 
 #[test]
@@ -149,22 +150,7 @@ fn without_lanes_on_either_side_everything_still_arrives() {
     };
     let (with, without) = (plugin(lane_config()), plugin(without));
     for (listening, connecting) in [(&with, &without), (&without, &with)] {
-        let (handle, listener) = listening.listen(0).unwrap();
-        let mut connect = connecting.connect(0, &handle).unwrap();
-        let (mut send, mut receive) = (None, None);
-        until("connecting", || {
-            if send.is_none() {
-                send = connect.poll().unwrap();
-            }
-            if receive.is_none() {
-                receive = listener.accept().unwrap();
-            }
-            (send.is_some() && receive.is_some()).then_some(())
-        });
-        let pair = Pair {
-            send: send.unwrap(),
-            receive: receive.unwrap(),
-        };
+        let pair = pair_between(listening, connecting);
         stream(&pair, MIB, 30);
     }
 }
