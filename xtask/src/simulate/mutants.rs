@@ -107,8 +107,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "full-queue-fails",
         file: "crates/tcpx-memory/src/worker.rs",
-        from: "self.queue.push(Ticket::admit(job)?, RESERVED)",
-        to: "self.queue.push(Ticket::admit(job)?, if MUTANT { 4095 } else { RESERVED })",
+        from: "self.submit_beside(job, RESERVED)",
+        to: "self.submit_beside(job, if MUTANT { 4095 } else { RESERVED })",
     },
     Mutant {
         name: "full-queue-fails",
@@ -182,8 +182,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "failed-copy-counts",
         file: "crates/tcpx-net/src/tcp/receive_table.rs",
-        from: "            None => state.placed(index),\n            Some(error) => {\n",
-        to: "            None => state.placed(index),\n            Some(_) if MUTANT => state.placed(index),\n            Some(error) => {\n",
+        from: "            None => {}\n            Some(error) => {\n",
+        to: "            None => {}\n            Some(_) if MUTANT => state.placed(index),\n            Some(error) => {\n",
     },
     // A peer that sends without credit is let.
     Mutant {
@@ -266,6 +266,18 @@ fn is_asked_for(name: &str) -> String {
     )
 }
 
+/// The source of its file, with the mutant in it.
+fn mutated(mutant: &Mutant, source: &str) -> Result<String> {
+    ensure!(
+        source.matches(mutant.from).count() == 1,
+        "{}: {} has not one place for it: bring the mutant up to date",
+        mutant.name,
+        mutant.file
+    );
+    let to = mutant.to.replace("MUTANT", &is_asked_for(mutant.name));
+    Ok(source.replace(mutant.from, &to))
+}
+
 /// Tries the mutants of these names, or all.
 pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
     if let Some(unknown) = names
@@ -279,14 +291,7 @@ pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
     for mutant in MUTANTS {
         let file = tree.join(mutant.file);
         let source = fs::read_to_string(&file).with_context(|| mutant.file.to_owned())?;
-        ensure!(
-            source.matches(mutant.from).count() == 1,
-            "{}: {} has not one place for it: bring the mutant up to date",
-            mutant.name,
-            mutant.file
-        );
-        let to = mutant.to.replace("MUTANT", &is_asked_for(mutant.name));
-        fs::write(&file, source.replace(mutant.from, &to))?;
+        fs::write(&file, mutated(mutant, &source)?)?;
     }
     run_command(&mut simulator(root, &tree, "build"))?;
     let program = root.join("target/mutants/tcpx-simulator");
@@ -356,4 +361,23 @@ fn copy(root: &Path, tree: &Path) -> Result<()> {
         fs::write(&to, bytes)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::workspace;
+
+    #[test]
+    fn every_mutant_fits_the_sources() {
+        let root = workspace::root().unwrap();
+        let mut sources = HashMap::new();
+        for mutant in MUTANTS {
+            let read = || fs::read_to_string(root.join(mutant.file)).unwrap();
+            let source = sources.entry(mutant.file).or_insert_with(read);
+            *source = mutated(mutant, source).unwrap();
+        }
+    }
 }
