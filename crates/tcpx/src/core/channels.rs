@@ -130,9 +130,11 @@ impl ChannelState {
         self.channel.in_flight() > 0 || !self.sends.is_empty() || !self.receives.is_empty()
     }
 
-    /// Closes the channel, which takes its pool with it, as soon as no unpack reads that.
+    /// Closes the channel, which takes its pool with it, as soon as no unpack reads that. How it broke meanwhile, as
+    /// the peer may have closed it for the same reason, is no news then.
     pub(super) fn close(&mut self) {
         self.closing = true;
+        self.failed = None;
         self.close_when_unread();
     }
 
@@ -301,6 +303,19 @@ pub(super) mod tests {
             assert_eq!(log.closed.load(Ordering::SeqCst), !kept);
             drop(scene);
             assert_eq!(log.dropped.load(Ordering::SeqCst), !kept);
+        }
+    }
+
+    #[test]
+    fn a_channel_that_was_closed_here_ends_nothing_by_how_it_broke_before() {
+        for closes in [false, true] {
+            let mut scene = Scene::new();
+            scene.core.channel_failed(0, ChannelError::Cancelled);
+            if closes {
+                scene.core.channels[0].close();
+            }
+            scene.core.progress();
+            assert_eq!(scene.core.refusal().is_none(), closes);
         }
     }
 
