@@ -7,7 +7,7 @@ mod peer;
 mod set_up;
 mod starving;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -131,9 +131,11 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
     let (mut peer, session) = Peer::connect(address, &options.auth);
     let _lane = peer.set_up(address, &session);
     let connection = accepting.join().expect("no panic");
-    // The socket of a lost connection takes nothing more.
+    // It may not take anything for long, be it that it is lost or that the machine is busy.
     let second = Some(Duration::from_secs(1));
     peer.stream.set_write_timeout(second).expect("a socket");
+    let waits = Region::host(1).expect("memory");
+    let waits = connection.receive(waits.all(), 2).start().expect("room");
     // Each cancel of a known transfer is answered; nobody reads the answers.
     peer.send(&Frame::Waiting {
         transfer: TransferId(0),
@@ -147,15 +149,30 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
         reason: CancelReason::Requested,
         detail: "".into(),
     };
-    loop {
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let has_seen = Arc::clone(&is_lost);
+    let sending = thread::spawn(move || {
         let mut bytes = Vec::new();
-        for _ in 0..4096 {
-            bytes.extend(peer.encode(&cancel));
+        while !has_seen.load(Ordering::SeqCst) {
+            if bytes.is_empty() {
+                for _ in 0..4096 {
+                    bytes.extend(peer.encode(&cancel));
+                }
+            }
+            match peer.stream.write(&bytes) {
+                Ok(count) => drop(bytes.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
         }
-        if peer.stream.write_all(&bytes).is_err() {
-            break;
-        }
-    }
+        peer
+    });
+    let ended = waits
+        .wait_timeout(LONG)
+        .expect("a peer that reads nothing loses the connection");
+    ended.expect_err("the backlog was too much");
+    is_lost.store(true, Ordering::SeqCst);
+    let _peer = sending.join().expect("no panic");
     let started = Instant::now();
     let error = connection
         .close(LONG)
