@@ -180,6 +180,16 @@ impl Hosts {
         self.set(link, "down")
     }
 
+    /// Takes host `b` off the switch, of which `a` sees nothing but that nobody answers.
+    ///
+    /// # Errors
+    /// What `ip` said, or there is no switch.
+    pub fn unplug(&self, link: usize) -> anyhow::Result<()> {
+        let switch = self.switch.as_deref().context("there is no switch")?;
+        let port = format!("b{link}");
+        run("ip", &["-n", switch, "link", "set", &port, "nomaster"])
+    }
+
     /// Gives the addresses of a link this label, on both hosts.
     ///
     /// # Errors

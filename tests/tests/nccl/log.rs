@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -12,7 +12,11 @@ use nccl_net::{
     RecvComm, SendComm, clear_log_sink, set_log_sink,
 };
 use tcpx_tests::child::{LANES, LOOPBACK, NO_LANES};
-use tcpx_tests::nccl_link::{HOST, Link, MIB, handle_in, leave, listening, started, until};
+use tcpx_tests::namespaces::{Hosts, skips};
+use tcpx_tests::nccl_link::{
+    HOST, Link, MIB, accepted, handle_in, leave, listening, started, until, until_calmly,
+};
+use tcpx_tests::nccl_part::Opaque;
 use tcpx_tests::{child, plugin_file};
 
 static LINES: Mutex<Vec<(LogLevel, String)>> = Mutex::new(Vec::new());
@@ -211,4 +215,118 @@ fn a_killed_peer_ends_both_ways_soon_without_lanes() {
         "the peer of a_killed_peer_ends_both_ways_soon_without_lanes",
         NO_LANES,
     );
+}
+
+/// Messages to a peer that takes them, from when they flow until the log says for this reason that none moves any more.
+fn sends_until_told() {
+    set_log_sink(keep, LogLevel::Warn);
+    let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
+    plugin.init().unwrap();
+    let folder = PathBuf::from(std::env::var_os("TCPX_TEST_FILE").unwrap());
+    let handle = Handle128(handle_in(&folder.join("handle")));
+    let mut connecting = plugin.connect(0, handle).unwrap();
+    let mut send = None;
+    until("connecting", || {
+        send = connecting.poll().unwrap();
+        send.is_some()
+    });
+    let (mut send, mut from) = (send.unwrap(), vec![1; MIB]);
+    // SAFETY: the bytes outlive the comm.
+    let source = unsafe { send.register(from.as_mut_ptr(), MIB, MemoryType::Host) }.unwrap();
+    let words = std::env::var("TCPX_TEST_WORDS").unwrap();
+    let mut sent = 0;
+    until_calmly("why nothing moves", || {
+        assert!(send.isend(&source, 0, MIB, 0).is_ok());
+        sent += usize::from(send.test_head().unwrap().is_some());
+        if sent == 5 {
+            std::fs::write(folder.join("flows"), "").unwrap();
+        }
+        // A report that comes while the kernel just tries again cannot know yet; the next one does.
+        let lines = LINES.lock().unwrap();
+        lines
+            .iter()
+            .any(|(_, line)| line.contains("no byte moved for") && line.contains(&words))
+    });
+    clear_log_sink();
+}
+
+/// The peer: takes so many messages, and stays until it is ended.
+fn takes(messages: usize) {
+    let folder = PathBuf::from(std::env::var_os("TCPX_TEST_FILE").unwrap());
+    let (table, context) = started(12);
+    let (listen, handle) = listening(&*table, context);
+    leave(&folder.join("handle"), &handle);
+    let receive = accepted(&*table, listen);
+    let mut target = vec![0; MIB];
+    let (_, to) = table.reg_mr(receive, &mut target, HOST);
+    for _ in 0..messages {
+        let mut request: Opaque = ptr::null_mut();
+        until_calmly("a message", || {
+            if request.is_null() {
+                let at = target.as_mut_ptr();
+                let (rc, posted) = table.irecv(receive, at, MIB, to, ptr::null_mut());
+                assert_eq!(rc, 0);
+                request = posted;
+            }
+            !request.is_null() && table.test(request).1 == 1
+        });
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_host_that_vanishes_amid_messages_is_said_not_to_answer() {
+    const TEST: &str = "a_host_that_vanishes_amid_messages_is_said_not_to_answer";
+    if child::is_child("takes all") {
+        return takes(usize::MAX);
+    }
+    if child::is_child("sends to who vanishes") {
+        return sends_until_told();
+    }
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::flat("vanishes", 1).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let start = |on_a, role| {
+        let environment = [
+            ("NCCL_SOCKET_IFNAME", "nic0"),
+            NO_LANES,
+            ("TCPX_TEST_FILE", folder.path().to_str().unwrap()),
+            ("TCPX_TEST_WORDS", "the peer's host does not answer"),
+        ];
+        hosts.start_part(on_a, (TEST, role), &environment).unwrap()
+    };
+    let _receiver = start(false, "takes all");
+    let sender = start(true, "sends to who vanishes");
+    until_calmly("messages", || folder.path().join("flows").exists());
+    hosts.unplug(0).unwrap();
+    assert!(sender.end().unwrap().success());
+}
+
+#[test]
+fn a_peer_that_posts_no_more_receives_is_said_to_read_nothing() {
+    const TEST: &str = "a_peer_that_posts_no_more_receives_is_said_to_read_nothing";
+    if child::is_child("takes some") {
+        return takes(6);
+    }
+    if child::is_child("sends to who takes some") {
+        return sends_until_told();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let environment = [
+        LOOPBACK,
+        NO_LANES,
+        ("TCPX_TEST_FILE", folder.path().to_str().unwrap()),
+        ("TCPX_TEST_WORDS", "the peer reads nothing"),
+    ];
+    let mut receiver = child::start(TEST, "takes some", &environment);
+    let mut sender = child::start(TEST, "sends to who takes some", &environment);
+    let ended = sender.wait().unwrap();
+    // Only the process that was started above.
+    receiver.kill().unwrap();
+    receiver.wait().unwrap();
+    assert!(ended.success());
 }
