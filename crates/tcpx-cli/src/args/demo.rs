@@ -12,7 +12,7 @@ pub(crate) struct DemoArgs {
     /// Bytes of each large transfer.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) size: Size,
-    /// Plugin file for the historic path [default: our own, built when run from the source tree].
+    /// Plugin file for the historic path [default: our own, beside the program].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
     /// Set this variable for the plugin before it is loaded; it wins over the environment and over what tcpx chooses. May be given again.
