@@ -1,6 +1,7 @@
 //! Our own plugin file, which cargo built before the tests, from the same sources.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -11,12 +12,28 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// The variable that names another plugin file for a process of a test, of another release.
+pub const OTHER: &str = "TCPX_TEST_PLUGIN";
+
+/// Where `cargo xtask last-release` has laid what it built of the last release; a line says that it has not.
+pub fn last_release(test: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("TCPX_LAST_RELEASE").map(PathBuf::from);
+    if folder.is_none() {
+        let why = "TCPX_LAST_RELEASE names no folder; `cargo xtask last-release` does";
+        let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    }
+    folder
+}
+
 /// The plugin file, verified once in a process: its build id is that of the sources.
 ///
 /// Cargo builds it before the test, whose package names its package as a dependency.
 pub fn path() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     FILE.get_or_init(|| {
+        if let Some(other) = std::env::var_os(OTHER).filter(|path| !path.is_empty()) {
+            return other.into();
+        }
         let built = built("libnccl_net_tcpx.so");
         let expected = tcpx_build_id::of_sources(&workspace()).expect("the sources can be read");
         if let Err(error) = tcpx_build_id::verify(&built, &expected) {

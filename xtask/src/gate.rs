@@ -17,7 +17,7 @@ use tcpx_bench::report::{Row, Subject, figure, machine};
 use tcpx_bench::statistics::{Interval, Verdict, bootstrap, median};
 
 use crate::workspace::root;
-pub(crate) use build::git;
+pub(crate) use build::{git, worktree};
 use cases::{Case, judged};
 use rounds::Round;
 

@@ -9,6 +9,7 @@ mod doctor;
 mod gate;
 mod header;
 mod kernels;
+mod last_release;
 mod lines;
 mod simulate;
 mod site;
@@ -24,13 +25,14 @@ usage: cargo xtask COMMAND
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
-  dist [--out DIR]       lay out what a user installs in target/dist, and as a tarball, deb and RPM
-                         with checksums and a bill of materials in target/packages; with --out the
-                         folder alone; --static: one static program; --wheel: the Python package;
-                         --image: tries the Containerfile with that folder; --check: tries all packages
+  dist [PART...]         make what users install in target/dist and target/packages, and try it; parts:
+                         --packages (folder, tarball, deb, RPM), --static (one static program), --wheel
+                         (the Python package), --image (tries the Containerfile), --check (tries all
+                         packages); --out DIR: the folder alone
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   gate BASE [...]        whether this tree is as fast as the commit BASE (CONTRIBUTING.md)
   header [--check]       write crates/tcpx-capi/include/*.h from their sources, or say that one is stale
+  last-release [COMMIT]  move bytes between this tree and the release that tests/last-release names
   lines [COMMIT]         lines of product Rust, and the change since the commit
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   simulate [...]         the engine on a simulated system, from seeds (tests/README.md)
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         "doctor" => doctor::run(rest),
         "gate" => gate::run(rest),
         "header" => header::run(rest),
+        "last-release" => last_release::run(rest),
         "lines" => lines::run(rest),
         "site" => site::run(rest),
         "simulate" => simulate::run(rest),

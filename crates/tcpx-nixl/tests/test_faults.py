@@ -12,6 +12,8 @@ import pytest
 from node import Node, Peer, pattern
 
 MIB = 1 << 20
+# The folder of what `cargo xtask last-release` has built.
+LAST_RELEASE = os.environ.get("TCPX_LAST_RELEASE", "")
 # Until a peer that is silent counts as dead, and more, on a busy machine.
 DEAD = 50.0
 
@@ -113,6 +115,22 @@ def test_agents_speak_the_highest_protocol_that_both_know() -> None:
         assert there.content(remote) == here.content(local)
         here.close()
         assert there.end() == 0
+
+
+@pytest.mark.skipif(not LAST_RELEASE, reason="`cargo xtask last-release` has built none")
+def test_agents_of_the_last_release_and_this_tree_move_bytes_both_ways() -> None:
+    this, last = Peer("this"), Peer("last", {"NIXL_PLUGIN_DIR": LAST_RELEASE})
+    for owner, asker in ((this, last), (last, this)):
+        local, remote = asker.alloc(MIB, 1), owner.alloc(MIB, 2)
+        asker.add(owner.metadata())
+        ours, theirs = [(asker.address(local), MIB)], [(owner.address(remote), MIB)]
+        for op, source, number in (("WRITE", asker, local), ("READ", owner, remote)):
+            source.fill(number, len(op))
+            assert asker.transfer(op, ours, theirs, owner.name, op.encode()) == "DONE"
+            assert owner.content(remote) == asker.content(local) == source.content(number)
+            assert owner.wait_notifs(1) == [(asker.name, op.encode())]
+    assert this.end() == 0
+    assert last.end() == 0
 
 
 def test_agents_without_a_common_protocol_are_an_error() -> None:

@@ -7,6 +7,7 @@ use std::path::Path;
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{MIB, accepted, connected, handle_in, leave, listening, started};
 use tcpx_tests::nccl_messages::{receive_all, send_all};
+use tcpx_tests::plugin_file;
 
 const VARIABLE: &str = "TCPX_PROTOCOLS";
 const MESSAGES: usize = 8;
@@ -26,23 +27,33 @@ fn sender() {
     assert_eq!(table.close_send(send), 0);
 }
 
-fn ranks(test: &str, part: &str, own: &str, peers: &[&str], is_refused: bool) {
+/// What a rank runs: a plugin file, that of this tree if it is empty, and the versions that it says it speaks, those of its
+/// release if that is.
+type Rank<'a> = (&'a str, &'a str);
+
+fn variables<'a>((plugin, protocols): Rank<'a>) -> Vec<(&'static str, &'a str)> {
+    vec![
+        LOOPBACK,
+        LANES,
+        (plugin_file::OTHER, plugin),
+        (VARIABLE, protocols),
+    ]
+}
+
+/// Messages from each of the peers to a rank.
+fn ranks(test: &str, part: &str, own: Rank<'_>, peers: &[Rank<'_>], is_refused: bool) {
     if child::is_child(part) {
         return sender();
     }
-    child::run(test, &[LOOPBACK, LANES, (VARIABLE, own)], || {
+    child::run(test, &variables(own), || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
-        for peer in peers {
+        for (number, peer) in peers.iter().enumerate() {
             let (listen, handle) = listening(&*table, context);
-            let file = folder.path().join(peer);
+            let file = folder.path().join(number.to_string());
             leave(&file, &handle);
-            let mut environment = vec![
-                LOOPBACK,
-                LANES,
-                (VARIABLE, *peer),
-                ("TCPX_TEST_FILE", file.to_str().unwrap()),
-            ];
+            let mut environment = variables(*peer);
+            environment.push(("TCPX_TEST_FILE", file.to_str().unwrap()));
             if is_refused {
                 environment.push(("TCPX_TEST_REFUSED", "1"));
             }
@@ -61,24 +72,44 @@ fn ranks(test: &str, part: &str, own: &str, peers: &[&str], is_refused: bool) {
 
 #[test]
 fn ranks_speak_the_highest_version_that_both_know() {
-    let test = "ranks_speak_the_highest_version_that_both_know";
     ranks(
-        test,
+        "ranks_speak_the_highest_version_that_both_know",
         "an older or newer sender",
-        "3-4",
-        &["2-3", "3-3", "4-9"],
+        ("", "3-4"),
+        &[("", "2-3"), ("", "3-3"), ("", "4-9")],
         false,
     );
 }
 
 #[test]
 fn ranks_without_a_common_version_are_an_error() {
-    let test = "ranks_without_a_common_version_are_an_error";
     ranks(
-        test,
+        "ranks_without_a_common_version_are_an_error",
         "a sender that is refused",
-        "3-3",
-        &["4-5", "1-2"],
+        ("", "3-3"),
+        &[("", "4-5"), ("", "1-2")],
         true,
     );
+}
+
+#[test]
+fn a_rank_of_the_last_release_sends_to_one_of_this_tree() {
+    let test = "a_rank_of_the_last_release_sends_to_one_of_this_tree";
+    let Some(folder) = plugin_file::last_release(test) else {
+        return;
+    };
+    let last = folder.join("libnccl_net_tcpx.so");
+    let peers = [(last.to_str().unwrap(), "")];
+    ranks(test, "its sender", ("", ""), &peers, false);
+}
+
+#[test]
+fn a_rank_of_this_tree_sends_to_one_of_the_last_release() {
+    let test = "a_rank_of_this_tree_sends_to_one_of_the_last_release";
+    let Some(folder) = plugin_file::last_release(test) else {
+        return;
+    };
+    let last = folder.join("libnccl_net_tcpx.so");
+    let own = (last.to_str().unwrap(), "");
+    ranks(test, "this tree's sender", own, &[("", "")], false);
 }

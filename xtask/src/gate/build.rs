@@ -66,12 +66,13 @@ fn found(folder: &Path) -> Result<Build> {
     Ok(build)
 }
 
-fn of_commit(root: &Path, base: &str) -> Result<Build> {
+/// A worktree of a commit in `folder`, which may be there from before, and the commit in full.
+pub(crate) fn worktree(root: &Path, named: &str, folder: &Path) -> Result<(PathBuf, String)> {
     let commit = git(
         root,
-        &["rev-parse", "--verify", &format!("{base}^{{commit}}")],
+        &["rev-parse", "--verify", &format!("{named}^{{commit}}")],
     )?;
-    let tree = root.join("target/gate").join(&commit[..12]);
+    let tree = folder.join(&commit[..12]);
     if !tree.exists() {
         let path = tree
             .to_str()
@@ -79,6 +80,11 @@ fn of_commit(root: &Path, base: &str) -> Result<Build> {
         git(root, &["worktree", "prune"])?;
         git(root, &["worktree", "add", "--detach", path, &commit])?;
     }
+    Ok((tree, commit))
+}
+
+fn of_commit(root: &Path, base: &str) -> Result<Build> {
+    let (tree, commit) = worktree(root, base, &root.join("target/gate"))?;
     // Both contenders are driven alike: the driver of this tree, which is a member of any workspace that has
     // `crates/*`, and uses public interfaces alone.
     let crates = tree.join("crates");
