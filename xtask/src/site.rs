@@ -16,6 +16,14 @@ const SETTINGS: [&str; 2] = ["book.toml", "site.css"];
 /// Folders whose documents all stand in the order of the pages.
 const FOLDERS: [&str; 4] = ["docs", "benchmarks", "deploy", "fuzz"];
 
+/// What other tools have made of the sources, each below `target`: the folder, its first page, and what it describes.
+/// `cargo doc` makes the first one, `pdoc -o target/pdoc tcpx` the other.
+const INTERFACES: [(&str, &str, &str); 2] = [
+    ("doc", "tcpx/index.html", "Rust"),
+    ("pdoc", "tcpx.html", "Python"),
+];
+const HEADERS: [&str; 2] = ["tcpx.h", "tcpx_plugin.h"];
+
 /// Copies the pages and whatever they lead to, at the same places, and has mdbook make `target/site` of them. Every
 /// link between its pages leads somewhere.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -66,7 +74,22 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         Some(to) => line.replace(to, &beside(SUMMARY, to).display().to_string()),
         None => line.to_owned(),
     };
-    let summary: Vec<String> = summary.lines().map(from_root).collect();
+    let mut summary: Vec<String> = summary.lines().map(from_root).collect();
+    let made = INTERFACES.map(|(folder, page, language)| {
+        let is_there = root.join("target").join(folder).join(page).is_file();
+        is_there.then(|| format!("- [{language}]({folder}/{page})"))
+    });
+    let header = |name| format!("- [C: {name}](crates/tcpx-capi/include/{name})");
+    let links: Vec<String> = (made.into_iter().flatten())
+        .chain(HEADERS.map(header))
+        .collect();
+    fs::write(
+        stage.join("src/interfaces.md"),
+        format!("# Interfaces\n\n{}\n", links.join("\n")),
+    )?;
+    let place = summary.iter().position(|line| line == "# Reference");
+    let place = place.with_context(|| format!("{SUMMARY} has no part \"Reference\""))?;
+    summary.insert(place + 2, "- [Interfaces](interfaces.md)".to_owned());
     fs::write(stage.join("src/SUMMARY.md"), summary.join("\n"))?;
     for name in SETTINGS {
         fs::copy(root.join("docs").join(name), stage.join(name))
@@ -85,8 +108,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .arg("--dest-dir")
             .arg(&out),
     )?;
+    for (folder, page, _) in INTERFACES {
+        let made = root.join("target").join(folder);
+        if made.join(page).is_file() {
+            run_command(Command::new("cp").arg("-r").arg(made).arg(&out))?;
+        }
+    }
     let (mut links, mut broken) = (0, Vec::new());
     for page in files(&out, "html", true)? {
+        // Their tools check their links.
+        if INTERFACES
+            .iter()
+            .any(|(folder, ..)| page.starts_with(out.join(folder)))
+        {
+            continue;
+        }
         // The page for what is not there has links from the site's root, and the one to print has all of the others'.
         if page.ends_with("404.html") || page.ends_with("print.html") {
             continue;
