@@ -4,6 +4,7 @@ mod checks;
 mod image;
 mod packages;
 mod release;
+mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -42,9 +43,13 @@ const PROFILE: &str = "shipped";
 /// This host's processor, as names of packages have it.
 const ARCH: &str = std::env::consts::ARCH;
 
-/// Builds optimised, copies, strips, and prints where everything is. With `--out` it makes the
-/// folder alone, with `--static` a program that needs nothing of its host, with `--wheel` the Python package, with
-/// `--image` a container image of the folder that was made before, and with `--check` it tries the packages that were.
+/// What of a release is made and tried; all of it, in this order, where nobody names parts.
+const PARTS: [&str; 5] = ["--packages", "--static", "--wheel", "--image", "--check"];
+
+/// Makes what users install in `target/dist` and `target/packages`, and tries it. `--packages`: the folder, and tarball, deb
+/// and RPM of it; `--static`: a program that needs nothing of its host; `--wheel`: the Python package; `--image`: whether
+/// the `Containerfile` makes an image of the folder; `--check`: tries the packages that are there. `--out` makes the folder
+/// alone, elsewhere.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
     let target = PathBuf::from(
@@ -52,31 +57,56 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .as_str()
             .context("cargo metadata names no target directory")?,
     );
+    if let [flag, folder] = arguments
+        && flag == "--out"
+    {
+        return lay_out(&root, &target, &std::path::absolute(folder)?);
+    }
+    if let Some(unknown) = arguments.iter().find(|one| !PARTS.contains(&&***one)) {
+        bail!("dist takes --out DIR, or nothing or some of {PARTS:?}, not {unknown}");
+    }
     let packages = target.join("packages");
     std::fs::create_dir_all(&packages)
         .with_context(|| format!("cannot make {}", packages.display()))?;
-    let (out, is_packed) = match arguments {
-        [] => (target.join("dist"), true),
-        [flag, folder] if flag == "--out" => (std::path::absolute(folder)?, false),
-        [flag] if flag == "--static" => {
-            static_program(&root, &target, &packages)?;
-            return release::sums(&packages, VERSION);
+    for part in PARTS {
+        if !arguments.is_empty() && !arguments.iter().any(|one| one == part) {
+            continue;
         }
-        [flag] if flag == "--wheel" => {
-            println!("{}", checks::wheel(&root, &target, &packages)?.display());
-            return release::sums(&packages, VERSION);
+        match part {
+            "--packages" => packed(&root, &target, &packages)?,
+            "--static" if !is_static_possible() => println!(
+                "skipped: static program: no toolchain; `rustup target add {}` installs it",
+                static_target()
+            ),
+            "--static" => static_program(&root, &target, &packages)?,
+            "--wheel" => wheel::make(&root, &target, &packages)?,
+            "--image" => image::check(&root, &target.join("dist"), &target.join("image"))?,
+            _ => checks::run_all(&packages, &target.join("packages-check"))?,
         }
-        [flag] if flag == "--check" => {
-            return checks::run_all(&packages, &target.join("packages-check"));
-        }
-        [flag] if flag == "--image" => {
-            return image::check(&root, &target.join("dist"), &target.join("image"));
-        }
-        other => bail!(
-            "dist takes nothing, --out DIR, --static, --wheel, --image or --check, not {other:?}"
-        ),
-    };
-    run_command(build_cargo(&root).args([
+    }
+    release::sums(&packages, VERSION)
+}
+
+/// The folder, and the packages that hold it.
+fn packed(root: &Path, target: &Path, packages: &Path) -> Result<()> {
+    let out = target.join("dist");
+    lay_out(root, target, &out)?;
+    let name = format!("tcpx-{VERSION}-linux-x86_64");
+    let mut made = vec![
+        packages::tarball(&out, packages, &name)?,
+        release::bill_of_materials(root, packages, VERSION)?,
+    ];
+    made.extend(packages::debian(&out, &target.join("deb"), packages)?);
+    made.extend(packages::rpm(&out, &target.join("rpm"), packages)?);
+    for path in made {
+        println!("{} ({} KiB)", path.display(), path.metadata()?.len() / 1024);
+    }
+    Ok(())
+}
+
+/// Builds optimised, copies, strips, and prints where everything is.
+fn lay_out(root: &Path, target: &Path, out: &Path) -> Result<()> {
+    run_command(build_cargo(root).args([
         "build",
         "--profile",
         PROFILE,
@@ -90,7 +120,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "--package",
         "tcpx-nixl",
     ]))?;
-    std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let built_in = target.join(PROFILE);
     for (built, name, symbol) in [
         ("tcpx", "tcpx", None),
@@ -122,7 +152,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         copy(&root.join(name), &out.join(name))?;
     }
     write(&out.join("README.md"), &README.replace("VERSION", VERSION))?;
-    run_command(Command::new(out.join("tcpx")).arg("generate").arg(&out))?;
+    run_command(Command::new(out.join("tcpx")).arg("generate").arg(out))?;
     let capi = root.join("crates/tcpx-capi");
     for name in HEADERS {
         copy(&capi.join("include").join(name), &out.join(name))?;
@@ -139,25 +169,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     println!(
         "headers, {LIBRARY_LINK}, {PKG_CONFIG} and examples beside them, for C; man/ and completions/"
     );
-    if !is_packed {
-        return Ok(());
-    }
-    let name = format!("tcpx-{VERSION}-linux-x86_64");
-    let mut made = vec![
-        packages::tarball(&out, &packages, &name)?,
-        packages::debian(&out, &target.join("deb"), &packages, VERSION)?,
-        release::bill_of_materials(&root, &packages, VERSION)?,
-    ];
-    made.extend(packages::rpm(
-        &out,
-        &target.join("rpm"),
-        &packages,
-        VERSION,
-    )?);
-    for path in made {
-        println!("{} ({} KiB)", path.display(), path.metadata()?.len() / 1024);
-    }
-    release::sums(&packages, VERSION)
+    Ok(())
 }
 
 /// Cargo for what is shipped, whose handshakes name the commit; in a tree without one they name none.
@@ -170,11 +182,23 @@ fn build_cargo(root: &Path) -> Command {
     cargo
 }
 
+fn static_target() -> String {
+    format!("{ARCH}-unknown-linux-musl")
+}
+
+/// Whether the standard library for it is installed.
+fn is_static_possible() -> bool {
+    let asked = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", &static_target()])
+        .output();
+    asked.is_ok_and(|answer| Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_dir())
+}
+
 /// The program without a C library of its host's: it runs on every Linux, also in an empty container. It loads nothing, so
 /// it moves host memory alone and drives no plugin.
 fn static_program(root: &Path, target: &Path, packages: &Path) -> Result<()> {
     // Its C library is in the program.
-    let goal = format!("{ARCH}-unknown-linux-musl");
+    let goal = static_target();
     let mut build = build_cargo(root);
     build
         .args(["build", "--profile", PROFILE, "--locked"])
@@ -188,9 +212,7 @@ fn static_program(root: &Path, target: &Path, packages: &Path) -> Result<()> {
             .env(format!("CC_{named}"), "cc")
             .env(format!("CFLAGS_{named}"), "-U_FORTIFY_SOURCE");
     }
-    run_command(&mut build).with_context(|| {
-        format!("if the target is missing, `rustup target add {goal}` installs it")
-    })?;
+    run_command(&mut build)?;
     let path = packages.join(format!("tcpx-{VERSION}-linux-{ARCH}-static"));
     copy(&target.join(&goal).join(PROFILE).join("tcpx"), &path)?;
     strip(&path);
@@ -239,6 +261,11 @@ fn strip(path: &Path) {
     if let Err(error) = outcome {
         eprintln!("not stripped: {error:#}");
     }
+}
+
+fn has(program: &str) -> bool {
+    let asked = Command::new(program).arg("--version").output();
+    asked.is_ok_and(|answer| answer.status.success())
 }
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {

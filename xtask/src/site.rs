@@ -17,7 +17,7 @@ const SETTINGS: [&str; 2] = ["book.toml", "site.css"];
 const FOLDERS: [&str; 4] = ["docs", "benchmarks", "deploy", "fuzz"];
 
 /// What other tools have made of the sources, each below `target`: the folder, its first page, and what it describes.
-/// `cargo doc` makes the first one, `pdoc -o target/pdoc tcpx` the other.
+/// `cargo doc` makes the first one, `pdoc -d restructuredtext -o target/pdoc tcpx` the other.
 const INTERFACES: [(&str, &str, &str); 2] = [
     ("doc", "tcpx/index.html", "Rust"),
     ("pdoc", "tcpx.html", "Python"),

@@ -1,7 +1,7 @@
 """The build of the wheel: maturin's, with the program and the plugins for NCCL and NIXL built before it.
 
-``TCPX_GLIBC=2.28 pip wheel .`` makes a wheel for every Linux with that glibc or a newer one (``manylinux_2_28``); it
-needs ``pip install maturin ziglang cargo-zigbuild`` and ``--no-build-isolation``.
+``TCPX_GLIBC=2.28 pip wheel --no-deps .`` makes a wheel for every Linux with that glibc or a newer one
+(``manylinux_2_28``), by zig's linker, which ``pip`` fetches for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import maturin
 from maturin import (
     build_sdist,
     get_requires_for_build_sdist,
-    get_requires_for_build_wheel,
     prepare_metadata_for_build_wheel,
 )
 
@@ -31,6 +30,9 @@ __all__ = [
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 ]
+
+# Pinned: what zig links differs between its versions.
+ZIG = ["ziglang==0.17.1", "cargo-zigbuild==0.24.1"]
 
 get_requires_for_build_editable = maturin.get_requires_for_build_editable
 prepare_metadata_for_build_editable = maturin.prepare_metadata_for_build_editable
@@ -53,6 +55,12 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
         "tcpx does not build for free-threaded Python: the module uses the stable interface, which such an interpreter "
         "does not have, and its objects were tested under the lock alone. Use the usual build, python3.11 or newer"
     )
+
+
+def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) -> list[str]:
+    wanted: list[str] = maturin.get_requires_for_build_wheel(config_settings)
+    return wanted + ZIG if GLIBC else wanted
+
 
 # Maturin asks for the folder with every one of its calls.
 (DATA / "platlib").mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
 //! Whether what lies in `target/packages` installs and runs where nothing else of ours is.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use super::{ARCH, VERSION};
+use super::{ARCH, VERSION, has};
 use crate::workspace::run;
 
-const DEMO: [&str; 3] = ["demo", "--size", "1MiB"];
+pub(super) const DEMO: [&str; 3] = ["demo", "--size", "1MiB"];
 
 /// Whether a package was tried, in a folder to work in; an error if it does not run.
 type Check = fn(&Path, &Path) -> Result<bool>;
@@ -47,7 +47,12 @@ fn tarball(package: &Path, work: &Path) -> Result<bool> {
         .arg("-xf")
         .arg(package))?;
     let folder = work.join(format!("tcpx-{VERSION}-linux-x86_64"));
-    demo(&mut Command::new(folder.join("tcpx")))
+    demo(&mut Command::new(folder.join("tcpx")))?;
+    let program = work.join("tarball-put_get");
+    if c_program(&folder, &folder, None, &program)? {
+        run(Command::new(program).env("LD_LIBRARY_PATH", &folder))?;
+    }
+    Ok(true)
 }
 
 /// In a root that holds the file alone, and what every container has of the kernel's.
@@ -57,7 +62,7 @@ fn static_program(package: &Path, work: &Path) -> Result<bool> {
         fs::create_dir_all(root.join(folder)).with_context(|| format!("cannot make {folder}"))?;
     }
     super::copy(package, &root.join("tcpx"))?;
-    in_root(&root, "/tcpx")
+    in_root(&root, &["/tcpx", DEMO[0], DEMO[1], DEMO[2]])
 }
 
 /// In the smallest system of this host's own distribution.
@@ -90,7 +95,19 @@ fn debian(package: &Path, work: &Path) -> Result<bool> {
         .arg(&root)
         .args(["dpkg", "--install", "/tcpx.deb"])
         .stdout(Stdio::null()))?;
-    in_root(&root, "/usr/bin/tcpx")
+    in_root(&root, &["/usr/bin/tcpx", DEMO[0], DEMO[1], DEMO[2]])?;
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let examples = root.join("usr/share/doc/tcpx/examples");
+    let program = root.join("put_get");
+    if c_program(
+        &examples,
+        &libraries.join("pkgconfig"),
+        Some(&root),
+        &program,
+    )? {
+        in_root(&root, &["/put_get"])?;
+    }
+    Ok(true)
 }
 
 /// Beside no other package; the C library is this host's.
@@ -112,18 +129,52 @@ fn rpm(package: &Path, work: &Path) -> Result<bool> {
     demo(&mut Command::new(root.join("usr/bin/tcpx")))
 }
 
-fn in_root(root: &Path, program: &str) -> Result<bool> {
+/// Compiles the example `put_get.c` against the installed header and library, as pkg-config names them; `false` on a host
+/// without a compiler or pkg-config.
+fn c_program(
+    examples: &Path,
+    description: &Path,
+    sysroot: Option<&Path>,
+    program: &Path,
+) -> Result<bool> {
+    if !["cc", "pkg-config"].into_iter().all(has) {
+        return skip("C program", "no cc, or no pkg-config, is here");
+    }
+    let mut ask = Command::new("pkg-config");
+    ask.args(["--cflags", "--libs", "tcpx"]);
+    ask.env("PKG_CONFIG_LIBDIR", description);
+    if let Some(root) = sysroot {
+        // What is the system's own place in there is not that of the compiler.
+        ask.env("PKG_CONFIG_SYSROOT_DIR", root);
+        ask.env("PKG_CONFIG_ALLOW_SYSTEM_CFLAGS", "1");
+        ask.env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1");
+    }
+    let flags = ask.output().context("cannot start pkg-config")?;
+    run(Command::new("cc")
+        .args(["-std=c99", "-Wall", "-Werror"])
+        .arg(examples.join("put_get.c"))
+        .args(String::from_utf8_lossy(&flags.stdout).split_whitespace())
+        .arg("-o")
+        .arg(program))?;
+    Ok(true)
+}
+
+/// Runs a program of another root, by its path and arguments there.
+fn in_root(root: &Path, program: &[&str]) -> Result<bool> {
     if !is_root() {
-        return skip(program, "another root needs root");
+        return skip(program[0], "another root needs root");
     }
     // The mounts end with the process.
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "sh", "-euc"]);
-    command.arg(
-        "mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; \
-         mount --rbind /sys \"$0/sys\"; exec chroot \"$0\" \"$@\"",
-    );
-    demo(command.arg(root).arg(program))
+    run(Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "sh", "-euc"])
+        .arg(
+            "mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; \
+             mount --rbind /sys \"$0/sys\"; exec chroot \"$0\" \"$@\"",
+        )
+        .arg(root)
+        .args(program)
+        .stdout(Stdio::null()))?;
+    Ok(true)
 }
 
 fn demo(command: &mut Command) -> Result<bool> {
@@ -136,112 +187,7 @@ fn skip(what: &str, why: &str) -> Result<bool> {
     Ok(false)
 }
 
-fn has(program: &str) -> bool {
-    let asked = Command::new(program).arg("--version").output();
-    asked.is_ok_and(|answer| answer.status.success())
-}
-
 fn is_root() -> bool {
     let answer = Command::new("id").arg("-u").output();
     answer.is_ok_and(|answer| answer.stdout == b"0\n")
-}
-
-/// A wheel for every Linux with glibc 2.28 or a newer one, in `packages`; it runs in an empty environment. Needs PyPI.
-pub(super) fn wheel(root: &Path, target: &Path, packages: &Path) -> Result<PathBuf> {
-    let (tools, made) = (target.join("wheel-tools"), target.join("wheel"));
-    run(Command::new("python3").args(["-m", "venv"]).arg(&tools))?;
-    let bin = fs::canonicalize(tools.join("bin"))?;
-    run(Command::new(bin.join("pip"))
-        .args(["install", "-q"])
-        .args(WHEEL_TOOLS))?;
-    if made.exists() {
-        fs::remove_dir_all(&made).with_context(|| format!("cannot empty {}", made.display()))?;
-    }
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let paths = std::env::join_paths(
-        [bin.clone()]
-            .into_iter()
-            .chain(std::env::split_paths(&paths)),
-    )?;
-    run(Command::new(bin.join("pip"))
-        .args(["wheel", "-q", "--no-deps", "--no-build-isolation", "-w"])
-        .arg(&made)
-        .arg(root)
-        .env("TCPX_GLIBC", GLIBC)
-        .env("PATH", paths)
-        .env_remove("CARGO_MANIFEST_DIR"))?;
-    let wheel = fs::read_dir(&made)?
-        .next()
-        .context("pip made no wheel")??
-        .path();
-    let tag = format!("manylinux_{}_x86_64", GLIBC.replace('.', "_"));
-    let name = wheel
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
-    ensure!(name.contains(&tag), "{name} has not the tag {tag}");
-    let shown = Command::new(bin.join("auditwheel"))
-        .arg("show")
-        .arg(&wheel)
-        .output()?;
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    ensure!(
-        allows(&shown, GLIBC),
-        "auditwheel does not find {tag}:\n{shown}"
-    );
-    let empty = target.join("wheel-empty");
-    run(Command::new("python3")
-        .args(["-m", "venv", "--clear"])
-        .arg(&empty))?;
-    run(Command::new(empty.join("bin/pip"))
-        .args(["install", "-q", "--no-index"])
-        .arg(&wheel))?;
-    run(Command::new(empty.join("bin/python"))
-        .args(["-m", "tcpx.demo"])
-        .stdout(Stdio::null()))?;
-    demo(&mut Command::new(empty.join("bin/tcpx")))?;
-    let path = packages.join(name);
-    super::copy(&wheel, &path)?;
-    Ok(path)
-}
-
-const WHEEL_TOOLS: [&str; 4] = [
-    "maturin==1.16.0",
-    "ziglang==0.17.1",
-    "cargo-zigbuild==0.24.1",
-    "auditwheel==6.8.2",
-];
-/// The oldest C library that the wheel runs with.
-const GLIBC: &str = "2.28";
-
-/// Whether auditwheel names a tag that is this old, or older.
-fn allows(shown: &str, glibc: &str) -> bool {
-    let number = |text: &str| {
-        let (major, minor) = text.split_once(['.', '_'])?;
-        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
-    };
-    let words = shown.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-    let named = words.filter_map(|word| {
-        let tag = word.strip_prefix("manylinux_")?.strip_suffix("_x86_64")?;
-        number(tag)
-    });
-    named
-        .min()
-        .is_some_and(|oldest| Some(oldest) <= number(glibc))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_older_tag_will_do_and_a_newer_one_will_not() {
-        let shown =
-            |tag: &str| format!("is consistent with the following\nplatform tag: \"{tag}\".");
-        assert!(allows(&shown("manylinux_2_28_x86_64"), "2.28"));
-        assert!(allows(&shown("manylinux_2_17_x86_64"), "2.28"));
-        assert!(!allows(&shown("manylinux_2_34_x86_64"), "2.28"));
-        assert!(!allows(&shown("linux_x86_64"), "2.28"));
-    }
 }

@@ -20,7 +20,7 @@ pub(super) fn check(root: &Path, dist: &Path, work: &Path) -> Result<()> {
     };
     ensure!(
         dist.join("tcpx").is_file(),
-        "{} holds no program: run `cargo xtask dist` first",
+        "{} holds no program: run `cargo xtask dist --packages` first",
         dist.display()
     );
     if work.exists() {

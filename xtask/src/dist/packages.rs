@@ -1,13 +1,12 @@
 //! A tarball, a Debian package and an RPM out of the folder that `cargo xtask dist` laid out.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use super::{LIBRARY, LIBRARY_LINK, LIBRARY_SONAME, pkg_config};
+use super::{LIBRARY, LIBRARY_LINK, LIBRARY_SONAME, VERSION, has, pkg_config};
 use crate::workspace::run;
 
 /// Files of the folder and where they lie on a host, apart from the library, pages and completions. The program
@@ -51,7 +50,7 @@ pub(super) fn tarball(folder: &Path, out: &Path, name: &str) -> Result<PathBuf> 
 }
 
 /// The tree of an installed package, in the empty folder `tree`.
-fn lay_out(folder: &Path, tree: &Path, layout: &Layout, version: &str) -> Result<()> {
+fn lay_out(folder: &Path, tree: &Path, layout: &Layout) -> Result<()> {
     for (name, place) in PLACES {
         install(&folder.join(name), &tree.join(place).join(name))?;
     }
@@ -83,7 +82,7 @@ fn lay_out(folder: &Path, tree: &Path, layout: &Layout, version: &str) -> Result
     let libraries = format!("/{}", layout.libraries);
     super::write(
         &description,
-        &pkg_config(version, "/usr/include", &libraries),
+        &pkg_config(VERSION, "/usr/include", &libraries),
     )
 }
 
@@ -94,56 +93,70 @@ fn emptied(stage: &Path) -> Result<()> {
     fs::create_dir_all(stage).with_context(|| format!("cannot make {}", stage.display()))
 }
 
-/// `tcpx_VERSION_amd64.deb` in `out`; `stage` is a folder for the installed tree.
-pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> Result<PathBuf> {
+/// `tcpx_VERSION_amd64.deb` in `out`, by Debian's own tools, of which one finds out what the files need; nothing on a host
+/// without them. `stage` is a folder for the installed tree.
+pub(super) fn debian(folder: &Path, stage: &Path, out: &Path) -> Result<Option<PathBuf>> {
+    if !["dpkg-deb", "dpkg-shlibdeps"].into_iter().all(has) {
+        println!(
+            "skipped: deb: no dpkg-deb or dpkg-shlibdeps is here; Debian has them in dpkg-dev"
+        );
+        return Ok(None);
+    }
     emptied(stage)?;
     let tree = stage.join("data");
-    lay_out(folder, &tree, &DEBIAN, version)?;
-    let mut libc = None;
-    for name in ["tcpx", "libnccl-net-tcpx.so", "libplugin_TCPX.so", LIBRARY] {
-        libc = libc.max(newest_glibc(&fs::read(folder.join(name))?));
-    }
-    let (major, minor) = libc.context("the program needs no glibc version: is it a program?")?;
-    let control = stage.join("control");
+    lay_out(folder, &tree, &DEBIAN)?;
+    // It reads that file, and so much of it.
+    fs::create_dir(stage.join("debian"))?;
+    super::write(
+        &stage.join("debian/control"),
+        "Source: tcpx\n\nPackage: tcpx\nArchitecture: any\n",
+    )?;
+    let mut ask = Command::new("dpkg-shlibdeps");
+    ask.current_dir(stage).arg("-O");
+    ask.args(
+        ["tcpx", "libnccl-net-tcpx.so", "libplugin_TCPX.so"].map(|name| {
+            let place = PLACES.iter().find(|(known, _)| *known == name);
+            tree.join(place.map_or("", |(_, place)| place)).join(name)
+        }),
+    );
+    ask.arg(tree.join(DEBIAN.libraries).join(LIBRARY));
+    let answer = ask.output().context("cannot start dpkg-shlibdeps")?;
+    let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+    let needs = text.trim().strip_prefix("shlibs:Depends=");
+    let needs = needs.with_context(|| {
+        let why = String::from_utf8_lossy(&answer.stderr);
+        format!("dpkg-shlibdeps does not say what is needed: {text}{why}")
+    })?;
+    let control = tree.join("DEBIAN");
     fs::create_dir(&control)?;
-    fs::write(
-        control.join("control"),
-        format!(
-            "Package: tcpx\nVersion: {version}\nArchitecture: amd64\nMaintainer: the tcpx authors\n\
-             Depends: libc6 (>= {major}.{minor}), libgcc-s1\nSection: net\nPriority: optional\n\
+    super::write(
+        &control.join("control"),
+        &format!(
+            "Package: tcpx\nVersion: {VERSION}\nArchitecture: amd64\nMaintainer: the tcpx authors\n\
+             Depends: {needs}\nSection: net\nPriority: optional\n\
              Description: {SUMMARY}\n {DESCRIPTION}\n"
         ),
     )?;
-    let (control_tar, data_tar) = (stage.join("control.tar.gz"), stage.join("data.tar.gz"));
-    tar(&control_tar, &control, ".")?;
-    tar(&data_tar, &tree, ".")?;
-    let path = out.join(format!("tcpx_{version}_amd64.deb"));
-    let members = [
-        ("debian-binary", b"2.0\n".to_vec()),
-        ("control.tar.gz", fs::read(control_tar)?),
-        ("data.tar.gz", fs::read(data_tar)?),
-    ];
-    fs::write(&path, archive(&members)?)
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path)
+    super::write(&control.join("triggers"), "activate-noawait ldconfig\n")?;
+    let path = out.join(format!("tcpx_{VERSION}_amd64.deb"));
+    run(Command::new("dpkg-deb")
+        .args(["--build", "--root-owner-group", "-Zgzip"])
+        .arg(&tree)
+        .arg(&path)
+        .stdout(Stdio::null()))?;
+    Ok(Some(path))
 }
 
 /// `tcpx-VERSION-1.x86_64.rpm` in `out`, by rpmbuild, which finds out what the files need and provide; nothing on a
 /// host without it.
-pub(super) fn rpm(
-    folder: &Path,
-    stage: &Path,
-    out: &Path,
-    version: &str,
-) -> Result<Option<PathBuf>> {
-    let asked = Command::new("rpmbuild").arg("--version").output();
-    if !asked.is_ok_and(|answer| answer.status.success()) {
+pub(super) fn rpm(folder: &Path, stage: &Path, out: &Path) -> Result<Option<PathBuf>> {
+    if !has("rpmbuild") {
         println!("skipped: RPM: no rpmbuild is here; Debian has it in the package rpm");
         return Ok(None);
     }
     emptied(stage)?;
     let tree = stage.join("data");
-    lay_out(folder, &tree, &RPM, version)?;
+    lay_out(folder, &tree, &RPM)?;
     let (spec, tree) = (stage.join("tcpx.spec"), tree.display());
     // What was built is taken as it is; gzip is what every rpm reads.
     super::write(
@@ -152,7 +165,7 @@ pub(super) fn rpm(
             "%global __os_install_post %{{nil}}\n%global debug_package %{{nil}}\n\
              %global _binary_payload w6.gzdio\n%global _build_id_links none\n\
              %global __requires_exclude pkg-config\n\
-             Name: tcpx\nVersion: {version}\nRelease: 1\nSummary: {SUMMARY}\n\
+             Name: tcpx\nVersion: {VERSION}\nRelease: 1\nSummary: {SUMMARY}\n\
              License: Apache-2.0 OR MIT\n%description\n{DESCRIPTION}\n\
              %install\ncp -a {tree}/. %{{buildroot}}/\n%files\n\
              /usr/bin/tcpx\n/usr/lib/tcpx\n/usr/lib64/libtcpx.so*\n/usr/lib64/pkgconfig/tcpx.pc\n\
@@ -161,7 +174,7 @@ pub(super) fn rpm(
              /usr/share/fish/vendor_completions.d/tcpx.fish\n"
         ),
     )?;
-    let name = format!("tcpx-{version}-1.x86_64.rpm");
+    let name = format!("tcpx-{VERSION}-1.x86_64.rpm");
     let mut build = Command::new("rpmbuild");
     build.args(["-bb", "--quiet", "--target", "x86_64-linux"]);
     for define in [
@@ -198,45 +211,6 @@ fn tar(path: &Path, folder: &Path, top: &str) -> Result<()> {
     run(&mut command)
 }
 
-/// The `ar` format that `dpkg` reads: a mark, then a header of 60 characters before each member.
-fn archive(members: &[(&str, Vec<u8>)]) -> Result<Vec<u8>> {
-    let mut bytes = b"!<arch>\n".to_vec();
-    for (name, contents) in members {
-        ensure!(name.len() <= 16, "{name} is too long for an ar header");
-        let length = contents.len();
-        writeln!(
-            bytes,
-            "{name:<16}{:<12}{:<6}{:<6}{:<8}{length:<10}`",
-            0, 0, 0, 100_644
-        )?;
-        bytes.extend_from_slice(contents);
-        if length % 2 == 1 {
-            bytes.push(b'\n');
-        }
-    }
-    Ok(bytes)
-}
-
-/// The newest `GLIBC_MAJOR.MINOR` that a program's symbols name.
-fn newest_glibc(program: &[u8]) -> Option<(u32, u32)> {
-    const MARK: &[u8] = b"GLIBC_";
-    program
-        .windows(MARK.len())
-        .enumerate()
-        .filter(|(_, window)| *window == MARK)
-        .filter_map(|(at, _)| {
-            let text: String = program[at + MARK.len()..]
-                .iter()
-                .map(|byte| char::from(*byte))
-                .take_while(|c| c.is_ascii_digit() || *c == '.')
-                .take(16)
-                .collect();
-            let mut numbers = text.split('.').map(str::parse);
-            Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-        })
-        .max()
-}
-
 fn install(from: &Path, to: &Path) -> Result<()> {
     make_folder_of(to)?;
     fs::copy(from, to)
@@ -252,22 +226,6 @@ fn make_folder_of(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_archive_pads_odd_members_to_even_places() {
-        let bytes = archive(&[("a", b"odd".to_vec()), ("b", b"even".to_vec())]).unwrap();
-        assert_eq!(bytes.len(), 8 + 60 + 4 + 60 + 4);
-        assert_eq!(&bytes[8..24], b"a               ");
-        assert_eq!(&bytes[56..68], b"3         `\n");
-        assert_eq!(&bytes[68..73], b"odd\nb");
-    }
-
-    #[test]
-    fn the_newest_glibc_version_counts() {
-        let program = b"\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_PRIVATE\0GLIBC_2.2.5\0";
-        assert_eq!(newest_glibc(program), Some((2, 34)));
-        assert_eq!(newest_glibc(b"GLIBC_"), None);
-    }
 
     #[test]
     fn a_tarball_holds_the_folder_under_its_name() {

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
-use crate::workspace::{cargo, read};
+use crate::workspace::{cargo, read, run};
 
 /// What the packages and the wheel are built from.
 const BUILT: [&str; 5] = [
@@ -98,25 +98,24 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
 
 /// `SHA256SUMS` in `out`, of the files of this version, as `sha256sum --check` reads it.
 pub(super) fn sums(out: &Path, version: &str) -> Result<()> {
-    let mut lines = BTreeMap::new();
+    let mut names = BTreeSet::new();
     for entry in fs::read_dir(out).with_context(|| format!("cannot read {}", out.display()))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !entry.file_type()?.is_file() || !name.contains(version) {
-            continue;
+        if entry.file_type()?.is_file() && name.contains(version) {
+            names.insert(name);
         }
-        let bytes = fs::read(entry.path()).with_context(|| format!("cannot read {name}"))?;
-        let sum: String = Sha256::digest(bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        lines.insert(name, sum);
     }
-    let lines: String = lines
-        .iter()
-        .map(|(name, sum)| format!("{sum}  {name}\n"))
-        .collect();
-    super::write(&out.join(SUMS), &lines)
+    // Without a name it would read its input.
+    if names.is_empty() {
+        return Ok(());
+    }
+    let list = fs::File::create(out.join(SUMS)).with_context(|| format!("cannot write {SUMS}"))?;
+    run(Command::new("sha256sum")
+        .arg("--")
+        .args(names)
+        .current_dir(out)
+        .stdout(list))
 }
 
 #[cfg(test)]
