@@ -346,29 +346,46 @@ pub fn read_process_bytes(
     unsafe { read_process_spans(process, &[at], &[Span::of_mut(into)]) }
 }
 
-/// Copies the start of a part of this process's memory, as long as `into`. The kernel copies: where nothing is any more it
-/// says so, and a plain copy ends the process.
+/// As [`copy_spans`], of a part to as many bytes as it has.
 ///
 /// # Errors
-/// Nothing is there, or the kernel lets no process read memory so.
-pub fn copy_checked(part: Part<'_>, into: &mut [u8]) -> io::Result<()> {
+/// Nothing is there.
+pub fn copy_checked(part: Part<'_>, mut into: &mut [u8]) -> io::Result<()> {
+    for span in part.spans()? {
+        let (place, rest) = std::mem::take(&mut into).split_at_mut(span.len());
+        // SAFETY: the slice keeps its memory, and the place is borrowed exclusively.
+        unsafe { copy_spans(span, Span::of_mut(place)) }?;
+        into = rest;
+    }
+    Ok(())
+}
+
+/// Copies as much memory of this process as both spans have. The kernel copies: where nothing is any more it says so, and a
+/// plain copy ends the process. It is plain where the kernel lets no process read memory so, as in some sandboxes.
+///
+/// # Errors
+/// Nothing is there.
+///
+/// # Safety
+/// Both are memory of their lengths for the call, but for what its owner has unmapped by mistake, and what is written to is
+/// writable. What else touches the bytes meanwhile is their owner's own doing.
+pub unsafe fn copy_spans(from: Span, into: Span) -> io::Result<()> {
     let own = rustix::process::getpid();
+    let len = from.len().min(into.len());
     let mut done = 0;
-    while done < into.len() {
-        let left = Part {
-            from: part.from + done,
-            len: part.len.saturating_sub(done),
-            ..part
-        };
-        let rest = Span::of_mut(&mut into[done..]);
-        // SAFETY: a live range that is borrowed exclusively.
-        let read = left.with_spans(Span::EMPTY, Span::EMPTY, |spans| unsafe {
-            read_process_spans(own, spans, &[rest])
-        })??;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    while done < len {
+        let rest = [from, into].map(|span| span.first(len).from(done));
+        // SAFETY: the caller's promise.
+        match unsafe { read_process_spans(own, &rest[..1], &rest[1..]) } {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
+                // SAFETY: the caller's promise.
+                unsafe { std::ptr::copy(from.start(), into.start().cast_mut(), len) };
+                return Ok(());
+            }
+            Err(error) => return Err(error),
         }
-        done += read;
     }
     Ok(())
 }

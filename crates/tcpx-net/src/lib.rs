@@ -39,4 +39,5 @@ pub use tcpx_lanes::congestion;
 pub use tcpx_lanes::interfaces;
 pub use tcpx_lanes::protocols;
 pub use tcpx_lanes::socket::every_address;
+pub use tcpx_lanes::socket_calls::{Span, copy_spans};
 pub use tcpx_lanes::tcp_info::{TcpCounters, is_unanswered, tcp_counters, transport};

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx::{Gpu, Region};
+use tcpx_net::{Span, copy_spans};
 
 use crate::info::RegionName;
 use crate::lock;
@@ -75,39 +76,14 @@ impl Hold {
             let (at, len) = (usize::try_from(at).ok()?, usize::try_from(len).ok()?);
             let address = memory.address.checked_add(at)?;
             memory.offset_of(address, len)?;
-            Some((address as *mut u8, len))
+            Some(Span::new(address as *mut u8, len))
         };
         let outside = || io::Error::from(io::ErrorKind::InvalidInput);
-        let (from, len) = place(self, from).ok_or_else(outside)?;
-        let (to, _) = place(to, at).ok_or_else(outside)?;
-        let mut done = 0;
-        while done < len {
-            let span = |start: *mut u8| libc::iovec {
-                iov_base: start.wrapping_add(done).cast(),
-                iov_len: len - done,
-            };
-            let (into, of) = (span(to), span(from));
-            // SAFETY: one span each, of registered host memory, whose owner says that it is valid as long as it is held; the
-            // kernel checks that it is. What else touches the bytes meanwhile is that caller's own doing.
-            let copied = unsafe {
-                libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const of, 1, 0)
-            };
-            match usize::try_from(copied) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(copied) => done += copied,
-                Err(_) => {
-                    let error = io::Error::last_os_error();
-                    if !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
-                        return Err(error);
-                    }
-                    // As in some sandboxes.
-                    // SAFETY: as above, but for the kernel's check.
-                    unsafe { std::ptr::copy(from, to, len) };
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
+        let (from, to) = (place(self, from), place(to, at));
+        let (from, to) = from.zip(to).ok_or_else(outside)?;
+        // SAFETY: registered host memory, whose owner says that it is valid as long as it is held. What else touches the
+        // bytes meanwhile is that caller's own doing.
+        unsafe { copy_spans(from, to) }
     }
 
     /// The memory as a region of the engine; `owner` is kept as long as something points at it. Every call

@@ -84,7 +84,8 @@ mod tests {
     #[test]
     fn memory_of_one_agent_is_copied_where_it_lies() {
         let agent = Agent::start("agent", Config::read(&[], |_| None).unwrap()).unwrap();
-        for len in [64, 3 * AT_ONCE as usize + 5] {
+        let at_once = AT_ONCE as usize;
+        for len in [2, at_once, at_once + 1, 3 * at_once + 5] {
             let mut memory = [vec![1_u8; len], vec![2_u8; len]];
             let addresses = memory.each_mut().map(|bytes| bytes.as_mut_ptr().addr());
             let [one, other] = addresses.map(|address| agent.register(address, len, None).unwrap());

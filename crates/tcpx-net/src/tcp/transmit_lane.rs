@@ -315,16 +315,7 @@ fn copied(payload: &RegionSlice) -> io::Result<RegionSlice> {
         from: 0,
         len: payload.len(),
     };
-    own.with_bytes_mut(.., |bytes| match calls::copy_checked(part, bytes) {
-        // As in some sandboxes.
-        Err(error) if is_refused(&error) => payload.read_to(bytes).map_err(io::Error::other),
-        copied => copied,
-    })
-    .map_err(io::Error::other)??;
+    own.with_bytes_mut(.., |bytes| calls::copy_checked(part, bytes))
+        .map_err(io::Error::other)??;
     Ok(own.all())
-}
-
-fn is_refused(error: &io::Error) -> bool {
-    use io::ErrorKind::{PermissionDenied, Unsupported};
-    matches!(error.kind(), PermissionDenied | Unsupported)
 }
