@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tcpx_status::{ConnectionReport, LaneReport, Processes, Report, ask, processes};
+use tcpx_status::{ConnectionReport, LaneReport, Mappings, Processes, Report, ask, processes};
 
 use crate::args::status::StatusArgs;
 use crate::error::Error;
@@ -162,6 +162,15 @@ fn process(out: &mut String, report: &Report, before: Option<&Report>) {
             }
         }
         out.push('\n');
+    }
+    let Mappings { open, held_up } = report.mappings;
+    if open + held_up > 0 {
+        let _ = writeln!(
+            out,
+            "  GPU memory of other processes: {} mapped, {} closed while kernels ran",
+            grouped(open),
+            grouped(held_up),
+        );
     }
     for connection in &report.connections {
         let earlier = before.and_then(|report| {

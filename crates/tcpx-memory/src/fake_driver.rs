@@ -2,6 +2,7 @@
 //!
 //! Streams do their work only when somebody asks about them, so that what is used too early shows as wrong bytes.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::driver::fake;
@@ -36,6 +37,11 @@ pub fn segments(gpu: &crate::Gpu, lengths: &[usize]) -> u64 {
 /// What this process has open of other processes' memory: legacy handles, and ranges of segments.
 pub fn opened() -> [usize; 2] {
     fake::sharing::opened()
+}
+
+/// Names of the threads that have closed legacy handles, and of those that have unmapped segments.
+pub fn closers() -> [BTreeSet<String>; 2] {
+    fake::sharing::closers()
 }
 
 /// Runs `run` while a stream of the primary context is captured as a graph, in the mode that forbids most; whether the

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-pub use peer_memory::{MemoryHandle, SegmentRow, Shareable, closed_handles};
+pub use peer_memory::{MemoryHandle, SegmentRow, Shareable, peer_mappings};
 pub use pointer::PointerInfo;
 pub(crate) use pointer::check_host_memory;
 

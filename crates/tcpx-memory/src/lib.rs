@@ -41,7 +41,7 @@ pub use checksum::{KeyedTag, TagKey};
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use error::{CudaError, MemoryError, PointerFault};
 pub use fence::{After, Event, Fence, Stream};
-pub use gpu::{Gpu, InContext, MemoryHandle, PointerInfo, SegmentRow, Shareable, closed_handles};
+pub use gpu::{Gpu, InContext, MemoryHandle, PointerInfo, SegmentRow, Shareable, peer_mappings};
 pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;
 pub use lease::{Access, Lease};

@@ -25,9 +25,11 @@ mod server;
 pub use counters::{Counters, Histogram};
 pub use metrics::openmetrics;
 pub use reader::{Processes, ReadError, ask, processes};
-pub use registry::{Description, Ended, LAUNCHERS, Registration, Source, register, serve_metrics};
+pub use registry::{
+    Description, Ended, LAUNCHERS, Registration, Source, register, serve_metrics, tell_mappings,
+};
 pub use report::{
-    ConnectionReport, FailureReport, LaneReport, ListenerReport, OperationReport, RefusalReport,
-    Report, SCHEMA, VERSION,
+    ConnectionReport, FailureReport, LaneReport, ListenerReport, Mappings, OperationReport,
+    RefusalReport, Report, SCHEMA, VERSION,
 };
 pub use server::{folders, follow_listeners};

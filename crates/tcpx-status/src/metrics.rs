@@ -82,6 +82,11 @@ pub fn openmetrics(report: &Report) -> String {
             "Connections that listeners refused.",
             report.peers_refused,
         ),
+        (
+            "tcpx_closes_held_up",
+            "IPC handles of other processes that were closed while kernels ran, which held up copies.",
+            report.mappings.held_up,
+        ),
     ] {
         text.counter(name, help, None, &[("", value)]);
     }
@@ -94,6 +99,11 @@ pub fn openmetrics(report: &Report) -> String {
             "tcpx_connections",
             "Open connections.",
             report.connections.len() as u64,
+        ),
+        (
+            "tcpx_mappings",
+            "GPU memory of other processes on the host that is mapped.",
+            report.mappings.open,
         ),
         (
             "tcpx_lanes",

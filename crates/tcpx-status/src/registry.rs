@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use crate::counters::Counters;
-use crate::report::{ConnectionReport, FailureReport, ListenerReport, Report, SCHEMA, VERSION};
+use crate::report::{
+    ConnectionReport, FailureReport, ListenerReport, Mappings, Report, SCHEMA, VERSION,
+};
 use crate::server::{Followed, Port, Server, own_folders};
 
 /// Errors that are kept.
@@ -55,6 +57,14 @@ pub struct Ended {
 pub struct Registration {
     /// `None` in a fork's child of a process that had sources: nobody answers there.
     id: Option<u64>,
+}
+
+static MAPPINGS: OnceLock<fn() -> Mappings> = OnceLock::new();
+
+/// Has this process tell of the GPU memory of others that it has mapped.
+pub fn tell_mappings(of: fn() -> Mappings) {
+    // The first one's is the process's.
+    MAPPINGS.get_or_init(|| of);
 }
 
 /// Has this process tell of `source`.
@@ -278,6 +288,7 @@ pub(crate) fn collect() -> Option<Report> {
         program: program(),
         rank: rank(),
         software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
+        mappings: MAPPINGS.get().map_or_else(Mappings::default, |of| of()),
         ..Report::default()
     };
     for (id, source) in places {

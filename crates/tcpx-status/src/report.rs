@@ -36,6 +36,9 @@ pub struct Report {
     pub connections_lost: u64,
     /// Peers that listeners refused since the process began.
     pub peers_refused: u64,
+    /// GPU memory of other processes.
+    #[serde(default)]
+    pub mappings: Mappings,
     /// Counts since the process began, connections that have ended included.
     pub totals: Counters,
     /// Where it listens.
@@ -44,6 +47,15 @@ pub struct Report {
     pub connections: Vec<ConnectionReport>,
     /// The last errors of operations and connections, the newest last.
     pub errors: Vec<FailureReport>,
+}
+
+/// GPU memory of other processes on the host, as a process has it mapped: each mapping keeps its owner's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mappings {
+    /// Those that are open.
+    pub open: u64,
+    /// IPC handles since the process began that were closed while its kernels ran, which held up its copies.
+    pub held_up: u64,
 }
 
 /// A listening endpoint.

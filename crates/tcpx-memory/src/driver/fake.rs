@@ -34,7 +34,7 @@ pub(crate) use persistent::{
     Launches, desert, fill_gpu, hurry, lose_persistent, requests_done, set_launches,
 };
 #[cfg(test)]
-pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
+pub(crate) use streams::{keep_busy, keep_default_streams, with_a_legacy_stream_alone};
 #[cfg(feature = "fake-driver")]
 pub(crate) use world::costly_calls;
 use world::{CURRENT, Fault, Operation, World, costly, inside, pointer};

@@ -4,15 +4,17 @@
 //! mapped by physical *segments*, as PyTorch's expandable segments are, goes by a descriptor for each. Either keeps the
 //! owner's memory after its free and its death, until the reader has let go: segments in a fraction of a millisecond,
 //! a legacy handle once the kernels of this process have ended that run then, which holds up its copies meanwhile. So
-//! those are closed by a thread of their own, which no other memory waits for.
+//! those are closed by a thread of their own, once the context has no work, or after a while all the same; no other
+//! memory waits for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::{Current, Gpu};
 use crate::driver::sys::{self, CUipcMemHandle, CUpointer_attribute as Attribute};
@@ -24,6 +26,12 @@ use crate::region::Region;
 const DESCRIPTOR: u32 = 1;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another GPU is read where the two reach each other.
 const PEER_ACCESS: u32 = 1;
+
+/// Longest time for which a handle that nobody uses waits for a context without work: its memory is its owner's, who may
+/// want it back.
+const LATEST_CLOSE: Duration = Duration::from_secs(2);
+/// Time between two looks at the context.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// How another process comes to memory of a GPU.
 #[derive(Debug)]
@@ -148,25 +156,49 @@ struct Legacy {
     at: u64,
 }
 
-type Opened = HashMap<(u64, [u8; 64]), (u64, Weak<Legacy>)>;
+/// A context's handle.
+type Key = (u64, [u8; 64]);
 
-/// A process opens a handle once: where it lies, also what is still to be closed.
-static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+/// The handles of other processes that this one has open.
+#[derive(Default)]
+struct Handles {
+    /// A process opens a handle once: where it lies, also what is still to be closed.
+    open: HashMap<Key, (u64, Weak<Legacy>)>,
+    /// Those that were let go of, the oldest first, and when.
+    unused: VecDeque<(Gpu, Key, Instant)>,
+    /// The one that is being closed.
+    closing: Option<Key>,
+    has_thread: bool,
+}
 
-/// IPC handles that were closed.
-static CLOSED: AtomicU64 = AtomicU64::new(0);
+static HANDLES: Mutex<Option<Handles>> = Mutex::new(None);
+/// One was closed.
+static CLOSED: Condvar = Condvar::new();
 
-/// How many IPC handles of other processes this one has closed: each may have held up its copies.
-pub fn closed_handles() -> u64 {
-    CLOSED.load(Ordering::Relaxed)
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+static HELD_UP: AtomicU64 = AtomicU64::new(0);
+
+/// Allocations and rows of segments of other processes that are mapped here, and how many IPC handles were closed while
+/// the context had work until now, for which the driver waited and held up copies.
+pub fn peer_mappings() -> [u64; 2] {
+    [&MAPPED, &HELD_UP].map(|count| count.load(Ordering::Relaxed))
+}
+
+fn with_handles<R>(run: impl FnOnce(&mut Handles) -> R) -> R {
+    run(lock(&HANDLES).get_or_insert_default())
 }
 
 impl Legacy {
     fn open(gpu: &Gpu, handle: [u8; 64]) -> Result<Arc<Self>, CudaError> {
-        let mut opened = lock(&OPENED);
-        let opened = opened.get_or_insert_default();
         let key = (gpu.context(), handle);
-        let at = match opened.get(&key) {
+        let is_closing =
+            |all: &mut Option<Handles>| all.as_ref().is_some_and(|all| all.closing == Some(key));
+        // Whoever wants the very handle that is being closed waits; no other does.
+        let mut handles = CLOSED
+            .wait_while(lock(&HANDLES), is_closing)
+            .unwrap_or_else(PoisonError::into_inner);
+        let handles = handles.get_or_insert_default();
+        let at = match handles.open.get(&key) {
             Some((at, open)) => match open.upgrade() {
                 Some(open) => return Ok(open),
                 None => *at,
@@ -175,7 +207,7 @@ impl Legacy {
         };
         let gpu = gpu.clone();
         let open = Arc::new(Self { gpu, handle, at });
-        opened.insert(key, (at, Arc::downgrade(&open)));
+        handles.open.insert(key, (at, Arc::downgrade(&open)));
         Ok(open)
     }
 
@@ -187,39 +219,64 @@ impl Legacy {
         // SAFETY: the pointer is valid for one address; the driver checks the handle.
         let code = unsafe { open(&raw mut at, CUipcMemHandle { reserved }, PEER_ACCESS) };
         gpu.api().check("cuIpcOpenMemHandle", code)?;
+        MAPPED.fetch_add(1, Ordering::Relaxed);
         Ok(at)
     }
+}
 
-    /// Closes what nobody has opened again meanwhile.
-    fn close(gpu: &Gpu, handle: [u8; 64]) {
-        // Held meanwhile: nobody opens what is being closed.
-        let mut opened = lock(&OPENED);
-        let key = (gpu.context(), handle);
-        let unused = opened.as_mut().and_then(|opened| {
-            let (at, _) = opened
-                .get(&key)
-                .filter(|(_, open)| open.strong_count() == 0)?;
-            let at = *at;
-            opened.remove(&key);
-            Some(at)
-        });
-        if let (Some(at), Some(close)) = (unused, gpu.api().cuIpcCloseMemHandle)
-            && let Ok(_current) = Current::enter(gpu)
-        {
-            // SAFETY: opened above, and the last user is gone.
-            let code = unsafe { close(at) };
-            gpu.api().check_teardown("cuIpcCloseMemHandle", code);
-            CLOSED.fetch_add(1, Ordering::Relaxed);
+/// Closes what was let go of, until nothing is left.
+fn close_unused() {
+    let next = || {
+        with_handles(|handles| {
+            let next = handles.unused.pop_front();
+            handles.has_thread = next.is_some();
+            next
+        })
+    };
+    while let Some((gpu, key, since)) = next() {
+        let Ok(_current) = Current::enter(&gpu) else {
+            continue;
+        };
+        let mut rests = gpu.default_streams_rest();
+        while !rests && since.elapsed() < LATEST_CLOSE {
+            thread::sleep(LOOK);
+            rests = gpu.default_streams_rest();
         }
+        // Nobody may have opened it again meanwhile.
+        let unused = with_handles(|handles| {
+            let found = handles.open.get(&key);
+            let (at, _) = found.filter(|(_, open)| open.strong_count() == 0)?;
+            handles.closing = Some(key);
+            Some(*at)
+        });
+        let Some((at, close)) = unused.zip(gpu.api().cuIpcCloseMemHandle) else {
+            continue;
+        };
+        // SAFETY: it is open, and its last user is gone.
+        let code = unsafe { close(at) };
+        gpu.api().check_teardown("cuIpcCloseMemHandle", code);
+        MAPPED.fetch_sub(1, Ordering::Relaxed);
+        HELD_UP.fetch_add(u64::from(!rests), Ordering::Relaxed);
+        with_handles(|handles| {
+            handles.open.remove(&key);
+            handles.closing = None;
+        });
+        CLOSED.notify_all();
     }
 }
 
 impl Drop for Legacy {
     fn drop(&mut self) {
-        let (gpu, handle) = (self.gpu.clone(), self.handle);
-        let closing = thread::Builder::new().name("tcpx-close".to_owned());
-        if let Err(error) = closing.spawn(move || Self::close(&gpu, handle)) {
-            // The next one that opens it finds it open.
+        let key = (self.gpu.context(), self.handle);
+        let gpu = self.gpu.clone();
+        let has_thread = with_handles(|handles| {
+            handles.unused.push_back((gpu, key, Instant::now()));
+            std::mem::replace(&mut handles.has_thread, true)
+        });
+        let closing = || thread::Builder::new().name("tcpx-close".to_owned());
+        if !has_thread && let Err(error) = closing().spawn(close_unused) {
+            // The next one that is let go of tries again.
+            with_handles(|handles| handles.has_thread = false);
             tracing::warn!(%error, "memory of another process stays open: no thread closes it");
         }
     }
@@ -252,6 +309,7 @@ impl SegmentRow {
         // SAFETY: the pointer is valid for one address.
         let code = unsafe { reserve(&raw mut at, len, 0, 0, 0) };
         gpu.api().check("cuMemAddressReserve", code)?;
+        MAPPED.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             gpus: gpus.to_vec(),
             at,
@@ -335,6 +393,7 @@ const INVALID_VALUE: i32 = 1;
 
 impl Drop for SegmentRow {
     fn drop(&mut self) {
+        MAPPED.fetch_sub(1, Ordering::Relaxed);
         let api = self.gpu().api();
         let Ok(_current) = Current::enter(self.gpu()) else {
             return;
@@ -357,7 +416,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::driver::fake::sharing;
+    use crate::driver::fake::{self, sharing};
 
     fn content(region: &Region) -> Vec<u8> {
         let mut bytes = vec![0; region.len()];
@@ -395,9 +454,21 @@ mod tests {
         assert!(!sharing::is_reserved(at));
     }
 
+    /// One whose context is asked whether it has work.
+    fn gpu_that_answers() -> Gpu {
+        loop {
+            let gpu = Gpu::fake();
+            // Another test's trial may hold a stream up for a moment.
+            let _current = Current::enter(&gpu).unwrap();
+            if gpu.default_streams_rest() {
+                return gpu.clone();
+            }
+        }
+    }
+
     #[test]
-    fn a_legacy_handle_is_opened_once_and_closed_with_its_last_user() {
-        let gpu = Gpu::fake();
+    fn a_legacy_handle_is_opened_once_and_closed_at_rest_or_late() {
+        let gpu = gpu_that_answers();
         let own = Region::cuda(&gpu, 5000).unwrap();
         own.write_from(0, &[7; 5000]).unwrap();
         let shareable = gpu.share(own.all().address() + 4999).unwrap();
@@ -405,7 +476,7 @@ mod tests {
             panic!("it is allocated");
         };
         let offset = (own.all().address() - shareable.start) as usize;
-        for _ in 0..3 {
+        for is_busy in [false, false, true] {
             let one = gpu.open_legacy(handle).unwrap();
             let other = gpu.open_legacy(handle).unwrap();
             drop(one);
@@ -414,16 +485,21 @@ mod tests {
             drop(other);
             let again = gpu.open_legacy(handle).unwrap();
             assert_eq!(content(&again)[offset..offset + 5000], [7; 5000]);
-            let before = closed_handles();
+            let [_, before] = peer_mappings();
+            let gate = is_busy.then(|| fake::keep_busy(gpu.context() as usize));
+            let start = Instant::now();
             drop(again);
-            let until = Instant::now() + Duration::from_secs(60);
-            while sharing::is_open(shareable.start) {
+            let until = start + Duration::from_secs(60);
+            // No other test opens one.
+            while with_handles(|handles| !handles.open.is_empty() || handles.closing.is_some()) {
                 assert!(Instant::now() < until, "it stays open");
                 thread::sleep(Duration::from_millis(1));
             }
-            // No other test opens one.
-            while closed_handles() == before {
-                thread::yield_now();
+            assert!(!sharing::is_open(shareable.start));
+            assert_eq!(peer_mappings()[1] - before, u64::from(is_busy));
+            assert!(!is_busy || start.elapsed() >= LATEST_CLOSE);
+            if let Some(gate) = gate {
+                gate.store(true, Ordering::SeqCst);
             }
         }
     }

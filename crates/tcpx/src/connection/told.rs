@@ -2,13 +2,20 @@
 
 use std::sync::Arc;
 
-use tcpx_status::{ConnectionReport, Counters, Description, Source, register};
+use tcpx_memory::peer_mappings;
+use tcpx_status::{
+    ConnectionReport, Counters, Description, Mappings, Source, register, tell_mappings,
+};
 
 use super::shared::Shared;
 
 impl Shared {
     /// Has the status of this process tell of the connection until it is finished.
     pub(crate) fn tell_status(self: &Arc<Self>) {
+        tell_mappings(|| {
+            let [open, held_up] = peer_mappings();
+            Mappings { open, held_up }
+        });
         let source = Arc::downgrade(self);
         let registration = register(source, true);
         self.lock().history.register(registration);

@@ -1,6 +1,6 @@
 //! Memory that processes share: legacy handles, and physical segments by descriptors.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{c_uint, c_void};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
@@ -24,6 +24,19 @@ pub(crate) struct Sharing {
     open: HashMap<u64, usize>,
     /// Reserved ranges by address.
     reserved: HashMap<usize, usize>,
+    /// Threads that closed a handle, and that unmapped segments, by name.
+    closers: [BTreeSet<String>; 2],
+}
+
+/// Names of the threads that have closed legacy handles, and of those that have unmapped segments.
+#[cfg(feature = "fake-driver")]
+pub(crate) fn closers() -> [BTreeSet<String>; 2] {
+    world(|world| world.sharing.closers.clone())
+}
+
+fn this_thread() -> String {
+    let thread = std::thread::current();
+    thread.name().unwrap_or_default().to_owned()
 }
 
 /// Whether a legacy handle's memory is open.
@@ -110,7 +123,10 @@ pub(super) unsafe extern "C" fn open(
 }
 
 pub(super) unsafe extern "C" fn close(at: CUdeviceptr) -> i32 {
-    inside(|world| world.sharing.open.remove(&at).map_or(INVALID_VALUE, |_| OK))
+    inside(|world| {
+        world.sharing.closers[0].insert(this_thread());
+        world.sharing.open.remove(&at).map_or(INVALID_VALUE, |_| OK)
+    })
 }
 
 pub(super) unsafe extern "C" fn retain(handle: *mut u64, at: *mut c_void) -> i32 {
@@ -217,6 +233,7 @@ pub(super) unsafe extern "C" fn map(
 
 pub(super) unsafe extern "C" fn unmap(at: CUdeviceptr, len: usize) -> i32 {
     inside(|world| {
+        world.sharing.closers[1].insert(this_thread());
         let range = at as usize..at as usize + len;
         let before = world.sharing.mapped.len();
         let mapped = &mut world.sharing.mapped;

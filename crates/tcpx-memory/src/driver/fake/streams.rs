@@ -30,6 +30,14 @@ pub(crate) fn keep_default_streams() -> Arc<AtomicBool> {
     gate
 }
 
+/// Keeps a stream of a context busy that synchronises with its default ones, until the gate is opened.
+#[cfg(test)]
+pub(crate) fn keep_busy(context: usize) -> Arc<AtomicBool> {
+    let (stream, gate) = gated_stream();
+    super::world::world(|world| world.blocking.insert(stream as usize, context));
+    gate
+}
+
 /// Runs `run` with a driver that does not count other streams where it is asked about the legacy one.
 pub(crate) fn with_a_legacy_stream_alone<R>(run: impl FnOnce() -> R) -> R {
     ALONE.set(true);
