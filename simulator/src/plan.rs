@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tcpx::{Level, Limits};
+use tcpx_net::LocalSizes;
 
 use crate::liar::{LIES, Manners};
 use crate::random::Random;
@@ -95,10 +96,23 @@ pub struct Plan {
     pub stage: bool,
     /// The peer's address is this host's.
     pub near: bool,
+    /// Payload is read where it lies by a peer on this host, so much at a time.
+    pub local: Option<LocalSizes>,
     /// What it is there for is how much one peer costs another one: see `fair`.
     pub is_fair: bool,
     /// What can be left out: actions first, then faults.
     pub items: usize,
+}
+
+/// Drawn apart: seeds keep what else they stand for.
+fn local(seed: u64) -> Option<LocalSizes> {
+    let mut random = Random::new(!seed);
+    random.one_in(2).then(|| LocalSizes {
+        least: random.pick(&[1, 100, 4_096, 16_384]),
+        slice: random.pick(&[1_000, 4_097, 65_536, 1 << 20]),
+        messages: random.pick(&[1, 2, 64]),
+        ..LocalSizes::default()
+    })
 }
 
 const TINY: &[usize] = &[0, 1, 7, 23, 100, 1000];
@@ -247,6 +261,7 @@ impl Plan {
             encrypt,
             stage,
             near,
+            local: local(seed).filter(|_| near),
             is_fair,
             items,
         }

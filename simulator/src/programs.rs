@@ -48,7 +48,11 @@ pub fn options(plan: &Plan, key: &Auth, limits: Limits, manual: bool, encrypt: b
         window: plan.window,
         stage_host: plan.stage,
         lend: Lend::Always,
-        local: Local::Off,
+        local: match plan.local {
+            Some(_) => Local::On,
+            None => Local::Off,
+        },
+        local_sizes: plan.local.unwrap_or_default(),
         ..TcpOptions::default()
     });
     Options {

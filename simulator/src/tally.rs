@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const NAMES: [&str; 33] = [
+const NAMES: [&str; 34] = [
     "reset",
     "half-close",
     "stall",
@@ -37,6 +37,7 @@ const NAMES: [&str; 33] = [
     "lie: old",
     "early acknowledgement",
     "lanes beyond the agreed",
+    "payload read where it lies",
 ];
 
 /// Shared with the processes of all seeds: in how many each was seen, and which this one has seen.

@@ -33,6 +33,8 @@ pub use nccl_net::export::fork::PerProcess;
 pub use network::{Exchange, Features, Meanwhile, Network, Setup, Side};
 pub use peer::Peer;
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
+#[doc(hidden)]
+pub use tcp::LocalSizes;
 pub use tcp::{Lend, Local, ParseLocalError, TcpNetwork, TcpOptions};
 pub use tcpx_lanes::Congestion;
 pub use tcpx_lanes::congestion;

@@ -41,7 +41,7 @@ use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Features, Network, Setup, Side};
 use local::{Door, LocalPath};
-pub use local::{Exposed, Local, ParseLocalError};
+pub use local::{Exposed, Local, LocalSizes, ParseLocalError};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -86,6 +86,9 @@ pub struct TcpOptions {
     pub lend: Lend,
     /// Whether payload in host memory is read where it lies by a peer on the same host; as `TCPX_LOCAL` says by default.
     pub local: Local,
+    /// For tests.
+    #[doc(hidden)]
+    pub local_sizes: LocalSizes,
 }
 
 /// Who may read slots of pinned memory where they lie.
@@ -125,6 +128,7 @@ impl Default for TcpOptions {
             socket_buffer: 0,
             lend: Lend::of_process(),
             local: Local::of_process(),
+            local_sizes: LocalSizes::default(),
         }
     }
 }
@@ -190,15 +194,16 @@ impl Network for TcpNetwork {
             (true, true) => Protection::All,
         };
         let wanted = self.lanes(setup.channels);
-        let door = Door::open(self.options.local, self.window(), setup);
+        let door = Door::open(&self.options, setup);
         let interfaces = self.options.interfaces.as_deref();
-        let wish = agree::wish(wanted, interfaces, door.is_some(), setup)?;
+        let wish = agree::wish(wanted, interfaces, door.is_ok(), setup)?;
         let mut early = open::early(&wish, setup);
         let agreed = agree::agree(wish, setup, &mut early, exchange)?;
         let lanes = agreed.lanes;
-        let local = match door.filter(|_| agreed.has_door) {
-            Some(door) => door.prove(setup, exchange)?,
-            None => LocalPath::default(),
+        let local = match door {
+            Ok(door) if agreed.has_door => door.prove(setup, exchange)?,
+            Ok(_) => LocalPath::none(Some("the peer has it switched off".to_owned())),
+            Err(why_not) => LocalPath::none(why_not),
         };
         // A filter may still refuse what comes.
         if setup.side == Side::Server && agreed.cards.filter.is_none() {

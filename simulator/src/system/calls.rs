@@ -6,7 +6,7 @@
 #![allow(clippy::missing_safety_doc, clippy::similar_names)]
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::mem::size_of;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -14,6 +14,7 @@ use libc::{iovec, msghdr, nfds_t, pollfd, sockaddr, socklen_t, timespec};
 
 use super::threads::{self, Wait, called, pass, wait};
 use super::{MICRO, MILLI, Nanos, SECOND, System, raw, system};
+use crate::tally;
 
 /// What a look at the clock takes: enough that a thread which looks without a pause does so for some hundred times at most.
 const CLOCK: Nanos = MICRO;
@@ -860,6 +861,44 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             [fd as usize, message as usize, flags, 0, 0, 0],
         )
     })
+}
+
+/// Bytes that no call cuts up: the proof in front of a peer's table.
+const PROOF: usize = 32;
+
+/// Copies some of what was asked for; other threads may come first, and before the caller looks at what it got.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_vm_readv(
+    process: libc::pid_t,
+    local: *const iovec,
+    locals: c_ulong,
+    remote: *const iovec,
+    remotes: c_ulong,
+    flags: c_ulong,
+) -> isize {
+    called(CALL);
+    let mut cut = Vec::new();
+    if let Some(system) = system() {
+        system.idle_calls = 0;
+        tally::saw("payload read where it lies");
+        if system.random.one_in(4) {
+            // SAFETY: the caller's places.
+            let all = unsafe { std::slice::from_raw_parts(local, locals as usize) };
+            let first = all.iter().copied().find(|one| one.iov_len > 0);
+            cut.extend(first.filter(|one| one.iov_len > PROOF));
+        }
+        for one in &mut cut {
+            one.iov_len = 1 + system.random.index(one.iov_len - 1);
+        }
+    }
+    let (local, locals) = match &cut[..] {
+        [] => (local, locals),
+        cut => (cut.as_ptr(), cut.len() as c_ulong),
+    };
+    let number = libc::SYS_process_vm_readv;
+    let read = pass_on!(number, process, local, locals, remote, remotes, flags);
+    called(CALL);
+    read
 }
 
 #[unsafe(no_mangle)]

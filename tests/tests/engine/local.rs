@@ -10,7 +10,7 @@ use tcpx::{
     Auth, Connection, Deadlines, Endpoint, ErrorKind, Key, Level, Options, Region, Rights,
     TcpNetwork, Transfer, WindowKey,
 };
-use tcpx_net::{Local, TcpOptions};
+use tcpx_net::{Local, LocalSizes, TcpOptions};
 use tcpx_tests::child;
 use tcpx_tests::content::Choices;
 use tcpx_tests::pair::{LONG, Listening, close};
@@ -21,6 +21,24 @@ fn network(local: Local) -> Arc<TcpNetwork> {
     Arc::new(TcpNetwork::new(TcpOptions {
         lanes: 2,
         local,
+        ..TcpOptions::default()
+    }))
+}
+
+/// Little at a time.
+const SMALL: LocalSizes = LocalSizes {
+    least: 1,
+    slice: 997,
+    messages: 1,
+    imports: 1,
+    chunk: 2 << 20,
+};
+
+fn sized(local_sizes: LocalSizes) -> Arc<TcpNetwork> {
+    Arc::new(TcpNetwork::new(TcpOptions {
+        lanes: 2,
+        local: Local::On,
+        local_sizes,
         ..TcpOptions::default()
     }))
 }
@@ -60,7 +78,13 @@ fn payload_moved(ends: [&Connection; 2]) -> [u64; 4] {
 
 #[test]
 fn payload_is_read_where_it_lies_and_comes_whole() {
-    let listening = Listening::new(network(Local::On), |_| {}, |_| {});
+    for sizes in [LocalSizes::default(), SMALL] {
+        payload_comes_whole(sizes);
+    }
+}
+
+fn payload_comes_whole(sizes: LocalSizes) {
+    let listening = Listening::new(sized(sizes), |_| {}, |_| {});
     let (server, client) = listening.connect();
     for end in [&server, &client] {
         assert!(end.path().contains(READ_WHERE_IT_LIES), "{}", end.path());
@@ -119,7 +143,7 @@ fn payload_is_read_where_it_lies_and_comes_whole() {
 /// Pieces of some kilobytes in an order of their own, at both ends: hundreds to a chunk.
 #[test]
 fn lists_of_pieces_are_read_where_they_lie() {
-    let listening = Listening::new(network(Local::On), |_| {}, |_| {});
+    let listening = Listening::new(sized(SMALL), |_| {}, |_| {});
     let (server, client) = listening.connect();
     // In one turn, in parts that no entry has room for, and in chunks.
     for (pieces, piece) in [
@@ -204,10 +228,14 @@ fn what_a_send_has_given_back_is_no_success_of_its_receive() {
 
 #[test]
 fn who_wants_no_local_path_or_encrypts_has_none() {
-    for (server, client, encrypt) in [
-        (Local::Off, Local::On, false),
-        (Local::On, Local::Off, false),
-        (Local::Auto, Local::Auto, true),
+    let (off, encrypted) = (
+        ", not local: the peer has it",
+        ", not local: payload is encrypted",
+    );
+    for (server, client, encrypt, why_not) in [
+        (Local::Off, Local::On, false, ["", off]),
+        (Local::On, Local::Off, false, [off, ""]),
+        (Local::Auto, Local::Auto, true, [encrypted; 2]),
     ] {
         let change = |local: Local| {
             move |options: &mut Options| {
@@ -223,8 +251,13 @@ fn who_wants_no_local_path_or_encrypts_has_none() {
         let send = client.send(source.all(), 1).start();
         send.and_then(Transfer::wait).expect("it is received");
         receive.and_then(Transfer::wait).expect("it is sent");
-        for end in [&server, &client] {
-            assert!(!end.path().contains("local"), "{}", end.path());
+        for (end, why_not) in [&server, &client].into_iter().zip(why_not) {
+            let path = end.path();
+            assert!(
+                !path.contains(READ_WHERE_IT_LIES) && path.contains(why_not),
+                "{path}"
+            );
+            assert!(!why_not.is_empty() || !path.contains("local"), "{path}");
             assert!(end.statistics().bytes_received + end.statistics().bytes_sent > 0);
         }
         assert!(over_tcp(&server, &client) > content.len() as u64);

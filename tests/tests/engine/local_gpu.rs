@@ -1,5 +1,6 @@
 //! Two ends on one host: payload in memory of a GPU is copied from where it lies, within a process and between two.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::process::Child;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use tcpx::{
     Auth, Connection, Endpoint, Key, Level, Options, Region, Rights, TcpNetwork, Transfer,
     WindowKey,
 };
-use tcpx_memory::{Gpu, fake_driver};
-use tcpx_net::{Local, TcpOptions};
+use tcpx_memory::{Gpu, fake_driver, peer_mappings};
+use tcpx_net::{Local, LocalSizes, TcpOptions};
 use tcpx_tests::child;
 use tcpx_tests::content::Choices;
 use tcpx_tests::pair::{LONG, Listening, close};
@@ -21,10 +22,11 @@ const READ_WHERE_IT_LIES: &str = "GPU memory is read where it lies";
 const SIZES: [usize; 5] = [20_000, 1 << 20, (1 << 20) + 1, 5 << 20, (9 << 20) + 3];
 const MOST: usize = 10 << 20;
 
-fn network() -> Arc<TcpNetwork> {
+fn network(local_sizes: LocalSizes) -> Arc<TcpNetwork> {
     Arc::new(TcpNetwork::new(TcpOptions {
         lanes: 2,
         local: Local::On,
+        local_sizes,
         ..TcpOptions::default()
     }))
 }
@@ -84,12 +86,19 @@ fn gpu_memory_of_one_process_is_copied_where_it_lies() {
     child::run(test, &[], || {
         fake_driver::install();
         let gpu = Gpu::open(0).expect("the fake");
-        let listening = Listening::new(network(), with_gpu(&gpu), with_gpu(&gpu));
+        let sizes = LocalSizes {
+            imports: 1,
+            chunk: 2 << 20,
+            ..LocalSizes::default()
+        };
+        let listening = Listening::new(network(sizes), with_gpu(&gpu), with_gpu(&gpu));
         let (server, client) = listening.connect();
         for end in [&server, &client] {
             assert!(end.path().contains(READ_WHERE_IT_LIES), "{}", end.path());
         }
         let (source, destination) = (memory(&gpu, false), memory(&gpu, false));
+        // For it there is no room beside the first one: it goes over lanes.
+        let further = memory(&gpu, false);
         let window = server.expose(destination.all(), Rights::GetAndPut);
         let window = window.expect("connected");
         let part = |region: &Region, bytes| region.slice(..bytes).expect("inside");
@@ -125,7 +134,10 @@ fn gpu_memory_of_one_process_is_copied_where_it_lies() {
         {
             let sent = random(bytes);
             source.write_from(0, &sent).expect("free");
+            further.write_from(0, &sent).expect("free");
             let put = client.put(part(&source, bytes), &window.key(), 0);
+            wait(put.level(level).start());
+            let put = client.put(part(&further, bytes), &window.key(), 0);
             wait(put.level(level).start());
             // From the GPU to host memory.
             let get = client.get(part(&back, bytes), &window.key(), 0);
@@ -153,7 +165,7 @@ fn shuffled(client: &Connection, source: &Region, key: &WindowKey, piece: usize)
 
 fn options(key: &str, gpu: &Gpu) -> Options {
     let key = Key::parse(key).expect("a key");
-    let mut options = Options::new(network(), Auth::Key(key));
+    let mut options = Options::new(network(LocalSizes::default()), Auth::Key(key));
     with_gpu(gpu)(&mut options);
     options
 }
@@ -200,10 +212,18 @@ fn start_other(test: &str, gpu: &Gpu) -> (Child, Connection, WindowKey) {
 /// What is mapped of the other's is unmapped in time.
 fn until_nothing_is_open() {
     let until = Instant::now() + LONG;
-    while fake_driver::opened() != [0, 0] {
+    while fake_driver::opened() != [0, 0] || peer_mappings()[0] > 0 {
         assert!(Instant::now() < until, "memory of the peer stays mapped");
         std::thread::sleep(Duration::from_millis(1));
     }
+    // No transfer waits for any of these.
+    let [handles, segments] = fake_driver::closers();
+    let is_one = |all: &BTreeSet<String>, of: &[&str]| all.iter().all(|name| of.contains(&&**name));
+    assert!(is_one(&handles, &["tcpx-close"]), "{handles:?}");
+    assert!(
+        is_one(&segments, &["tcpx-free", "tcpx-local"]),
+        "{segments:?}"
+    );
 }
 
 #[test]
@@ -223,6 +243,12 @@ fn gpu_memory_of_another_process_is_copied_where_it_lies() {
         until_local(&connection, || put(MOST));
         until_local(&connection, || get(MOST));
         assert_eq!(fake_driver::opened(), [0, 1]);
+        let own = std::process::id();
+        let mut processes = tcpx_status::processes().found.into_iter();
+        let (_, socket) = processes.find(|(pid, _)| *pid == own).expect("it tells");
+        let report = tcpx_status::ask(own, &socket).expect("it answers");
+        assert_eq!(report.mappings.open, 1);
+        assert!(report.connections[0].path.contains(READ_WHERE_IT_LIES));
         for bytes in SIZES {
             let sent = random(bytes);
             source.write_from(0, &sent).expect("free");

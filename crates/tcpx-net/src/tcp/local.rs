@@ -49,15 +49,6 @@ impl Local {
         said.and_then(|text| text.parse().ok())
             .unwrap_or(Self::Auto)
     }
-
-    /// Whether it is tried where payload is encrypted, or not.
-    pub(super) fn is_wanted(self, encrypt: bool) -> bool {
-        match self {
-            Self::Off => false,
-            Self::Auto => !encrypt,
-            Self::On => true,
-        }
-    }
 }
 
 /// A text that is neither `auto` nor `on` nor `off`.
@@ -78,15 +69,41 @@ impl FromStr for Local {
     }
 }
 
-/// Payload below this many bytes follows its header: reading it elsewhere takes calls of its own, which copying it twice
-/// does not.
-const LEAST_BYTES: usize = 16 << 10;
+/// How much of it goes at a time; tests draw all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalSizes {
+    /// Payload of fewer bytes follows its header: reading it elsewhere takes calls of its own, which copying it twice does
+    /// not.
+    pub least: usize,
+    /// Bytes that one call copies, at least 1: a lane looks at the rest of its work in between. They take some 20 us.
+    pub slice: usize,
+    /// Messages that are exposed by their place in a frame at a time; others go over lanes.
+    pub messages: u16,
+    /// Regions of the peer's GPUs that are mapped at a time; others come over TCP.
+    pub imports: usize,
+    /// Bytes of a chunk that is read from a GPU by one copy; a quarter of it, and so on, where it lies in too many parts.
+    /// A multiple of what both ends cut at.
+    pub chunk: u32,
+}
+
+impl Default for LocalSizes {
+    fn default() -> Self {
+        Self {
+            least: 16 << 10,
+            slice: 256 << 10,
+            messages: 64,
+            imports: 1 << 14,
+            chunk: 256 << 20,
+        }
+    }
+}
 
 /// What one side of a channel knows of a peer on its host.
 #[derive(Debug, Default)]
 pub(super) struct LocalPath {
     /// Where chunks are exposed.
     table: Option<Arc<Table>>,
+    sizes: LocalSizes,
     /// Whose memory this side reads.
     pub(super) peer: Option<PeerMemory>,
     /// Both ends have GPUs.
@@ -114,6 +131,13 @@ fn host_parts(payload: &RegionSlice) -> impl Iterator<Item = PartWords> {
 }
 
 impl LocalPath {
+    /// None, although the peer is on this host, or seems so.
+    pub(super) fn none(why: Option<String>) -> Self {
+        let mut path = Self::default();
+        path.why_not = why;
+        path
+    }
+
     fn refused(&mut self, setup: &Setup<'_>, error: &std::io::Error) {
         tracing::info!(peer = %setup.peer, %error, "memory of the peer, which is on this host, cannot be read where it lies");
         self.why_not = Some(error.to_string());
@@ -132,7 +156,7 @@ impl LocalPath {
             && payload.kind() == MemoryKind::Host
             && chunk.permit.is_none()
             && chunk.attempt == 0
-            && payload.len() >= LEAST_BYTES
+            && payload.len() >= self.sizes.least
             && !self.has_failed.load(Ordering::Relaxed);
         goes.then(|| table.expose(slot, header, host_parts(payload)))?
     }
@@ -141,7 +165,7 @@ impl LocalPath {
     pub(super) fn expose_message(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
         let goes = self.exposes_host
             && source.kind() == MemoryKind::Host
-            && source.len() >= LEAST_BYTES
+            && source.len() >= self.sizes.least
             && !self.has_failed.load(Ordering::Relaxed);
         let (table, bytes) = (self.table.as_ref().filter(|_| goes)?, source.len());
         table.expose_message(u32::try_from(bytes).ok()?, host_parts(source))
@@ -172,7 +196,7 @@ impl LocalPath {
     /// How long the chunks of a transfer from this memory may be, if the peer reads it with one copy each.
     pub(super) fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
         self.reads_gpu(source)
-            .then(|| GpuMemory::chunk_bytes(source))?
+            .then(|| GpuMemory::chunk_bytes(source, self.sizes.chunk))?
     }
 
     /// Where an exposed chunk lies that goes to memory of this kind.
@@ -219,7 +243,12 @@ impl LocalPath {
             all.push_str(", local: GPU memory is read where it lies");
         }
         if let Some(why_not) = &self.why_not {
-            all.push_str(&format!(", host memory not local: {why_not}"));
+            let what = if self.table.is_some() {
+                "host memory "
+            } else {
+                ""
+            };
+            all.push_str(&format!(", {what}not local: {why_not}"));
         }
         all
     }

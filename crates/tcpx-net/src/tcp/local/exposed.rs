@@ -28,9 +28,6 @@ pub(super) const HOST: u64 = 0;
 /// Where a part lies.
 pub(super) type PartWords = [u64; PART];
 
-/// Entries for payload that is exposed by its place in a frame, beside those of chunks.
-pub(super) const MESSAGES: u16 = 64;
-
 /// The table: proof, an entry for each send in flight, others for messages, and their further parts.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -67,8 +64,13 @@ impl Mark {
 }
 
 impl Table {
-    pub(super) fn new(proof: &[u8; PROOF_BYTES], chunks: u16) -> io::Result<Arc<Self>> {
-        let entries = chunks.saturating_add(MESSAGES);
+    /// One of so many chunks, and of messages that are exposed by their place in a frame.
+    pub(super) fn new(
+        proof: &[u8; PROOF_BYTES],
+        chunks: u16,
+        messages: u16,
+    ) -> io::Result<Arc<Self>> {
+        let entries = chunks.saturating_add(messages);
         let words = SharedWords::new(PROOF + ALL * usize::from(entries))?;
         let (proof, _) = proof.as_chunks::<8>();
         for (word, value) in words.words().iter().zip(proof) {

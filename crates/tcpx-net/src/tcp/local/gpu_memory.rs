@@ -24,14 +24,11 @@ use tcpx_memory::{
     SegmentRow, Shareable, WeakRegion,
 };
 
+use super::super::CHUNK_BYTES;
 use super::exposed::{MOST_PARTS, PartWords};
 
-/// Most regions of the peer's that are mapped at a time.
-const MOST_IMPORTS: usize = 1 << 14;
 /// Longest region of the peer's that is mapped.
 const LONGEST: u64 = 1 << 44;
-/// Lengths of chunks that the peer reads where they lie, the longest first: multiples of what both ends cut at.
-const WHOLE: [u32; 4] = [256 << 20, 64 << 20, 16 << 20, 4 << 20];
 
 const WORDS: usize = 12;
 const BYTES: usize = 8 * WORDS;
@@ -171,6 +168,8 @@ pub(in crate::tcp) struct GpuMemory {
     gpus: Vec<Gpu>,
     /// Both ends are this process.
     is_own: bool,
+    /// Regions of the peer's that are mapped at a time.
+    most_imports: usize,
 }
 
 #[derive(Debug, Default)]
@@ -218,6 +217,7 @@ impl GpuMemory {
         sockets: [OwnedFd; 2],
         gpus: Vec<Gpu>,
         is_own: bool,
+        most_imports: usize,
     ) -> io::Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let memory = Arc::new(Self {
@@ -226,6 +226,7 @@ impl GpuMemory {
             sockets,
             gpus,
             is_own,
+            most_imports,
         });
         let of_thread = Arc::clone(&memory);
         thread::Builder::new()
@@ -299,8 +300,8 @@ impl GpuMemory {
         parts.collect()
     }
 
-    /// How long the chunks of a transfer from a source may be that the [peer reads](Self::is_readable).
-    pub(super) fn chunk_bytes(source: &RegionSlice) -> Option<u32> {
+    /// How long the chunks of a transfer from a source may be that the [peer reads](Self::is_readable), at most `longest`.
+    pub(super) fn chunk_bytes(source: &RegionSlice, longest: u32) -> Option<u32> {
         let fits = |bytes: u32| {
             let mut parts = source.device_parts(0..source.len()).ok()??;
             let (mut count, mut end, mut at) = (0, u64::from(bytes), 0);
@@ -317,7 +318,9 @@ impl GpuMemory {
             });
             fits.then_some(bytes)
         };
-        WHOLE.into_iter().find_map(fits)
+        std::iter::successors(Some(longest), |bytes| Some(bytes / 4))
+            .take_while(|bytes| *bytes > CHUNK_BYTES)
+            .find_map(fits)
     }
 
     /// Memory that the peer has offered, as a GPU of this kind reaches it; for host memory the first does.
@@ -643,7 +646,8 @@ impl Offers {
         message: Message,
         descriptor: Option<OwnedFd>,
     ) -> Option<(u64, Option<Imported>)> {
-        let has_room = lock(&self.memory.state).imported.len() + self.rows.len() < MOST_IMPORTS;
+        let mapped = lock(&self.memory.state).imported.len();
+        let has_room = mapped + self.rows.len() < self.memory.most_imports;
         let refused = |error: &CudaError| {
             tracing::info!(%error, "memory of the peer's GPU comes over TCP");
         };

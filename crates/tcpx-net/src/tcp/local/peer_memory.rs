@@ -11,8 +11,6 @@ use tcpx_wire::frame::Exposure;
 use super::exposed::{HOST, Mark, PROOF_BYTES, PartWords, Table, impossible};
 use super::gpu_memory::GpuMemory;
 
-/// Bytes that one call copies: a lane looks at the rest of its work in between. They take some 20 us.
-pub(super) const SLICE_BYTES: usize = 256 << 10;
 /// Parts that one call copies.
 const SLICE_PARTS: usize = 256;
 
@@ -21,7 +19,7 @@ const SLICE_PARTS: usize = 256;
 pub(in crate::tcp) struct PeerMemory {
     pub(super) table: Table,
     pub(super) process: Option<Process>,
-    pub(super) slice_bytes: usize,
+    pub(super) slice: usize,
 }
 
 /// A process whose memory may be read, and that holds a proof which it alone knows.
@@ -174,7 +172,7 @@ impl PeerMemory {
         let (Place::Host { part, rest }, Some(process)) = (&mut source.place, &self.process) else {
             return Err(impossible("host memory, which is not read here".to_owned()));
         };
-        let most = (into.len() - done).min(self.slice_bytes);
+        let most = (into.len() - done).min(self.slice.max(1));
         let mut spans = [Span::EMPTY; SLICE_PARTS + 1];
         let (mut wanted, mut count) = (0, 0);
         for ([_, at, len], span) in std::iter::once(&*part)
@@ -276,12 +274,14 @@ mod tests {
     use tcpx_memory::Region;
     use tcpx_wire::TransferId;
 
-    use super::super::exposed::{Exposed, MESSAGES, MOST_PARTS};
+    use super::super::exposed::{Exposed, MOST_PARTS};
     use super::super::host_parts;
     use super::*;
 
     const PROOF: [u8; PROOF_BYTES] = [7; PROOF_BYTES];
     const LENGTH: usize = 600_000;
+    const MESSAGES: u16 = 3;
+    const SLICE_BYTES: usize = 250_000;
 
     fn header(window: u64, entry: u16, length: usize) -> ChunkHeader {
         ChunkHeader {
@@ -321,7 +321,7 @@ mod tests {
         PeerMemory {
             table: Table::of_peer(words),
             process: Some(Process::prove(getpid(), table.address(), PROOF).unwrap()),
-            slice_bytes: SLICE_BYTES,
+            slice: SLICE_BYTES,
         }
     }
 
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn memory_without_the_proof_is_nobodys() {
-        let table = Table::new(&PROOF, 2).unwrap();
+        let table = Table::new(&PROOF, 2, MESSAGES).unwrap();
         for (at, proof) in [(table.address(), [8; PROOF_BYTES]), (16, PROOF)] {
             assert!(Process::prove(getpid(), at, proof).is_err());
         }
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn nothing_is_read_of_a_process_that_lost_the_proof() {
         for pieces in [1, 2 * SLICE_PARTS] {
-            let (table, source) = (Table::new(&PROOF, 1).unwrap(), filled());
+            let (table, source) = (Table::new(&PROOF, 1, MESSAGES).unwrap(), filled());
             let part = LENGTH / pieces;
             let all = gathered(&source, (0..pieces).map(|at| at * part..(at + 1) * part));
             let header = header(1, 0, pieces * part);
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_until_they_are_let_go_of() {
-        let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
+        let (table, source) = (Table::new(&PROOF, 2, MESSAGES).unwrap(), filled());
         let peer = peer(&table);
         let mut sent = vec![0; LENGTH];
         source.read_to(0, &mut sent).unwrap();
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_is_exposed_is_read_whole_in_one_part_and_in_many() {
-        let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
+        let (table, source) = (Table::new(&PROOF, 2, MESSAGES).unwrap(), filled());
         let pieces = (0..200).rev().map(|at| at * 3000..(at + 1) * 3000);
         let gathered = gathered(&source, pieces);
         let slices = [61, 2999, 3000, 65_537, SLICE_BYTES];
@@ -422,9 +422,9 @@ mod tests {
         let parts = (9..)
             .zip(slices)
             .map(|(window, slice)| (window, slice, gathered.clone()));
-        for (window, slice_bytes, payload) in whole.chain(parts) {
+        for (window, slice, payload) in whole.chain(parts) {
             let peer = PeerMemory {
-                slice_bytes,
+                slice,
                 ..peer(&table)
             };
             let header = header(window, 1, LENGTH);
@@ -441,14 +441,14 @@ mod tests {
             let (mut sent, mut came) = (vec![0; LENGTH], vec![0; LENGTH]);
             payload.read_to(&mut sent).unwrap();
             into.read_to(0, &mut came).unwrap();
-            assert!(sent == came, "window {window} by {slice_bytes} bytes");
+            assert!(sent == came, "window {window} by {slice} bytes");
         }
     }
 
     #[test]
     fn what_was_let_go_of_is_not_read_to_its_end_whoever_has_the_entry_now() {
         for exposed_again in [false, true] {
-            let (table, source) = (Table::new(&PROOF, 2).unwrap(), filled());
+            let (table, source) = (Table::new(&PROOF, 2, MESSAGES).unwrap(), filled());
             let first = header(5, 1, LENGTH);
             let exposed = expose(&table, &first, &source.all());
             let into = Region::host(LENGTH).unwrap().all();
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn a_chunk_in_too_many_parts_is_not_exposed() {
-        let (table, source) = (Table::new(&PROOF, 1).unwrap(), filled());
+        let (table, source) = (Table::new(&PROOF, 1, MESSAGES).unwrap(), filled());
         for (parts, is_exposed) in [(MOST_PARTS, true), (MOST_PARTS + 1, false)] {
             let gathered = gathered(&source, (0..parts).map(|at| at * 2..at * 2 + 1));
             let header = header(1, 0, parts);
@@ -490,7 +490,7 @@ mod tests {
             &[[HOST, 16, length]],
         ];
         for parts in lies {
-            let table = Table::new(&PROOF, 1).unwrap();
+            let table = Table::new(&PROOF, 1, MESSAGES).unwrap();
             let _exposed = table.expose(0, &header.encode(), parts.iter().copied());
             let into = Region::host(LENGTH).unwrap().all();
             let peer = peer(&table);
@@ -498,7 +498,7 @@ mod tests {
             let read = found.and_then(|found| peer.read(&mut found.unwrap(), &into, 0));
             assert!(read.is_err(), "{parts:?}: {read:?}");
         }
-        let table = Table::new(&PROOF, 1).unwrap();
+        let table = Table::new(&PROOF, 1, MESSAGES).unwrap();
         let beyond = ChunkHeader {
             payload: ChunkPayload::Exposed {
                 entry: 1 + MESSAGES,

@@ -16,10 +16,11 @@ use tcpx_lanes::shared_words::SharedWords;
 use tcpx_lanes::socket::{peer_process, timespec};
 use tcpx_memory::Gpu;
 
+use super::super::TcpOptions;
 use super::exposed::{PROOF_BYTES, Table};
 use super::gpu_memory::{GpuMemory, Message};
-use super::peer_memory::{PeerMemory, Process, SLICE_BYTES};
-use super::{Local, LocalPath};
+use super::peer_memory::{PeerMemory, Process};
+use super::{Local, LocalPath, LocalSizes};
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
@@ -31,6 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(in crate::tcp) struct Door {
     listener: OwnedFd,
     table: Arc<Table>,
+    sizes: LocalSizes,
 }
 
 /// Who came through a door.
@@ -82,28 +84,39 @@ fn gpus(setup: &Setup<'_>) -> Vec<Gpu> {
 }
 
 impl Door {
-    /// A door for a peer whose address is one of this host's; `sends` may be on their way to it.
-    pub(in crate::tcp) fn open(local: Local, sends: u16, setup: &Setup<'_>) -> Option<Self> {
+    /// A door for a peer whose address is one of this host's.
+    ///
+    /// # Errors
+    /// Why there is none, where somebody may wonder.
+    pub(in crate::tcp) fn open(
+        options: &TcpOptions,
+        setup: &Setup<'_>,
+    ) -> Result<Self, Option<String>> {
         let (own, peer) = (
             setup.local.ip().to_canonical(),
             setup.peer.ip().to_canonical(),
         );
         let is_near = own == peer || own.is_loopback() && peer.is_loopback();
-        if !is_near || !local.is_wanted(setup.encrypt) {
-            return None;
+        match options.local {
+            _ if !is_near => return Err(None),
+            Local::Off => return Err(None),
+            Local::Auto if setup.encrypt => return Err(Some("payload is encrypted".to_owned())),
+            Local::Auto | Local::On => {}
         }
         let (proof, door) = proof(setup, setup.side);
         let open = || {
             let listener = socket()?;
             bind(&listener, &address(door)?)?;
             listen(&listener, 1)?;
-            let table = Table::new(&proof, sends)?;
-            io::Result::Ok(Self { listener, table })
+            let sizes = options.local_sizes;
+            let table = Table::new(&proof, options.window.max(1), sizes.messages)?;
+            io::Result::Ok(Self {
+                listener,
+                table,
+                sizes,
+            })
         };
-        let opened = open();
-        opened
-            .inspect_err(|error| tracing::debug!(%error, "no door for a peer on this host"))
-            .ok()
+        open().map_err(|error| Some(error.to_string()))
     }
 
     /// One round with a peer that has a door too.
@@ -128,6 +141,7 @@ impl Door {
             return Ok(LocalPath::default());
         };
         let mut path = LocalPath::default();
+        path.sizes = self.sizes;
         match came {
             Err(error) => path.refused(setup, &error),
             Ok((said, came)) => {
@@ -139,7 +153,7 @@ impl Door {
                 // Each side has what the other says that it has.
                 if reads & theirs & READS_GPUS != 0 {
                     let sockets = [said, came.socket];
-                    match GpuMemory::start(sockets, gpus(setup), came.is_own) {
+                    match GpuMemory::start(sockets, gpus(setup), came.is_own, self.sizes.imports) {
                         Ok(memory) => path.gpus = Some(memory),
                         Err(error) => tracing::warn!(%error, "GPU memory goes over TCP"),
                     }
@@ -194,7 +208,7 @@ impl Door {
         let memory = PeerMemory {
             table: Table::of_peer(SharedWords::open(table)?),
             process,
-            slice_bytes: SLICE_BYTES,
+            slice: self.sizes.slice,
         };
         Ok(Came {
             socket,
