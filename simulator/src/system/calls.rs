@@ -881,6 +881,9 @@ pub unsafe extern "C" fn process_vm_readv(
     if let Some(system) = system() {
         system.idle_calls = 0;
         tally::saw("payload read where it lies");
+        system.read_late();
+    }
+    if let Some(system) = system() {
         if system.random.one_in(4) {
             // SAFETY: the caller's places.
             let all = unsafe { std::slice::from_raw_parts(local, locals as usize) };

@@ -188,6 +188,16 @@ impl System {
         }
     }
 
+    /// The calling thread reads what a peer may let go of, some of it late.
+    pub(super) fn read_late(&mut self) {
+        let is_late = self.faults_from.is_some() && self.settings.late_copies > 0;
+        if is_late && self.random.one_in(8) {
+            self.settings.late_copies -= 1;
+            self.threads[ME.get()].dozes_until = self.now + self.random.below(LATEST_COPY);
+            wait(Wait::Nothing);
+        }
+    }
+
     /// Who runs next; until somebody can, the network and the clock move.
     fn next(&mut self) -> usize {
         let mut looked = false;

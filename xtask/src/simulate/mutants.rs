@@ -255,6 +255,20 @@ const MUTANTS: &[Mutant] = &[
         from: "        *unread = unread.saturating_sub(count);\n",
         to: "        *unread = unread.saturating_sub(if MUTANT { 0 } else { count });\n",
     },
+    // A reader on the same host looks for its source in front of the last byte alone.
+    Mutant {
+        name: "reads-after-the-end",
+        file: "crates/tcpx-net/src/tcp/local/peer_memory.rs",
+        from: "        if !self.is_live(source.mark) {\n            return Ok(Read::LetGo);\n",
+        to: "        if !MUTANT && !self.is_live(source.mark) {\n            return Ok(Read::LetGo);\n",
+    },
+    // Memory that its owner has back is named to readers on the same host until something else is.
+    Mutant {
+        name: "exposed-for-ever",
+        file: "crates/tcpx-net/src/tcp/local/exposed.rs",
+        from: "            index.store(0, Ordering::SeqCst);\n",
+        to: "            if !MUTANT {\n                index.store(0, Ordering::SeqCst);\n            }\n",
+    },
 ];
 
 /// What stands for [`MUTANT`](Mutant::to) in the sources: whether this process is to have that defect.
