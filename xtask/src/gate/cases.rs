@@ -35,6 +35,8 @@ pub(super) struct Case {
     what: Map<String, Value>,
     #[serde(default)]
     link: Map<String, Value>,
+    /// Lanes that the plugin is to have; else what it has on this host by itself, which on a small one is none.
+    lanes: Option<u8>,
     /// It may as well move memory of GPUs.
     #[serde(default)]
     gpus: bool,
@@ -62,6 +64,15 @@ impl Case {
         ["staged", "gpus"]
             .iter()
             .any(|name| self.link.contains_key(*name))
+    }
+
+    /// What its drivers' environment has beside that of other cases.
+    pub(super) fn variables(&self) -> Vec<(&'static str, String)> {
+        let lend = self.lends().then(|| ("TCPX_LEND", "always".to_owned()));
+        let lanes = self
+            .lanes
+            .map(|lanes| ("TCPX_NET_LANES", lanes.to_string()));
+        lend.into_iter().chain(lanes).collect()
     }
 }
 
@@ -104,5 +115,25 @@ mod tests {
         assert!(matches("stream-*-x8", "stream-64KiB-x8"));
         assert!(!matches("stream-*-x8", "stream-64KiB-x1"));
         assert!(matches("*", "anything") && !matches("set", "set-up"));
+    }
+
+    #[test]
+    fn the_plugin_moves_each_kind_of_message_with_lanes_and_without() {
+        let cases = all(None).unwrap();
+        for lanes in [Some(0), Some(2)] {
+            let moved = cases.iter().filter(|case| case.lanes == lanes);
+            let runs: Vec<_> = moved.map(|case| case.what["plugin"].clone()).collect();
+            let has = |depth: u64, comms: u64| {
+                let mut runs = runs.iter();
+                runs.any(|run| run[0]["depth"] == depth && run[1] == comms)
+            };
+            assert!(has(1, 1) && has(8, 1) && has(8, 8), "{lanes:?}: {runs:?}");
+        }
+        for case in &cases {
+            let set = case.variables();
+            let asks = |name: &str| set.iter().any(|(one, _)| *one == name);
+            assert_eq!(asks("TCPX_NET_LANES"), case.lanes.is_some());
+            assert_eq!(asks("TCPX_LEND"), case.lends());
+        }
     }
 }

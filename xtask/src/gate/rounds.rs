@@ -23,11 +23,10 @@ pub(super) fn run(
 ) -> Result<Vec<(String, Result<Round>)>> {
     let mut outcomes = Vec::new();
     let mut cases = cases.to_vec();
-    cases.sort_by_key(|case| case.lends());
-    for alike in cases.chunk_by(|a, b| a.lends() == b.lends()) {
-        let lends = alike[0].lends();
-        let mut base = start(&builds.base, lends)?;
-        let mut own = start(&builds.own, lends)?;
+    cases.sort_by_key(|case| case.variables());
+    for alike in cases.chunk_by(|a, b| a.variables() == b.variables()) {
+        let mut base = start(&builds.base, alike[0])?;
+        let mut own = start(&builds.own, alike[0])?;
         for case in alike {
             let outcome = turns(case, &mut base, &mut own, own_first);
             let has_failed = outcome.is_err();
@@ -42,15 +41,13 @@ pub(super) fn run(
     Ok(outcomes)
 }
 
-fn start(build: &Build, lends: bool) -> Result<Process> {
+fn start(build: &Build, case: &Case) -> Result<Process> {
     let mut command = Command::new(&build.driver);
     command.arg("run").arg(&build.plugin);
     command.env("NCCL_SOCKET_IFNAME", "=lo");
     // The gate's cases are about TCP.
     command.env("TCPX_LOCAL", "off");
-    if lends {
-        command.env("TCPX_LEND", "always");
-    }
+    command.envs(case.variables());
     let started = Process::start(&mut command);
     started.with_context(|| format!("cannot start {}", build.driver.display()))
 }
