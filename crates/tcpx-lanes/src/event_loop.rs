@@ -8,12 +8,14 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::page_pipe::PagePipe;
+use crossbeam_queue::ArrayQueue;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use tcpx_memory::awake::{Awake, FEW_CORES, cores, give_way};
@@ -40,6 +42,8 @@ pub trait Source: Send + Debug {
     fn is_expectant(&self) -> bool {
         false
     }
+    /// A turn of it has panicked, which is a defect of ours: it reports that it ends; [`finish`](Self::finish) follows.
+    fn broke(&mut self) {}
     /// The loop has let go of the source: report what was in its hands as failed.
     fn finish(&mut self) {}
 }
@@ -58,20 +62,32 @@ pub enum Turn {
 const RESUME: u8 = 1;
 const REMOVE: u8 = 2;
 
-/// How other threads reach a source: its flags, and the loop that looks at them.
+/// How other threads reach a source: what it is to do, and the loop that looks at that.
 #[derive(Debug, Clone)]
 pub struct Remote {
-    flags: Arc<AtomicU8>,
+    place: Arc<Place>,
     inbox: Arc<Inbox>,
 }
+
+/// The place of a source in its loop.
+#[derive(Debug)]
+struct Place {
+    flags: AtomicU8,
+    /// Where the loop has it; [`NOWHERE`] while it has none.
+    index: AtomicUsize,
+}
+
+const NOWHERE: usize = usize::MAX;
 
 impl Remote {
     /// Hands a source over, the first one or when the one before has been finished. Its first turn comes at
     /// once. A loop that has ended finishes the source instead.
     pub fn start(&self, source: Box<dyn Source>) {
+        // What the one before was still to do ended with it.
+        self.place.flags.store(0, Ordering::SeqCst);
         let mut entry = Entry {
             source,
-            flags: Arc::clone(&self.flags),
+            place: Arc::clone(&self.place),
             queued: false,
         };
         let mut arrivals = lock(&self.inbox.arrivals);
@@ -101,7 +117,13 @@ impl Remote {
     }
 
     fn raise(&self, flag: u8) {
-        self.flags.fetch_or(flag, Ordering::Release);
+        // Whoever raised the first flag has put it on the list.
+        if self.place.flags.fetch_or(flag, Ordering::SeqCst) == 0 {
+            let index = self.place.index.load(Ordering::SeqCst);
+            if index != NOWHERE && self.inbox.raised.push(index).is_err() {
+                self.inbox.look_at_all.store(true, Ordering::SeqCst);
+            }
+        }
         self.inbox.waker.wake();
     }
 }
@@ -109,7 +131,7 @@ impl Remote {
 #[derive(Debug)]
 struct Entry {
     source: Box<dyn Source>,
-    flags: Arc<AtomicU8>,
+    place: Arc<Place>,
     queued: bool,
 }
 
@@ -120,8 +142,15 @@ struct Inbox {
     /// Sources that the loop has not taken yet; `None` once it has ended.
     arrivals: Mutex<Option<Vec<Entry>>>,
     sources: AtomicUsize,
+    /// Sources that have something to do since the loop has looked, each once.
+    raised: ArrayQueue<usize>,
+    /// There are more than the list has room for.
+    look_at_all: AtomicBool,
     resume_all: AtomicBool,
     stop: AtomicBool,
+    /// Sources whose flags the loop has looked at.
+    #[cfg(test)]
+    looked: AtomicUsize,
 }
 
 impl Inbox {
@@ -130,8 +159,12 @@ impl Inbox {
     }
 
     fn remote(inbox: &Arc<Self>) -> Remote {
+        let place = Place {
+            flags: AtomicU8::new(0),
+            index: AtomicUsize::new(NOWHERE),
+        };
         Remote {
-            flags: Arc::new(AtomicU8::new(0)),
+            place: Arc::new(place),
             inbox: Arc::clone(inbox),
         }
     }
@@ -149,8 +182,12 @@ impl EventLoop {
             waker: Waker::new()?,
             arrivals: Mutex::new(Some(Vec::new())),
             sources: AtomicUsize::new(0),
+            raised: ArrayQueue::new(RAISED),
+            look_at_all: AtomicBool::new(false),
             resume_all: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            #[cfg(test)]
+            looked: AtomicUsize::new(0),
         });
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(
@@ -193,6 +230,10 @@ const WAKER: u64 = u64::MAX;
 /// Most loops of a direction: no channel has more lanes.
 const MAX_LOOPS: u16 = MAX_LANES as u16;
 const EVENTS: usize = 64;
+/// Why a lane ends whose turn has panicked.
+pub(crate) const BROKE: &str = "the lane has panicked, which is a defect of tcpx; report it";
+/// Room for sources that have something to do; with more of them at once a loop looks at all that it has.
+const RAISED: usize = 256;
 
 struct Runner {
     poller: OwnedFd,
@@ -280,16 +321,30 @@ impl Runner {
         for entry in arrivals.into_iter().flatten() {
             self.insert(entry);
         }
-        for index in 0..self.entries.len() {
-            let Some(entry) = &self.entries[index] else {
-                continue;
+        let all = resume_all || self.inbox.look_at_all.swap(false, Ordering::SeqCst);
+        if all {
+            (0..self.entries.len()).for_each(|index| self.look(index, resume_all));
+        }
+        for _ in 0..RAISED {
+            let Some(index) = self.inbox.raised.pop() else {
+                break;
             };
-            let flags = entry.flags.swap(0, Ordering::Acquire);
-            if flags & REMOVE != 0 {
-                self.remove(index);
-            } else if resume_all || flags & RESUME != 0 {
-                self.queue(index);
-            }
+            self.look(index, false);
+        }
+    }
+
+    /// Does what a source was told to do.
+    fn look(&mut self, index: usize, resume: bool) {
+        #[cfg(test)]
+        self.inbox.looked.fetch_add(1, Ordering::SeqCst);
+        let Some(Some(entry)) = self.entries.get(index) else {
+            return;
+        };
+        let flags = entry.place.flags.swap(0, Ordering::SeqCst);
+        if flags & REMOVE != 0 {
+            self.remove(index);
+        } else if resume || flags & RESUME != 0 {
+            self.queue(index);
         }
     }
 
@@ -313,10 +368,15 @@ impl Runner {
                 .answers()
                 .map_or(Ok(()), |one| watch(one, incoming))
         });
+        // From here on whoever raises a flag puts it on the list; what was raised before is seen now.
+        entry.place.index.store(index, Ordering::SeqCst);
         self.entries[index] = Some(entry);
-        if let Err(error) = added {
-            tracing::error!(%error, "a lane could not be watched and is dropped");
-            self.remove(index);
+        match added {
+            Ok(()) => self.look(index, false),
+            Err(error) => {
+                tracing::error!(%error, "a lane could not be watched and is dropped");
+                self.remove(index);
+            }
         }
     }
 
@@ -334,7 +394,13 @@ impl Runner {
             return;
         };
         entry.queued = false;
-        let turn = entry.source.turn();
+        let source = &mut entry.source;
+        // Its connection ends, and no other one that the loop serves.
+        let turn = catch_unwind(AssertUnwindSafe(|| source.turn())).unwrap_or_else(|_| {
+            tracing::error!("a lane has panicked and ends; report this");
+            let _ = catch_unwind(AssertUnwindSafe(|| source.broke()));
+            Turn::End
+        });
         self.expectant |= entry.source.is_expectant();
         match turn {
             Turn::Rest => {}
@@ -352,7 +418,10 @@ impl Runner {
             let _ = socket.map(|socket| epoll::delete(&self.poller, socket));
         }
         self.inbox.sources.fetch_sub(1, Ordering::Relaxed);
-        entry.source.finish();
+        entry.place.index.store(NOWHERE, Ordering::SeqCst);
+        if catch_unwind(AssertUnwindSafe(|| entry.source.finish())).is_err() {
+            tracing::error!("a lane has panicked at its end; report this");
+        }
     }
 }
 
@@ -608,5 +677,121 @@ mod tests {
         let counted = [1, 3, MAX_LOOPS, u16::MAX].map(loops_wanted);
         assert_eq!(counted, [1, 3, MAX_LOOPS.into(), MAX_LOOPS.into()]);
         assert!(loops_wanted(0) > 0);
+    }
+
+    /// What it does in a turn, and how it ended.
+    #[derive(Debug)]
+    struct Odd {
+        socket: TcpStream,
+        panics: bool,
+        told: std::sync::mpsc::Sender<&'static str>,
+    }
+
+    impl Odd {
+        fn new(
+            near: &TcpListener,
+            panics: bool,
+            told: &std::sync::mpsc::Sender<&'static str>,
+        ) -> Box<Self> {
+            let socket = near.local_addr().and_then(TcpStream::connect);
+            Box::new(Self {
+                socket: socket.expect("it listens"),
+                panics,
+                told: told.clone(),
+            })
+        }
+    }
+
+    impl Source for Odd {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+
+        fn interest(&self) -> epoll::EventFlags {
+            epoll::EventFlags::IN
+        }
+
+        fn turn(&mut self) -> Turn {
+            self.told.send("turn").expect("the test listens");
+            assert!(!self.panics, "this is what the test is about");
+            Turn::Rest
+        }
+
+        fn broke(&mut self) {
+            self.told.send("broke").expect("the test listens");
+        }
+
+        fn finish(&mut self) {
+            // The test may be over.
+            let _ = self.told.send("finish");
+        }
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_source_that_panics_ends_and_the_loop_goes_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let loops = EventLoops::start("test", 1).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let places = [loops.transmit(), loops.transmit()];
+        places[0].start(Odd::new(&listener, true, &tell));
+        let hear = || told.recv_timeout(LIMIT).expect("it is told");
+        assert_eq!([hear(), hear(), hear()], ["turn", "broke", "finish"]);
+        for _ in 0..2 {
+            places[1].start(Odd::new(&listener, false, &tell));
+            assert_eq!(hear(), "turn");
+            places[1].remove();
+            assert_eq!(hear(), "finish");
+        }
+    }
+
+    #[test]
+    fn a_removal_that_comes_late_leaves_the_next_source_of_the_place_alone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let loops = EventLoops::start("test", 1).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let place = loops.transmit();
+        let hear = || told.recv_timeout(LIMIT).expect("it is told");
+        for _ in 0..100 {
+            place.start(Odd::new(&listener, false, &tell));
+            assert_eq!(hear(), "turn");
+            place.remove();
+            assert_eq!(hear(), "finish");
+            // Whoever looks at the lane finds it dead too.
+            place.remove();
+        }
+        place.start(Odd::new(&listener, false, &tell));
+        assert_eq!(hear(), "turn");
+        place.resume();
+        assert_eq!(hear(), "turn");
+    }
+
+    #[test]
+    fn a_loop_of_many_sources_looks_at_those_alone_that_were_raised() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let loops = EventLoops::start("test", 1).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let hear = || told.recv_timeout(LIMIT).expect("it is told");
+        // More than the list has room for.
+        let places: Vec<_> = (0..RAISED + 50).map(|_| loops.transmit()).collect();
+        for place in &places {
+            place.start(Odd::new(&listener, false, &tell));
+            drop(listener.accept());
+        }
+        let turns = |count: usize| (0..count).for_each(|_| assert_eq!(hear(), "turn"));
+        turns(places.len());
+        let inbox = &places[0].inbox;
+        let looked = inbox.looked.load(Ordering::SeqCst);
+        for _ in 0..10 {
+            places[7].resume();
+            turns(1);
+        }
+        assert!(inbox.looked.load(Ordering::SeqCst) <= looked + 10);
+        // None is forgotten, however many are raised at once.
+        for _ in 0..20 {
+            places.iter().for_each(Remote::resume);
+            turns(places.len());
+        }
     }
 }

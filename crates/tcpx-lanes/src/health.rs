@@ -1,8 +1,9 @@
-//! Is a lane dead, or does its peer rest? And when is what failed tried again? One judgement for every group of lanes.
+//! Is a lane dead, or does its peer rest? One judgement for every group of lanes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::lane_group::Done;
 use crate::monitor::TICK;
 use crate::tcp_info::Transport;
 
@@ -18,10 +19,8 @@ const STALL: Duration = Duration::from_secs(1);
 /// as a whole, so that time does not count.
 pub const STALL_BEHIND: Duration = Duration::from_secs(3);
 
-/// The first pause after an attempt in vain; doubled each time, up to the longest.
-pub const PAUSE: Duration = Duration::from_millis(300);
-/// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// That is doubled each time, up to this, until the peer has read something of the lane: it may have no memory to read to.
+pub const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// When a lane last moved, and what that was judged by.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +34,10 @@ pub struct Clock {
     tries: u8,
     /// Since when there is one that it has not answered.
     unanswered: Option<Instant>,
+    /// How long it may stand still.
+    patience: Duration,
+    /// Chunks that the peer had read when that was last changed.
+    read: u64,
 }
 
 impl Clock {
@@ -47,26 +50,34 @@ impl Clock {
             answered: now,
             tries: 0,
             unanswered: None,
+            patience: STALL_BEHIND,
+            read: 0,
         }
     }
 
-    /// Looks at a lane that owes the peer's answer to this, and a later one whenever it has moved, or to nothing: for how
-    /// long it has stood still, if it is dead. The peer was `at_work` then and may stand still for `patience`; this
-    /// process `rested` until now, perhaps with the machine, whose clock went on.
+    /// Looks at a lane that has done so much: for how long it has stood still, if it is dead. The peer was `at_work` then;
+    /// this process `rested` until now, perhaps with the machine, whose clock went on.
     pub fn look(
         &mut self,
         now: Instant,
-        owes: Option<u64>,
+        done: Done,
         transport: Transport,
         rested: bool,
         at_work: (Instant, Instant),
-        patience: Duration,
     ) -> Option<Duration> {
-        self.moves(now, owes, transport);
+        if self.read != done.acknowledged {
+            (self.read, self.patience) = (done.acknowledged, STALL_BEHIND);
+        }
+        self.moves(now, done.owes(), transport);
         if rested {
             self.rested(now);
         }
-        self.dead(now, at_work, patience)
+        self.dead(now, at_work).inspect(|_| self.given_up())
+    }
+
+    /// Another stream takes the place of the lane's: that one may stand still for longer.
+    pub fn given_up(&mut self) {
+        self.patience = (self.patience * 2).min(LONGEST_STALL);
     }
 
     /// Whether it has moved since it was last looked at.
@@ -94,39 +105,34 @@ impl Clock {
 
     /// For how long it has stood still, if that is too long. The peer was at work in this time, as
     /// far as is known.
-    fn hangs(
-        &self,
-        now: Instant,
-        at_work: (Instant, Instant),
-        patience: Duration,
-    ) -> Option<Duration> {
+    fn hangs(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
         let is_silent = self
             .unanswered
             .is_some_and(|since| now.saturating_duration_since(since) >= ANSWER);
         let (since, until, limit) = if is_silent {
             (self.since, now, STALL)
         } else {
-            (self.since.max(at_work.0), at_work.1, patience)
+            (self.since.max(at_work.0), at_work.1, self.patience)
         };
         let waited = until.saturating_duration_since(since);
         (waited >= limit).then_some(waited)
     }
 
-    /// For how long the lane has stood still, if it is dead: that is too long, where the peer may stand still for
-    /// `patience`, and the way is the reason, and not the peer, which was heard since over another one.
-    fn dead(
-        &self,
-        now: Instant,
-        at_work: (Instant, Instant),
-        patience: Duration,
-    ) -> Option<Duration> {
-        self.hangs(now, at_work, patience)
+    /// For how long the lane has stood still, if it is dead: that is too long, and the way is the reason, and not the
+    /// peer, which was heard since over another one.
+    fn dead(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
+        self.hangs(now, at_work)
             .filter(|_| at_work.1 > self.since + ANSWER)
     }
 
     /// For how long it has stood still, be it the peer's fault.
     pub fn stands(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
+    }
+
+    /// Whether that is too long.
+    pub fn is_doubtful(&self, now: Instant) -> bool {
+        self.stands(now) >= self.patience
     }
 }
 
@@ -175,56 +181,6 @@ impl Presence {
             0 => (self.origin, now),
             heard => (at(self.back.load(Ordering::Relaxed)), at(heard)),
         }
-    }
-}
-
-/// When an attempt is due that was made in vain.
-#[derive(Debug)]
-pub struct Retry {
-    at: Option<Instant>,
-    pause: Duration,
-    first: Duration,
-    longest: Duration,
-}
-
-impl Default for Retry {
-    fn default() -> Self {
-        Self::new(PAUSE, LONGEST_PAUSE)
-    }
-}
-
-impl Retry {
-    /// The pause after the first attempt in vain, which doubles with each one, and the longest.
-    #[must_use]
-    pub fn new(first: Duration, longest: Duration) -> Self {
-        Self {
-            at: None,
-            pause: first,
-            first,
-            longest,
-        }
-    }
-
-    /// Whether the pause is over.
-    pub fn is_due(&self, now: Instant) -> bool {
-        self.at.is_none_or(|at| now >= at)
-    }
-
-    /// When the pause is over, if there was an attempt.
-    pub fn at(&self) -> Option<Instant> {
-        self.at
-    }
-
-    /// It was in vain again.
-    pub fn failed(&mut self, now: Instant) {
-        self.at = Some(now + self.pause);
-        self.pause = (self.pause * 2).min(self.longest);
-    }
-
-    /// It came to something: the next one may follow after this pause.
-    pub fn succeeded(&mut self, now: Instant, pause: Duration) {
-        self.at = Some(now + pause);
-        self.pause = self.first;
     }
 }
 
@@ -280,9 +236,9 @@ mod tests {
         let mut clock = Clock::new(start);
         let silent = (start, start);
         let now = looked_at(&mut clock, start, 0..1000, |passed| (tries(passed).0, 0));
-        assert_eq!(clock.hangs(now, silent, STALL_BEHIND), None);
+        assert_eq!(clock.hangs(now, silent), None);
         let now = looked_at(&mut clock, start, 1000..1200, |passed| (tries(passed).0, 0));
-        assert_eq!(clock.hangs(now, silent, STALL_BEHIND), Some(ms(1100)));
+        assert_eq!(clock.hangs(now, silent), Some(ms(1100)));
     }
 
     #[test]
@@ -295,10 +251,7 @@ mod tests {
             let transport = at(1000, 0, tries(passed).0, ms(passed));
             clock.moves(now, Some(7), transport);
         }
-        assert_eq!(
-            clock.hangs(now, (start, start), STALL_BEHIND),
-            Some(ms(1100))
-        );
+        assert_eq!(clock.hangs(now, (start, start)), Some(ms(1100)));
     }
 
     #[test]
@@ -315,11 +268,7 @@ mod tests {
                 _ => (0, 1400),
             };
             clock.moves(now, Some(7), at(1000, 0, tries, ms(passed - answered)));
-            assert_eq!(
-                clock.hangs(now, (start, start), STALL_BEHIND),
-                None,
-                "after {passed} ms"
-            );
+            assert_eq!(clock.hangs(now, (start, start)), None, "after {passed} ms");
         }
     }
 
@@ -329,11 +278,7 @@ mod tests {
         let mut clock = Clock::new(start);
         for end in (100..5000).step_by(100) {
             let now = looked_at(&mut clock, start, end..end + 1, tries);
-            assert_eq!(
-                clock.hangs(now, (start, start), STALL_BEHIND),
-                None,
-                "after {end} ms"
-            );
+            assert_eq!(clock.hangs(now, (start, start)), None, "after {end} ms");
         }
     }
 
@@ -346,20 +291,14 @@ mod tests {
         };
         let now = start + 8 * STALL_BEHIND;
         // It was heard all the time.
-        assert_eq!(
-            clock.hangs(now, (start, now), STALL_BEHIND),
-            Some(8 * STALL_BEHIND)
-        );
+        assert_eq!(clock.hangs(now, (start, now)), Some(8 * STALL_BEHIND));
         // It was stopped soon after the lane moved last.
-        assert_eq!(clock.hangs(now, (start, start + STALL), STALL_BEHIND), None);
+        assert_eq!(clock.hangs(now, (start, start + STALL)), None);
         // It is back: the lane has as much time as before.
         let back = now - STALL_BEHIND + STALL;
-        assert_eq!(clock.hangs(now, (back, now), STALL_BEHIND), None);
+        assert_eq!(clock.hangs(now, (back, now)), None);
         let later = now + STALL;
-        assert_eq!(
-            clock.hangs(later, (back, later), STALL_BEHIND),
-            Some(STALL_BEHIND)
-        );
+        assert_eq!(clock.hangs(later, (back, later)), Some(STALL_BEHIND));
     }
 
     #[test]
@@ -370,10 +309,10 @@ mod tests {
         looked_at(&mut clock, start, 0..900, silent);
         let back = start + 8 * STALL;
         clock.rested(back);
-        assert_eq!(clock.hangs(back, (start, back), STALL_BEHIND), None);
+        assert_eq!(clock.hangs(back, (start, back)), None);
         // It owes an answer as before.
         let now = looked_at(&mut clock, start, 8000..9100, silent);
-        assert_eq!(clock.hangs(now, (start, start), STALL_BEHIND), Some(STALL));
+        assert_eq!(clock.hangs(now, (start, start)), Some(STALL));
     }
 
     #[test]
@@ -384,34 +323,43 @@ mod tests {
             ..Clock::new(start)
         };
         let now = start + 2 * STALL_BEHIND;
-        let dead = |heard| clock.dead(now, (start, heard), STALL_BEHIND);
+        let dead = |heard| clock.dead(now, (start, heard));
         assert_eq!(dead(now), Some(2 * STALL_BEHIND));
         assert_eq!(dead(start), None, "the peer rests");
-        assert_eq!(clock.dead(now, (start, now), 3 * STALL_BEHIND), None);
-        assert_eq!(clock.stands(now), 2 * STALL_BEHIND);
+        assert!(clock.is_doubtful(start + STALL_BEHIND) && !clock.is_doubtful(start));
     }
 
     #[test]
-    fn pauses_grow_up_to_the_longest_and_begin_anew_with_a_success() {
-        let now = Instant::now();
-        let mut retry = Retry::default();
-        assert!(retry.is_due(now));
-        for pause in [300, 600, 1200, 2400, 4800, 9600, 10_000, 10_000] {
-            retry.failed(now);
-            assert!(!retry.is_due(now + ms(pause - 1)) && retry.is_due(now + ms(pause)));
+    fn a_lane_of_which_nothing_is_read_is_given_up_later_each_time() {
+        let mut now = Instant::now();
+        let mut clock = Clock::new(now);
+        let mut done = Done {
+            moves: 1,
+            taken: 1,
+            acknowledged: 0,
+        };
+        let mut dead_after = |clock: &mut Clock, done: Done| {
+            clock.rested(now);
+            for after in 1.. {
+                now += TICK;
+                let at_work = (now - Duration::from_secs(600), now);
+                let transport = at(1000, 10, 0, TICK);
+                if clock.look(now, done, transport, false, at_work).is_some() {
+                    return after * TICK;
+                }
+            }
+            unreachable!()
+        };
+        for seconds in [3, 6, 12, 24, 48, 60, 60] {
+            let waited = dead_after(&mut clock, done);
+            assert!(
+                waited.abs_diff(ms(seconds * 1000)) <= 2 * TICK,
+                "{waited:?}"
+            );
         }
-        retry.succeeded(now, ms(20));
-        assert!(!retry.is_due(now) && retry.is_due(now + ms(20)));
-        retry.failed(now);
-        assert!(retry.is_due(now + PAUSE));
-        let mut short = Retry::new(ms(20), ms(50));
-        for pause in [20, 40, 50, 50] {
-            short.failed(now);
-            assert_eq!(short.at(), Some(now + ms(pause)));
-        }
-        short.succeeded(now, ms(5));
-        short.failed(now);
-        assert_eq!(short.at(), Some(now + ms(20)));
+        done.taken += 1;
+        done.acknowledged += 1;
+        assert!(dead_after(&mut clock, done) <= STALL_BEHIND + 2 * TICK);
     }
 
     #[test]

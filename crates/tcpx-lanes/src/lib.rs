@@ -20,6 +20,7 @@ pub mod monitor;
 mod page_pipe;
 pub mod protocols;
 pub mod receive_lane;
+pub mod redial;
 pub mod resend;
 pub mod sealing;
 pub mod send_lane;

@@ -9,7 +9,7 @@ use rustix::event::epoll::EventFlags;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::lane_seal::{HEADER_BYTES, Sealer, TAG_BYTES};
 
-use crate::event_loop::{Source, Turn};
+use crate::event_loop::{BROKE, Source, Turn};
 use crate::sealing::{NextRecord, ReceiveSeal};
 use crate::socket_calls::{self as calls, Moved};
 
@@ -587,6 +587,14 @@ impl<T: Target> Source for ReceiveLane<T> {
     fn is_expectant(&self) -> bool {
         let in_payload = matches!(&self.state, State::Payload { waits: false, .. });
         in_payload && self.target.is_near()
+    }
+
+    fn broke(&mut self) {
+        let cause = io::Error::other(BROKE);
+        self.target.ended(End::Broken {
+            within: None,
+            cause,
+        });
     }
 
     fn finish(&mut self) {

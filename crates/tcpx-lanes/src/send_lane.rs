@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use rustix::event::epoll::EventFlags;
 use tcpx_wire::lane_seal::Opener;
 
-use crate::event_loop::{Source, Turn};
+use crate::event_loop::{BROKE, Source, Turn};
 use crate::receive_lane::{ACKNOWLEDGEMENT_BYTES, SEALED_ACKNOWLEDGEMENT_BYTES};
 use crate::socket_calls::{self as calls, Moved};
 
@@ -267,6 +267,10 @@ impl<O: Owner> Source for SendLane<O> {
             self.owner.ended(within, cause);
             Turn::End
         })
+    }
+
+    fn broke(&mut self) {
+        self.owner.ended(None, io::Error::other(BROKE));
     }
 
     fn finish(&mut self) {

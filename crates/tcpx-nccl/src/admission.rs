@@ -171,7 +171,7 @@ mod tests {
             scope.spawn(|| come(address, &stop));
             let local = SocketAddr::from(([127, 0, 0, 1], 0));
             let client = (key.client_key(), Protection::None);
-            let mut dialer = Dialer::new(local, address, client, until, false);
+            let mut dialer = Dialer::new(local, address, client, until);
             let mut polls = 0;
             let mut is_in = false;
             while !is_in && Instant::now() < until {

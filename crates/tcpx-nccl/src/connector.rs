@@ -10,16 +10,16 @@ use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::ClientKey;
 
-use crate::dialer::{Dialer, Dialled};
+use crate::dialer::{Dialer, Dialled, Unreached};
 use crate::handle::{Door, Handle};
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
 use crate::lanes::hello::{Greeting, Part, Resumption};
-use crate::lanes::lane_set::{Peer, Standing};
+use crate::lanes::lane_set::{Connecting, Peer};
 use crate::link::Link;
 use crate::plugin::Shared;
-use crate::resume::Redial;
+use crate::resume::Resume;
 use crate::send::{Comeback, SendComm};
 use crate::stall::Stall;
 
@@ -107,7 +107,7 @@ impl Connector {
     ) -> Self {
         let now = Instant::now();
         let local = SocketAddr::new(interface.address, 0);
-        let dialer = Dialer::new(local, handle.address, key, now + CONNECT_TIME, false);
+        let dialer = Dialer::new(local, handle.address, key, now + CONNECT_TIME);
         Self {
             shared: shared.clone(),
             local,
@@ -123,7 +123,7 @@ impl Connector {
     fn step(&mut self, now: Instant) -> Result<Option<SendComm>, String> {
         loop {
             match std::mem::replace(&mut self.phase, Phase::Ended) {
-                Phase::Own(mut dialer) => match dialer.poll(now)? {
+                Phase::Own(mut dialer) => match dialer.poll(now).map_err(String::from)? {
                     None => {
                         self.phase = Phase::Own(dialer);
                         return Ok(None);
@@ -142,11 +142,11 @@ impl Connector {
                     }
                 },
                 Phase::Lanes(own, route) => match route.set.connect(now) {
-                    Standing::Connecting => {
+                    Connecting::Waits => {
                         self.phase = Phase::Lanes(own, route);
                         return Ok(None);
                     }
-                    Standing::Ready(first) => {
+                    Connecting::Ready(first) => {
                         if first {
                             self.shared.log.info(&format!(
                                 "{} lanes to the process of {}, for the large messages of all comms",
@@ -163,7 +163,7 @@ impl Connector {
                             },
                         };
                     }
-                    Standing::Failed(why) => {
+                    Connecting::Failed(why) => {
                         self.shared.log.warn(&format!(
                             "no lanes to {}: {why}; large messages go through NCCL's thread on one \
                              connection a channel, which is slower; see whether a firewall drops \
@@ -185,7 +185,7 @@ impl Connector {
                             Err(_) => self.answers(own, carriage, now),
                         };
                     }
-                    Err(why) => {
+                    Err(Unreached { why, .. }) => {
                         self.shared.log.warn(&format!(
                             "the process of {} cannot be reached at its door: {why}; connections that break do not come \
                              back; see whether a firewall drops connections to that host's ports (TCPX_PORT_RANGE \
@@ -275,7 +275,7 @@ impl Connector {
         let is_there = own.link.local_addr().is_ok_and(|ours| ours.ip() == local);
         let own_door = is_there.then(|| runtime.door(&self.shared, local));
         Some(Comeback {
-            redial: Redial::new(self.process(&door), own.session),
+            resume: Resume::new(self.process(&door), own.session),
             answers,
             door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
             runtime,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::dial::{Dial, Patience, Way, Welcomed};
 use tcpx_lanes::interfaces::{InterfaceAddress, addresses, same_network};
+use tcpx_lanes::redial::{ATTEMPT, Attempt};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket::{DialOptions, prepare_comm};
 use tcpx_lanes::{SocketError, lock, protocols};
@@ -22,9 +23,8 @@ use crate::link::Link;
 const OWN_ADDRESS_TIME: Duration = Duration::from_secs(3);
 /// How long after that the kernel may still hold the peer for unreachable.
 const SETTLING_TIME: Duration = Duration::from_secs(16);
-/// A pair of connections is not dialled again whose peer has hung up on every attempt for so long; where it was the last
-/// one, the comms end.
-const HUNG_UP: Duration = Duration::from_secs(3);
+/// What an attempt to open a pair of connections anew may take, over every way.
+pub(crate) const AGAIN_TIME: Duration = OWN_ADDRESS_TIME.saturating_mul(2).saturating_add(ATTEMPT);
 
 /// What works between an own and a peer's address, by the place of the [way](ways), and since when that is known.
 type Known = BTreeMap<(IpAddr, IpAddr), (usize, Instant)>;
@@ -39,6 +39,34 @@ fn known(now: Instant) -> MutexGuard<'static, Known> {
     let mut known = lock(KNOWN.get());
     known.retain(|_, (_, since)| now.saturating_duration_since(*since) < KNOWN_TIME);
     known
+}
+
+/// Why no connection came about.
+#[derive(Debug, Clone)]
+pub(crate) struct Unreached {
+    pub(crate) why: String,
+    /// The peer says so: its process is gone, crowded, or not the one that is looked for. Silence says nothing.
+    pub(crate) is_answer: bool,
+}
+
+impl Unreached {
+    fn new(error: &SocketError) -> Self {
+        Self {
+            why: error.to_string(),
+            is_answer: matches!(
+                error,
+                SocketError::Refused { .. }
+                    | SocketError::CutOff { .. }
+                    | SocketError::Handshake { .. }
+            ),
+        }
+    }
+}
+
+impl From<Unreached> for String {
+    fn from(unreached: Unreached) -> Self {
+        unreached.why
+    }
 }
 
 /// An authenticated connection.
@@ -81,26 +109,19 @@ fn ways(local: SocketAddr, peer: SocketAddr) -> [Option<Way>; 3] {
 }
 
 impl Dialer {
-    /// Dials `peer` from `local`, again and again until `until` where that can help. For a connection that was there
-    /// before, silence is no reason to give up; a peer that hangs up on it is.
+    /// Dials `peer` from `local`, again and again until `until` where that can help.
     pub(crate) fn new(
         local: SocketAddr,
         peer: SocketAddr,
         (key, protection): (ClientKey, Protection),
         until: Instant,
-        was_there: bool,
     ) -> Self {
         let now = Instant::now();
-        let left = until.saturating_duration_since(now);
-        let (hung_up, unreachable) = match was_there {
-            true => (HUNG_UP, left),
-            false => (left, SETTLING_TIME),
-        };
         let patience = Patience {
             head_start: OWN_ADDRESS_TIME,
             opens: true,
-            hung_up,
-            unreachable,
+            hung_up: until.saturating_duration_since(now),
+            unreachable: SETTLING_TIME,
         };
         let known = known(now).get(&(local.ip(), peer.ip())).copied();
         let skipped = known.map_or(0, |(works, _)| works);
@@ -121,17 +142,17 @@ impl Dialer {
     }
 
     /// The authenticated connection; `None`: not yet; an error says why there will be none.
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Dialled>, String> {
-        let opened = match self.dial.poll(now) {
-            Ok(None) => return Ok(None),
-            Ok(Some(opened)) => opened.join().map_err(|error| error.to_string())?,
-            Err(errors) => {
-                let last = errors.last().map(SocketError::to_string);
-                return Err(last.unwrap_or_default());
-            }
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Dialled>, Unreached> {
+        let opened = Attempt::poll(&mut self.dial, now);
+        // A host has at least the way that its routes choose.
+        let opened = opened.map_err(|errors| Unreached::new(&errors[errors.len() - 1]))?;
+        let Some((stream, way, established)) = opened else {
+            return Ok(None);
         };
-        let (stream, way, established) = opened;
-        prepare_comm(&stream).map_err(|error| error.to_string())?;
+        prepare_comm(&stream).map_err(|error| Unreached {
+            why: error.to_string(),
+            is_answer: false,
+        })?;
         let in_vain = self.learn(&way, now);
         Ok(Some(Dialled {
             link: Link::new(stream, Some(established.records), self.protection),
@@ -162,15 +183,19 @@ pub(crate) struct PairDialer {
 }
 
 impl PairDialer {
-    pub(crate) const fn new(dialers: [Dialer; 2]) -> Self {
+    pub(crate) fn new(dialer: impl Fn() -> Dialer) -> Self {
         Self {
-            dialers,
+            dialers: [dialer(), dialer()],
             links: [None, None],
         }
     }
+}
 
-    /// As [`Dialer::poll`].
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<[Link; 2]>, String> {
+impl Attempt for PairDialer {
+    type Link = [Link; 2];
+    type Error = Unreached;
+
+    fn poll(&mut self, now: Instant) -> Result<Option<[Link; 2]>, Unreached> {
         for (dialer, link) in self.dialers.iter_mut().zip(&mut self.links) {
             if link.is_none() {
                 *link = dialer.poll(now)?.map(|dialled| dialled.link);
@@ -276,7 +301,7 @@ mod tests {
         // Nobody's: for documents.
         let local = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 7).into(), 0);
         let until = Instant::now() + Duration::from_secs(60);
-        let mut dialer = Dialer::new(local, peer, key(), until, false);
+        let mut dialer = Dialer::new(local, peer, key(), until);
         let from = loop {
             assert!(Instant::now() < until, "{dialer:?}");
             assert!(dialer.poll(Instant::now()).unwrap().is_none());
@@ -288,10 +313,10 @@ mod tests {
         let (now, routes) = (Instant::now(), Way::to(peer));
         assert_eq!(dialer.learn(&routes, now), Some(local.ip()));
         // The next one knows, until a packet that was lost would be forgotten.
-        assert_eq!(Dialer::new(local, peer, key(), until, false).skipped, 2);
+        assert_eq!(Dialer::new(local, peer, key(), until).skipped, 2);
         assert!(!known(now + KNOWN_TIME / 2).is_empty());
         assert!(known(now + KNOWN_TIME).is_empty());
-        assert_eq!(Dialer::new(local, peer, key(), until, false).skipped, 0);
+        assert_eq!(Dialer::new(local, peer, key(), until).skipped, 0);
     }
 
     #[test]
@@ -301,15 +326,16 @@ mod tests {
         drop(listener);
         let until = Instant::now() + Duration::from_secs(60);
         let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
-        for was_there in [false, true] {
-            let mut dialer = Dialer::new(local, peer, key(), until, was_there);
-            let error = loop {
-                assert!(Instant::now() < until);
-                if let Err(error) = dialer.poll(Instant::now()) {
-                    break error;
-                }
-            };
-            assert!(error.contains("refused"), "{error}");
-        }
+        let mut dialer = Dialer::new(local, peer, key(), until);
+        let unreached = loop {
+            assert!(Instant::now() < until);
+            if let Err(unreached) = dialer.poll(Instant::now()) {
+                break unreached;
+            }
+        };
+        assert!(
+            unreached.is_answer && unreached.why.contains("refused"),
+            "{unreached:?}"
+        );
     }
 }

@@ -190,10 +190,18 @@ impl Inbound {
         };
         let failure = error::deregistered(&self.name, sequence);
         let failure = self.failure.get_or_insert(failure).clone();
+        self.close().map(|()| Some(failure))
+    }
+
+    /// The host closes the comm: nothing writes to its memory when this returns.
+    ///
+    /// # Errors
+    /// Something still may.
+    pub(crate) fn close(&mut self) -> Result<(), NetError> {
         self.hang_up();
         match &self.lanes {
-            Some(lanes) if !lanes.close() => Err(held),
-            _ => Ok(Some(failure)),
+            Some(lanes) if !lanes.close() => Err(error::memory_held(&self.name)),
+            _ => Ok(()),
         }
     }
 

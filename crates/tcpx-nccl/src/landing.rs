@@ -170,7 +170,7 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        // Whoever closes a comm with receives in flight was told so when it took their memory back.
+        // Its host hears of memory that is held where it closes the comm.
         let _ = self.close();
     }
 }

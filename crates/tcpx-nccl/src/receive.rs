@@ -101,6 +101,11 @@ impl NetComm for RecvComm {
         memory.deregister(given_up, &self.shared.log)
     }
 
+    fn close(self) -> Result<(), NetError> {
+        let closed = self.state.end(|state| state.inbound.close());
+        closed.map_or(Ok(()), |(_, closed)| closed)
+    }
+
     fn test(&self, id: RequestId) -> Result<Option<usize>, NetError> {
         let mut state = self.lock();
         let inbound = &mut state.inbound;
@@ -217,5 +222,45 @@ impl Comm for State {
 
     fn failure(&self) -> Option<&NetError> {
         self.inbound.failure()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nccl_net::export::{HostLogger, NetConnect, NetListen, NetPlugin};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::plugin::TcpxPlugin;
+
+    #[test]
+    fn a_close_says_so_where_a_copy_may_still_write_to_the_memory() {
+        let config = Config {
+            interfaces: "lo".to_owned(),
+            lanes: Some(1),
+            threads: Some(1),
+            ..Config::default()
+        };
+        let plugin = TcpxPlugin::with_config(config, HostLogger::default()).unwrap();
+        for is_copying in [false, true] {
+            let (handle, listen) = plugin.listen(0).unwrap();
+            let mut connect = plugin.connect(0, &handle).unwrap();
+            let (mut send, mut receive) = (None, None);
+            while send.is_none() || receive.is_none() {
+                send = send.or_else(|| connect.poll().unwrap());
+                receive = receive.or_else(|| listen.accept().unwrap());
+            }
+            let receive = receive.unwrap();
+            let inlet = {
+                let state = receive.lock();
+                Arc::clone(&state.inbound.lanes.as_ref().unwrap().inlet)
+            };
+            if is_copying {
+                inlet.begin_copy();
+            }
+            let closed = receive.close();
+            assert_eq!(closed.is_err(), is_copying, "{closed:?}");
+            drop(send);
+        }
     }
 }

@@ -20,13 +20,14 @@ use std::time::{Duration, Instant};
 use tcpx_lanes::dial::Way;
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::monitor::Attention;
+use tcpx_lanes::redial::{News, Place, Redial};
 use tcpx_lanes::socket;
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::is_unanswered;
 use tcpx_lanes::{Congestion, SocketError, lock};
 use tcpx_wire::handshake::SessionId;
 
-use crate::dialer::PairDialer;
+use crate::dialer::{AGAIN_TIME, PairDialer, Unreached};
 use crate::header::{Header, Record};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
@@ -56,20 +57,20 @@ pub(crate) const ACKNOWLEDGED_TOGETHER: u64 = 512 << 10;
 /// After so many bytes of any: nobody waits for those.
 pub(crate) const ACKNOWLEDGED_AT_LAST: u64 = 8 << 20;
 
-/// Between two steps of a connection that is dialled.
-pub(crate) const STEP: Duration = Duration::from_millis(2);
 /// Between two looks whether the sender's process is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// How a send comm's connections come back.
 #[derive(Debug)]
-pub(crate) struct Redial {
+pub(crate) struct Resume {
     peer: Peer,
     session: SessionId,
     epoch: u32,
-    dialer: Option<Box<PairDialer>>,
+    redial: Redial<PairDialer>,
     /// How they broke, until others take their place.
     lost: Option<String>,
+    /// They may have broken.
+    is_doubtful: bool,
     /// They have taken their place, and the receiver has not said yet how far it has read.
     is_positioning: bool,
     /// Why there will be no others.
@@ -78,14 +79,15 @@ pub(crate) struct Redial {
     waits: Option<(Instant, u64)>,
 }
 
-impl Redial {
+impl Resume {
     pub(crate) fn new(peer: Peer, session: SessionId) -> Self {
         Self {
             peer,
             session,
             epoch: 0,
-            dialer: None,
+            redial: Redial::default(),
             lost: None,
+            is_doubtful: false,
             is_positioning: false,
             gone: None,
             waits: None,
@@ -119,7 +121,7 @@ impl Redial {
 
     /// Whether [`step`](Self::step) has something to do.
     pub(crate) const fn is_active(&self) -> bool {
-        self.lost.is_some() || self.dialer.is_some()
+        self.lost.is_some() || self.is_doubtful
     }
 
     /// Dials; gives the connections, payload's first, that take the place of those before. Those that are not lost stay
@@ -132,45 +134,58 @@ impl Redial {
         now: Instant,
         must_stay: bool,
     ) -> Result<Option<[Link; 2]>, String> {
-        if must_stay && self.lost.is_none() {
-            self.dialer = None;
-        }
         if let Some(why) = &self.gone {
             return Err(why.clone());
         }
-        if self.lost.is_some() && self.dialer.is_none() {
-            self.dialer = Some(Box::new(self.peer.redialer(now)));
+        self.is_doubtful &= !must_stay;
+        let place = match (&self.lost, self.is_doubtful) {
+            (Some(_), _) => Place::Vacant,
+            (None, true) => Place::Doubtful,
+            (None, false) => Place::Filled,
+        };
+        let peer = &self.peer;
+        let dial = |_| Some(PairDialer::new(|| peer.dialer(now + AGAIN_TIME)));
+        let mut news = self.redial.advance(now, &[place], dial);
+        if let [News::Vacate(_)] = news[..] {
+            // Nobody else holds it.
+            news = self.redial.advance(now, &[Place::Vacant], |_| None);
         }
-        let Some(dialer) = &mut self.dialer else {
+        let mut unreached = None;
+        for one in news {
+            match one {
+                News::Fill(lane, links) => {
+                    // Also where one has broken already: the other one's peer may hear of it.
+                    self.epoch += 1;
+                    let resumption = Resumption {
+                        session: self.session,
+                        epoch: self.epoch,
+                    };
+                    if Greeting::Comm(resumption).send_on_both(&links).is_err() {
+                        self.redial.broke(lane);
+                        continue;
+                    }
+                    (self.lost, self.is_doubtful, self.waits) = (None, false, None);
+                    self.is_positioning = true;
+                    return Ok(Some(links));
+                }
+                News::Failed(_, error) => unreached = Some(error),
+                News::Vacate(_) => {}
+            }
+        }
+        // While there is a connection, it can be no worse than none.
+        self.is_doubtful &= unreached.is_none();
+        let Some(lost) = &self.lost else {
             return Ok(None);
         };
-        let dialled = match dialer.poll(now) {
-            Ok(None) => return Ok(None),
-            Ok(Some(dialled)) => dialled,
-            Err(why) => {
-                self.dialer = None;
-                // While there is a connection, it can be no worse than none.
-                let Some(lost) = &self.lost else {
-                    return Ok(None);
-                };
-                let why = format!("{lost}; dialling it again: {why}");
-                return Err(self.gone.insert(why).clone());
-            }
+        let bare = self.redial.bare(now);
+        let is_over = bare.is_some_and(|bare| bare >= DEAD_AFTER);
+        let why = match unreached {
+            Some(Unreached { why, is_answer }) if is_answer || is_over => why,
+            _ if is_over => format!("nobody answered in {} s", DEAD_AFTER.as_secs()),
+            _ => return Ok(None),
         };
-        self.dialer = None;
-        self.epoch += 1;
-        let resumption = Resumption {
-            session: self.session,
-            epoch: self.epoch,
-        };
-        // Where one broke already, they are dialled again.
-        if Greeting::Comm(resumption).send_on_both(&dialled).is_ok() {
-            self.lost = None;
-            self.is_positioning = true;
-            self.waits = None;
-            return Ok(Some(dialled));
-        }
-        Ok(None)
+        let why = format!("{lost}; dialling it again: {why}");
+        Err(self.gone.insert(why).clone())
     }
 
     /// Looks at a connection on which the receiver may lack something, and has read up to `read`. Where the peer's
@@ -180,9 +195,7 @@ impl Redial {
             (Some(read), Some(waits)) if waits.1 == read => Some(waits),
             (read, _) => read.map(|read| (now, read)),
         };
-        if self.waits.is_some() && self.dialer.is_none() && is_unanswered(link) {
-            self.dial_anew(now);
-        }
+        self.is_doubtful |= self.waits.is_some() && is_unanswered(link);
     }
 
     /// The receiver, which has read up to `read`, has waited for more. Where that has been under way for too long, it
@@ -191,14 +204,10 @@ impl Redial {
         let waits = self.waits.filter(|(_, before)| *before == read);
         let is_late =
             waits.is_some_and(|(since, _)| now.saturating_duration_since(since) >= STALL_BEHIND);
-        if is_late && self.dialer.is_none() {
+        if is_late && !self.is_doubtful {
             self.waits = Some((now, read));
-            self.dial_anew(now);
+            self.is_doubtful = true;
         }
-    }
-
-    fn dial_anew(&mut self, now: Instant) {
-        self.dialer = Some(Box::new(self.peer.redialer(now)));
     }
 }
 
@@ -395,6 +404,7 @@ pub(crate) fn tell(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
 mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
 
     use tcpx_lanes::monitor::Monitor;
     use tcpx_lanes::sealing::Protection;
@@ -410,7 +420,7 @@ mod tests {
         (Link::new(Stream::new(near), None, Protection::None), far)
     }
 
-    fn redial() -> Redial {
+    fn resume() -> Resume {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
         let key = tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key();
         let peer = Peer {
@@ -419,38 +429,58 @@ mod tests {
             key,
             protection: Protection::None,
         };
-        Redial::new(peer, SessionId([1; 16]))
+        Resume::new(peer, SessionId([1; 16]))
     }
 
     #[test]
     fn a_silent_receiver_is_waited_for_and_one_that_waits_in_vain_is_dialled() {
         let (link, _far) = connection();
-        let (mut redial, start) = (redial(), Instant::now());
+        let (mut resume, start) = (resume(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        redial.look(start, &link, Some(5));
-        redial.look(after(3600), &link, Some(5));
-        assert!(!redial.is_active(), "it reads nothing");
-        redial.look(after(3600), &link, Some(9));
-        redial.wanted(after(3602), 9);
-        redial.wanted(after(3610), 5);
-        assert!(!redial.is_active(), "it may be on its way");
-        redial.wanted(after(3603), 9);
-        assert!(redial.is_active());
+        resume.look(start, &link, Some(5));
+        resume.look(after(3600), &link, Some(5));
+        assert!(!resume.is_active(), "it reads nothing");
+        resume.look(after(3600), &link, Some(9));
+        resume.wanted(after(3602), 9);
+        resume.wanted(after(3610), 5);
+        assert!(!resume.is_active(), "it may be on its way");
+        resume.wanted(after(3603), 9);
+        assert!(resume.is_active());
     }
 
     #[test]
     fn connections_stay_whose_bytes_only_the_kernel_has() {
         let (link, _far) = connection();
-        let (mut redial, start) = (redial(), Instant::now());
-        redial.look(start, &link, Some(5));
-        redial.wanted(start + STALL_BEHIND, 5);
-        assert!(redial.is_active());
-        assert!(matches!(redial.step(start, true), Ok(None)));
-        assert!(!redial.is_active());
+        let (mut resume, start) = (resume(), Instant::now());
+        resume.look(start, &link, Some(5));
+        resume.wanted(start + STALL_BEHIND, 5);
+        assert!(resume.is_active());
+        assert!(matches!(resume.step(start, true), Ok(None)));
+        assert!(!resume.is_active());
         // There is nothing to lose any more.
-        redial.lose("it was reset".to_owned());
-        assert!(matches!(redial.step(start, true), Ok(None)));
-        assert!(redial.is_active() && redial.is_lost());
+        resume.lose("it was reset".to_owned());
+        assert!(matches!(resume.step(start, true), Ok(None)));
+        assert!(resume.is_active() && resume.is_lost());
+    }
+
+    #[test]
+    fn a_pair_of_which_one_broke_is_no_half_of_the_next_one() {
+        let (mut resume, now) = (resume(), Instant::now());
+        resume.lose("it was reset".to_owned());
+        let mut epochs = Vec::new();
+        for breaks in [true, false] {
+            let [(link, mut far), (answers, _far)] = [connection(), connection()];
+            if breaks {
+                tcpx_lanes::socket::abort(answers.as_fd());
+            }
+            resume.redial.came(0, [link, answers]);
+            let came = resume.step(now, false).unwrap();
+            assert_eq!(came.is_none(), breaks);
+            let mut hello = [0; Greeting::BYTES];
+            far.read_exact(&mut hello).unwrap();
+            epochs.push(Greeting::decode(&hello).unwrap().0);
+        }
+        assert_ne!(epochs[0], epochs[1]);
     }
 
     #[test]

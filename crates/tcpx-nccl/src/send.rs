@@ -22,7 +22,7 @@ use crate::lanes::runtime::Runtime;
 use crate::link::Link;
 use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
-use crate::resume::{COPIES, Redial, copied_bytes};
+use crate::resume::{COPIES, Resume, copied_bytes};
 use crate::ring::Ring;
 use crate::stall::Stall;
 use crate::status::{Held, Told};
@@ -89,7 +89,7 @@ pub struct SendComm {
 /// What brings a comm's connections back.
 #[derive(Debug)]
 pub(crate) struct Comeback {
-    pub(crate) redial: Redial,
+    pub(crate) resume: Resume,
     /// The connection for answers.
     pub(crate) answers: Link,
     /// Port at which this process can be reached where the connection comes from; 0: none.
@@ -125,7 +125,7 @@ struct State {
     /// Messages that the host was told are sent, and their bytes.
     sent: (u64, u64),
     resend: Resend,
-    redial: Option<Redial>,
+    resume: Option<Resume>,
     /// Connections and lanes that brought what the receiver did not seal.
     forged: AtomicU64,
     /// The connections before, until the receiver has let go of them.
@@ -147,7 +147,7 @@ impl SendComm {
         comeback: Option<Comeback>,
     ) -> Result<Self, NetError> {
         let mut resend = Resend::with_room(COPIES);
-        let (mut redial, mut attention, mut runtime) = (None, None, None);
+        let (mut resume, mut attention, mut runtime) = (None, None, None);
         let link = Arc::new(link);
         let mut answers = Arc::clone(&link);
         if let Some(comeback) = comeback {
@@ -158,7 +158,7 @@ impl SendComm {
             };
             resend.push(&door.encode(Record::Door));
             attention = Some(comeback.runtime.monitor.attention());
-            redial = Some(comeback.redial);
+            resume = Some(comeback.resume);
             runtime = Some(comeback.runtime);
         }
         if let Some(carriage) = &carriage {
@@ -187,7 +187,7 @@ impl SendComm {
             lane_moves: 0,
             sent: (0, 0),
             resend,
-            redial,
+            resume,
             forged: AtomicU64::new(0),
             before: None,
             attention,
@@ -238,6 +238,10 @@ impl NetComm for SendComm {
         let mut state = self.lock();
         let given_up = state.give_up(memory.id());
         memory.deregister(given_up, &self.shared.log)
+    }
+
+    fn close(self) -> Result<(), NetError> {
+        self.end()
     }
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
@@ -312,9 +316,18 @@ impl NetSend for SendComm {
 
 impl Drop for SendComm {
     fn drop(&mut self) {
-        let Some((state, ends_well)) = self.state.end(State::end) else {
-            return;
+        // Its host hears of memory that is held where it closes the comm.
+        let _ = self.end();
+    }
+}
+
+impl SendComm {
+    /// Ends it, once.
+    fn end(&self) -> Result<(), NetError> {
+        let Some((state, ended)) = self.state.end(State::end) else {
+            return Ok(());
         };
+        let ends_well = matches!(ended, Ok(true));
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
@@ -330,16 +343,23 @@ impl Drop for SendComm {
                 let _ = state.link.shutdown(std::net::Shutdown::Write);
             }
         }
+        ended.map(|_| ())
     }
 }
 
 impl State {
     /// Takes everything back from the lanes, and tells the receiver if all was sent; whether it was.
-    fn end(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// A lane has not let go of the host's memory.
+    fn end(&mut self) -> Result<bool, NetError> {
         // Lanes first: after this they hold nothing of the host's memory.
         let is_clean = self.failure.is_none() && self.next == self.ring.posted();
+        let mut is_held = false;
         let whole = self.carriage.take().is_none_or(|carriage| {
-            let sent = carriage.close()
+            let closed = carriage.close();
+            is_held = carriage.outlet().is_borrowing();
+            let sent = closed
                 && self.ring.all(|sequence, request| {
                     !request.on_lanes || carriage.outlet().is_sent(sequence)
                 });
@@ -358,7 +378,10 @@ impl State {
             // everything: never the other way around.
             let _ = self.write();
         }
-        whole && is_clean
+        match is_held {
+            true => Err(error::memory_held(&self.name)),
+            false => Ok(whole && is_clean),
+        }
     }
 
     /// Writes what the socket takes.
@@ -425,7 +448,7 @@ impl State {
             link,
             ring,
             resend,
-            redial,
+            resume,
             ..
         } = self;
         let (sequence, from, is_new) = match resend.next() {
@@ -440,7 +463,7 @@ impl State {
             return Ok(0);
         };
         let total = request.total();
-        let is_short = request.size <= copied && redial.is_some();
+        let is_short = request.size <= copied && resume.is_some();
         // The receiver says before long that it has read enough.
         if is_new && is_short && resend.copied() + total > COPIES {
             return Ok(0);
@@ -463,7 +486,7 @@ impl State {
             return self.wrote(moved);
         };
         if is_new {
-            resend.begin(sequence, total, redial.is_none());
+            resend.begin(sequence, total, resume.is_none());
         }
         request.written = request.written.max(from + bytes);
         let end = resend.end();

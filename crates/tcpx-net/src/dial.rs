@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::dial::{Dial, HEAD_START, Opened, Patience};
+use tcpx_lanes::redial::ATTEMPT;
 use tcpx_lanes::{protocols, socket};
 use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
 use tcpx_wire::lane_seal::LaneKeys;
@@ -15,9 +16,6 @@ use crate::channel::Way;
 use crate::error::NetworkError;
 
 pub use tcpx_lanes::socket::DialOptions;
-
-/// For one way to a control connection anew: longer than any path takes that is worth it.
-const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// A control connection whose server has proved itself, and this side's proof is on its way. What the peer sends next is
 /// still in the stream: its first record is the welcome, which
@@ -103,8 +101,12 @@ pub struct JoinedLane {
     pub keys: LaneKeys,
 }
 
-/// A lane on its way to the listener's answer.
-pub(crate) type LaneDial = Dial<LaneClient>;
+/// A connection of a session on its way to the listener's answer: a lane, or one that takes the place of the control
+/// connection.
+pub type LaneDial = Dial<LaneClient>;
+
+/// What it leads to: a stream that has joined the session, the way it takes, and its keys.
+pub type LaneLink = (TcpStream, Way, LaneKeys);
 
 /// Begins to open lane `lane` of `lanes` of a session over one of these ways.
 pub(crate) fn begin_lane(
@@ -125,11 +127,20 @@ pub(crate) fn begin_lane(
 /// # Errors
 /// The connection failed meanwhile.
 pub(crate) fn join_lane(opened: Opened<LaneClient>) -> Result<(JoinedLane, Way), NetworkError> {
-    let (stream, way, keys) = opened.join()?;
+    let link = opened.join()?;
+    let way = link.1.clone();
+    Ok((prepared(link)?, way))
+}
+
+/// A stream that has joined its session, with the options of a lane.
+///
+/// # Errors
+/// The system does not set them.
+pub(crate) fn prepared((stream, _, keys): LaneLink) -> Result<JoinedLane, NetworkError> {
     socket::prepare_lane(&stream).map_err(|cause| NetworkError::Control {
         reason: cause.to_string(),
     })?;
-    Ok((JoinedLane { stream, keys }, way))
+    Ok(JoinedLane { stream, keys })
 }
 
 /// Opens lane `lane` of `lanes` of a session.
@@ -163,19 +174,24 @@ pub struct ControlStream {
     pub records: Records,
 }
 
-/// Opens a connection that takes the place of a session's control connection over one of `ways`, which are
-/// tried in their order, each a little after the one before. Takes at most a second and a tenth of one for each way.
-///
-/// # Errors
-/// That of the way that failed last, as of [`dial_lane`]; without ways [`NetworkError::Control`].
-pub fn dial_control_again(
-    ways: &[Way],
+impl From<LaneLink> for ControlStream {
+    fn from((stream, _, keys): LaneLink) -> Self {
+        let records = Records::new(keys);
+        Self { stream, records }
+    }
+}
+
+/// Begins to open a connection that takes the place of a session's control connection over one of `ways`, which are
+/// tried in their order, each a little after the one before. It takes at most two seconds and a tenth of one for each way.
+pub fn begin_control(
+    ways: Vec<Way>,
     session: &Session,
     congestion: &Congestion,
-) -> Result<ControlStream, NetworkError> {
+    now: Instant,
+) -> LaneDial {
     let session = session.clone();
     let options = DialOptions {
-        deadline: Instant::now() + ATTEMPT + HEAD_START * ways.len() as u32,
+        deadline: now + ATTEMPT + HEAD_START * ways.len() as u32,
         congestion: congestion.clone(),
     };
     // Whoever wants it knows whether the session still lives, and tries again.
@@ -183,10 +199,7 @@ pub fn dial_control_again(
         hung_up: Duration::ZERO,
         ..Patience::default()
     };
-    let dial = Dial::new(ways.to_vec(), options, patience, move |entropy| {
+    Dial::new(ways, options, patience, move |entropy| {
         Ok(LaneClient::resume(&session, entropy))
-    });
-    let (stream, _, keys) = dial.run().map_err(most_telling)?.join()?;
-    let records = Records::new(keys);
-    Ok(ControlStream { stream, records })
+    })
 }

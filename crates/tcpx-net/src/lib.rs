@@ -23,7 +23,9 @@ pub use channel::{
     Cancel, Channel, ChannelStats, Completion, Direction, Exposed, LaneStats, Payload,
     PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
-pub use dial::{ControlStream, DialOptions, Dialled, dial, dial_control_again, dial_first};
+pub use dial::{
+    ControlStream, DialOptions, Dialled, LaneDial, LaneLink, begin_control, dial, dial_first,
+};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};
 pub use key_ring::{KeyRing, KeyRingError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};

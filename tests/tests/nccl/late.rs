@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
-    HOST, Link, MIB, accepted, connected, content, handle_in, leave, listening, started, until,
-    until_calmly,
+    ANY, HOST, Link, MIB, accepted, connected, content, handle_in, leave, listening, relayed,
+    started, until, until_calmly,
 };
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 use tcpx_tests::nccl_part::{Calls, Opaque};
@@ -194,6 +194,72 @@ fn a_receiver_that_posts_late_gets_all_that_is_sealed() {
     let [key, encrypts] = ENCRYPTED;
     child::run(name, &[LOOPBACK, NO_LANES, key, encrypts], || {
         is_late(LATE, &[started(12)]);
+    });
+}
+
+/// Longest message that is retained without lanes.
+const RETAINED: usize = 16 << 10;
+
+/// As [`is_late`], where all connections are reset again and again meanwhile.
+fn is_late_under_resets(late: Duration, longest: usize) {
+    const RESETS: u32 = 10;
+    let (table, context) = started(12);
+    let messages = MESSAGES.into_iter().filter(|(size, _)| *size <= longest);
+    let mut streams: Vec<_> = messages
+        .map(|(size, messages)| {
+            let (link, relays) = relayed(&*table, context);
+            (Stream::new(link, size, messages), relays)
+        })
+        .collect();
+    let start = Instant::now();
+    let mut resets = 0;
+    while start.elapsed() < late {
+        streams.iter_mut().for_each(|(stream, _)| stream.send());
+        // For the first time when hardly anything was said.
+        if start.elapsed() >= late * resets / RESETS {
+            resets += 1;
+            for (_, relays) in &streams {
+                relays.first.reset(ANY);
+                relays.door.reset(ANY);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    until("all messages", || {
+        for (stream, _) in &mut streams {
+            stream.send();
+            stream.receive();
+        }
+        streams.iter().all(|(stream, _)| stream.is_over())
+    });
+    for (stream, relays) in streams {
+        assert!(relays.door.opened(ANY) > 1, "{stream}");
+        stream.link.close();
+    }
+}
+
+#[test]
+fn a_receiver_that_is_late_gets_all_though_connections_break() {
+    let name = "a_receiver_that_is_late_gets_all_though_connections_break";
+    child::run(name, &[LOOPBACK, NO_LANES], || {
+        is_late_under_resets(LATE, RETAINED);
+    });
+}
+
+#[test]
+fn a_receiver_that_is_late_gets_all_though_lanes_break() {
+    let name = "a_receiver_that_is_late_gets_all_though_lanes_break";
+    child::run(name, &[LOOPBACK, LANES], || {
+        is_late_under_resets(LATE, usize::MAX);
+    });
+}
+
+#[test]
+#[ignore = "long: run with --ignored"]
+fn a_receiver_that_is_a_minute_late_gets_all_though_all_breaks() {
+    let name = "a_receiver_that_is_a_minute_late_gets_all_though_all_breaks";
+    child::run(name, &[LOOPBACK, LANES], || {
+        is_late_under_resets(Duration::from_secs(60), usize::MAX);
     });
 }
 

@@ -65,8 +65,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "nobody-asks-for-a-lane",
         file: "crates/tcpx-net/src/tcp/repair.rs",
-        from: "    channel.roster.ask_for_lost(Instant::now(), coming);\n",
-        to: "    if !MUTANT {\n        channel.roster.ask_for_lost(Instant::now(), coming);\n    }\n",
+        from: "            channel.roster.ask_for_lost(now, redial.coming());\n",
+        to: "            if !MUTANT {\n                channel.roster.ask_for_lost(now, redial.coming());\n            }\n",
     },
     // Chunks of a lane that died are sent again by nobody.
     Mutant {
@@ -141,7 +141,7 @@ const MUTANTS: &[Mutant] = &[
         name: "lanes-beyond-the-agreed",
         file: "crates/tcpx-net/src/tcp/repair.rs",
         from: "            continue;\n        }\n        let _ = bind_to_card",
-        to: "            if MUTANT {\n                std::mem::forget(arrived.stream);\n            }\n            continue;\n        }\n        let _ = bind_to_card",
+        to: "            if MUTANT {\n                std::mem::forget(stream);\n            }\n            continue;\n        }\n        let _ = bind_to_card",
     },
     // Pages of a chunk that nobody wants any more are given back while its lane has them.
     Mutant {

@@ -22,6 +22,16 @@ pub(super) enum CommKind<P: NetPlugin> {
     Recv(P::Recv),
 }
 
+impl<P: NetPlugin> CommKind<P> {
+    pub(super) fn close(self) -> Result<(), NetError> {
+        match self {
+            Self::Listen(_) => Ok(()),
+            Self::Send(comm) => comm.close(),
+            Self::Recv(comm) => comm.close(),
+        }
+    }
+}
+
 #[repr(C)]
 pub(super) struct CommBox<P: NetPlugin> {
     mark: u64,

@@ -245,8 +245,7 @@ macro_rules! closes {
             P::cell().guard($call, || {
                 // SAFETY: the host passes a comm of ours and does not use it again.
                 let comm = unsafe { CommBox::<P>::close(comm, |comm| comm.$of().map(|_| ())) }?;
-                drop(comm);
-                Ok(())
+                comm.map_or(Ok(()), |comm| comm.kind.close())
             })
         }
     )*};

@@ -135,12 +135,24 @@ pub trait NetComm: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Closes the comm. The default drops it.
+    ///
+    /// # Errors
+    /// Something may still touch memory of the host's.
+    fn close(self) -> Result<(), NetError>
+    where
+        Self: Sized,
+    {
+        drop(self);
+        Ok(())
+    }
+
     /// Drives the comm and answers for one request: `None` while it runs, its bytes once done.
     /// After that the id is free again.
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError>;
 }
 
-/// A sending comm. Dropping it closes it.
+/// A sending comm. Dropping it closes it too.
 pub trait NetSend: NetComm {
     /// Posts a send; `None` when there is no room now.
     fn isend(
@@ -151,7 +163,7 @@ pub trait NetSend: NetComm {
     ) -> Result<Option<RequestId>, NetError>;
 }
 
-/// A receiving comm. Dropping it closes it.
+/// A receiving comm. Dropping it closes it too.
 pub trait NetRecv: NetComm {
     /// Posts a receive; `None` when there is no room now. A message larger than the buffer is an
     /// error of the receive's `test`, a smaller one is not.

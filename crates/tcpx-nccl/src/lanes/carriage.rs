@@ -179,7 +179,10 @@ impl Carriage {
 
 impl Drop for Carriage {
     fn drop(&mut self) {
-        self.close();
+        // A comm that closes has waited for what can be waited for.
+        if !self.outlet.is_closed() {
+            self.close();
+        }
         self.route.set.leave();
     }
 }

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::Remote;
-use tcpx_lanes::health::{Clock, Presence, Retry, STALL_BEHIND};
+use tcpx_lanes::health::{Clock, Presence};
 use tcpx_lanes::lane_group::LaneGroup;
 use tcpx_lanes::lock;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
+use tcpx_lanes::redial::{News, Place, Redial};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_wire::ClientKey;
@@ -25,7 +26,7 @@ use super::outlet::Chunk;
 use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
 use super::users::Users;
-use crate::dialer::{Dialer, PairDialer};
+use crate::dialer::{AGAIN_TIME, Dialer, PairDialer, Unreached};
 use crate::error;
 use crate::held::Stream;
 use crate::link::Link;
@@ -39,10 +40,6 @@ const SMALL_PART_BYTES: usize = 128 << 10;
 const CONNECT_TIME: Duration = Duration::from_secs(15);
 /// And nobody waits longer for a peer that does not answer at all: it rests.
 pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(60);
-/// Between two steps of a dialled lane.
-const STEP: Duration = Duration::from_millis(2);
-/// How long a lane may stand still is doubled each time, up to this, for the peer may have no memory to read to.
-pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// Where the peer process takes lanes, and from where they are dialled.
 #[derive(Clone, Debug)]
@@ -93,17 +90,13 @@ pub(crate) struct LaneSet {
 struct LaneState {
     /// How often it was dialled.
     epoch: u32,
-    standing: Place,
+    standing: Standing,
     clock: Clock,
     stream: Weak<Stream>,
-    /// How long it may stand still.
-    patience: Duration,
-    /// Chunks that had been read when that was last changed.
-    read: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Standing {
     /// A loop drives it.
     Works,
     /// The loop is to let go of it.
@@ -113,10 +106,7 @@ enum Place {
 
 #[derive(Debug)]
 struct Dialling {
-    /// Lanes that are being dialled.
-    dials: Vec<(u16, PairDialer)>,
-    /// Authenticated, until their places are free.
-    links: Vec<(u16, [Link; 2])>,
+    redial: Redial<PairDialer>,
     lanes: Vec<LaneState>,
     /// When the lanes were looked at.
     looked: Instant,
@@ -124,20 +114,18 @@ struct Dialling {
     /// All lanes were there once.
     done: bool,
     failed: Option<Instant>,
-    /// Since when there has been no lane.
-    bare: Option<Instant>,
-    /// When lanes that ended are dialled.
-    retry: Retry,
+    /// Why the lane ended that ended last.
+    last: Option<String>,
     /// When the peer's loops were heard, and how many chunks they had read by then.
     presence: Presence,
     heard: (Instant, u64),
 }
 
-/// How the connecting stands.
+/// How far the connecting is.
 #[derive(Debug)]
-pub(crate) enum Standing {
+pub(crate) enum Connecting {
     /// Ask again.
-    Connecting,
+    Waits,
     /// Chunks may be queued; `true` for the first who hears it.
     Ready(bool),
     /// There are no lanes; the comm goes on without.
@@ -157,12 +145,6 @@ impl LaneSet {
         log: Arc<Log>,
     ) -> Arc<Self> {
         let now = Instant::now();
-        let until = now + CONNECT_TIME;
-        let dial = |(lane, _)| {
-            let dialer = || peer.dialer(until);
-            (lane, PairDialer::new([dialer(), dialer()]))
-        };
-        let dials = (0..).zip(&lanes).map(dial).collect();
         Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
             at_a_time: retentions.len().min(lanes.len()),
@@ -186,15 +168,13 @@ impl LaneSet {
             forged: AtomicU64::new(0),
             missing: AtomicUsize::new(lanes.len()),
             dialling: Mutex::new(Dialling {
-                dials,
-                links: Vec::new(),
+                redial: Redial::default(),
                 lanes: lanes.iter().map(|_| LaneState::new(now)).collect(),
                 looked: now,
                 deadline: now + CONNECT_TIME,
                 done: false,
                 failed: None,
-                bare: None,
-                retry: Retry::default(),
+                last: None,
                 presence: Presence::new(),
                 heard: (now, 0),
             }),
@@ -249,13 +229,13 @@ impl LaneSet {
     }
 
     /// Drives the connecting; whichever comm waits for it may call.
-    pub(crate) fn connect(&self, now: Instant) -> Standing {
+    pub(crate) fn connect(&self, now: Instant) -> Connecting {
         if let Some(why) = self.failure() {
-            return Standing::Failed(why.to_owned());
+            return Connecting::Failed(why.to_owned());
         }
         let mut dialling = lock(&self.dialling);
         if dialling.done {
-            return Standing::Ready(false);
+            return Connecting::Ready(false);
         }
         self.redial(&mut dialling, now);
         let missing = self.missing.load(Ordering::SeqCst);
@@ -267,44 +247,23 @@ impl LaneSet {
             ));
         }
         if let Some(why) = self.failure() {
-            dialling.dials.clear();
+            dialling.redial.stop();
             dialling.failed = Some(now);
-            return Standing::Failed(why.to_owned());
+            return Connecting::Failed(why.to_owned());
         }
         if missing > 0 {
-            return Standing::Connecting;
+            return Connecting::Waits;
         }
         dialling.done = true;
         // It has answered: from now on its silence is known.
         dialling.presence.note(false);
-        Standing::Ready(true)
-    }
-
-    /// Takes every dialled lane a step further; the lanes whose dialling has failed, with the reasons.
-    fn dial(&self, dialling: &mut Dialling, now: Instant) -> Vec<(u16, String)> {
-        let (mut at, mut failures) = (0, Vec::new());
-        while let Some((lane, dialer)) = dialling.dials.get_mut(at) {
-            match dialer.poll(now) {
-                Ok(None) => {
-                    at += 1;
-                    continue;
-                }
-                Ok(Some(links)) => dialling.links.push((*lane, links)),
-                Err(why) => failures.push((*lane, why)),
-            }
-            dialling.dials.swap_remove(at);
-        }
-        failures
+        Connecting::Ready(true)
     }
 
     /// Gives a lane that is connected to its loop.
-    fn start(&self, dialling: &mut Dialling, lane: u16, links: [Link; 2]) -> Result<(), String> {
-        let index = usize::from(lane);
-        let (Some(set), Some(place), Some(state)) = (
-            self.own.upgrade(),
-            self.lanes.get(index),
-            dialling.lanes.get_mut(index),
-        ) else {
+    fn start(&self, state: &mut LaneState, lane: u16, links: [Link; 2]) -> Result<(), String> {
+        let (Some(set), Some(place)) = (self.own.upgrade(), self.lanes.get(usize::from(lane)))
+        else {
             return Ok(());
         };
         let hello = Hello {
@@ -314,15 +273,17 @@ impl LaneSet {
             lane,
             epoch: state.epoch,
         };
-        Greeting::Lane(hello).send_on_both(&links)?;
+        // Also where one has broken already: the other one's peer may hear of it.
         state.epoch += 1;
-        state.standing = Place::Works;
+        Greeting::Lane(hello).send_on_both(&links)?;
+        state.standing = Standing::Works;
         let [link, answers] = links;
         let ((stream, seals), (answers, _)) = (link.into_lane(), answers.into_lane());
         let stream = Arc::new(stream);
         state.stream = Arc::downgrade(&stream);
         let lane = transmit_lane(set, lane, (stream, answers), seals);
         place.start(Box::new(lane));
+        self.missing.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -365,8 +326,8 @@ impl LaneSet {
     pub(super) fn end_lanes(&self) {
         let mut dialling = lock(&self.dialling);
         for (state, place) in dialling.lanes.iter_mut().zip(&self.lanes) {
-            if state.standing == Place::Works {
-                state.standing = Place::Ends;
+            if state.standing == Standing::Works {
+                state.standing = Standing::Ends;
                 place.remove();
             }
         }
@@ -387,11 +348,7 @@ impl LaneSet {
         }
         let now = Instant::now();
         self.look(&mut dialling, now);
-        self.redial(&mut dialling, now);
-        match dialling.dials.is_empty() && dialling.links.is_empty() {
-            true => Look::In(TICK),
-            false => Look::In(STEP),
-        }
+        Look::In(self.redial(&mut dialling, now).unwrap_or(TICK))
     }
 
     /// For how long the peer has not moved, as comms that close have seen.
@@ -422,12 +379,8 @@ impl LaneSet {
         }
         dialling.looked = now;
         let rested = now.saturating_duration_since(before) > REST;
-        if rested {
-            dialling.bare = None;
-        }
         let Dialling {
             lanes,
-            dials,
             presence,
             heard,
             ..
@@ -438,90 +391,83 @@ impl LaneSet {
             *heard = (now, reads);
         }
         let at_work = presence.at_work(now);
-        for (lane, (state, done)) in (0..).zip(lanes.iter_mut().zip(self.chunks.done())) {
-            let read = done.acknowledged;
-            if state.read != read {
-                (state.read, state.patience) = (read, STALL_BEHIND);
-            }
+        let places = self.lanes.iter().zip(self.chunks.done());
+        for (state, (place, done)) in lanes.iter_mut().zip(places) {
             let stream = state.stream.upgrade();
             let transport = stream.and_then(|stream| transport(&*stream));
             let transport = transport.unwrap_or_default();
-            let rested = rested || state.standing != Place::Works;
-            let (clock, patience) = (&mut state.clock, state.patience);
-            let dead = clock.look(now, done.owes(), transport, rested, at_work, patience);
+            let rested = rested || state.standing != Standing::Works;
+            let dead = state.clock.look(now, done, transport, rested, at_work);
             if dead.is_some() {
-                state.end(&self.lanes[usize::from(lane)]);
-            } else if clock.stands(now) >= patience && !dials.iter().any(|(one, _)| *one == lane) {
-                dials.push((lane, self.peer.redialer(now)));
+                state.standing = Standing::Ends;
+                place.remove();
             }
         }
     }
 
-    fn redial(&self, dialling: &mut Dialling, now: Instant) {
-        let is_alone = || self.missing.load(Ordering::SeqCst) >= self.lanes.len();
-        let mut last = None;
+    /// Takes what is dialled further; when again, if that is to be soon.
+    fn redial(&self, dialling: &mut Dialling, now: Instant) -> Option<Duration> {
+        let Dialling {
+            redial,
+            lanes,
+            last,
+            done,
+            ..
+        } = dialling;
         for (lane, why) in std::mem::take(&mut *lock(&self.ended)) {
-            if let Some(state) = dialling.lanes.get_mut(usize::from(lane)) {
-                state.standing = Place::Gone;
+            if let Some(state) = lanes.get_mut(usize::from(lane)) {
+                state.standing = Standing::Gone;
             }
-            last = Some(why);
+            *last = Some(why);
         }
-        let waits = !dialling.retry.is_due(now) && !is_alone();
-        for lane in 0..self.lanes.len() as u16 {
-            let is_gone = dialling.lanes[usize::from(lane)].standing == Place::Gone;
-            if is_gone && !waits && !dialling.has(lane) {
-                dialling.dials.push((lane, self.peer.redialer(now)));
-            }
-        }
-        let mut failures = self.dial(dialling, now);
-        for (lane, stream) in std::mem::take(&mut dialling.links) {
-            let state = &mut dialling.lanes[usize::from(lane)];
-            match state.standing {
-                Place::Gone => match self.start(dialling, lane, stream) {
-                    Ok(()) => {
-                        self.missing.fetch_sub(1, Ordering::SeqCst);
-                        dialling.retry = Retry::default();
-                        dialling.bare = None;
-                        if dialling.done {
-                            let address = self.peer.address;
-                            self.log.info(&format!("lane {lane} to {address} is back"));
-                        }
+        let places: Vec<Place> = lanes.iter().map(|lane| lane.place(now)).collect();
+        let until = now + if *done { AGAIN_TIME } else { CONNECT_TIME };
+        let dial = |_| Some(PairDialer::new(|| self.peer.dialer(until)));
+        let mut unreached: Option<Unreached> = None;
+        for news in redial.advance(now, &places, dial) {
+            match news {
+                News::Vacate(lane) => lanes[usize::from(lane)].end(&self.lanes[usize::from(lane)]),
+                News::Fill(lane, links) => {
+                    let started = self.start(&mut lanes[usize::from(lane)], lane, links);
+                    if started.is_err() {
+                        redial.broke(lane);
+                    } else if *done {
+                        let address = self.peer.address;
+                        self.log.info(&format!("lane {lane} to {address} is back"));
                     }
-                    // It is dialled again.
-                    Err(why) => last = Some(why),
-                },
-                // It moves again.
-                Place::Works if state.clock.stands(now) < state.patience => {}
-                Place::Works => {
-                    state.end(&self.lanes[usize::from(lane)]);
-                    dialling.links.push((lane, stream));
                 }
-                Place::Ends => dialling.links.push((lane, stream)),
+                News::Failed(lane, _) if places[usize::from(lane)] == Place::Doubtful => {
+                    // Another one can be no worse than what there is.
+                    let clock = &mut lanes[usize::from(lane)].clock;
+                    clock.rested(now);
+                    clock.given_up();
+                }
+                News::Failed(_, error) if unreached.as_ref().is_none_or(|one| !one.is_answer) => {
+                    unreached = Some(error);
+                }
+                News::Failed(..) => {}
             }
         }
-        if is_alone() {
-            let bare = *dialling.bare.get_or_insert(now);
-            if now.saturating_duration_since(bare) >= DEAD_AFTER {
-                failures.push((0, format!("none was back in {} s", DEAD_AFTER.as_secs())));
-            }
+        let next = (!redial.is_idle()).then(|| redial.next(now));
+        let is_alone = self.missing.load(Ordering::SeqCst) >= self.lanes.len();
+        let why = match unreached {
+            Some(Unreached { why, .. }) if !*done => Some(why),
+            Some(unreached) if is_alone && unreached.is_answer => Some(unreached.why),
+            _ => None,
+        };
+        let is_over = redial.bare(now).is_some_and(|bare| bare >= DEAD_AFTER);
+        let late = || format!("none was back in {} s", DEAD_AFTER.as_secs());
+        if let Some(why) = why.or_else(|| is_over.then(late)) {
+            let last = last.take().filter(|_| *done);
+            self.fail(match last {
+                Some(last) => {
+                    let address = self.peer.address;
+                    format!("the last lane to {address} ended: {last}; {why}")
+                }
+                None => why,
+            });
         }
-        for (lane, why) in failures {
-            let state = &mut dialling.lanes[usize::from(lane)];
-            if state.standing == Place::Works {
-                // It can be no worse than what there is.
-                state.clock.rested(now);
-                continue;
-            }
-            if !dialling.done {
-                return self.fail(why);
-            }
-            if is_alone() {
-                let last = last.map_or_else(String::new, |last| format!("{last}; "));
-                let address = self.peer.address;
-                return self.fail(format!("the last lane to {address} ended: {last}{why}"));
-            }
-            dialling.retry.failed(now);
-        }
+        next
     }
 
     /// A comm begins to use the lanes; `false` when they are closing already.
@@ -641,45 +587,34 @@ impl LaneState {
     fn new(now: Instant) -> Self {
         Self {
             epoch: 0,
-            standing: Place::Gone,
+            standing: Standing::Gone,
             clock: Clock::new(now),
             stream: Weak::new(),
-            patience: STALL_BEHIND,
-            read: 0,
         }
     }
 
-    /// Its loop is to let go of it.
-    fn end(&mut self, place: &Remote) {
-        self.standing = Place::Ends;
-        self.patience = (self.patience * 2).min(LONGEST_STALL);
-        place.remove();
+    /// How it stands for whoever dials.
+    fn place(&self, now: Instant) -> Place {
+        match self.standing {
+            Standing::Works if self.clock.is_doubtful(now) => Place::Doubtful,
+            Standing::Works => Place::Filled,
+            Standing::Ends => Place::Leaving,
+            Standing::Gone => Place::Vacant,
+        }
     }
-}
 
-impl Dialling {
-    /// Whether a lane is dialled, or was and waits for its place.
-    fn has(&self, lane: u16) -> bool {
-        let dials = self.dials.iter().map(|(lane, _)| *lane);
-        let links = self.links.iter().map(|(lane, _)| *lane);
-        dials.chain(links).any(|one| one == lane)
+    /// Its loop is to let go of it, as another one has come about.
+    fn end(&mut self, place: &Remote) {
+        self.standing = Standing::Ends;
+        self.clock.given_up();
+        place.remove();
     }
 }
 
 impl Peer {
     pub(crate) fn dialer(&self, until: Instant) -> Dialer {
-        self.any_dialer(until, false)
-    }
-
-    fn any_dialer(&self, until: Instant, was_there: bool) -> Dialer {
         let key = (self.key.clone(), self.protection);
-        Dialer::new(self.local, self.address, key, until, was_there)
-    }
-
-    /// For a pair of connections that was there before.
-    pub(crate) fn redialer(&self, now: Instant) -> PairDialer {
-        let dialer = || self.any_dialer(now + DEAD_AFTER, true);
-        PairDialer::new([dialer(), dialer()])
+        Dialer::new(self.local, self.address, key, until)
     }
 }
 
@@ -704,6 +639,11 @@ fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usi
 impl LaneSet {
     /// A set that nobody connects.
     pub(crate) fn without_lanes(splice: bool) -> Arc<Self> {
+        Self::of_lanes(Vec::new(), splice)
+    }
+
+    /// A set whose peer is nobody.
+    fn of_lanes(lanes: Vec<Remote>, splice: bool) -> Arc<Self> {
         let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
         let peer = Peer {
             protection: Protection::None,
@@ -714,21 +654,48 @@ impl LaneSet {
         let log = Arc::new(Log::new(nccl_net::export::HostLogger::default(), c"TCPX"));
         let retention = [Retention::new().unwrap()];
         let attention = Monitor::new("nobody").attention();
-        Self::new(
-            [7; 16],
-            peer,
-            Vec::new(),
-            &retention,
-            splice,
-            attention,
-            log,
-        )
+        Self::new([7; 16], peer, lanes, &retention, splice, attention, log)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::part_bytes;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use tcpx_lanes::event_loop::EventLoops;
+
+    use super::*;
+
+    fn connection() -> (Link, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        tcpx_lanes::socket::prepare_comm(&near).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        (Link::new(Stream::new(near), None, Protection::None), far)
+    }
+
+    #[test]
+    fn a_lane_of_which_one_connection_broke_is_no_half_of_the_next_one() {
+        let loops = EventLoops::start("test", 1).unwrap();
+        let set = LaneSet::of_lanes(vec![loops.transmit()], false);
+        let now = Instant::now();
+        let mut hellos = Vec::new();
+        for breaks in [true, false] {
+            let [(link, mut far), (answers, _far)] = [connection(), connection()];
+            if breaks {
+                tcpx_lanes::socket::abort(answers.as_fd());
+            }
+            lock(&set.dialling).redial.came(0, [link, answers]);
+            let connecting = set.connect(now);
+            assert_eq!(matches!(connecting, Connecting::Waits), breaks);
+            let mut hello = [0; Greeting::BYTES];
+            far.read_exact(&mut hello).unwrap();
+            hellos.push(Greeting::decode(&hello).unwrap().0);
+        }
+        assert_ne!(hellos[0], hellos[1]);
+    }
 
     const KIB: usize = 1 << 10;
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use nccl_net::ResultCode;
 use nccl_net::export::NetError;
 use tcpx_lanes::monitor::{Look, TICK, Watched};
+use tcpx_lanes::redial::STEP;
 use tcpx_lanes::resend::{Impossible, Next};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 
@@ -17,27 +18,27 @@ use crate::error;
 use crate::header::HEADER_BYTES;
 use crate::lanes::runtime::Runtime;
 use crate::plugin::Shared;
-use crate::resume::{Redial, STEP, copied_bytes};
+use crate::resume::{Resume, copied_bytes};
 use crate::ring::Ring;
 use crate::status::Glance;
 
 impl State {
     /// Whether nothing can be written now.
     pub(super) fn is_away(&self) -> bool {
-        self.redial.as_ref().is_some_and(Redial::is_away)
+        self.resume.as_ref().is_some_and(Resume::is_away)
     }
 
     /// Whether there is no connection to read from.
     pub(super) fn is_lost(&self) -> bool {
-        self.redial.as_ref().is_some_and(Redial::is_lost)
+        self.resume.as_ref().is_some_and(Resume::is_lost)
     }
 
     /// The connection broke; `false` where that is the end.
     pub(super) fn lose(&mut self, why: String) -> bool {
-        let Some(redial) = &mut self.redial else {
+        let Some(resume) = &mut self.resume else {
             return false;
         };
-        redial.lose(why);
+        resume.lose(why);
         // An end in order would be the comm's.
         let before = self.before.take();
         for link in before.iter().flatten().chain([&self.link, &self.answers]) {
@@ -52,12 +53,12 @@ impl State {
 
     /// Dials where the connection broke.
     pub(super) fn come_back(&mut self) -> Result<(), NetError> {
-        let Some(redial) = self.redial.as_mut().filter(|redial| redial.is_active()) else {
+        let Some(resume) = self.resume.as_mut().filter(|resume| resume.is_active()) else {
             return Ok(());
         };
         // Only the kernel has those bytes, which it may still bring.
         let must_stay = self.resend.has_lost();
-        match redial.step(Instant::now(), must_stay) {
+        match resume.step(Instant::now(), must_stay) {
             Ok(None) => Ok(()),
             Ok(Some([link, answers])) => {
                 // They may be alive and only silent: then their end must not reach the receiver before these do.
@@ -76,13 +77,13 @@ impl State {
 
     /// The receiver has read up to here.
     pub(super) fn heard(&mut self, read: u64, waits: bool) -> Result<(), NetError> {
-        let redial = self
-            .redial
+        let resume = self
+            .resume
             .as_mut()
-            .filter(|redial| redial.is_positioning());
-        let result = match redial {
-            Some(redial) => {
-                redial.positioned();
+            .filter(|resume| resume.is_positioning());
+        let result = match resume {
+            Some(resume) => {
+                resume.positioned();
                 for before in self.before.take().iter().flatten() {
                     tcpx_lanes::socket::abort(before.as_fd());
                 }
@@ -90,8 +91,8 @@ impl State {
             }
             None => self.resend.acknowledged(read),
         };
-        if let Some(redial) = self.redial.as_mut().filter(|_| waits) {
-            redial.wanted(Instant::now(), read);
+        if let Some(resume) = self.resume.as_mut().filter(|_| waits) {
+            resume.wanted(Instant::now(), read);
         }
         result.map_err(|impossible| match impossible {
             Impossible::Position {
@@ -147,7 +148,7 @@ impl State {
         let Source::Host(span) = request.source else {
             return;
         };
-        if self.redial.is_none() {
+        if self.resume.is_none() {
             return;
         }
         if request.size <= copied_bytes(self.carriage.is_some()) {
@@ -192,19 +193,19 @@ impl State {
             }
         }
         let must_stay = self.resend.has_lost();
-        let Some(redial) = self.redial.as_mut().filter(|_| self.failure.is_none()) else {
+        let Some(resume) = self.resume.as_mut().filter(|_| self.failure.is_none()) else {
             return Look::Asleep;
         };
-        if !redial.is_lost() && !must_stay {
-            redial.look(Instant::now(), &self.link, unread);
+        if !resume.is_lost() && !must_stay {
+            resume.look(Instant::now(), &self.link, unread);
         }
-        if unread.is_none() && !redial.is_away() && !redial.is_active() {
+        if unread.is_none() && !resume.is_away() && !resume.is_active() {
             return Look::Asleep;
         }
         if let Some(attention) = &self.attention {
             attention.keep();
         }
-        Look::In(if redial.is_active() { STEP } else { TICK })
+        Look::In(if resume.is_active() { STEP } else { TICK })
     }
 }
 

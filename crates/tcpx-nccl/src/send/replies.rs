@@ -13,7 +13,7 @@ use crate::error;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::link::is_forged;
 use crate::plugin::Shared;
-use crate::resume::Redial;
+use crate::resume::Resume;
 
 impl State {
     /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
@@ -64,7 +64,7 @@ impl State {
     /// A whole record came back; gives the failure that it means, if one.
     pub(super) fn answered(&mut self) -> Option<NetError> {
         let decoded = Header::decode(&FROM_RECEIVER, &self.record);
-        let is_positioning = self.redial.as_ref().is_some_and(Redial::is_positioning);
+        let is_positioning = self.resume.as_ref().is_some_and(Resume::is_positioning);
         match decoded {
             Ok((Record::Read, read)) => self.heard(read.sequence, read.size != 0).err(),
             Ok((record, _)) if is_positioning => {

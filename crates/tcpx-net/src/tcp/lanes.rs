@@ -97,25 +97,25 @@ impl Shared {
         socket.receive.start(Box::new(receiving));
     }
 
-    /// Brings a dead lane back with a new stream; gives that back while halves of the old one are
-    /// still there. A channel that has ended drops it.
-    pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> Option<JoinedLane> {
+    /// Brings a dead lane back with a new stream; `false`: halves of the old one are still there. A channel that has
+    /// ended drops it.
+    pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> bool {
         let _adding = lock(&shared.membership);
         let Ok(loops) = loops::get(0) else {
-            return None;
+            return false;
         };
         if shared.is_over() {
-            return None;
-        }
-        if !shared.roster.is_vacant(lane) {
-            return Some(joined);
+            return true;
         }
         let JoinedLane { stream, keys } = joined;
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
         let places = (loops.transmit(), loops.receive());
         let socket = shared.lane_socket(places, lane, stream, peer);
         let (channel, peer) = (&shared.parts.name, socket.peer);
-        match shared.roster.join(&socket)? {
+        let Some(joined) = shared.roster.join(&socket) else {
+            return false;
+        };
+        match joined {
             Joined::First => tracing::info!(%channel, lane, %peer, "a lane was opened"),
             Joined::Again => {
                 let restored = &shared.counters.lanes_restored;
@@ -125,7 +125,7 @@ impl Shared {
         }
         *lock(&shared.last_loss) = None;
         Self::run_lane(shared, &socket, keys);
-        None
+        true
     }
 }
 
@@ -141,6 +141,8 @@ mod tests {
     use tcpx_wire::frame::TransferId;
 
     use super::super::Lend;
+    use super::super::loss::Lost;
+    use super::super::receive_table::Arrival;
     use super::*;
     use crate::channel::{Cancel, Channel, Posted, ReceiveWindow, SendChunk};
     use crate::error::ChannelError;
@@ -160,7 +162,7 @@ mod tests {
                 stream: connect(),
                 keys: LaneKeys::new([1; 32], [2; 32]),
             };
-            assert!(Shared::restore(&shared, 0, joined).is_none());
+            assert!(Shared::restore(&shared, 0, joined));
             let back = shared.roster.socket(0).unwrap();
             let first = connect();
             limit_buffers(&first, bytes);
@@ -175,6 +177,45 @@ mod tests {
             assert_ne!(Some(back[1]), usual.as_ref().ok().copied());
             shared.closing.store(true, Ordering::Release);
         }
+    }
+
+    /// The lane that held the chunk has let go of it meanwhile, and another stream has taken its place.
+    #[test]
+    fn a_stream_that_came_back_is_not_ended_for_what_the_one_before_it_held() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let shared = Shared::new(Parts::of_two_lanes(false, 4)).unwrap();
+        let mut far = Vec::new();
+        let mut restore = || {
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            far.push(listener.accept().unwrap());
+            let keys = LaneKeys::new([1; 32], [2; 32]);
+            Shared::restore(&shared, 0, JoinedLane { stream, keys })
+        };
+        assert!(restore());
+        let before = shared.roster.socket(0).unwrap();
+        let mut looks = 0;
+        let arrival = shared.without_holder(|| {
+            looks += 1;
+            if looks == 2 {
+                shared.lane_lost(0, Lost::Replaced);
+                let until = Instant::now() + Duration::from_secs(60);
+                while !restore() {
+                    assert!(Instant::now() < until);
+                    std::thread::yield_now();
+                }
+                return Ok(Arrival::Unwanted);
+            }
+            Ok(Arrival::HeldBy(0))
+        });
+        assert!(matches!(arrival, Ok(Arrival::Unwanted)));
+        let after = shared.roster.socket(0).unwrap();
+        assert!(!Arc::ptr_eq(&before, &after));
+        // One that holds it still ends.
+        let arrival = shared.without_holder(|| Ok(Arrival::HeldBy(0)));
+        assert!(matches!(arrival, Ok(Arrival::HeldBy(0))));
+        assert!(shared.roster.socket(0).is_none());
+        shared.closing.store(true, Ordering::Release);
     }
 
     const PAGES: usize = 64 << 10;

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tcpx_lanes::receive_lane::Violation;
+
+use super::receive_table::Arrival;
 use super::shared::{LaneSocket, Shared, lock};
 use super::watch;
 use crate::error::{ChannelError, ChunkPosition, IoError};
@@ -119,6 +122,27 @@ impl Shared {
         socket.transmit.remove();
         socket.receive.remove();
         watch::wake();
+    }
+
+    /// Claims a chunk. The sender of one that another lane holds gave that up: nothing of it may be written once another
+    /// attempt begins, so its stream ends first.
+    pub(super) fn without_holder(
+        &self,
+        mut claim: impl FnMut() -> Result<Arrival, Violation>,
+    ) -> Result<Arrival, Violation> {
+        let mut arrival = claim()?;
+        while let Arrival::HeldBy(holder) = arrival {
+            let socket = self.roster.socket(holder);
+            // Whoever holds it still had that stream: its place is empty until it has put back all that it held.
+            arrival = claim()?;
+            if matches!(arrival, Arrival::HeldBy(now) if now == holder) {
+                if let Some(socket) = &socket {
+                    self.lane_lost_only(holder, Some(socket), Lost::Superseded);
+                }
+                break;
+            }
+        }
+        Ok(arrival)
     }
 
     /// No lane came back in time: the channel has ended.

@@ -8,7 +8,7 @@ use tcpx_lanes::arrival;
 use super::advert::Advert;
 use super::agree::{Agreed, Cards, mismatch, plain};
 use super::dials::Dials;
-use super::repair::{Arrivals, Dialler, Redial, Repair};
+use super::repair::{Dialler, Repair};
 use crate::channel::Way;
 use crate::dial::JoinedLane;
 use crate::error::NetworkError;
@@ -50,7 +50,7 @@ pub(super) fn open(
             let lanes = (lanes, at_first);
             let (streams, dialler) = dial(lanes, early, (&routes, &cards), setup, exchange)?;
             let ways = describe(&streams, &cards);
-            Ok((streams, Repair::Dial(Redial::new(dialler)), ways))
+            Ok((streams, Repair::dials(dialler), ways))
         }
         Side::Server => {
             let streams = collect(at_first, setup, exchange)?;
@@ -58,9 +58,10 @@ pub(super) fn open(
                 accept_on_card(&joined.stream, &cards, setup)?;
             }
             let ways = describe(&streams, &cards);
-            let repair = setup.lanes.clone().map_or(Repair::Never, |inbox| {
-                Repair::Take(Arrivals::new(inbox, cards))
-            });
+            let repair = match setup.lanes.clone() {
+                Some(inbox) => Repair::takes(inbox, cards),
+                None => Repair::never(),
+            };
             Ok((streams, repair, ways))
         }
     }

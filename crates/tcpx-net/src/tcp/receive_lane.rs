@@ -179,19 +179,17 @@ impl Target for OpenWindows {
     }
 
     fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Reading>, Violation> {
-        Ok(match self.shared.receive.claim(self.socket.lane, header)? {
+        let (shared, lane) = (&self.shared, self.socket.lane);
+        let arrival = shared.without_holder(|| shared.receive.claim(lane, header))?;
+        Ok(match arrival {
             Arrival::Claimed(claim) => Answer::Write(Reading {
                 claim,
                 into: None,
                 exposed: header.is_exposed().then_some((*header, None)),
             }),
             Arrival::Unwanted => Answer::Drain,
-            Arrival::HeldBy(holder) => {
-                // Its sender gave that lane up. Nothing of it may be written once this one begins,
-                // so it ends first; this lane is woken when it has.
-                self.shared.lane_lost(holder, Lost::Superseded);
-                Answer::Park
-            }
+            // This lane is woken when the other one has let go.
+            Arrival::HeldBy(_) => Answer::Park,
         })
     }
 

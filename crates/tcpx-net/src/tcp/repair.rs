@@ -6,37 +6,34 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::dial::Patience;
-use tcpx_lanes::health::{PAUSE, Retry};
-use tcpx_lanes::monitor::TICK;
+use tcpx_lanes::redial::{ATTEMPT, News, Place, Redial};
 use tcpx_wire::handshake::Session;
 
 use super::agree::Cards;
 use super::loss::Lost;
 use super::open::bind_to_card;
-use super::roster::Missing;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
-use crate::dial::{DialOptions, JoinedLane, LaneDial, begin_lane, join_lane, most_telling};
+use crate::dial::{DialOptions, LaneDial, begin_lane, most_telling, prepared};
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
 
-/// Between two rounds of which the first one brought its lanes back.
-const SHORT_PAUSE: Duration = Duration::from_millis(20);
-/// For one attempt.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// Between two steps of lanes that are dialled.
-const STEP: Duration = Duration::from_millis(2);
-
 /// How the lanes of a channel come back.
 #[derive(Debug)]
-pub(super) enum Repair {
+pub(super) struct Repair {
+    side: Side,
+    redial: Mutex<Redial<LaneDial>>,
+}
+
+#[derive(Debug)]
+enum Side {
     /// Not at all.
     Never,
     /// This side opens them.
-    Dial(Redial),
-    /// The peer opens them.
-    Take(Arrivals),
+    Dials(Dialler),
+    /// The peer opens them, to our cards.
+    Takes(LaneInbox, Cards),
 }
 
 /// What the client needs to open a lane.
@@ -75,134 +72,95 @@ impl Dialler {
     }
 }
 
-/// The client's lanes that are dead.
-#[derive(Debug)]
-pub(super) struct Redial {
-    dialler: Dialler,
-    round: Mutex<Round>,
-}
-
-#[derive(Debug, Default)]
-struct Round {
-    dials: Vec<(u16, LaneDial)>,
-    /// A dial of this round has failed.
-    failed: bool,
-    next: Retry,
-}
-
-impl Redial {
-    pub(super) fn new(dialler: Dialler) -> Self {
-        Self {
-            dialler,
-            round: Mutex::default(),
-        }
-    }
-
-    /// The way of each lane.
-    pub(super) fn routes(&self) -> &[Way] {
-        &self.dialler.routes
-    }
-
-    /// Dials what is lost; when there is more to do.
-    fn advance(&self, channel: &Arc<Shared>, now: Instant) -> Option<Duration> {
-        let mut round = lock(&self.round);
-        let Round {
-            dials,
-            failed,
-            next,
-        } = &mut *round;
-        let lost = channel.roster.lost();
-        // A peer that ended its lanes in order may be about to say goodbye.
-        let is_due = |one: &&Missing| one.vacant && (one.broke || now >= one.since + PAUSE);
-        let is_round = !dials.is_empty();
-        if is_round || next.is_due(now) {
-            for lane in lost.iter().filter(is_due).map(|one| one.lane) {
-                let way = self.dialler.routes.get(usize::from(lane)).cloned();
-                if let Some(way) = way.filter(|_| !dials.iter().any(|(one, _)| *one == lane)) {
-                    let (until, patience) = (now + ATTEMPT, Patience::default());
-                    let dial = self.dialler.begin(lane, vec![way], until, patience);
-                    dials.push((lane, dial));
-                }
-            }
-        }
-        dials.retain_mut(|(lane, dial)| {
-            let joined = match dial.poll(now) {
-                Ok(None) => return true,
-                Ok(Some(opened)) => join_lane(opened),
-                Err(errors) => Err(most_telling(errors)),
-            };
-            match joined {
-                Ok((joined, _)) => *failed |= Shared::restore(channel, *lane, joined).is_some(),
-                Err(error) => {
-                    tracing::debug!(channel = %channel.parts.name, lane, %error, "a lane is still dead");
-                    *failed = true;
-                }
-            }
-            false
-        });
-        if !dials.is_empty() {
-            return Some(STEP);
-        }
-        if is_round {
-            match std::mem::take(failed) {
-                true => next.failed(now),
-                false => next.succeeded(now, SHORT_PAUSE),
-            }
-        }
-        (!lost.is_empty()).then_some(TICK)
-    }
-}
-
-/// Lanes that the peer opens anew.
-#[derive(Debug)]
-pub(super) struct Arrivals {
-    inbox: LaneInbox,
-    /// Our cards.
-    cards: Cards,
-    /// Those whose place is not empty yet.
-    waiting: Mutex<Vec<AcceptedLane>>,
-}
-
-impl Arrivals {
-    /// From now on, what arrives in the inbox is taken soon.
-    pub(super) fn new(inbox: LaneInbox, cards: Cards) -> Self {
-        inbox.notify(watch::wake);
-        Self {
-            inbox,
-            cards,
-            waiting: Mutex::new(Vec::new()),
-        }
-    }
-}
-
 impl Repair {
-    /// Does what is due; when there is more to come.
-    pub(super) fn advance(&self, channel: &Arc<Shared>) -> Option<Duration> {
-        match self {
-            Self::Never => None,
-            Self::Dial(redial) => redial.advance(channel, Instant::now()),
-            Self::Take(arrivals) => take_arrived(channel, arrivals).then_some(TICK),
+    fn new(side: Side) -> Self {
+        Self {
+            side,
+            redial: Mutex::default(),
         }
+    }
+
+    /// They do not come back.
+    pub(super) fn never() -> Self {
+        Self::new(Side::Never)
+    }
+
+    /// This side opens them.
+    pub(super) fn dials(dialler: Dialler) -> Self {
+        Self::new(Side::Dials(dialler))
+    }
+
+    /// The peer opens them: from now on, what arrives in the inbox is taken soon.
+    pub(super) fn takes(inbox: LaneInbox, cards: Cards) -> Self {
+        inbox.notify(watch::wake);
+        Self::new(Side::Takes(inbox, cards))
+    }
+
+    /// The way of each lane that this side opens.
+    pub(super) fn routes(&self) -> &[Way] {
+        match &self.side {
+            Side::Dials(dialler) => &dialler.routes,
+            _ => &[],
+        }
+    }
+
+    /// For how long there has been no lane.
+    pub(super) fn bare(&self, now: Instant) -> Option<Duration> {
+        lock(&self.redial).bare(now)
+    }
+
+    /// Does what is due; when there is more to come.
+    pub(super) fn advance(&self, channel: &Arc<Shared>, now: Instant) -> Option<Duration> {
+        let mut redial = lock(&self.redial);
+        if let Side::Takes(inbox, cards) = &self.side {
+            take_arrived(channel, &mut redial, inbox, cards);
+        }
+        let lanes = 0..channel.roster.lanes();
+        let places: Vec<Place> = lanes.map(|lane| channel.roster.stands(lane, now)).collect();
+        let dial = |lane: u16| match &self.side {
+            Side::Dials(dialler) => {
+                let way = dialler.routes.get(usize::from(lane))?.clone();
+                Some(dialler.begin(lane, vec![way], now + ATTEMPT, Patience::default()))
+            }
+            _ => None,
+        };
+        let name = &channel.parts.name;
+        for news in redial.advance(now, &places, dial) {
+            let (lane, error) = match news {
+                News::Vacate(lane) => {
+                    channel.lane_lost(lane, Lost::Replaced);
+                    continue;
+                }
+                News::Fill(lane, link) => match prepared(link) {
+                    Ok(joined) => {
+                        Shared::restore(channel, lane, joined);
+                        continue;
+                    }
+                    Err(error) => {
+                        redial.broke(lane);
+                        (lane, error)
+                    }
+                },
+                News::Failed(lane, errors) => (lane, most_telling(errors)),
+            };
+            tracing::debug!(channel = %name, lane, %error, "a lane is still dead");
+        }
+        if matches!(self.side, Side::Takes(..)) {
+            channel.roster.ask_for_lost(now, redial.coming());
+        }
+        let repairs = !matches!(self.side, Side::Never) && channel.roster.has_lost();
+        (repairs || !redial.is_idle()).then(|| redial.next(now))
     }
 }
 
-fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
-    let mut waiting = lock(&arrivals.waiting);
-    while let Some(arrived) = arrivals.inbox.try_take() {
-        if arrived.lane >= channel.roster.lanes() {
-            tracing::warn!(
-                channel = %channel.parts.name, peer = %arrived.peer, lane = arrived.lane, lanes = arrived.lanes,
-                "a lane came that the channel does not have; it is closed"
-            );
-            continue;
-        }
-        let _ = bind_to_card(&arrived.stream, &arrivals.cards);
-        // The peer opens a lane anew when the old stream is dead, whether we noticed or not.
-        channel.lane_lost(arrived.lane, Lost::Replaced);
-        waiting.retain(|other| other.lane != arrived.lane);
-        waiting.push(arrived);
-    }
-    for arrived in std::mem::take(&mut *waiting) {
+/// Takes what the peer has opened.
+fn take_arrived(
+    channel: &Arc<Shared>,
+    redial: &mut Redial<LaneDial>,
+    inbox: &LaneInbox,
+    cards: &Cards,
+) {
+    while let Some(arrived) = inbox.try_take() {
         let AcceptedLane {
             stream,
             keys,
@@ -210,18 +168,16 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
             lanes,
             peer,
         } = arrived;
-        let joined = JoinedLane { stream, keys };
-        if let Some(JoinedLane { stream, keys }) = Shared::restore(channel, lane, joined) {
-            waiting.push(AcceptedLane {
-                stream,
-                keys,
-                lane,
-                lanes,
-                peer,
-            });
+        if lane >= channel.roster.lanes() {
+            tracing::warn!(
+                channel = %channel.parts.name, %peer, lane, lanes,
+                "a lane came that the channel does not have; it is closed"
+            );
+            continue;
         }
+        let _ = bind_to_card(&stream, cards);
+        // The peer opens a lane anew when the old stream is dead, whether we noticed or not.
+        channel.lane_lost(lane, Lost::Replaced);
+        redial.came(lane, (stream, Way::to(peer), keys));
     }
-    let coming = waiting.iter().fold(0, |lanes, one| lanes | 1 << one.lane);
-    channel.roster.ask_for_lost(Instant::now(), coming);
-    !waiting.is_empty() || !channel.roster.lost().is_empty()
 }

@@ -3,14 +3,18 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tcpx_lanes::health::{PAUSE, STALL_BEHIND};
+use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::redial;
 use tcpx_lanes::waker::Waker;
 
 use super::shared::{LaneSocket, lock};
 use crate::channel::Direction;
+
+/// A peer that ended its lanes in order may be about to say goodbye; one whose lanes died may have dialled by then.
+const PARTING: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Default)]
 struct Place {
@@ -42,17 +46,6 @@ pub(super) enum Joined {
     First,
     /// In the place of one that died.
     Again,
-}
-
-/// A lane without a stream.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Missing {
-    pub(super) lane: u16,
-    pub(super) since: Instant,
-    /// It was not the peer that ended it in order.
-    pub(super) broke: bool,
-    /// A new stream can take its place.
-    pub(super) vacant: bool,
 }
 
 /// The places of a channel's lanes.
@@ -142,11 +135,6 @@ impl Roster {
         new.count() > 0
     }
 
-    /// Whether a new stream can take the place.
-    pub(super) fn is_vacant(&self, lane: u16) -> bool {
-        self.place(lane, |place| place.is_vacant()).unwrap_or(false)
-    }
-
     /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than this; `broke`:
     /// it was not the peer that ended it in order.
     pub(super) fn leave(
@@ -185,19 +173,22 @@ impl Roster {
         (0..self.lanes()).filter_map(|lane| self.socket(lane))
     }
 
-    /// Places without a stream.
-    pub(super) fn lost(&self) -> Vec<Missing> {
-        let missing = |(lane, place): (u16, &Mutex<Place>)| {
-            let place = lock(place);
-            let since = place.lost.filter(|_| place.socket.is_none())?;
-            Some(Missing {
-                lane,
-                since,
-                broke: place.broke,
-                vacant: place.halves == 0,
-            })
-        };
-        (0u16..).zip(&self.places).filter_map(missing).collect()
+    /// How a place stands for whoever dials.
+    pub(super) fn stands(&self, lane: u16, now: Instant) -> redial::Place {
+        let stands = self.place(lane, |place| match (&place.socket, place.lost) {
+            (Some(_), _) => redial::Place::Filled,
+            (None, None) => redial::Place::Unwanted,
+            _ if place.halves > 0 => redial::Place::Leaving,
+            (None, Some(lost)) if !place.broke && now < lost + PARTING => redial::Place::Unwanted,
+            _ => redial::Place::Vacant,
+        });
+        stands.unwrap_or(redial::Place::Unwanted)
+    }
+
+    /// Whether a place lacks a stream that is wanted.
+    pub(super) fn has_lost(&self) -> bool {
+        let is_lost = |place: &mut Place| place.lost.is_some();
+        (0..self.lanes()).any(|lane| self.place(lane, is_lost).unwrap_or(false))
     }
 
     /// Has the owner ask the peer for the lanes without a stream, but for these, that it had time to dial by itself, or
@@ -208,7 +199,7 @@ impl Roster {
             let due = lost.map(|lost| {
                 place
                     .asked
-                    .map_or(lost + PAUSE, |asked| asked + STALL_BEHIND)
+                    .map_or(lost + PARTING, |asked| asked + STALL_BEHIND)
             });
             let is_due = due.is_some_and(|due| now >= due);
             if is_due {

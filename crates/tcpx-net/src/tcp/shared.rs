@@ -174,7 +174,7 @@ impl Parts {
             socket_buffer: 0,
             dead_after: Duration::from_secs(10),
             staging: Staging::new(&[], stage_host, window).unwrap(),
-            repair: Repair::Never,
+            repair: Repair::never(),
             local: LocalPath::default(),
         }
     }

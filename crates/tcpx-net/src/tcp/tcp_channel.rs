@@ -17,7 +17,6 @@ use tcpx_wire::frame::{Exposure, Settings};
 use super::local::Exposed;
 use super::loss::Lost;
 use super::receive_table::Closing;
-use super::repair::Repair;
 use super::shared::{Event, LaneSocket, Parts, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use super::watch;
@@ -487,13 +486,10 @@ impl Channel for TcpChannel {
     }
 
     fn ways(&self) -> Vec<Way> {
-        let Repair::Dial(redial) = &self.shared.parts.repair else {
-            return Vec::new();
-        };
         let mut ways: Vec<Way> = Vec::new();
         // Those of living lanes first.
         for living in [true, false] {
-            for (lane, way) in (0u16..).zip(redial.routes()) {
+            for (lane, way) in (0u16..).zip(self.shared.parts.repair.routes()) {
                 let lives = self.shared.roster.socket(lane).is_some();
                 if lives == living && !ways.contains(way) {
                     ways.push(way.clone());

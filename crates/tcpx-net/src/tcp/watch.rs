@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
-use tcpx_lanes::health::{Clock, STALL_BEHIND};
+use tcpx_lanes::health::Clock;
 use tcpx_lanes::monitor::{Attention, Look, Monitor, REST, TICK, Watched};
 use tcpx_lanes::tcp_info::{Transport, transport};
 
@@ -24,8 +24,6 @@ struct ChannelWatch {
     channel: Weak<Shared>,
     lanes: Vec<(Clock, Speed)>,
     looked: Instant,
-    /// Since when there has been no lane.
-    bare: Option<Instant>,
 }
 
 /// What tells a lane's speed.
@@ -73,7 +71,6 @@ pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
         channel: Arc::downgrade(channel),
         lanes: vec![(Clock::new(now), Speed::default()); lanes],
         looked: now,
-        bare: None,
     }))
 }
 
@@ -98,36 +95,30 @@ impl ChannelWatch {
         if channel.is_over() {
             return None;
         }
-        let repairing = channel.parts.repair.advance(channel);
         let now = Instant::now();
+        let repair = &channel.parts.repair;
+        let repairing = repair.advance(channel, now);
         let looked = std::mem::replace(&mut self.looked, now);
         let rested = now.saturating_duration_since(looked) > REST;
-        if channel.roster.live() > 0 {
-            self.bare = None;
-        } else if rested || self.bare.is_none() {
-            self.bare = Some(now);
-        } else if self
-            .bare
-            .is_some_and(|since| now >= since + channel.parts.dead_after)
-        {
+        let bare = repair.bare(now).filter(|_| channel.roster.live() == 0);
+        if bare.is_some_and(|bare| bare >= channel.parts.dead_after) {
             channel.end_without_lanes();
             return None;
         }
         let at_work = channel.presence.at_work(now);
         // Before what the lanes have done: a chunk that a lane takes counts here until it counts there.
         let queued = channel.transmit.queued_bytes() > 0;
-        let mut owing = queued || self.bare.is_some();
+        let mut owing = queued || bare.is_some();
         let lanes = self.lanes.iter_mut().zip(channel.transmit.chunks.done());
         for (lane, ((clock, speed), done)) in (0u16..).zip(lanes) {
-            let owes = done.owes();
-            owing |= owes.is_some();
+            owing |= done.owes().is_some();
             let Some(socket) = channel.roster.socket(lane) else {
                 *speed = Speed::default();
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
             speed.paces(&channel.paces, lane, transport);
-            let dead = clock.look(now, owes, transport, rested, at_work, STALL_BEHIND);
+            let dead = clock.look(now, done, transport, rested, at_work);
             if let Some(waited) = dead {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }

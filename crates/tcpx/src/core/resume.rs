@@ -1,18 +1,19 @@
 //! A control connection that breaks, or falls silent, while the peer lives: another one takes its place,
 //! over any way that works, and goes on with the frame that the peer expects next.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_lanes::health::Retry;
-use tcpx_lanes::lock;
+use tcpx_lanes::redial::{News, Place, Redial};
 use tcpx_net::{
-    Congestion, ControlStream, LaneInbox, Side, Way, dial_control_again, is_unanswered, transport,
+    Congestion, ControlStream, LaneDial, LaneInbox, Side, Way, begin_control, is_unanswered,
+    transport,
 };
 use tcpx_wire::{Time, handshake};
 
 use super::Core;
+use super::channels::ChannelState;
 use crate::control::ControlEnd;
 use crate::driver::{DrivenId, Driver};
 use crate::error::Error;
@@ -23,10 +24,6 @@ const QUIET: Duration = Duration::from_millis(400);
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two times that channels are told of the peer: they count in longer spans.
 const TELL_AGAIN: Duration = Duration::from_millis(1);
-/// From the start of a round over all ways to the next one, doubled by each round in vain up to the longest. It is shorter
-/// than [`GRACE`] at first: a connection that breaks soon after it came back is dialled before a peer without lanes gives up.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Time for the next connection where the control connection and all lanes broke, as they do when the peer's process ends:
 /// a peer that lives has dialled by then, which takes [`ROUND_TRIPS`] more from far away.
 const GRACE: Duration = Duration::from_millis(50);
@@ -48,16 +45,21 @@ pub(crate) struct Resume {
 /// Where the new connection comes from.
 enum Source {
     /// This side opens it.
-    Dial {
-        inner: Arc<Dial>,
-        rounds: Retry,
-        /// No look at the socket before.
-        look: Instant,
-        /// When the peer's system was asked.
-        asked: Instant,
-    },
+    Dial(Box<Dialling>),
     /// The peer opens it.
     Take(LaneInbox),
+}
+
+/// What this side needs for that.
+struct Dialling {
+    session: handshake::Session,
+    congestion: Congestion,
+    redial: Redial<LaneDial>,
+    opened: Option<Box<ControlStream>>,
+    /// No look at the socket before.
+    look: Instant,
+    /// When the peer's system was asked.
+    asked: Instant,
 }
 
 /// What the silence of the peer comes to.
@@ -70,29 +72,6 @@ enum Suspect {
     Broken,
 }
 
-struct Dial {
-    session: handshake::Session,
-    congestion: Congestion,
-    opened: Mutex<Option<Box<ControlStream>>>,
-    /// A thread is at it.
-    busy: AtomicBool,
-    driver: Arc<Driver>,
-    id: DrivenId,
-}
-
-impl Dial {
-    fn run(&self, ways: &[Way]) {
-        match dial_control_again(ways, &self.session, &self.congestion) {
-            Ok(stream) => {
-                *lock(&self.opened) = Some(Box::new(stream));
-            }
-            Err(error) => tracing::debug!(%error, "no control connection over any way"),
-        }
-        self.busy.store(false, Ordering::Release);
-        self.driver.wake(self.id);
-    }
-}
-
 impl Resume {
     pub(crate) fn new(
         session: handshake::Session,
@@ -103,28 +82,23 @@ impl Resume {
         id: DrivenId,
     ) -> Self {
         let now = Instant::now();
-        let source = match (side, inbox) {
+        let side = match (side, inbox) {
             (Side::Server, Some(inbox)) => {
                 let driver = Arc::clone(driver);
                 inbox.notify_control(Box::new(move || driver.wake(id)));
                 Source::Take(inbox)
             }
-            _ => Source::Dial {
+            _ => Source::Dial(Box::new(Dialling {
+                session,
+                congestion,
+                redial: Redial::default(),
+                opened: None,
                 look: now,
                 asked: now,
-                rounds: Retry::new(FIRST_PAUSE, LONGEST_PAUSE),
-                inner: Arc::new(Dial {
-                    session,
-                    congestion,
-                    opened: Mutex::new(None),
-                    busy: AtomicBool::new(false),
-                    driver: Arc::clone(driver),
-                    id,
-                }),
-            },
+            })),
         };
         Self {
-            side: source,
+            side,
             lost: None,
             all_lost: None,
             round_trip: Duration::ZERO,
@@ -146,10 +120,10 @@ impl Resume {
         }
     }
 
-    fn arrived(&self) -> Option<Box<ControlStream>> {
-        match &self.side {
+    fn arrived(&mut self) -> Option<Box<ControlStream>> {
+        match &mut self.side {
             Source::Take(inbox) => inbox.take_control(),
-            Source::Dial { inner, .. } => lock(&inner.opened).take(),
+            Source::Dial(dialling) => dialling.opened.take(),
         }
     }
 }
@@ -184,9 +158,6 @@ impl Core {
         tracing::info!(peer = %self.peer, "the control connection goes on over another one");
         resume.lost = None;
         resume.replaced = true;
-        if let Source::Dial { rounds, .. } = &mut resume.side {
-            rounds.succeeded(self.ticked, FIRST_PAUSE);
-        }
         self.control.replace(*stream);
         true
     }
@@ -216,9 +187,10 @@ impl Core {
     /// Opens another control connection where that is due. Returns when to look again.
     fn dial_control(&mut self) -> Option<Time> {
         let resume = self.resume.as_ref()?;
-        if matches!(resume.side, Source::Take(_)) {
+        let Source::Dial(dialling) = &resume.side else {
             return None;
-        }
+        };
+        let is_idle = dialling.redial.is_idle() && dialling.opened.is_none();
         let broken = resume.lost.is_some();
         let patience = self.patience()?;
         let heard = self.session.heard();
@@ -227,67 +199,75 @@ impl Core {
             true => patience,
             false => QUIET.min(patience),
         };
-        if !broken && self.now() < heard + silence {
+        let is_heard = !broken && self.now() < heard + silence;
+        if is_heard && is_idle {
             return Some(heard + silence);
         }
         let now = self.ticked;
         let heard = self.instant_of(heard);
         let suspect = match broken {
             true => Suspect::Broken,
+            false if is_heard => Suspect::NotBefore(heard + silence),
             false => self.ask_system(heard, now),
         };
-        let Some(Source::Dial { inner, rounds, .. }) =
-            self.resume.as_mut().map(|resume| &mut resume.side)
+        let due = match suspect {
+            Suspect::Broken => now,
+            Suspect::NotBefore(look) => (heard + patience).min(look),
+            Suspect::Nothing => heard + patience,
+        };
+        // One that is silent is as good as none: the next connection takes its place at once.
+        let place = match due <= now {
+            true => Place::Vacant,
+            false => Place::Filled,
+        };
+        let next = self.step_dials(place, now);
+        Some(self.time_of(next.unwrap_or(due).max(now)))
+    }
+
+    /// Takes what is dialled further; when again, if there is anything.
+    fn step_dials(&mut self, place: Place, now: Instant) -> Option<Instant> {
+        let (channels, control, peer) = (&self.channels, &self.control, self.peer.address);
+        let Some(Source::Dial(dialling)) = self.resume.as_mut().map(|resume| &mut resume.side)
         else {
             return None;
         };
-        let next = rounds.at().unwrap_or(now);
-        let mut due = match suspect {
-            Suspect::Broken => next,
-            Suspect::NotBefore(look) => (heard + patience).max(next).min(look),
-            Suspect::Nothing => (heard + patience).max(next),
+        let Dialling {
+            session,
+            congestion,
+            redial,
+            opened,
+            ..
+        } = &mut **dialling;
+        let dial = |_| {
+            let ways = ways(channels, control.local_ip(), peer);
+            Some(begin_control(ways, session, congestion, now))
         };
-        if due <= now && !inner.busy.swap(true, Ordering::AcqRel) {
-            rounds.failed(now);
-            due = rounds.at().unwrap_or(now);
-            let mut ways: Vec<Way> = self
-                .channels
-                .iter()
-                .flat_map(|state| state.channel.ways())
-                .collect();
-            let first = Way {
-                local: None,
-                interface: None,
-                peer: self.peer.address,
-            };
-            if !ways.contains(&first) {
-                ways.push(first);
-            }
-            // The way of the connection that is silent comes last.
-            let ours = self.control.local_ip();
-            ways.sort_by_key(|way| way.local.is_none() || way.local == ours);
-            let dial = Arc::clone(inner);
-            let started = std::thread::Builder::new()
-                .name("tcpx-resume".to_owned())
-                .spawn(move || dial.run(&ways));
-            if let Err(error) = started {
-                tracing::warn!(%error, "no thread to open a control connection; trying again");
-                inner.busy.store(false, Ordering::Release);
+        for news in redial.advance(now, &[place], dial) {
+            match news {
+                News::Fill(_, link) => *opened = Some(Box::new(link.into())),
+                News::Failed(_, errors) => {
+                    for error in errors {
+                        tracing::debug!(%error, "no control connection over this way");
+                    }
+                }
+                News::Vacate(_) => {}
             }
         }
-        // While a thread is at it, its end wakes the engine.
-        let idle = !inner.busy.load(Ordering::Acquire);
-        idle.then(|| self.time_of(due.max(now)))
+        if opened.is_some() {
+            // The next turn goes on over it.
+            return Some(now);
+        }
+        (place == Place::Vacant).then(|| now + redial.next(now))
     }
 
     /// Asks the peer's system now and then for an answer while a transfer may wait for the peer, which says
     /// nothing. A process that rests or is busy has a system that answers all the same.
     fn ask_system(&mut self, heard: Instant, now: Instant) -> Suspect {
-        let Some(Source::Dial { look, asked, .. }) =
-            self.resume.as_mut().map(|resume| &mut resume.side)
+        let Some(Source::Dial(dialling)) = self.resume.as_mut().map(|resume| &mut resume.side)
         else {
             return Suspect::Nothing;
         };
+        let Dialling { look, asked, .. } = &mut **dialling;
         if self.operations.is_empty() {
             return Suspect::Nothing;
         }
@@ -335,6 +315,19 @@ impl Core {
         let resume = self.resume.as_mut();
         resume.is_some_and(|resume| std::mem::take(&mut resume.replaced))
     }
+}
+
+/// Over which another control connection is dialled: those of living lanes first, that of the connection which is silent
+/// last.
+fn ways(channels: &[ChannelState], ours: Option<IpAddr>, peer: SocketAddr) -> Vec<Way> {
+    let of_channels = channels.iter().flat_map(|state| state.channel.ways());
+    let mut ways: Vec<Way> = of_channels.collect();
+    let first = Way::to(peer);
+    if !ways.contains(&first) {
+        ways.push(first);
+    }
+    ways.sort_by_key(|way| way.local.is_none() || way.local == ours);
+    ways
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tcpx::Auth;
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Congestion, DialOptions, Way, dial, dial_control_again};
+use tcpx_net::{Congestion, ControlStream, DialOptions, Way, begin_control, dial};
 use tcpx_wire::Settings;
 use tcpx_wire::frame::{Frame, encode};
 use tcpx_wire::handshake::{Established, Session};
@@ -110,7 +110,9 @@ pub(crate) fn resume(address: SocketAddr, session: &Session) -> String {
         interface: None,
         peer: address,
     };
-    let mut again = dial_control_again(&[way], session, &Congestion::Automatic).expect("an answer");
+    let again = begin_control(vec![way], session, &Congestion::Automatic, Instant::now());
+    let joined = again.run().expect("an answer").join().expect("a socket");
+    let mut again = ControlStream::from(joined);
     again.stream.set_nonblocking(false).expect("a socket");
     let limit = Some(LONG);
     again.stream.set_read_timeout(limit).expect("a socket");
