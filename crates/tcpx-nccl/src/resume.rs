@@ -211,6 +211,27 @@ impl Resume {
     }
 }
 
+#[cfg(test)]
+impl Resume {
+    /// Of a comm whose receiver nobody reaches.
+    pub(crate) fn of_nobody() -> Self {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
+        let key = tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key();
+        let peer = Peer {
+            local: nobody,
+            address: nobody,
+            key,
+            protection: tcpx_lanes::sealing::Protection::None,
+        };
+        Self::new(peer, SessionId([1; 16]))
+    }
+
+    /// A pair has come about.
+    pub(crate) fn came(&mut self, pair: [Link; 2]) {
+        self.redial.came(0, pair);
+    }
+}
+
 /// Connections of a receive comm's, as the door hands them over.
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -420,22 +441,10 @@ mod tests {
         (Link::new(Stream::new(near), None, Protection::None), far)
     }
 
-    fn resume() -> Resume {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
-        let key = tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key();
-        let peer = Peer {
-            local: nobody,
-            address: nobody,
-            key,
-            protection: Protection::None,
-        };
-        Resume::new(peer, SessionId([1; 16]))
-    }
-
     #[test]
     fn a_silent_receiver_is_waited_for_and_one_that_waits_in_vain_is_dialled() {
         let (link, _far) = connection();
-        let (mut resume, start) = (resume(), Instant::now());
+        let (mut resume, start) = (Resume::of_nobody(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         resume.look(start, &link, Some(5));
         resume.look(after(3600), &link, Some(5));
@@ -451,7 +460,7 @@ mod tests {
     #[test]
     fn connections_stay_whose_bytes_only_the_kernel_has() {
         let (link, _far) = connection();
-        let (mut resume, start) = (resume(), Instant::now());
+        let (mut resume, start) = (Resume::of_nobody(), Instant::now());
         resume.look(start, &link, Some(5));
         resume.wanted(start + STALL_BEHIND, 5);
         assert!(resume.is_active());
@@ -465,15 +474,15 @@ mod tests {
 
     #[test]
     fn a_pair_of_which_one_broke_is_no_half_of_the_next_one() {
-        let (mut resume, now) = (resume(), Instant::now());
+        let (mut resume, now) = (Resume::of_nobody(), Instant::now());
         resume.lose("it was reset".to_owned());
         let mut epochs = Vec::new();
         for breaks in [true, false] {
             let [(link, mut far), (answers, _far)] = [connection(), connection()];
             if breaks {
-                tcpx_lanes::socket::abort(answers.as_fd());
+                socket::abort(answers.as_fd());
             }
-            resume.redial.came(0, [link, answers]);
+            resume.came([link, answers]);
             let came = resume.step(now, false).unwrap();
             assert_eq!(came.is_none(), breaks);
             let mut hello = [0; Greeting::BYTES];

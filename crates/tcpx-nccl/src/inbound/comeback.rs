@@ -62,7 +62,7 @@ impl Inbound {
         self.waiting = None;
         (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
         if !matches!(tell(&answers, self.bytes_read, false), Ok(Moved::Bytes(_))) {
-            self.answers = None;
+            self.answers = Some(Arc::new(answers));
             self.leave("it took no bytes");
             return Ok(());
         }

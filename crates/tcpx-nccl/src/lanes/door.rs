@@ -14,6 +14,7 @@ use nccl_net::export::Log;
 use rustix::event::{PollFd, PollFlags};
 use tcpx_lanes::event_loop::Receivers;
 use tcpx_lanes::sealing::Protection;
+use tcpx_lanes::socket;
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
@@ -70,7 +71,7 @@ impl LaneDoor {
             registry,
             log,
             newcomers: Vec::new(),
-            halves: VecDeque::new(),
+            halves: Halves::default(),
         };
         let thread = std::thread::Builder::new()
             .name("tcpx-nccl-door".to_owned())
@@ -126,15 +127,50 @@ struct Acceptor {
     log: Arc<Log>,
     /// Authenticated, and silent about what they are for.
     newcomers: Vec<Newcomer>,
-    /// Connections that wait for the other one of their pair.
-    halves: VecDeque<Half>,
+    halves: Halves,
 }
+
+/// Connections that wait for the other one of their pair, the oldest first. One that waits in vain is reset: its end in
+/// order would say that its comm is gone.
+#[derive(Default)]
+struct Halves(VecDeque<Half>);
 
 struct Half {
     greeting: Greeting,
     part: Part,
     link: Link,
     until: Instant,
+}
+
+impl Halves {
+    /// The pair, payload's first, if the other one is there.
+    fn pair(&mut self, half: Half) -> Option<[Link; 2]> {
+        let is_other = |one: &Half| one.greeting == half.greeting && one.part != half.part;
+        let other = self.0.iter().position(is_other);
+        let Some(other) = other.and_then(|at| self.0.remove(at)) else {
+            if self.0.len() >= MAX_PENDING
+                && let Some(oldest) = self.0.pop_front()
+            {
+                socket::abort(oldest.link.as_fd());
+            }
+            self.0.push_back(half);
+            return None;
+        };
+        Some(match half.part {
+            Part::Payload => [half.link, other.link],
+            Part::Answers => [other.link, half.link],
+        })
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.0.retain(|half| {
+            let waits = now < half.until;
+            if !waits {
+                socket::abort(half.link.as_fd());
+            }
+            waits
+        });
+    }
 }
 
 struct Newcomer {
@@ -153,7 +189,7 @@ impl Acceptor {
             let watch = |one| PollFd::from_borrowed_fd(one, PollFlags::IN);
             let newcomers = self.newcomers.iter().map(|one| watch(one.link.as_fd()));
             let others = newcomers.chain([watch(self.wake.as_fd())]);
-            let waits = !self.newcomers.is_empty() || !self.halves.is_empty();
+            let waits = !self.newcomers.is_empty() || !self.halves.0.is_empty();
             let tick = waits.then(|| Instant::now() + TICK);
             // Nothing can fail for sockets of ours; without memory it is one more look around.
             let _ = self.admission.wait(others, tick);
@@ -178,14 +214,17 @@ impl Acceptor {
             }
         }
         let now = Instant::now();
-        self.halves.retain(|half| now < half.until);
+        self.halves.expire(now);
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             let rest = &mut newcomer.hello[newcomer.have..];
             match newcomer.link.receive_no_more(rest) {
                 Ok(Moved::Bytes(bytes)) => newcomer.have += bytes,
                 Ok(Moved::WouldBlock) if now < newcomer.until => {}
-                // It has ended, or says nothing.
-                _ => continue,
+                // It has ended, or says nothing; an end in order would say that its comm is gone.
+                _ => {
+                    socket::abort(newcomer.link.as_fd());
+                    continue;
+                }
             }
             match newcomer.have {
                 Greeting::BYTES => self.enter(newcomer),
@@ -220,24 +259,14 @@ impl Acceptor {
             }
             Greeting::Comm(_) | Greeting::Lane(_) => {}
         }
-        let is_other = |half: &Half| half.greeting == greeting && half.part != part;
-        let Some(at) = self.halves.iter().position(is_other) else {
-            if self.halves.len() >= MAX_PENDING {
-                self.halves.pop_front();
-            }
-            return self.halves.push_back(Half {
-                greeting,
-                part,
-                link,
-                until,
-            });
+        let half = Half {
+            greeting,
+            part,
+            link,
+            until,
         };
-        let Some(Half { link: other, .. }) = self.halves.remove(at) else {
+        let Some(pair) = self.halves.pair(half) else {
             return;
-        };
-        let pair = match part {
-            Part::Payload => [link, other],
-            Part::Answers => [other, link],
         };
         match greeting {
             Greeting::Lane(hello) => self.open(&hello, pair, peer),
@@ -265,5 +294,50 @@ impl Acceptor {
             Ok(lane) => place.start(Box::new(lane)),
             Err(violation) => refuse(&self.log, &peer.to_string(), &violation),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    use tcpx_wire::handshake::SessionId;
+
+    use super::*;
+    use crate::held::Stream;
+
+    fn half(epoch: u32, part: Part, until: Instant) -> (Half, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, _) = listener.accept().unwrap();
+        let session = SessionId([7; 16]);
+        let half = Half {
+            greeting: Greeting::Comm(Resumption { session, epoch }),
+            part,
+            link: Link::new(Stream::new(near), None, Protection::None),
+            until,
+        };
+        (half, far)
+    }
+
+    #[test]
+    fn a_connection_whose_other_one_does_not_come_is_reset_and_not_ended() {
+        let (mut halves, now) = (Halves::default(), Instant::now());
+        let mut far = Vec::new();
+        for epoch in 0..MAX_PENDING as u32 + 1 {
+            let (half, peer) = half(epoch, Part::Answers, now + HELLO_TIME);
+            assert!(halves.pair(half).is_none());
+            far.push(peer);
+        }
+        let (last, _far) = half(MAX_PENDING as u32, Part::Payload, now);
+        assert!(halves.pair(last).is_some());
+        let paired = far.pop();
+        halves.expire(now + HELLO_TIME);
+        for mut peer in far {
+            let error = peer.read(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        drop(paired);
     }
 }

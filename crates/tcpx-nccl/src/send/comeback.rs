@@ -185,10 +185,12 @@ impl State {
         // The host is told by its next call.
         let _ = self.progress(shared);
         let unread = self.resend.is_unread().then(|| self.resend.read());
-        if unread.is_some() && !self.is_lost() && self.has_hung_up() {
+        // Also one that the receiver never had, as it waits for the other one of the pair.
+        let waits = unread.is_some() || self.is_away();
+        if waits && !self.is_lost() && self.has_hung_up() {
             // The receiver may have said why.
             let _ = self.read_back();
-            if self.failure.is_none() && !self.is_away() {
+            if self.failure.is_none() && !self.is_lost() {
                 self.lose("it ended".to_owned());
             }
         }
@@ -265,6 +267,88 @@ impl Watched for Rest {
         match look {
             Look::Asleep => Look::In(TICK),
             look => look,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use tcpx_lanes::sealing::Protection;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::header::{Header, Record};
+    use crate::held::Stream;
+    use crate::link::Link;
+    use crate::plugin::TcpxPlugin;
+    use crate::resume::Resume;
+    use crate::send::{Comeback, SendComm};
+
+    fn connection() -> (Link, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        tcpx_lanes::socket::prepare_comm(&near).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        (Link::new(Stream::new(near), None, Protection::None), far)
+    }
+
+    #[test]
+    fn a_pair_whose_payload_breaks_before_the_receiver_answers_is_lost() {
+        let config = Config {
+            interfaces: "lo".to_owned(),
+            lanes: Some(0),
+            ..Config::default()
+        };
+        let host = nccl_net::export::HostLogger::default();
+        let shared = TcpxPlugin::with_config(config, host).unwrap().shared();
+        for breaks in [false, true] {
+            let runtime = shared.runtime().unwrap();
+            let [(link, _far), (answers, _back)] = [connection(), connection()];
+            let resume = Resume::of_nobody();
+            let comeback = Comeback {
+                resume,
+                answers,
+                door: 0,
+                runtime,
+            };
+            let number = shared.number();
+            let shared = Arc::clone(&shared);
+            let comm = SendComm::new(
+                Arc::clone(&shared),
+                link,
+                number,
+                String::new(),
+                None,
+                Some(comeback),
+            )
+            .unwrap();
+            let mut state = comm.lock();
+            state.lose("it was reset".to_owned());
+            let [(link, mut far), (answers, mut back)] = [connection(), connection()];
+            state.resume.as_mut().unwrap().came([link, answers]);
+            state.come_back().unwrap();
+            assert!(state.is_away() && !state.is_lost());
+            let mut hello = [0; crate::lanes::hello::Greeting::BYTES];
+            far.read_exact(&mut hello).unwrap();
+            if breaks {
+                tcpx_lanes::socket::abort(far.as_fd());
+            } else {
+                let read = Header {
+                    sequence: 0,
+                    size: 0,
+                };
+                back.write_all(&read.encode(Record::Read)).unwrap();
+            }
+            let until = Instant::now() + Duration::from_secs(60);
+            while state.is_away() && !state.is_lost() {
+                assert!(Instant::now() < until, "it waits for the receiver");
+                state.tend(&shared);
+            }
+            assert_eq!(state.is_lost(), breaks);
         }
     }
 }
