@@ -48,7 +48,7 @@ pub use lease::{Access, Lease};
 pub use pinned::{FreeWatch, PinnedPool, PinnedSlot, PoolHalf};
 pub use region::{DeviceParts, Gather, HostParts, Kept, Region, RegionId, RegionWatch, WeakRegion};
 pub use slice::RegionSlice;
-pub use small_copies::SmallCopies;
+pub use small_copies::{SmallCopies, SmallRead};
 pub use tcpx_wire::{Descriptor, Descriptors};
 pub use worker::CopyWorker;
 #[cfg(feature = "simulation")]

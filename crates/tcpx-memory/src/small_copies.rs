@@ -60,6 +60,18 @@ pub struct SmallCopies {
 // SAFETY: streams may be used from any thread, and the memory belongs to this value.
 unsafe impl Send for SmallCopies {}
 
+/// What became of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SmallRead {
+    /// The bytes were appended.
+    Whole,
+    /// No copy was started: all slots are in use, or the fence was not reached in time.
+    NotStarted,
+    /// The copy took too long. It goes on, and its bytes are of no use; until [`SmallCopies::poll`] has reported its token, it
+    /// reads the memory.
+    Abandoned,
+}
+
 impl SmallCopies {
     /// Most bytes of a copy.
     pub const MOST_BYTES: usize = 4 * SLOT;
@@ -186,16 +198,16 @@ impl SmallCopies {
             .map_or(0, PersistentCopyKernel::copies)
     }
 
-    /// Whether a write is in flight that [`Self::poll`] will report.
+    /// Whether a copy is in flight that [`Self::poll`] will report.
     pub fn is_busy(&self) -> bool {
-        self.slots.writes().next().is_some()
+        self.slots.reported().next().is_some()
     }
 
     /// Whether [`Self::poll`] has something to report or to do, as far as is visible without a driver
     /// call; only the driver knows about errors.
     pub fn has_news(&self) -> bool {
         let is_news = |slot| self.ends.shows(slot) || self.is_left_behind(slot);
-        self.slots.writes().any(is_news)
+        self.slots.reported().any(is_news)
     }
 
     /// Whether the slot's copy is a request that the persistent kernel left unserved.
@@ -205,8 +217,8 @@ impl SmallCopies {
         persistent.is_some_and(|(persistent, request)| !persistent.may_take(request))
     }
 
-    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached.
-    /// `false`, and nothing appended, if that takes longer than `limit`, or if all slots are in use.
+    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached: as far as that takes
+    /// no longer than `limit`.
     ///
     /// # Errors
     /// The memory is leased for writing, or the driver's refusal.
@@ -215,31 +227,33 @@ impl SmallCopies {
         from: &RegionSlice,
         fence: Option<&Fence>,
         limit: Duration,
+        token: u64,
         into: &mut Vec<u8>,
-    ) -> Result<bool, MemoryError> {
+    ) -> Result<SmallRead, MemoryError> {
         let (start, bytes) = (Instant::now(), from.len());
         if bytes > SLOT && self.slots.has_given_up() {
-            return Ok(false);
+            return Ok(SmallRead::NotStarted);
         }
         let Some((slot, address)) = self.find_slot(from) else {
-            return Ok(false);
+            return Ok(SmallRead::NotStarted);
         };
         let hold = from.hold(Access::Read, HOLDER)?;
         while !is_reached(fence)? {
             if start.elapsed() > limit {
-                return Ok(false);
+                return Ok(SmallRead::NotStarted);
             }
         }
         let memory = (from.clone(), hold);
         self.launch(slot, self.device_address(slot), address, None, memory)?;
         while !self.reap(slot)? {
             if start.elapsed() > limit {
-                return Ok(false);
+                self.slots.abandon(slot, token);
+                return Ok(SmallRead::Abandoned);
             }
         }
         // SAFETY: the slot has that many initialised bytes, and the copy to them has ended.
         unsafe { append_in_pieces(self.host(slot), bytes, into) };
-        Ok(true)
+        Ok(SmallRead::Whole)
     }
 
     /// Starts writing `bytes` to `to`, which is memory of this GPU and as long; [`Self::poll`] reports
@@ -284,8 +298,7 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Appends the writes that have completed: the caller's token, and the bytes in place. Releases
-    /// the memory of abandoned reads that have completed.
+    /// Appends the writes and abandoned reads that have completed: the caller's token, and the bytes. Their memory is free.
     pub fn poll(&mut self, ended: &mut Vec<(u64, Result<u64, MemoryError>)>) {
         for slot in self.slots.in_use() {
             let Some(copy) = self.slots.get(slot) else {
@@ -325,6 +338,7 @@ impl SmallCopies {
     ) -> Result<(), MemoryError> {
         let copy = Copy {
             token,
+            is_read: token.is_none(),
             way: (to, from),
             bytes: memory.0.len(),
             request: None,
@@ -346,7 +360,7 @@ impl SmallCopies {
         let Some(copy) = self.slots.get(slot).filter(|copy| suits(copy)) else {
             return false;
         };
-        let inline: &[u8] = if copy.token.is_some() && copy.bytes <= persistent::MOST_INLINE {
+        let inline: &[u8] = if !copy.is_read && copy.bytes <= persistent::MOST_INLINE {
             // SAFETY: the bytes to write lie in the slot, and none is written there before the copy has ended.
             unsafe { std::slice::from_raw_parts(self.host(slot), copy.bytes) }
         } else {
@@ -373,7 +387,7 @@ impl SmallCopies {
             return Ok(());
         };
         let api = self.gpu.api();
-        let stream = self.streams[usize::from(copy.token.is_none())];
+        let stream = self.streams[usize::from(copy.is_read)];
         let (to, from) = copy.way;
         // SAFETY: the slot and the held memory have that many bytes, and stay until the end is seen.
         let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
@@ -405,7 +419,7 @@ impl SmallCopies {
             return Ok(false);
         };
         let (Some(persistent), Some(request)) = (&mut self.persistent, &mut copy.request) else {
-            let stream = self.streams[usize::from(copy.token.is_none())];
+            let stream = self.streams[usize::from(copy.is_read)];
             return self.ends.has_come(&self.gpu, slot, stream);
         };
         if !self.ends.shows(slot) {

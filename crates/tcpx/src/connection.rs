@@ -22,7 +22,7 @@ mod shared;
 mod told;
 mod watching;
 
-use crate::core::{Core, Operation};
+use crate::core::{Core, Operation, Readers};
 use crate::error::Error;
 use crate::event::Event;
 use crate::transfer::{Transfer, TransferState};
@@ -417,7 +417,7 @@ impl Ready {
                 (0, put(Extent::Pieces(list)))
             }
         };
-        let mut exposed = None;
+        let mut readers = Readers::default();
         let started = if kind.role() == Role::Sender {
             let request = SendRequest {
                 to,
@@ -429,7 +429,7 @@ impl Ready {
             };
             let started = core.start_send(&mut self.lease, self.fence.as_ref(), request);
             started.map(|(id, its)| {
-                exposed = its;
+                readers = its;
                 id
             })
         } else {
@@ -468,7 +468,7 @@ impl Ready {
         let mut operation = Operation::new(kind, self.lease, Arc::clone(state), core.ticked());
         operation.tag = tag;
         operation.fence = self.fence;
-        operation.exposed = exposed;
+        operation.read_by(readers);
         operation.deferred = deferred.cloned();
         if kind == OperationKind::Get {
             core.get_started(&mut operation, bytes);

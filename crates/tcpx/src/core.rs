@@ -45,7 +45,7 @@ use channels::ChannelState;
 use history::History;
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
-pub(crate) use operation::Operation;
+pub(crate) use operation::{Operation, Readers};
 use pace::Pace;
 pub(crate) use resume::Resume;
 use tokens::Token;

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use tcpx_memory::{After, Fence, Region, RegionSlice, SmallCopies, Work};
+use tcpx_memory::{After, Fence, Region, RegionSlice, SmallCopies, SmallRead, Work};
 
 use crate::copies::crc32c;
 use crate::support::{Bench, Outcome, POISON, Random, limit, same, same_bytes, settle, text};
@@ -46,9 +46,12 @@ fn read(
     fence: Option<&Fence>,
 ) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(from.len());
-    match small.read(from, fence, limit(), &mut bytes).map_err(text)? {
-        true => Ok(bytes),
-        false => Err("a read did not end".to_owned()),
+    match small
+        .read(from, fence, limit(), 0, &mut bytes)
+        .map_err(text)?
+    {
+        SmallRead::Whole => Ok(bytes),
+        other => Err(format!("a read did not end: {other:?}")),
     }
 }
 

@@ -13,8 +13,9 @@ const KEPT: usize = 4;
 
 /// A copy in flight, and what it touches.
 pub(super) struct Copy {
-    /// The caller's name for a write; `None` for an abandoned read.
+    /// The caller's name for a copy whose end is to be reported: a write, or an abandoned read.
     pub(super) token: Option<u64>,
+    pub(super) is_read: bool,
     /// Where to and where from, and how much.
     pub(super) way: (u64, u64),
     pub(super) bytes: usize,
@@ -30,7 +31,7 @@ pub(super) struct Slots {
     copies: [Option<Copy>; SLOTS],
     /// Slots in use, and first ones of copies whose end is to be reported, a bit each.
     in_use: u16,
-    writes: u16,
+    reported: u16,
 }
 
 impl Slots {
@@ -46,13 +47,21 @@ impl Slots {
     /// Puts a copy in the slots that were found for it.
     pub(super) fn put(&mut self, slot: usize, copy: Copy) {
         self.in_use |= run(slot, copy.bytes);
-        self.writes |= u16::from(copy.token.is_some()) << slot;
+        self.reported |= u16::from(copy.token.is_some()) << slot;
         self.copies[slot] = Some(copy);
     }
 
     /// The copy whose first slot this is.
     pub(super) fn get(&self, slot: usize) -> Option<&Copy> {
         self.copies[slot].as_ref()
+    }
+
+    /// The caller waits no longer for a read, and is told of its end.
+    pub(super) fn abandon(&mut self, slot: usize, token: u64) {
+        if let Some(copy) = &mut self.copies[slot] {
+            copy.token = Some(token);
+            self.reported |= 1 << slot;
+        }
     }
 
     pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Copy> {
@@ -63,7 +72,7 @@ impl Slots {
     pub(super) fn take(&mut self, slot: usize) -> Option<Copy> {
         let copy = self.copies[slot].take()?;
         self.in_use &= !run(slot, copy.bytes);
-        self.writes &= !(1 << slot);
+        self.reported &= !(1 << slot);
         Some(copy)
     }
 
@@ -77,14 +86,14 @@ impl Slots {
     }
 
     /// First slots of copies whose end is to be reported.
-    pub(super) fn writes(&self) -> impl Iterator<Item = usize> + use<> {
-        set_bits(self.writes)
+    pub(super) fn reported(&self) -> impl Iterator<Item = usize> + use<> {
+        set_bits(self.reported)
     }
 
     /// Whether an abandoned read is still in flight: the next long one would take too long too.
     pub(super) fn has_given_up(&self) -> bool {
         let mut copies = self.copies.iter().flatten();
-        copies.any(|copy| copy.token.is_none())
+        copies.any(|copy| copy.is_read)
     }
 
     /// Whether any copy is the persistent kernel's.

@@ -8,6 +8,8 @@ use crate::driver::fake;
 use crate::region::Region;
 
 const LONG: Duration = Duration::from_secs(60);
+/// The name of a read that is abandoned.
+const READ: u64 = 99;
 
 /// What the writes end with that are in flight.
 pub(super) fn ended(copies: &mut SmallCopies) -> Vec<(u64, Result<u64, MemoryError>)> {
@@ -26,7 +28,7 @@ fn read(
     limit: Duration,
 ) -> Result<Option<Vec<u8>>, MemoryError> {
     let mut bytes = vec![9];
-    let whole = copies.read(from, fence, limit, &mut bytes)?;
+    let whole = copies.read(from, fence, limit, READ, &mut bytes)? == SmallRead::Whole;
     assert_eq!(bytes[0], 9);
     assert!(whole || bytes.len() == 1, "nothing was to be appended");
     Ok(whole.then(|| bytes.split_off(1)))
@@ -88,15 +90,18 @@ fn memory_of_an_abandoned_read_is_freed_after_the_copy() {
         read(&mut copies, &region.all(), None, Duration::ZERO),
         Ok(None)
     );
-    assert!(!copies.is_busy());
+    assert!(copies.is_busy());
     let busy = copies.start_write(&region.all(), &[1; 64], None, 1);
     assert!(matches!(busy, Err(MemoryError::Busy { .. })));
     let (start, mut told) = (Instant::now(), Vec::new());
-    while copies.start_write(&region.all(), &[1; 64], None, 1) != Ok(true) {
+    while told.is_empty() {
+        assert!(region.write_from(0, &[1]).is_err(), "it is read");
         copies.poll(&mut told);
         assert!(start.elapsed() < LONG);
     }
-    assert_eq!(told, []);
+    assert_eq!(told, [(READ, Ok(64))]);
+    assert!(!copies.is_busy());
+    region.write_from(0, &[1]).unwrap();
 }
 
 #[test]
@@ -221,18 +226,22 @@ fn behind_a_long_read_that_was_given_up_none_is_tried() {
     let mut read = |len: usize, limit| {
         let from = region.slice(..len).unwrap();
         let mut bytes = Vec::new();
-        let whole = copies.read(&from, None, limit, &mut bytes);
+        let whole = copies.read(&from, None, limit, READ, &mut bytes);
         (whole, copies.slots.in_use().count())
     };
-    assert_eq!(read(SLOT + 1, Duration::ZERO), (Ok(false), 2));
-    assert_eq!(read(SLOT + 1, LONG), (Ok(false), 2));
-    assert_eq!(read(8, LONG), (Ok(true), 2));
+    assert_eq!(
+        read(SLOT + 1, Duration::ZERO),
+        (Ok(SmallRead::Abandoned), 2)
+    );
+    assert_eq!(read(SLOT + 1, LONG), (Ok(SmallRead::NotStarted), 2));
+    assert_eq!(read(8, LONG), (Ok(SmallRead::Whole), 2));
     copies.poll(&mut Vec::new());
     while !copies.slots.is_empty() {
         copies.poll(&mut Vec::new());
     }
     let mut bytes = Vec::new();
-    assert_eq!(copies.read(&region.all(), None, LONG, &mut bytes), Ok(true));
+    let read = copies.read(&region.all(), None, LONG, READ, &mut bytes);
+    assert_eq!(read, Ok(SmallRead::Whole));
 }
 
 proptest::proptest! {

@@ -3,7 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, Work};
+use tcpx_memory::{
+    Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, SmallRead, Work,
+};
 use tcpx_net::Exposed;
 use tcpx_wire::Level;
 use tcpx_wire::frame::{Eager, Exposure, MAX_EAGER_BYTES};
@@ -20,26 +22,27 @@ const READ_LIMIT: Duration = Duration::from_micros(50);
 
 impl Core {
     /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
-    /// once, because the program's GPU work comes first.
+    /// once, because the program's GPU work comes first. A copy that goes on all the same has the `token`.
     pub(crate) fn read_small(
         &mut self,
         from: &mut Lease,
         fence: Option<&Fence>,
-    ) -> Result<Option<Vec<u8>>, MemoryError> {
+        token: u64,
+    ) -> Result<(Option<Vec<u8>>, SmallRead), MemoryError> {
         let mut payload = self.control.buffer();
         let read = match &mut self.small {
-            _ if from.range().is_empty() => Ok(true),
+            _ if from.range().is_empty() => Ok(SmallRead::Whole),
             _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
-                from.append_to(&mut payload).map(|()| true)
+                from.append_to(&mut payload).map(|()| SmallRead::Whole)
             }
-            Some(small) => small.read(&from.all(), fence, READ_LIMIT, &mut payload),
-            None => Ok(false),
+            Some(small) => small.read(&from.all(), fence, READ_LIMIT, token, &mut payload),
+            None => Ok(SmallRead::NotStarted),
         };
-        if read == Ok(true) {
-            return Ok(Some(payload));
+        if read == Ok(SmallRead::Whole) {
+            return Ok((Some(payload), SmallRead::Whole));
         }
         self.control.give_back(payload);
-        read.map(|_| None)
+        read.map(|read| (None, read))
     }
 
     /// Takes the eager payloads that have reached the GPU; `true` if any has.

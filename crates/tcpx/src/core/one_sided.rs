@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
+use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice, SmallRead};
 use tcpx_net::Direction;
 use tcpx_wire::frame::{Destination, Eager, RefuseReason, TransferId};
 use tcpx_wire::session::{
@@ -12,7 +12,8 @@ use tcpx_wire::session::{
 };
 use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
 
-use super::{Core, Operation};
+use super::tokens::Token;
+use super::{Core, Operation, Readers};
 use crate::connection::Deferred;
 use crate::error::{Error, OperationName};
 use crate::notifications::Notifications;
@@ -350,11 +351,11 @@ impl Core {
             eager: None,
             chunk_bytes: None,
         };
-        let (id, exposed) = self.start_send(&mut lease, None, send)?;
+        let (id, readers) = self.start_send(&mut lease, None, send)?;
         let (kind, state) = (OperationKind::PeerGet, TransferState::new(bytes));
         let mut operation = Operation::new(kind, lease, state, self.ticked());
         operation.used = used;
-        operation.exposed = exposed;
+        operation.read_by(readers);
         self.operations.insert(id, operation);
         Ok(())
     }
@@ -365,16 +366,20 @@ impl Core {
         lease: &mut Lease,
         fence: Option<&Fence>,
         request: SendRequest,
-    ) -> Result<(OperationId, Option<tcpx_net::Exposed>), Error> {
+    ) -> Result<(OperationId, Readers), Error> {
         let bytes = request.bytes;
         // Before the bytes are read, which takes a while from a GPU.
         self.pace.calls(self.ticked());
         let is_keyed = request.level == Level::Verified && self.session.is_bare(bytes);
         let (at, exposed) = self.place_of(lease, fence, &request).unzip();
+        let mut abandoned = None;
         let eager = match at {
             Some(at) => Some(Eager::Exposed(at)),
             None if self.session.eager_allowed(bytes) && !is_keyed => {
-                self.read_small(lease, fence)?.map(Eager::from)
+                self.next_token += 1;
+                let (payload, read) = self.read_small(lease, fence, self.next_token)?;
+                abandoned = (read == SmallRead::Abandoned).then_some(self.next_token);
+                payload.map(Eager::from)
             }
             None => None,
         };
@@ -397,7 +402,11 @@ impl Core {
             self.expect(bytes, Direction::Out);
         }
         let id = started.map_err(|error| self.request_error(error))?;
-        Ok((id, exposed))
+        let copies = abandoned.map_or(0, |token| {
+            self.tokens.insert(token, Token::SmallRead(id));
+            1
+        });
+        Ok((id, Readers { exposed, copies }))
     }
 
     /// A part of a batch has ended whose notification waits for all of them.
@@ -451,7 +460,7 @@ impl Core {
             eager: None,
             chunk_bytes: None,
         };
-        let ((id, exposed), lease) = if self.session.eager_allowed(bytes) {
+        let ((id, readers), lease) = if self.session.eager_allowed(bytes) {
             let lease = self.lease_nothing()?;
             let request = SendRequest {
                 eager: Some(notice.bytes.into()),
@@ -460,7 +469,7 @@ impl Core {
             let now = self.now();
             let started = self.session.send(now, request);
             let id = started.map_err(|error| self.request_error(error))?;
-            ((id, None), lease)
+            ((id, Readers::default()), lease)
         } else {
             let region = Region::host(notice.bytes.len())?;
             region.write_from(0, &notice.bytes)?;
@@ -470,7 +479,7 @@ impl Core {
         let kind = OperationKind::Notification;
         let mut operation = Operation::new(kind, lease, notice.state, self.ticked());
         operation.follows = notice.follows;
-        operation.exposed = exposed;
+        operation.read_by(readers);
         self.operations.insert(id, operation);
         Ok(id)
     }

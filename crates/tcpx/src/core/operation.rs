@@ -63,6 +63,15 @@ pub(crate) struct Operation {
     pub(crate) used: Vec<Use>,
 }
 
+/// What reads the memory of a send that begins, beside its chunks.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    /// The peer, where it lies.
+    pub(crate) exposed: Option<Exposed>,
+    /// Small copies that took too long to be of use.
+    pub(crate) copies: u32,
+}
+
 impl Operation {
     /// One without a tag and without GPU work that it waits for. The `lease` keeps every conflicting operation away
     /// while sockets and copies use the memory.
@@ -100,6 +109,12 @@ impl Operation {
             started,
             phases: Phases::default(),
         }
+    }
+
+    /// These read the memory too: the operation has not ended before they have.
+    pub(crate) fn read_by(&mut self, readers: Readers) {
+        self.exposed = readers.exposed;
+        self.outstanding += readers.copies;
     }
 
     /// Nothing points at the memory: what was withdrawn begins anew.

@@ -33,7 +33,12 @@ impl Core {
                     Some((*token, flight.event.channel))
                 }
                 // Jobs of the copy worker.
-                Token::Unpack(of, ..) | Token::Digest(of, _) | Token::Eager(of) if *of == id => {
+                Token::Unpack(of, ..)
+                | Token::Digest(of, _)
+                | Token::Eager(of)
+                | Token::SmallRead(of)
+                    if *of == id =>
+                {
                     is_held = true;
                     None
                 }

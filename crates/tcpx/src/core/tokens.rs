@@ -24,6 +24,8 @@ pub(super) enum Token {
     /// Of the memory of an operation.
     Digest(OperationId, Arc<KeyedTag>),
     Eager(OperationId),
+    /// A copy of an operation's memory that took too long to be of use.
+    SmallRead(OperationId),
 }
 
 impl Core {

@@ -3,8 +3,8 @@
 mod hand_over;
 mod leaving;
 
-use super::super::SmallCopies;
 use super::super::tests::ended;
+use super::super::{SmallCopies, SmallRead};
 use std::thread;
 
 use super::*;
@@ -168,7 +168,8 @@ fn bytes_are_copied_both_ways_and_nothing_else() {
         assert_eq!(ended(&mut copies), [(7, Ok(len as u64))]);
         assert!(start.elapsed() < LONG);
         let mut got = Vec::new();
-        assert_eq!(copies.read(&middle, None, LONG, &mut got), Ok(true));
+        let read = copies.read(&middle, None, LONG, 0, &mut got);
+        assert_eq!(read, Ok(SmallRead::Whole));
         assert_eq!(got, sent);
         let mut whole = vec![0; len + 2];
         region.read_to(0, &mut whole).unwrap();
