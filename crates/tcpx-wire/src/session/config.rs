@@ -75,7 +75,7 @@ pub struct Config {
     /// Longest time a placed chunk waits for its acknowledgement; 50 us by default.
     pub ack_delay: Duration,
     /// Most operations of this side at a time per direction, those included that wait for the peer to take them, and
-    /// that ended here but that the peer still owes an answer for. 4096 by default.
+    /// that ended here but that the peer still owes an answer for. 16,384 by default: 4,096 of each kind, and as many more.
     pub max_operations: usize,
     /// Bytes of notifications that the program has not collected, beside [`Limits::notifications`] of them; one is always
     /// taken. 1 MiB by default.
@@ -83,6 +83,12 @@ pub struct Config {
     /// Frames that may wait while the peer still sends, beside those that the limits of both sides allow; 65,536 by
     /// default.
     pub backlog: u64,
+    /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and closing
+    /// so many takes about as long as the round trip that a long send then asks in. 8 by default.
+    pub vain_windows: u8,
+    /// Sends among which it looks for one that has to hear that its chunks were sent; beside more of them, one does. 64 by
+    /// default.
+    pub sends_looked_at: usize,
     /// Whether the network can drop one transfer and keep its channels. Where it cannot, the end
     /// of a granted operation by cancel, deadline or failure ends the connection too.
     pub cancellable: bool,
@@ -123,9 +129,11 @@ impl Config {
             deadlines: Deadlines::default(),
             ack_batch: 64,
             ack_delay: Duration::from_micros(50),
-            max_operations: 4096,
+            max_operations: 1 << 14,
             unread_bytes: 1 << 20,
             backlog: 1 << 16,
+            vain_windows: 8,
+            sends_looked_at: 64,
             cancellable: true,
             hold_until_placed: false,
             addressed: false,

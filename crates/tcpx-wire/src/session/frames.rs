@@ -172,12 +172,13 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the peer reads what it asks for: no more answers wait than operations may be under way.
+    /// Whether the peer reads what it asks for: no more answers wait than operations may be under way, and tags be forgotten.
     fn check_backlog(&self) -> Result<(), SessionError> {
         let theirs = self.agreed.map(|agreed| agreed.limits);
         let limits = [Some(self.config.ours.limits), theirs];
         let operations: u64 = limits.iter().flatten().map(Limits::operations).sum();
-        let limit = self.config.backlog + FRAMES_EACH * operations;
+        let tags = u64::from(self.config.ours.limits.tags);
+        let limit = self.config.backlog + FRAMES_EACH * operations + tags;
         if self.transmit.len() as u64 <= limit {
             return Ok(());
         }

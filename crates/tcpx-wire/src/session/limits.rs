@@ -29,13 +29,8 @@ pub(super) const TAGS: &str = "tags, and has forgotten none";
 /// What a receiver has its sender keep. Receives beyond are granted when their sends ask.
 pub(super) const POSTED: &str = "announced receives";
 
-/// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and
-/// closing so many takes about as long as the round trip that a long send then asks in.
-pub(super) const MOST_VAIN: u8 = 8;
-/// Idle tags that the peer is asked to forget at a time.
-const FORGET_AT_A_TIME: usize = 1024;
-/// What of a limit of tags is in use when idle ones are forgotten, in eighths.
-const FORGET_EIGHTHS: usize = 7;
+/// Idle tags are forgotten once less than this part of a limit of tags is free, so many at a time.
+const FREE_TAG_PARTS: usize = 8;
 /// Credit is given back once it is more than this part of the whole.
 const CREDIT_PARTS: u64 = 8;
 
@@ -256,8 +251,10 @@ impl Session {
         if known.is_some_and(|counts| counts.is_counted) {
             return Counted::Now;
         }
-        if self.send_windows.counted_tags + 1 > limit as usize * FORGET_EIGHTHS / 8 {
-            self.forget_idle_tags();
+        let free = (limit as usize).saturating_sub(self.send_windows.counted_tags);
+        let wanted = limit as usize / FREE_TAG_PARTS + 1;
+        if free < wanted {
+            self.forget_idle_tags(wanted);
         }
         if within(TAGS, self.send_windows.counted_tags, 1, limit).is_err() {
             return Counted::AfterOthers;
@@ -464,13 +461,13 @@ impl Session {
 
     /// Asks the peer to forget tags that it counts and nothing is under way of. What it does not count takes no room; it
     /// would be asked for that again and again while a receive of the peer has it keep the count.
-    fn forget_idle_tags(&mut self) {
+    fn forget_idle_tags(&mut self, most: usize) {
         if self.send_windows.forgetting > 0 {
             return;
         }
         let idle = self.matching.sends.iter();
         let idle = idle.filter(|(_, counts)| counts.is_counted && counts.is_idle());
-        let idle: Vec<Tag> = idle.take(FORGET_AT_A_TIME).map(|(tag, _)| *tag).collect();
+        let idle: Vec<Tag> = idle.take(most).map(|(tag, _)| *tag).collect();
         idle.into_iter().for_each(|tag| self.forget_tag(tag));
     }
 
@@ -568,7 +565,7 @@ impl Session {
             return true;
         }
         let counts = self.matching.receives_of(tag);
-        if counts.vain >= MOST_VAIN {
+        if counts.vain >= self.config.vain_windows {
             return true;
         }
         let mut number = it.number;

@@ -146,9 +146,6 @@ impl Session {
     }
 }
 
-/// Sends under way above which each end is told at once.
-const MANY: usize = 64;
-
 /// Frames that wait for transmission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
@@ -261,7 +258,7 @@ impl Session {
 
     /// Whether more than the peer's acknowledgement is waited for: to hear at once that chunks were sent.
     pub fn waits_for_sent(&self) -> bool {
-        let many = self.operations.len(Role::Sender) > MANY;
+        let many = self.operations.len(Role::Sender) > self.config.sends_looked_at;
         let held = self.config.hold_until_placed;
         let sends = self.operations.half(Role::Sender);
         let any = || sends.values().any(Operation::waits_for_sent);

@@ -5,7 +5,6 @@ use super::pair::Pair;
 use super::*;
 use crate::ChunkPlan;
 use crate::frame::{Frame, RefuseReason, TransferId};
-use crate::session::limits::MOST_VAIN;
 
 fn addressed() -> Config {
     Config {
@@ -82,9 +81,17 @@ fn rule_4_a_small_message_into_a_large_receive_is_eager() {
 /// Windows that small messages make vain are no longer opened, until a long one asks.
 #[test]
 fn receives_of_small_messages_are_not_posted_for_ever() {
-    let mut pair = Pair::new(addressed(), 6);
+    for opened in [1, 8] {
+        are_posted_in_vain(opened);
+    }
+}
+
+fn are_posted_in_vain(opened: usize) {
+    let mut config = addressed();
+    config.vain_windows = opened as u8;
+    let mut pair = Pair::new(config, 6);
     let large = 1 << 20;
-    for _ in 0..3 * MOST_VAIN {
+    for _ in 0..3 * opened {
         let received = pair.receive(1, receive(1, large, Level::Placed));
         pair.run(Duration::from_millis(1));
         let sent = pair.send(0, eager(1, 4096, Level::Placed));
@@ -93,7 +100,6 @@ fn receives_of_small_messages_are_not_posted_for_ever() {
         pair.success(0, sent);
     }
     let is_posted = |frame: &Frame| matches!(frame, Frame::Posted { .. });
-    let opened = usize::from(MOST_VAIN);
     assert_eq!(frames_to(&pair, 0, is_posted), opened);
     for asked in [1, 1, 1] {
         let received = pair.receive(1, receive(1, large, Level::Placed));
@@ -410,6 +416,31 @@ fn rule_5_idle_tags_are_forgotten() {
         pair.run(Duration::from_millis(2));
         pair.success(1, received);
         pair.success(0, sent);
+    }
+}
+
+/// As many as it may count, while this side can say nothing.
+#[test]
+fn a_peer_forgets_all_its_tags_at_once() {
+    let one = Limits {
+        puts: 1,
+        notifications: 1,
+        gets: 1,
+        asks: 1,
+        windows: 1,
+        tags: 100,
+        ..Limits::default()
+    };
+    let mut config = limited(&addressed(), one);
+    config.backlog = 0;
+    let now = Time(0);
+    let theirs = config.ours.clone();
+    let mut session = Session::new(config, now).unwrap();
+    session.frame(now, Frame::from(theirs)).unwrap();
+    drain_at(&mut session, now);
+    for tag in 0..100 {
+        let (tag, number) = (Tag(tag), 0);
+        session.frame(now, Frame::Forget { tag, number }).unwrap();
     }
 }
 
