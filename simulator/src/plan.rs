@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tcpx::{Level, Limits};
+use tcpx::{Bounds, Level, Limits};
 use tcpx_net::LocalSizes;
 
 use crate::liar::{LIES, Manners};
@@ -23,7 +23,8 @@ pub struct Manner {
     pub cancel: Option<Duration>,
     /// Ends it after this time.
     pub deadline: Option<Duration>,
-    /// Ends it after this time without progress; of a put that nothing of the peer's program holds up.
+    /// Ends it after this time without progress, where nothing of the peer's program holds it up: a put, and a send of
+    /// [a queue](Plan::queues).
     pub stall: Duration,
     /// Of a send; that of anything else is at least placed.
     pub level: Level,
@@ -82,6 +83,12 @@ pub struct Plan {
     pub liar: Option<(Side, Manners)>,
     /// Nothing happens after which an operation may fail.
     pub strict: bool,
+    /// One side starts everything at once, which takes long, and the other one is ready for it.
+    pub queues: bool,
+    /// How long anything else may wait for the peer's program.
+    pub stall: Duration,
+    /// How often a program looks that waits for the other one.
+    pub looks: Duration,
     /// The side that closes its connections while what it has started runs.
     pub closes: Option<usize>,
     /// How long waits last that nothing else ends.
@@ -92,6 +99,7 @@ pub struct Plan {
     pub eager_limit: u32,
     /// Of the client's side and the server's.
     pub limits: [Limits; 2],
+    pub bounds: Bounds,
     pub encrypt: bool,
     pub stage: bool,
     /// The peer's address is this host's.
@@ -132,9 +140,13 @@ impl Plan {
         let strict = random.one_in(2) && !streams;
         // Without faults, nothing that moves stalls, be its limit little longer than a chunk takes, and much before it.
         let calm = strict && random.one_in(2);
+        let closes = (calm && !is_fair && random.one_in(2)).then(|| random.index(2));
+        let queues = calm && !is_fair && !lends && random.one_in(4);
+        // What a close or the last of a queue waits for takes longer than a limit that either could have beside it.
+        let is_slow = closes.is_some() || queues;
         let pace = match random.below(4) {
             _ if is_fair => 4,
-            pace if lends => 2 + pace % 2,
+            pace if lends || is_slow => 2 + pace % 2,
             pace => pace,
         };
         let (pieces, sizes): (Vec<usize>, &[usize]) = match pace {
@@ -149,12 +161,17 @@ impl Plan {
         // A flood of pieces of a byte each has no end.
         let is_coarse = pieces.iter().all(|piece| *piece >= 100);
         let near = random.one_in(2) || lends;
-        let least = random.pick(&[5, 20, 50, 500]) * MICRO;
-        let varies = random.pick(&[0, 10, 200, 5_000]) * MICRO;
+        let (least, varies): (&[Nanos], &[Nanos]) = match is_slow {
+            true => (&[20_000, 100_000], &[0, 50_000, 100_000]),
+            false => (&[5, 20, 50, 500], &[0, 10, 200, 5_000]),
+        };
+        let (least, varies) = (random.pick(least) * MICRO, random.pick(varies) * MICRO);
         let least_window = if lends { 65_536 } else { 0 };
-        let window = random
-            .pick(&[300, 4_096, 65_536, 1 << 20])
-            .max(least_window);
+        let windows: &[usize] = match is_slow {
+            true => &[2_000, 4_096],
+            false => &[300, 4_096, 65_536, 1 << 20],
+        };
+        let window = random.pick(windows).max(least_window);
         let in_flight = random.pick(&[2_000, 65_536, 1 << 20]).max(least_window);
         let network = network::Settings {
             latency: (least, least + if is_fair { 0 } else { varies }),
@@ -176,13 +193,20 @@ impl Plan {
                 &mut random,
                 sizes,
                 (strict, calm),
-                streams,
+                (streams, queues),
                 &mut item,
             ));
         }
         let mut liar = None;
-        if random.one_in(4) {
-            let side = Self::connection(&mut random, sizes, (false, false), streams, &mut item);
+        // One beside programs that are slow makes more calls than they do.
+        if random.one_in(4) && !is_slow {
+            let side = Self::connection(
+                &mut random,
+                sizes,
+                (false, false),
+                (streams, false),
+                &mut item,
+            );
             let manners = Self::manners(&mut random, is_coarse, &mut item);
             let [_, side] = side;
             liar = item().then_some((side, manners));
@@ -233,6 +257,12 @@ impl Plan {
         }
         faults.sort_by_key(|(at, _)| *at);
         let limits = [(); 2].map(|()| Self::limits(&mut random));
+        let bounds = Bounds {
+            turn: Duration::from_nanos(random.pick(&[1, 20_000, 200_000, 200_000])),
+            jobs: random.pick(&[1, 2, 64]),
+            parts: random.pick(&[1, 2, 256]),
+            vain_windows: random.pick(&[1, 2, 8]),
+        };
         Self {
             system: system::Settings {
                 seed,
@@ -247,10 +277,17 @@ impl Plan {
             connections,
             liar,
             strict,
-            closes: (calm && !is_fair && random.one_in(2)).then(|| random.index(2)),
+            queues,
+            stall: if is_slow { 20 * STALL } else { STALL },
+            looks: Duration::from_micros(if is_slow { 10_000 } else { 200 }),
+            closes,
             patience: random.pick(&[Duration::from_secs(20), Duration::MAX]),
             lanes,
-            chunk_bytes: random.pick(&[4_096, 16_384, 65_536]),
+            chunk_bytes: random.pick(if is_slow {
+                &[4_096]
+            } else {
+                &[4_096, 16_384, 65_536]
+            }),
             window: random.pick(if lends {
                 &[2, 2, 4, 64]
             } else {
@@ -258,6 +295,7 @@ impl Plan {
             }),
             eager_limit: if floods { 32_768 } else { eager_limit },
             limits,
+            bounds,
             encrypt,
             stage,
             near,
@@ -271,7 +309,7 @@ impl Plan {
         random: &mut Random,
         sizes: &[usize],
         (strict, calm): (bool, bool),
-        streams: bool,
+        (streams, queues): (bool, bool),
         item: &mut dyn FnMut() -> bool,
     ) -> [Side; 2] {
         let mut sides = [(); 2].map(|()| Side {
@@ -280,12 +318,12 @@ impl Plan {
         });
         let cancels = random.pick(if streams { &[2] } else { &[2, 6] });
         // What one side alone does, or nothing beside something else, tells of faults that the rest would show.
-        let only = random.pick(if streams {
+        let only = random.pick(if streams || queues {
             &[Some(0), Some(1)]
         } else {
             &[None, None, Some(0), Some(1)]
         });
-        let is_alone = strict && random.one_in(2);
+        let is_alone = strict && random.one_in(2) && !queues;
         let manner = |random: &mut Random| Manner {
             cancel: (!strict && random.one_in(cancels))
                 .then(|| Duration::from_micros(random.below(20_000))),
@@ -306,13 +344,22 @@ impl Plan {
             ]),
         };
         let mut at = 0;
-        let steps = random.pick(if streams { &[60] } else { &[3, 8, 20, 40] });
+        let steps = random.pick(match (streams, queues) {
+            (true, _) => &[60],
+            (_, true) => &[20, 40],
+            _ => &[3, 8, 20, 40],
+        });
         for step in 0..steps {
             let from = only.unwrap_or(random.index(2));
             let bytes = random.pick(sizes);
             let mine = manner(random);
             let theirs = manner(random);
-            let kind = random.below(if streams { 5 } else { 10 });
+            // A get is waited for.
+            let kind = random.below(match (streams, queues) {
+                (true, _) => 5,
+                (_, true) => 7,
+                _ => 10,
+            });
             let slots = random.index(SLOTS - 1);
             let several = 1 + random.index(3);
             let room = bytes + random.pick(&[0, 0, 0, 1, 5_000]);

@@ -31,6 +31,11 @@ struct Scene {
     /// The other side is a liar.
     lied: bool,
     patience: Duration,
+    queues: bool,
+    /// Each side may read payload where the other one has it.
+    is_local: bool,
+    stall: Duration,
+    looks: Duration,
     /// The side that closes while what it has started runs.
     closes: Option<usize>,
     /// Those that have started everything.
@@ -60,6 +65,7 @@ pub fn options(plan: &Plan, key: &Auth, limits: Limits, manual: bool, encrypt: b
         chunk_bytes: Some(plan.chunk_bytes),
         eager_limit: plan.eager_limit,
         limits,
+        bounds: plan.bounds,
         encrypt,
         progress: if manual {
             ProgressMode::Manual
@@ -117,7 +123,7 @@ fn program(
     // flood never does.
     let most = if scene.lied { 10 } else { 3600 };
     let pause = match plan.manual || scene.lied {
-        true => Duration::from_micros(200),
+        true => scene.looks,
         false => Duration::from_millis(100),
     };
     let until = Instant::now() + Duration::from_secs(most);
@@ -242,6 +248,10 @@ pub fn run(plan: &Plan) {
             strict: plan.strict && !lied && plan.closes.is_none(),
             lied,
             patience: plan.patience,
+            queues: plan.queues && !lied,
+            is_local: plan.local.is_some(),
+            stall: plan.stall,
+            looks: plan.looks,
             closes: plan.closes.filter(|_| !lied),
             started: Default::default(),
             model: Mutex::default(),

@@ -37,6 +37,7 @@ use crate::control::{Control, ControlEnd};
 use crate::driver::Turn;
 use crate::error::Error;
 use crate::event::{Event, Observer};
+use crate::options::Bounds;
 use crate::sink::{Finished, Sink};
 use crate::wait::micros_since;
 
@@ -51,8 +52,6 @@ pub(crate) use resume::Resume;
 use tokens::Token;
 pub(crate) use unpacker::Unpacker;
 
-/// How long a turn may take before the lock and the thread are given to others.
-const TURN: Duration = Duration::from_micros(200);
 /// Short steps of a turn, frames and actions, between two looks at the clock.
 const STEPS: u32 = 32;
 
@@ -125,6 +124,7 @@ pub(crate) struct Core {
     pub(crate) pace: Pace,
     /// What `tcpx status` tells of operations that have ended.
     pub(crate) history: History,
+    pub(crate) bounds: Bounds,
 }
 
 /// What [`Core::new`] needs.
@@ -147,6 +147,7 @@ pub(crate) struct Parts {
     pub(crate) tag_key: TagKey,
     /// Actions of the session that came during the set-up.
     pub(crate) early: VecDeque<Action>,
+    pub(crate) bounds: Bounds,
 }
 
 impl Core {
@@ -191,6 +192,7 @@ impl Core {
             ahead: Ahead::default(),
             pace: Pace::default(),
             history: History::default(),
+            bounds: parts.bounds,
         };
         core.tick();
         for action in parts.early {
@@ -258,7 +260,7 @@ impl Core {
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
-        self.turn_until = self.ticked + TURN;
+        self.turn_until = self.ticked + self.bounds.turn;
         loop {
             let mut again = self.poll_small();
             // A thread that waits looks for what it waits for before the next round; the end of a small copy as a rule is
@@ -323,7 +325,7 @@ impl Core {
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
     /// waits for it.
     pub(crate) fn start(&mut self) -> Turn {
-        self.turn_until = self.ticked + TURN;
+        self.turn_until = self.ticked + self.bounds.turn;
         let busy = self.push_out();
         self.turn(busy, false)
     }

@@ -204,6 +204,7 @@ fn run(
         small,
         sink: Sink::new(Arc::clone(&driver), id),
         observer: options.observer.clone(),
+        bounds: options.bounds,
         peer: set_up.peer,
         path,
         origin: set_up.origin,
@@ -316,6 +317,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     })?;
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;
+    config.vain_windows = options.bounds.vain_windows;
     config.cancellable = network.is_addressed;
     config.addressed = network.is_addressed;
     config.seals_payload = options.encrypt;

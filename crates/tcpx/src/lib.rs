@@ -57,6 +57,8 @@ pub use connection::{Connection, PeerInfo};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorKind, OperationName};
 pub use event::{ChunkEvent, Event, Observer};
+#[doc(hidden)]
+pub use options::Bounds;
 pub use options::{Options, ProgressMode, generate_key};
 pub use report::{Progress, Report};
 pub use tcpx_memory::{

@@ -31,6 +31,31 @@ pub enum ProgressMode {
     Manual,
 }
 
+/// How much a side does at a time, whatever its peer asks for: nothing depends on it but speed and fairness. Tests draw it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// How long a turn may take before the lock and the thread are given to others.
+    pub turn: Duration,
+    /// Jobs that one connection has with the copy worker at a time; the others wait in the connection.
+    pub jobs: usize,
+    /// Operations of a batch that are under way at a time.
+    pub parts: usize,
+    /// As in [`tcpx_wire::session::Config`].
+    pub vain_windows: u8,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            turn: Duration::from_micros(200),
+            jobs: 64,
+            parts: 256,
+            vain_windows: 8,
+        }
+    }
+}
+
 /// Settings of an endpoint or a connection.
 ///
 /// [`Options::new`] gives defaults that need no tuning: the given network, automatic sizes.
@@ -69,6 +94,8 @@ pub struct Options {
     pub eager_limit: u32,
     /// What this side takes of its peer at a time: the peer keeps the rest, and begins that as others end.
     pub limits: Limits,
+    #[doc(hidden)]
+    pub bounds: Bounds,
     /// The GPU whose memory this side moves; `None` for host memory only.
     pub gpu: Option<Gpu>,
     /// Whether a kernel stays on the GPU for a moment where one small message follows another, and copies them
@@ -105,6 +132,7 @@ impl Options {
             dead_after: Duration::from_secs(10),
             eager_limit: MAX_EAGER_BYTES as u32,
             limits: Limits::default(),
+            bounds: Bounds::default(),
             gpu: None,
             persistent_kernel: true,
             progress: ProgressMode::Background,

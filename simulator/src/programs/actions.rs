@@ -7,7 +7,7 @@ use tcpx::{Connection, Deadlines, Error, Level, Region, Transfer, Window};
 
 use super::Scene;
 use super::checks::{GUARD, Notified, SCRIBBLED, Sent, Slot, content, fill, guarded, host, name};
-use crate::plan::{Action, Manner, SLOT, STALL, Side};
+use crate::plan::{Action, Manner, SLOT, Side};
 use crate::system::{self, fail, note};
 use crate::tally;
 
@@ -120,7 +120,7 @@ impl Program<'_> {
     fn close_amid(&mut self) {
         while !self.scene.started[1 - self.side].load(Ordering::SeqCst) {
             self.look();
-            std::thread::sleep(Duration::from_micros(200));
+            std::thread::sleep(self.scene.looks);
         }
         let Some(connection) = self.connection.take() else {
             return;
@@ -142,9 +142,9 @@ impl Program<'_> {
         }
     }
 
-    fn deadlines(manner: &Manner) -> Deadlines {
+    fn deadlines(&self, manner: &Manner) -> Deadlines {
         Deadlines {
-            stall: STALL,
+            stall: self.scene.stall,
             total: manner.deadline,
         }
     }
@@ -179,11 +179,12 @@ impl Program<'_> {
                     .entry((self.side, *tag))
                     .or_default()
                     .push(sent);
+                let mut deadlines = self.deadlines(manner);
+                if scene.queues {
+                    deadlines.stall = manner.stall;
+                }
                 let send = self.connection().send(slice, *tag);
-                let started = send
-                    .level(manner.level)
-                    .deadlines(Self::deadlines(manner))
-                    .start();
+                let started = send.level(manner.level).deadlines(deadlines).start();
                 let what = What::Send {
                     message: *message,
                     tag: *tag,
@@ -208,7 +209,7 @@ impl Program<'_> {
                 let receive = self.connection().receive(slice, *tag);
                 let started = receive
                     .level(manner.level)
-                    .deadlines(Self::deadlines(manner))
+                    .deadlines(self.deadlines(manner))
                     .start();
                 self.receives += 1;
                 let what = What::Receive {
@@ -356,8 +357,8 @@ impl Program<'_> {
                 .notifications
                 .insert((1 - self.side, told), Notified::default());
         }
-        let mut deadlines = Self::deadlines(manner);
         // Notifications wait until the peer's program collects those before them.
+        let mut deadlines = self.deadlines(manner);
         if !notify {
             deadlines.stall = manner.stall;
         }
@@ -407,7 +408,7 @@ impl Program<'_> {
         let get = self.connection().get(slice, &key, (slot * SLOT) as u64);
         let started = get
             .level(manner.level.max(Level::Placed))
-            .deadlines(Self::deadlines(manner))
+            .deadlines(self.deadlines(manner))
             .start();
         // Nothing writes there before it ends: a put to the slot waits, as for one of its own.
         self.started(

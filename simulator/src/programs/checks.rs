@@ -391,10 +391,12 @@ impl Program<'_> {
                 if self.scene.lied {
                     return;
                 }
+                // Who reads the sender's memory late finds what its program has made of it, and says that it failed.
+                let is_late = |byte: u8| byte == SCRIBBLED && self.scene.is_local;
                 let is_part = |whole: &Vec<u8>| {
                     let mut pairs = inner.iter().zip(whole);
                     let rest = inner.get(whole.len()..).unwrap_or_default();
-                    pairs.all(|(byte, of)| *byte == EMPTY || byte == of)
+                    pairs.all(|(byte, of)| *byte == EMPTY || byte == of || is_late(*byte))
                         && rest.iter().all(|byte| *byte == EMPTY)
                 };
                 let is_known = is_empty || candidates.iter().any(is_part);

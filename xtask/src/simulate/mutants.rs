@@ -220,6 +220,13 @@ const MUTANTS: &[Mutant] = &[
         from: "            && self.one_sided.gets.contains_key(&request)\n",
         to: "            && self.one_sided.gets.contains_key(&request)\n            && !MUTANT\n",
     },
+    // What waits behind others stands still, although they move.
+    Mutant {
+        name: "queues-stand-still",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "self.queue_moved(operation).unwrap_or(Time(0))",
+        to: "self.queue_moved(operation).filter(|_| !MUTANT).unwrap_or(Time(0))",
+    },
     // A send that has ended is cancelled, and with it a receive that nobody cancelled.
     Mutant {
         name: "ended-sends-are-cancelled",
@@ -233,6 +240,13 @@ const MUTANTS: &[Mutant] = &[
         file: "crates/tcpx-wire/src/session/ends.rs",
         from: "let soon = now + self.answer_timeout;",
         to: "let soon = now + if MUTANT { self.cancel_timeout } else { self.answer_timeout };",
+    },
+    // A close waits for less time than it was given, and ends what runs.
+    Mutant {
+        name: "closes-early",
+        file: "crates/tcpx-wire/src/session/requests.rs",
+        from: "            until: now + limit,\n",
+        to: "            until: now + if MUTANT { limit.min(Duration::from_secs(5)) } else { limit },\n",
     },
     // A copy that cannot be hurried costs the connection.
     Mutant {

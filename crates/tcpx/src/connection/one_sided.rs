@@ -573,9 +573,6 @@ impl Plan {
     }
 }
 
-/// Operations of a batch that are under way at a time.
-const MOST_AT_ONCE: usize = 256;
-
 /// What of a batch comes later: parts that start when others have ended, and a notification that leaves once
 /// every part has ended here, where only this side knows when that is.
 #[derive(Debug)]
@@ -665,7 +662,7 @@ fn start_parts(
     options: (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
 ) -> Result<Operations, Error> {
-    let later = ready.split_off(ready.len().min(MOST_AT_ONCE));
+    let later = ready.split_off(ready.len().min(core.bounds.parts));
     let is_get = |part: &&Ready| part.kind == OperationKind::Get;
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
@@ -807,13 +804,15 @@ mod tests {
 
     #[test]
     fn a_defect_that_comes_again_ends_all_that_waits() {
-        let scene = Scene::new();
+        const PARTS: usize = 4;
+        let mut scene = Scene::new();
+        scene.core.bounds.parts = PARTS;
         let channel = Arc::clone(&scene.channel);
         let (shared, _peer) = scene.into_shared();
         let connection = Connection::new(Arc::clone(&shared));
-        let memory = Region::host(2 * MOST_AT_ONCE * 8).unwrap();
+        let memory = Region::host(2 * PARTS * 8).unwrap();
         let mut batch = connection.batch();
-        for at in 0..2 * MOST_AT_ONCE {
+        for at in 0..2 * PARTS {
             let slice = memory.slice(at * 8..(at + 1) * 8).unwrap();
             batch = batch.put(slice, &key(), at as u64 * 8);
         }

@@ -16,8 +16,6 @@ use super::tokens::Token;
 use crate::event::{ChunkEvent, Event};
 use crate::sink::Finished;
 
-/// Jobs that one connection has with the copy worker at a time; the others wait in the connection.
-const JOBS_UNDER_WAY: usize = 64;
 /// Pause before a worker is tried again whose queue other connections have filled.
 const QUEUE_RETRY: Duration = Duration::from_millis(1);
 /// Fragments shown in an event.
@@ -173,7 +171,7 @@ impl Core {
     /// Gives the copy worker as many of the jobs that wait as it takes from one connection. A full
     /// queue delays them; any other refusal is a job's result.
     fn submit_waiting(&mut self) {
-        while self.jobs_under_way < JOBS_UNDER_WAY
+        while self.jobs_under_way < self.bounds.jobs
             && let Some(job) = self.waiting_jobs.pop_front()
         {
             let token = job.token;

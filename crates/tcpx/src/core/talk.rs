@@ -6,11 +6,8 @@ use tcpx_wire::session::{Output, Takes};
 use super::Core;
 use crate::error::Error;
 
-/// Frames read at a time before the channels get their turn.
-const FRAMES_AT_A_TIME: usize = 256;
-
 impl Core {
-    /// Reads frames; `true` if there were any.
+    /// Reads frames until the turn has taken its time; `true` if there were any.
     pub(super) fn read_control(&mut self) -> bool {
         match &self.ended {
             // The session is over and waits for its operations to let go of their memory.
@@ -24,7 +21,7 @@ impl Core {
         }
         let mut any = false;
         let heard = self.session.heard();
-        for _ in 0..FRAMES_AT_A_TIME {
+        loop {
             match self.control.receive() {
                 Ok(Some(frame)) => {
                     any = true;

@@ -87,6 +87,7 @@ impl Scene {
             is_addressed: false,
             tag_key: TagKey::new([0; 32]),
             early: VecDeque::new(),
+            bounds: Bounds::default(),
         });
         core.progress();
         Self {

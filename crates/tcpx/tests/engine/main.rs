@@ -5,6 +5,7 @@ mod completions;
 mod examples;
 mod limits;
 mod manual;
+mod many;
 mod tcp;
 mod timeouts;
 mod windows;

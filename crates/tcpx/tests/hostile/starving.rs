@@ -14,10 +14,12 @@ use tcpx_wire::{Level, Role, Tag, TransferId};
 use crate::peer::Peer;
 use crate::{LONG, key, local, pair, tcp};
 
-/// Pieces of a list, no two of which are one run: as many as the other side keeps.
+/// Pieces of a list, no two of which are one run: as many as fit in the memory that a peer may cost.
 const PIECES: u32 = 1 << 18;
+/// As many as a side keeps at most, in four times that memory.
+const MOST_PIECES: u32 = 1 << 20;
 /// Tags that have a count at the other side.
-const TAGS: u64 = 60_000;
+const TAGS: u64 = 80_000;
 /// What tells that everything before it was seen to.
 const MARK: Tag = Tag(u64::MAX);
 /// Gets of a turn, at least.
@@ -37,6 +39,8 @@ struct Hostile {
     transfers: u64,
     steps: u64,
     marks: u64,
+    /// Of its long lists.
+    pieces: u32,
 }
 
 impl Hostile {
@@ -62,8 +66,8 @@ impl Hostile {
     /// The last piece ends behind the window if it is `bad`.
     fn long_list(&self, is_bad: bool) -> PieceList {
         let mut list = PieceList::default();
-        let room = u64::from(PIECES) * 4;
-        for at in 0..u64::from(PIECES) - 1 {
+        let room = u64::from(self.pieces) * 4;
+        for at in 0..u64::from(self.pieces) - 1 {
             let offset = (at * 3 + at % 2) % room;
             list.push(&self.window.at(offset), 1).expect("a piece");
         }
@@ -92,6 +96,7 @@ struct Flood {
     more: fn(&mut Hostile) -> Vec<Frame>,
     /// Each byte is written by itself.
     singly: bool,
+    pieces: u32,
 }
 
 fn nothing(_: &mut Hostile) -> Vec<Frame> {
@@ -128,7 +133,7 @@ fn put(hostile: &mut Hostile) -> Vec<Frame> {
         Frame::Waiting {
             transfer,
             level: Level::Placed,
-            bytes: u64::from(PIECES),
+            bytes: u64::from(hostile.pieces),
             to: Destination::Put {
                 to: Extent::Pieces(0),
                 notified: Notified::No,
@@ -149,7 +154,7 @@ fn bad_get(hostile: &mut Hostile) -> Vec<Frame> {
     vec![Frame::Get {
         request: hostile.step(),
         from: Extent::Pieces(0),
-        bytes: PIECES.into(),
+        bytes: hostile.pieces.into(),
         level: Level::Placed,
         left: TimeLeft::ANY,
     }]
@@ -211,11 +216,14 @@ const FLOODS: [Flood; 8] = [
         |hostile| Hostile::tell(0, &hostile.long_list(false)).collect(),
         put,
     ),
-    flood(
-        "gets of a long list",
-        |hostile| Hostile::tell(0, &hostile.long_list(true)).collect(),
-        bad_get,
-    ),
+    Flood {
+        pieces: MOST_PIECES,
+        ..flood(
+            "gets of a million runs",
+            |hostile| Hostile::tell(0, &hostile.long_list(true)).collect(),
+            bad_get,
+        )
+    },
     flood("lists", nothing, list),
     flood("notifications", notifications, heartbeat),
     flood("acknowledgements", nothing, acknowledgement),
@@ -236,6 +244,7 @@ const fn flood(
         first,
         more,
         singly: false,
+        pieces: PIECES,
     }
 }
 
@@ -290,14 +299,15 @@ fn a_peer_that_asks_for_much_work_does_not_stop_others() {
         return;
     }
     let mut options = tcp(Auth::Key(key()));
-    options.limits.pieces = PIECES;
+    options.limits.pieces = MOST_PIECES;
+    options.limits.tags = 2 * TAGS as u32;
     let (owner, user) = pair(&options, &options);
     let bytes = Region::host(4096).expect("memory");
     let window = owner.expose(bytes.all(), Rights::Get).expect("open");
     let honest = window.key();
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
-    let room = Region::host(PIECES as usize * 4).expect("memory");
+    let room = Region::host(MOST_PIECES as usize * 4).expect("memory");
     for flood in FLOODS {
         let auth = options.auth.clone();
         let connecting = thread::spawn(move || {
@@ -321,6 +331,7 @@ fn a_peer_that_asks_for_much_work_does_not_stop_others() {
             transfers: 0,
             steps: 0,
             marks: 0,
+            pieces: flood.pieces,
         };
         let before = memory();
         let mut first = (flood.first)(&mut hostile);
@@ -380,7 +391,8 @@ fn a_peer_that_asks_for_much_work_does_not_stop_others() {
         let name = flood.name;
         eprintln!("{name}: {best:.1} times as long, {} KiB", cost >> 10);
         assert!(best < f64::from(SLOWER), "{name}: {best:.1} times as long");
-        assert!(cost < MEMORY, "{name}: {} MiB", cost >> 20);
+        let memory = MEMORY * (flood.pieces / PIECES) as usize;
+        assert!(cost < memory, "{name}: {} MiB", cost >> 20);
         hostile
             .peer
             .stream
