@@ -514,7 +514,11 @@ impl Session {
             (Stage::Queued, Origin::Send) => self.send_windows.room_came,
             (Stage::Queued, Origin::Receive { .. }) => return None,
             (Stage::Queued, _) => self.one_sided.credit_came,
-            (Stage::Moving(moving), _) if moving.passed.is_empty() && moving.placed.is_empty() => {
+            // Chunks that were sent may wait in buffers on the way, behind those of others.
+            (Stage::Moving(moving), _)
+                if moving.placed.is_empty()
+                    && (operation.role() == Role::Sender || moving.passed.is_empty()) =>
+            {
                 Time(0)
             }
             _ => return None,
