@@ -279,7 +279,7 @@ impl Plan {
             strict,
             queues,
             stall: if is_slow { 20 * STALL } else { STALL },
-            looks: Duration::from_micros(if is_slow { 10_000 } else { 200 }),
+            looks: Duration::from_micros(if is_slow { 10_000 } else { 1_000 }),
             closes,
             patience: random.pick(&[Duration::from_secs(20), Duration::MAX]),
             lanes,

@@ -31,7 +31,7 @@ pub const SECOND: Nanos = 1_000_000_000;
 const FOREVER: Nanos = 100_000 * SECOND;
 
 /// Calls of one run after which it counts as one that never ends.
-const MOST_CALLS: u64 = 4_000_000;
+const MOST_CALLS: u64 = 12_000_000;
 
 /// Calls in which nothing moves after which some thread counts as one that spins: twice what is never reached.
 const MOST_IDLE_CALLS: u64 = 10_000;
