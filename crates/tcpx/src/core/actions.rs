@@ -194,8 +194,8 @@ impl Core {
         if !held {
             // The lease ends here: from now on the memory is the program's again.
             let ended = take_out(&mut self.operations, &id);
-            if ended.is_some_and(|ended| ended.stopped && kind.is_peers()) {
-                self.stopped_ended();
+            if ended.is_some_and(|ended| ended.may_linger()) {
+                self.lingering_ended();
             }
         }
         if reported {

@@ -31,8 +31,8 @@ pub(crate) struct Exposed {
 pub(super) struct OneSided {
     windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
-    /// Puts and gets of the peer whose memory an operation that ends early still has.
-    pub(super) behind_stopped: Vec<Action>,
+    /// Puts and gets of the peer whose memory an operation still has that may be over for the peer.
+    pub(super) behind_lingering: Vec<Action>,
     /// Operations that [come](Operation::comes).
     coming: usize,
     /// Memory of operations whose bytes travel with their frames.
@@ -115,7 +115,7 @@ impl Core {
         for (_, exposed) in self.one_sided.windows.drain() {
             exposed.uses.revoke();
         }
-        self.one_sided.behind_stopped.clear();
+        self.one_sided.behind_lingering.clear();
         self.one_sided.gathers = Gathers::default();
         self.wakers.extend(self.one_sided.notifications.end());
         self.ended_some = true;
@@ -129,7 +129,7 @@ impl Core {
                 bytes,
             } => {
                 if let Err(error) = self.take_put(transfer, covered, bytes)
-                    && !self.waits_for_stopped(&error, &action)
+                    && !self.waits_for_lingering(&error, &action)
                 {
                     tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a put of the peer is refused");
                     let reason = RefuseReason::MemoryFailed;
@@ -148,7 +148,7 @@ impl Core {
                 level,
             } => {
                 if let Err(error) = self.answer_get(request, covered, bytes, level)
-                    && !self.waits_for_stopped(&error, &action)
+                    && !self.waits_for_lingering(&error, &action)
                 {
                     tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a get of the peer is refused");
                     self.session.refuse_get(request, RefuseReason::MemoryFailed);
@@ -174,14 +174,14 @@ impl Core {
     }
 
     /// Whether the memory may be in use by what the peer has ended, so that what it does there next
-    /// [waits](Self::stopped_ended) for that.
-    fn waits_for_stopped(&mut self, error: &Error, action: &Action) -> bool {
+    /// [waits](Self::lingering_ended) for that.
+    fn waits_for_lingering(&mut self, error: &Error, action: &Action) -> bool {
         let waits =
-            matches!(error, Error::Memory(MemoryError::Busy { .. })) && self.is_stopping_peers();
+            matches!(error, Error::Memory(MemoryError::Busy { .. })) && self.is_any_lingering();
         if waits {
             let limits = self.session.limits();
             let most = limits.puts as usize + limits.gets as usize;
-            let (session, behind) = (&self.session, &mut self.one_sided.behind_stopped);
+            let (session, behind) = (&self.session, &mut self.one_sided.behind_lingering);
             if behind.len() > 2 * most {
                 // Of puts that have ended at the peer meanwhile.
                 behind.retain(|action| match action {
@@ -194,17 +194,16 @@ impl Core {
         waits
     }
 
-    fn is_stopping_peers(&self) -> bool {
-        let mut operations = self.operations.values();
-        operations.any(|one| one.stopped && one.kind.is_peers())
+    fn is_any_lingering(&self) -> bool {
+        self.operations.values().any(Operation::may_linger)
     }
 
-    /// An operation of the peer that ended early has let go of its memory.
-    pub(super) fn stopped_ended(&mut self) {
-        if self.one_sided.behind_stopped.is_empty() || self.is_stopping_peers() {
+    /// An operation that may have been over for the peer has let go of its memory.
+    pub(super) fn lingering_ended(&mut self) {
+        if self.one_sided.behind_lingering.is_empty() || self.is_any_lingering() {
             return;
         }
-        for action in std::mem::take(&mut self.one_sided.behind_stopped) {
+        for action in std::mem::take(&mut self.one_sided.behind_lingering) {
             self.perform_one_sided(action);
         }
     }

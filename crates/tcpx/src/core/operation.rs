@@ -39,6 +39,8 @@ pub(crate) struct Operation {
     pub(crate) outstanding: u32,
     /// The session wants to hear nothing more of it, except that it is quiet.
     pub(crate) stopped: bool,
+    /// A small copy that took too long may have its memory beyond its end at the peer.
+    lingers: bool,
     /// Once nothing points at the memory, it begins anew.
     pub(crate) withdrawn: bool,
     /// The session waits to be told that it is quiet.
@@ -95,6 +97,7 @@ impl Operation {
             state,
             outstanding: 0,
             stopped: false,
+            lingers: false,
             withdrawn: false,
             quiet_owed: false,
             outcome: None,
@@ -115,6 +118,12 @@ impl Operation {
     pub(crate) fn read_by(&mut self, readers: Readers) {
         self.exposed = readers.exposed;
         self.outstanding += readers.copies;
+        self.lingers = readers.copies > 0;
+    }
+
+    /// Of the peer, for which it may be over while something here still has the memory.
+    pub(crate) fn may_linger(&self) -> bool {
+        self.kind.is_peers() && (self.stopped || self.lingers)
     }
 
     /// Nothing points at the memory: what was withdrawn begins anew.

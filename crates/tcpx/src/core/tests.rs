@@ -461,5 +461,5 @@ fn puts_that_end_before_their_memory_is_free_are_forgotten() {
             left: TimeLeft::ANY,
         },
     };
-    begun_and_ended(scene, put, |core| core.one_sided.behind_stopped.len());
+    begun_and_ended(scene, put, |core| core.one_sided.behind_lingering.len());
 }
