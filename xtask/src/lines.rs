@@ -2,8 +2,8 @@
 //!
 //! Product files are the `*.rs` of `crates/*/src` that are not tests: not `tests.rs`, not below a
 //! folder `tests`, `examples` or `benches`. Modules and functions behind `#[cfg(test)]`, [`TEST_FEATURE`] (and
-//! `cfg(loom)` models) do not count, inline or in a file of their own; every other line does, blank ones and
-//! comments too.
+//! `cfg(loom)` models), and what fuzz targets assert, do not count, inline or in a file of their own; every other line
+//! does, blank ones and comments too.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -160,10 +160,16 @@ fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
 fn is_test(line: &str) -> bool {
     line.strip_prefix("#[cfg(").is_some_and(|condition| {
         let condition = condition.strip_prefix("any(test, ").unwrap_or(condition);
-        condition.starts_with(TEST_FEATURE)
-            || ["test)", "all(test", "loom)", "all(loom"]
-                .iter()
-                .any(|start| condition.starts_with(start))
+        [
+            TEST_FEATURE,
+            "fuzzing)",
+            "test)",
+            "all(test",
+            "loom)",
+            "all(loom",
+        ]
+        .iter()
+        .any(|start| condition.starts_with(start))
     })
 }
 
@@ -175,6 +181,8 @@ mod tests {
     fn tests_and_models_do_not_count() {
         let text = "//! Doc.\nfn one() {}\n\n#[cfg(test)]\nmod tests;\n#[cfg(all(test, not(loom)))]\nmod tests {\n    fn two() {\n    }\n}\nfn three() {\n}\n";
         assert_eq!(product_lines(text), 5);
+        let text = "#[cfg(any(test, fuzzing))]\npub mod fuzzing;\nmod one;\n";
+        assert_eq!(product_lines(text), 1);
         assert_eq!(
             product_lines("struct A {\n    #[cfg(test)]\n    field: u8,\n    other: u8,\n}\n"),
             3

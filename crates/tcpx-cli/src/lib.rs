@@ -17,8 +17,8 @@ mod env;
 mod environment;
 mod error;
 mod files;
-#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod generate;
 mod host;

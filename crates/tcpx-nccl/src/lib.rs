@@ -18,8 +18,8 @@ mod device;
 mod dialer;
 mod environment;
 mod error;
-#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod handle;
 mod header;

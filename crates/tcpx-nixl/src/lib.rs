@@ -22,8 +22,8 @@ mod bytes;
 mod config;
 mod conn;
 mod flight;
-#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod guard;
 mod info;
