@@ -128,8 +128,10 @@ pub(crate) enum Command {
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
     #[command(after_help = "Examples:\n  eval \"$(tcpx env nccl)\"")]
     Env(env::EnvArgs),
-    /// Show what a plugin file exports, and move messages of every size through it.
-    #[command(after_help = "Examples:\n  tcpx plugin /usr/local/lib/libnccl-net.so")]
+    /// Show what a plugin file exports, start it, and list its devices.
+    #[command(
+        after_help = "Examples:\n  tcpx plugin /usr/local/lib/libnccl-net.so\n  tcpx demo --plugin /usr/local/lib/libnccl-net.so    # moves messages through it"
+    )]
     Plugin(plugin::PluginArgs),
     /// Write manual pages and shell completions to a folder.
     #[command(hide = true)]
@@ -183,15 +185,6 @@ impl Cli {
         }
         let network = &self.link()?.network;
         is_plugin(network).then_some(network.plugin_file())
-    }
-
-    /// The variables that the person gives the plugin by flags.
-    pub(crate) fn plugin_env(&self) -> &[(String, String)] {
-        match &self.command {
-            Command::Plugin(args) => &args.plugin_env,
-            Command::Demo(args) => &args.plugin_env,
-            _ => self.link().map_or(&[], |link| &link.network.plugin_env),
-        }
     }
 
     /// How the command is linked, if it has a connection.

@@ -35,20 +35,6 @@ type Wanted = (&'static str, &'static str, bool);
 
 /// Starts this program anew if the command needs variables that are not set; returns if it needs none.
 pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
-    let given: BTreeMap<&str, &str> = cli
-        .plugin_env()
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.as_str()))
-        .collect();
-    if given
-        .iter()
-        .any(|(name, value)| std::env::var_os(name).is_none_or(|set| set != *value))
-    {
-        // First of all: what this program chooses depends on what the person has set.
-        let mut names = set_by_us();
-        names.retain(|name| !given.contains_key(name.as_str()));
-        return Err(start_anew(&names, &given, None));
-    }
     let vendor = vendor_settings(cli);
     let mut missing: BTreeMap<&str, &str> = vendor
         .iter()
@@ -59,14 +45,13 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
     for (name, value, replaces) in wanted(cli) {
         let is_missing = match std::env::var_os(name) {
             None => true,
-            Some(set) => replaces && set != value && !given.contains_key(name),
+            Some(set) => replaces && set != value,
         };
         if is_missing {
             missing.insert(name, value);
         }
     }
-    let is_plugins = given.contains_key(KEY_VARIABLE);
-    let key = std::env::var_os(KEY_VARIABLE).filter(|_| drives_plugin(cli) && !is_plugins);
+    let key = std::env::var_os(KEY_VARIABLE).filter(|_| drives_plugin(cli));
     if missing.is_empty() && key.is_none() {
         report(&vendor);
         return Ok(());

@@ -1,19 +1,16 @@
-//! `tcpx plugin`: what a plugin file exports, and whether messages go through it whole.
+//! `tcpx plugin`: what a plugin file exports, whether it starts, and its devices.
 //!
-//! The file is read before anything of it runs; then a process of its own loads and drives it, because a plugin may
+//! The file is read before anything of it runs; then a process of its own loads and starts it, because a plugin may
 //! hang, crash, or end its process.
 
 pub(crate) mod events;
 pub(crate) mod part;
-mod self_test;
 mod watch;
-
-use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::json;
 
-use self::events::{Count, Device, Event, InUse, Moved};
+use self::events::{Device, Event, InUse};
 use self::watch::Watched;
 use crate::args::plugin::PluginArgs;
 use crate::error::Error;
@@ -22,7 +19,6 @@ use crate::output::json::Told;
 use crate::output::say::{aside, one_line, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::contents::{Contents, PluginKind};
-use crate::sizes::Size;
 use crate::vendor_environment::{Setting, for_google};
 
 /// Everything that was found; `docs/plugin-check.md` describes it.
@@ -35,8 +31,6 @@ struct Report<'a> {
     variables: &'a [Setting],
     in_use: Option<InUse>,
     devices: Vec<Device>,
-    self_test: Vec<Moved>,
-    calls: BTreeMap<String, Count>,
     log: Vec<String>,
 }
 
@@ -47,7 +41,7 @@ struct Table<'a> {
     name: Option<&'a str>,
 }
 
-/// Reads the file, drives the plugin, and shows both.
+/// Reads the file, starts the plugin, and shows both.
 pub(crate) fn run(args: &PluginArgs) -> Result<Told, Error> {
     let host = RealHost::default();
     let contents = match host.contents(&args.path) {
@@ -85,13 +79,11 @@ impl<'a> Report<'a> {
             variables,
             in_use: None,
             devices: Vec::new(),
-            self_test: Vec::new(),
-            calls: BTreeMap::new(),
             log: Vec::new(),
         }
     }
 
-    /// Has another process drive the plugin and takes note of what it tells.
+    /// Has another process start the plugin and takes note of what it tells.
     fn drive(&mut self, args: &PluginArgs) -> Result<(), Error> {
         let mut watched = Watched::start(args, self.variables)?;
         loop {
@@ -99,8 +91,6 @@ impl<'a> Report<'a> {
                 Ok(Event::Doing { .. } | Event::Failed { .. }) => {}
                 Ok(Event::Loaded(in_use)) => self.in_use = Some(in_use),
                 Ok(Event::Devices(devices)) => self.devices = devices,
-                Ok(Event::Moved(moved)) => self.self_test.push(moved),
-                Ok(Event::Calls(calls)) => self.calls = calls,
                 Ok(Event::Passed) => return Ok(()),
                 Err(error) => {
                     self.log = watched.log();
@@ -138,24 +128,6 @@ impl<'a> Report<'a> {
         if !self.devices.is_empty() {
             self.show_devices();
         }
-        if let Some(largest) = self.self_test.iter().map(|moved| moved.bytes).max() {
-            let total: usize = self.self_test.iter().map(|moved| moved.bytes).sum();
-            say!(
-                "  moved    {} messages of up to {}, {} in all; every byte compared",
-                self.self_test.len(),
-                Size(largest as u64),
-                Size(total as u64),
-            );
-        }
-        if !self.calls.is_empty() {
-            let calls = self.calls.iter().map(|(name, count)| match count.failed {
-                0 => format!("{name} {}", count.calls),
-                failed => format!("{name} {} ({failed} failed)", count.calls),
-            });
-            for (at, line) in lines_of(calls).iter().enumerate() {
-                say!("  {:8} {line}", if at == 0 { "calls" } else { "" });
-            }
-        }
         for line in &self.log {
             aside!("  log: {line}");
         }
@@ -179,41 +151,5 @@ impl<'a> Report<'a> {
             ]);
         }
         say!("{}", indented(&list, "  ").trim_end());
-    }
-}
-
-/// A list in lines that fit 80 columns beside its heading.
-fn lines_of(items: impl Iterator<Item = String>) -> Vec<String> {
-    const COLUMNS: usize = 68;
-    let mut lines = vec![String::new()];
-    for item in items {
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => line.push_str(&item),
-            Some(line) if line.len() + item.len() + 2 <= COLUMNS => {
-                line.push_str(", ");
-                line.push_str(&item);
-            }
-            line => {
-                if let Some(line) = line {
-                    line.push(',');
-                }
-                lines.push(item);
-            }
-        }
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_list_breaks_between_its_items() {
-        let items = (0..30).map(|number| format!("call{number} {}", number * 1000));
-        let lines = lines_of(items.clone());
-        assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= 69));
-        assert_eq!(lines.join(" "), items.collect::<Vec<_>>().join(", "));
-        assert_eq!(lines_of(std::iter::once("one".to_owned())), ["one"]);
     }
 }

@@ -15,9 +15,6 @@ pub(crate) struct DemoArgs {
     /// Plugin file for the historic path [default: our own, beside the program].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Set this variable for the plugin before it is loaded; it wins over the environment and over what tcpx chooses. May be given again.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = super::link::assignment)]
-    pub(crate) plugin_env: Vec<(String, String)>,
     /// Fail if there is no progress for this long.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,

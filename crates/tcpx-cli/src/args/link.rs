@@ -91,9 +91,6 @@ pub(crate) struct NetworkArgs {
     /// Device of the plugin, counted from 0.
     #[arg(hide = true, long, value_name = "N", default_value_t = 0)]
     pub(crate) plugin_device: usize,
-    /// Set this variable for the plugin before it is loaded; it wins over the environment and over what tcpx chooses. May be given again.
-    #[arg(hide = true, long, value_name = "NAME=VALUE", value_parser = assignment)]
-    pub(crate) plugin_env: Vec<(String, String)>,
     /// Data channels (plugin) or TCP lanes (tcp) [default: 1 channel; lanes to suit the host].
     #[arg(long, value_name = "N", env = "UCCL_TCPX_NUM_CHANNELS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) channels: Option<u16>,
@@ -210,14 +207,6 @@ pub(super) fn abi(text: &str) -> Result<u8, String> {
     match text.strip_prefix('v').unwrap_or(text).parse() {
         Ok(version @ 5..=12) => Ok(version),
         _ => Err(format!("expected one of v5 to v12, got `{text}`")),
-    }
-}
-
-/// `NAME=VALUE`; the value may be empty, which counts as unset.
-pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(format!("expected NAME=VALUE, got `{text}`")),
     }
 }
 

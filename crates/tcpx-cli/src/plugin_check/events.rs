@@ -1,8 +1,6 @@
-//! What the process that drives the plugin tells the one that watches it: lines of JSON, on a pipe of their own.
+//! What the process that starts the plugin tells the one that watches it: lines of JSON, on a pipe of their own.
 
-use std::collections::BTreeMap;
-
-use nccl_net::{CallError, DeviceOffload, HostError, LoadError, Properties};
+use nccl_net::{DeviceOffload, HostError, LoadError, Properties};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -17,10 +15,6 @@ pub(crate) enum Event {
     Loaded(InUse),
     /// Every device.
     Devices(Vec<Device>),
-    /// A message arrived as it was sent.
-    Moved(Moved),
-    /// How often each call was made, and how often it failed.
-    Calls(BTreeMap<String, Count>),
     /// The end, in failure.
     Failed { what: String, hint: String },
     /// The end, in success.
@@ -65,21 +59,6 @@ pub(crate) struct Device {
     pub(crate) plane_id: Option<i16>,
 }
 
-/// A message of the self-test.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Moved {
-    pub(crate) bytes: usize,
-    pub(crate) requests: usize,
-}
-
-/// Calls of one name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Count {
-    pub(crate) calls: u64,
-    /// Those that returned something other than 0.
-    pub(crate) failed: u64,
-}
-
 impl Event {
     pub(crate) fn to_line(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string(self)
@@ -104,14 +83,9 @@ impl From<Error> for Event {
 
 /// What a failure of the plugin host means, apart from what to do.
 pub(super) fn of_host(error: HostError) -> Error {
-    match &error {
-        HostError::Call(call) => of_call(*call),
-        other => split(&other.to_string(), ": "),
-    }
-}
-
-/// What a failed call means, apart from what to do.
-pub(super) fn of_call(call: CallError) -> Error {
+    let HostError::Call(call) = &error else {
+        return split(&error.to_string(), ": ");
+    };
     let check = call
         .check()
         .map_or_else(String::new, |id| format!(" [{id}]"));

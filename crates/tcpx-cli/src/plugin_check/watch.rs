@@ -1,4 +1,4 @@
-//! Watching the process that drives the plugin: its events, its end, and its time.
+//! Watching the process that starts the plugin: its events, its end, and its time.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -47,7 +47,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Starts the process with the variables that the plugin needs.
     pub(super) fn start(args: &PluginArgs, settings: &[Setting]) -> Result<Self, Error> {
-        let failed = Error::process("start the process that drives the plugin");
+        let failed = Error::process("start the process for the plugin");
         let (heard, told) = std::io::pipe().map_err(failed)?;
         let mut command = Command::new(environment::own_program());
         command.arg("plugin-part");
@@ -56,8 +56,6 @@ impl Watched {
         }
         command.arg(if is_debug() { "--debug" } else { "--verbose" });
         command
-            .arg(format!("--device={}", args.plugin_device))
-            .arg(format!("--timeout-ms={}", args.timeout.0.as_millis()))
             .arg("--")
             // The dynamic linker looks elsewhere for a name without a folder.
             .arg(args.path.canonicalize().map_err(failed)?)
@@ -185,9 +183,6 @@ fn mark(step: &str) -> &'static str {
     match step {
         "loading the file" => " [TCPX-D011]",
         "init" => " [TCPX-D033]",
-        "connect and accept" => " [TCPX-D032]",
-        "regMr" => " [TCPX-D030]",
-        _ if step.starts_with("moving ") => " [TCPX-D034]",
         _ => "",
     }
 }

@@ -9,7 +9,7 @@ use tcpx_tests::{bad_plugin, double, habits, plugin_file};
 
 use crate::support::{Ended, Running, Server, tcpx};
 
-/// A busy host may take long over 64 MiB of random bytes.
+/// A busy host may take long.
 const PATIENT: [&str; 2] = ["--timeout", "5m"];
 
 fn check(path: &Path, more: &[&str]) -> Ended {
@@ -35,18 +35,6 @@ fn our_own_plugin_passes_with_every_table_it_has() {
     let all = json(check(plugin_file::path(), &["--json"]).assert_code(0));
     assert_eq!(all["ok"], true);
     assert_eq!(all["kind"], "our own");
-    let moved = all["self_test"].as_array().expect("messages");
-    let sizes: Vec<u64> = moved
-        .iter()
-        .filter_map(|one| one["bytes"].as_u64())
-        .collect();
-    for size in [0, 1, 4097, 64 << 20] {
-        assert!(sizes.contains(&size), "{sizes:?}");
-    }
-    assert!(
-        moved.iter().any(|one| one["requests"].as_u64() > Some(16)),
-        "{moved:?}"
-    );
     let device = &all["devices"][0];
     for property in [
         "max_coll_bytes",
@@ -72,16 +60,7 @@ fn fields(value: &Value, into: &mut BTreeSet<String>) {
     match value {
         Value::Object(object) => object.iter().for_each(|(name, value)| {
             into.insert(name.clone());
-            // Names of calls are the plugin's.
-            if name != "calls" || !value.is_object() {
-                fields(value, into);
-            } else {
-                let counts = value
-                    .as_object()
-                    .into_iter()
-                    .flat_map(|counts| counts.values());
-                counts.take(1).for_each(|count| fields(count, into));
-            }
+            fields(value, into);
         }),
         Value::Array(list) => list.iter().for_each(|value| fields(value, into)),
         _ => {}
@@ -127,41 +106,15 @@ fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
         .assert_code(0)
         .assert_says("Google's GPUDirectTCPX; tables v7")
         .assert_says("variable NCCL_DYNAMIC_CHUNK_SIZE=524288 (needed)")
-        .assert_says("every byte compared")
         .assert_says("plugin: PASSED");
-}
-
-#[test]
-fn a_variable_by_flag_wins_over_the_environment_and_ours() {
-    const CHUNK: &str = "NCCL_DYNAMIC_CHUNK_SIZE";
-    let flag = format!("--plugin-env={CHUNK}=262144");
-    let path = double::path().to_str().expect("text");
-    for more in [&[][..], &[flag.as_str()]] {
-        let mut command = tcpx(&[&["plugin", path], &PATIENT[..], more].concat());
-        command.env(CHUNK, "131072");
-        let value = if more.is_empty() { 131_072 } else { 262_144 };
-        Running::start(command)
-            .end()
-            .assert_code(0)
-            .assert_says(&format!("variable {CHUNK}={value} (yours)"));
-    }
-    check(double::path(), &["--plugin-env", "=1"])
-        .assert_code(2)
-        .assert_complains("expected NAME=VALUE");
 }
 
 #[test]
 fn over_loopback_no_zero_copy_is_asked_for_unless_you_do() {
     const ZERO_COPY: &str = "NCCL_MIN_ZCOPY_SIZE";
-    let flag = format!("--plugin-env={ZERO_COPY}=16384");
-    for (yours, more, value, origin) in [
-        (None, &[][..], "0", "detected"),
-        (Some("8192"), &[], "8192", "yours"),
-        (None, &[flag.as_str()], "16384", "yours"),
-        (Some("8192"), &[flag.as_str()], "16384", "yours"),
-    ] {
+    for (yours, value, origin) in [(None, "0", "detected"), (Some("8192"), "8192", "yours")] {
         let path = double::path().to_str().expect("text");
-        let mut command = tcpx(&[&["plugin", path, "--json"], &PATIENT[..], more].concat());
+        let mut command = tcpx(&[&["plugin", path, "--json"], &PATIENT[..]].concat());
         command.env("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "lo");
         command.envs(yours.map(|value| (ZERO_COPY, value)));
         let ended = Running::start(command).end();
@@ -185,22 +138,6 @@ fn an_interface_of_yours_stays_in_the_demo_of_a_vendor_s_plugin() {
     ended
         .assert_code(0)
         .assert_complains("NCCL_SOCKET_IFNAME=^docker (yours: ");
-}
-
-#[test]
-fn a_variable_by_flag_reaches_the_plugin_of_every_command() {
-    let path = bad_plugin::path().to_str().expect("text");
-    let variable = format!("{}=init-fails", bad_plugin::WAY);
-    let link = ["--plugin", path, "--insecure", "--timeout", "10s"];
-    for command in [
-        &["plugin", path][..],
-        &[&["transfer", "server", "--host"], &link[..]].concat(),
-    ] {
-        Running::start(tcpx(&[command, &["--plugin-env", &variable]].concat()))
-            .end()
-            .assert_code(1)
-            .assert_complains("init returned 3");
-    }
 }
 
 /// The double behind a plugin that has `habits`.
@@ -229,24 +166,6 @@ fn a_function_that_init_leaves_out_is_named() {
     let error = report["error"]["what"].to_string();
     assert!(error.contains("no test after init"), "{error}");
     assert_eq!(report["error"]["check"], "TCPX-D013");
-}
-
-#[test]
-fn a_comm_that_listen_leaves_out_is_named() {
-    let report = json(check_habits("null-listen").assert_code(1));
-    let error = report["error"]["what"].to_string();
-    assert!(error.contains("listen succeeded without a comm"), "{error}");
-    assert_eq!(report["error"]["where"], "listen");
-}
-
-#[test]
-fn a_receive_that_waits_for_its_send_passes() {
-    check_habits("receive-after-send").assert_code(0);
-}
-
-#[test]
-fn a_close_that_waits_for_the_other_end_passes() {
-    check_habits("closes-together").assert_code(0);
 }
 
 #[test]
@@ -378,7 +297,7 @@ fn impossible_and_missing_devices_are_named() {
         .assert_complains("reports 2147483647 devices");
     check_bad("no-devices", &[])
         .assert_code(1)
-        .assert_complains("the plugin has no device 0: it has 0")
+        .assert_complains("the plugin has no devices")
         .assert_complains("hint: it found no interface that it can use");
 }
 
@@ -413,35 +332,11 @@ fn start_double(variable: &str, value: &str, timeout: [&str; 2], more: &[&str]) 
 }
 
 #[test]
-fn a_plugin_that_moves_messages_passes_with_its_devices_and_properties_told() {
+fn a_plugin_that_starts_passes_with_its_devices_told() {
     let all = json(check(double::path(), &["--json"]).assert_code(0));
     assert_eq!(all["ok"], true);
     assert_eq!(all["in_use"]["version"], 7);
     assert_eq!(all["devices"].as_array().expect("devices").len(), 1);
-    let moved = all["self_test"].as_array().expect("messages");
-    let sizes = moved.iter().filter_map(|one| one["bytes"].as_u64());
-    let sizes: Vec<_> = sizes.collect();
-    assert_eq!(
-        (sizes.iter().min(), sizes.iter().max()),
-        (Some(&0), Some(&(64 << 20)))
-    );
-    for call in [
-        "init",
-        "devices",
-        "getProperties",
-        "listen",
-        "isend",
-        "irecv",
-        "irecvConsumed",
-        "closeRecv",
-    ] {
-        assert!(
-            all["calls"][call]["calls"].as_u64() > Some(0),
-            "{call}: {}",
-            all["calls"]
-        );
-        assert_eq!(all["calls"][call]["failed"], 0, "{call}");
-    }
 }
 
 #[test]
@@ -451,16 +346,6 @@ fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
         (Call::Init, "init", 3, "TCPX-D033"),
         (Call::Devices, "devices", 2, ""),
         (Call::Properties, "getProperties", 4, ""),
-        (Call::Listen, "listen", 3, ""),
-        (Call::Connect, "connect", 3, "TCPX-D032"),
-        (Call::Accept, "accept", 3, "TCPX-D032"),
-        (Call::RegMr, "regMr", 3, "TCPX-D030"),
-        (Call::Isend, "isend", 3, "TCPX-D036"),
-        (Call::Irecv, "irecv", 3, "TCPX-D036"),
-        (Call::Test, "test", 2, "TCPX-D031"),
-        (Call::Consumed, "irecvConsumed", 3, ""),
-        (Call::CloseSend, "closeSend", 5, ""),
-        (Call::CloseRecv, "closeRecv", 6, ""),
     ];
     for (call, name, code, id) in cases {
         let fault = double::fault_value(call, code, 0);
@@ -481,48 +366,6 @@ fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
                 .as_str()
                 .is_some_and(|hint| !hint.is_empty()),
             "{name}"
-        );
-    }
-}
-
-#[test]
-fn an_error_from_a_call_that_gives_something_back_is_no_pass() {
-    use double::Call;
-    for (call, words) in [
-        (Call::DeregMr, "deregMr failed 2 of 2 times"),
-        (Call::CloseListen, "closeListen failed 1 of 1 times"),
-    ] {
-        start_double(
-            double::FAULT_VARIABLE,
-            &double::fault_value(call, 2, 0),
-            PATIENT,
-            &[],
-        )
-        .end()
-        .assert_code(1)
-        .assert_says("every byte compared")
-        .assert_complains(words)
-        .assert_says("plugin: FAILED");
-    }
-}
-
-#[test]
-fn a_plugin_that_lies_does_not_pass() {
-    use double::Lie;
-    for (lie, words) in [
-        (Lie::SizeShort, ""),
-        (Lie::SizeLong, "reports 1 bytes for a request of 0"),
-        (Lie::SizeNegative, "-7"),
-        (Lie::DoneEarly, ""),
-    ] {
-        let number = (lie as i32).to_string();
-        let ended = start_double(double::LIE_VARIABLE, &number, PATIENT, &["--json"]).end();
-        ended.assert_code(1);
-        let report = json(&ended);
-        let error = report["error"]["what"].to_string();
-        assert!(
-            report["ok"] == false && error.contains(words),
-            "{lie:?}: {error}"
         );
     }
 }
