@@ -12,8 +12,13 @@ use crate::double;
 /// Far beyond what anything in this process takes.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// The double of Google's plugin as a network of this process.
+/// The double of Google's plugin as a network of this process, with host memory in the place of a GPU's.
 pub fn double_network() -> Arc<dyn Network> {
+    double_network_of(PluginMemory::StandIn)
+}
+
+/// The double for one kind of memory: a process starts it once, and what the first caller wants holds.
+pub fn double_network_of(memory: PluginMemory) -> Arc<dyn Network> {
     static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
     NETWORK
         .get_or_init(|| {
@@ -21,7 +26,7 @@ pub fn double_network() -> Arc<dyn Network> {
                 path: double::path().to_owned(),
                 abi: None,
                 device: 0,
-                memory: PluginMemory::StandIn,
+                memory,
             };
             Arc::new(PluginNetwork::load(options).expect("the double starts"))
         })

@@ -20,6 +20,16 @@ pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Bytes of their own at each call.
+///
+/// # Panics
+/// The system has none.
+pub fn random(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    getrandom::fill(&mut bytes).expect("the system has random bytes");
+    bytes
+}
+
 /// Page-aligned host memory, as registration of CUDA memory demands of its stand-in.
 #[derive(Debug)]
 pub struct Pages {

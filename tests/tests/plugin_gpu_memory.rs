@@ -1,13 +1,14 @@
 //! GPU memory over the double of Google's plugin: it scatters payload over a pool in memory of the GPU, or in pinned
 //! memory that the GPU reads, and we unpack it. A CUDA driver in this process's memory takes the GPU's place.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use tcpx::{Connection, Gpu, Level, Region, RegionSlice, UnpackMethod};
 use tcpx_memory::fake_driver;
-use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_net::PluginMemory;
 use tcpx_tests::double::{self, PoolPlace};
-use tcpx_tests::pair::{Listening, close};
+use tcpx_tests::pair::{Listening, close, double_network_of};
+use tcpx_tests::support::random;
 
 const POISON: u8 = 0xA5;
 /// Bytes behind each destination that nothing may touch.
@@ -19,20 +20,6 @@ fn gpu() -> Gpu {
     Gpu::open(0).expect("the fake")
 }
 
-fn network(gpu: &Gpu) -> Arc<PluginNetwork> {
-    static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
-    let load = || {
-        let options = PluginOptions {
-            path: double::path().to_owned(),
-            abi: None,
-            device: 0,
-            memory: PluginMemory::Gpu(gpu.clone()),
-        };
-        Arc::new(PluginNetwork::load(options).expect("the double starts"))
-    };
-    Arc::clone(NETWORK.get_or_init(load))
-}
-
 fn pair(gpu: &Gpu, channels: u16, method: UnpackMethod) -> (Connection, Connection) {
     let configure = |options: &mut tcpx::Options| {
         options.gpu = Some(gpu.clone());
@@ -40,13 +27,8 @@ fn pair(gpu: &Gpu, channels: u16, method: UnpackMethod) -> (Connection, Connecti
         options.unpack = Some(method);
         options.eager_limit = 0;
     };
-    Listening::new(network(gpu), configure, configure).connect()
-}
-
-fn random(len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    getrandom::fill(&mut bytes).expect("randomness");
-    bytes
+    let network = double_network_of(PluginMemory::Gpu(gpu.clone()));
+    Listening::new(network, configure, configure).connect()
 }
 
 /// Memory of the GPU, or of the host without one.

@@ -2,28 +2,12 @@
 //! started once, for one kind of memory.
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tcpx::{Connection, Deadlines, Error, Level, Region, Report};
-use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_net::PluginMemory;
 use tcpx_tests::double::{self, Lie};
-use tcpx_tests::pair::{LONG, Listening, close};
-
-fn network() -> Arc<dyn Network> {
-    static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
-    NETWORK
-        .get_or_init(|| {
-            let options = PluginOptions {
-                path: double::path().to_owned(),
-                abi: None,
-                device: 0,
-                memory: PluginMemory::Host,
-            };
-            Arc::new(PluginNetwork::load(options).unwrap())
-        })
-        .clone()
-}
+use tcpx_tests::pair::{LONG, Listening, close, double_network_of};
 
 fn connected() -> (Connection, Connection) {
     let one_channel = |options: &mut tcpx::Options| {
@@ -34,7 +18,8 @@ fn connected() -> (Connection, Connection) {
             total: None,
         };
     };
-    Listening::new(network(), one_channel, one_channel).connect()
+    let network = double_network_of(PluginMemory::Host);
+    Listening::new(network, one_channel, one_channel).connect()
 }
 
 /// The receiver's end, and whether every byte is there.

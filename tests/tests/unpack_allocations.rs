@@ -1,47 +1,23 @@
 //! Once warmed, a chunk that is received in fragments and unpacked needs no new memory.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-
-use tcpx::{Auth, Connection, Endpoint, Key, Options, Region, UnpackMethod};
-use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
+use tcpx::{Options, Region, UnpackMethod};
 use tcpx_tests::counting::Counting;
 use tcpx_tests::double;
+use tcpx_tests::pair::{Listening, close, double_network};
 
-const LONG: Duration = Duration::from_secs(60);
 const CHUNK: usize = 512 << 10;
 
 // The double, which is C, is not counted.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn pair() -> (Connection, Connection) {
-    let network = PluginNetwork::load(PluginOptions {
-        path: Path::new(double::path()).to_owned(),
-        abi: None,
-        device: 0,
-        memory: PluginMemory::StandIn,
-    });
-    let network = Arc::new(network.expect("the double starts"));
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let mut options = Options::new(network, Auth::Key(key));
-    options.unpack = Some(UnpackMethod::Kernel);
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let server = Endpoint::listen(address, options.clone()).expect("a free port");
-    let address = server.local_addr();
-    let client = thread::spawn(move || Endpoint::connect(address, &options).expect("it listens"));
-    let accepted = server.accept(LONG).expect("the client connects");
-    (accepted, client.join().expect("no panic"))
-}
-
 #[test]
 fn chunks_of_a_long_transfer_allocate_nothing_once_warm() {
     const SHORT: usize = 16;
     const LONGER: usize = 144;
     let _serial = double::serial();
-    let (server, client) = pair();
+    let by_kernel = |options: &mut Options| options.unpack = Some(UnpackMethod::Kernel);
+    let (server, client) = Listening::new(double_network(), by_kernel, by_kernel).connect();
     let source = Region::host(LONGER * CHUNK).expect("memory");
     let destination = Region::host(LONGER * CHUNK).expect("memory");
     let transfer = |chunks: usize| {
@@ -69,6 +45,5 @@ fn chunks_of_a_long_transfer_allocate_nothing_once_warm() {
         "{more} allocations for {} chunks more",
         LONGER - SHORT
     );
-    client.close(LONG).expect("an orderly goodbye");
-    server.close(LONG).expect("an orderly goodbye");
+    close(server, client);
 }

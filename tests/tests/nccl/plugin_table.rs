@@ -4,16 +4,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::time::{Duration, Instant};
 
 use nccl_net::constants::{
     NET_DEVICE_HOST, NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION, PTR_HOST,
 };
 use nccl_net::device::RawDeviceHandle;
 use nccl_net::tables::NetV7;
+use tcpx_tests::nccl_link::until;
 use tcpx_tests::{child, plugin_file};
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connected pair with 4096 registered bytes on each side.
 struct Bare {
@@ -24,18 +22,6 @@ struct Bare {
     send_memory: *mut c_void,
     receive_memory: *mut c_void,
     device: Box<RawDeviceHandle>,
-}
-
-#[track_caller]
-fn until(what: &str, mut attempt: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !attempt() {
-        assert!(
-            Instant::now() < deadline,
-            "{what}: nothing after {PATIENCE:?}"
-        );
-        std::thread::yield_now();
-    }
 }
 
 impl Bare {

@@ -1,19 +1,12 @@
 //! The engine over the double of Google's plugin: fragments, small pools, consumption in order.
 
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
 
-use tcpx::{
-    Auth, Connection, Endpoint, Event, Key, Level, Observer, Options, ProgressMode, Region,
-    UnpackMethod,
-};
+use tcpx::{Connection, Event, Level, Observer, Options, ProgressMode, Region, UnpackMethod};
 use tcpx_tests::double;
-use tcpx_tests::pair::{Listening, double_network};
+use tcpx_tests::pair::{LONG, Listening, double_network};
 use tcpx_tests::process::wait;
 use tcpx_tests::scenario::sizes_up_to;
-
-const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Fragments(Mutex<Vec<usize>>);
@@ -27,15 +20,7 @@ impl Observer for Fragments {
 }
 
 fn pair(configure: impl Fn(&mut Options)) -> (Connection, Connection) {
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let mut options = Options::new(double_network(), Auth::Key(key));
-    configure(&mut options);
-    let address = "127.0.0.1:0".parse().expect("an address");
-    let server = Endpoint::listen(address, options.clone()).expect("a free port");
-    let address = server.local_addr();
-    let client = thread::spawn(move || Endpoint::connect(address, &options).expect("it listens"));
-    let accepted = server.accept(LONG).expect("the client connects");
-    (accepted, client.join().expect("no panic"))
+    Listening::new(double_network(), &configure, &configure).connect()
 }
 
 fn random_region(len: usize) -> (Region, Vec<u8>) {

@@ -108,22 +108,6 @@ fn errors_are_in_the_object_too() {
 }
 
 #[test]
-fn json_that_cannot_be_written_is_an_error() {
-    for arguments in [
-        &["devices", "--json"][..],
-        &["doctor", "--json"],
-        &["env", "tcpx", "--json"],
-    ] {
-        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
-        let status = tcpx(arguments)
-            .stdout(full.expect("/dev/full"))
-            .stderr(std::process::Stdio::null())
-            .status();
-        assert_eq!(status.expect("it runs").code(), Some(1), "{arguments:?}");
-    }
-}
-
-#[test]
 fn log_lines_have_a_time_and_a_form() {
     let server = Server::start(tcpx(&["connection", "server", "-v"]));
     let client = server.client(&["connection"], &["-v", "--log-format", "json"]);
