@@ -65,7 +65,7 @@ pub fn accepted(table: &dyn Calls, listen: Opaque) -> Opaque {
 }
 
 /// Leaves a handle in a file for another process.
-pub fn leave(file: &Path, handle: &[u8; 128]) {
+pub fn leave_handle(file: &Path, handle: &[u8; 128]) {
     let writing = file.with_extension("writing");
     std::fs::write(&writing, handle).expect("a folder of the test's");
     std::fs::rename(&writing, file).expect("a folder of the test's");

@@ -16,7 +16,11 @@ pub struct Panicking {
 
 impl Panicking {
     /// Every poll and close after `receives` receives were posted or chunks placed panics, `times` times in all.
-    pub fn after(inner: Arc<dyn Network>, receives: usize, times: usize) -> Arc<dyn Network> {
+    pub fn after_receives(
+        inner: Arc<dyn Network>,
+        receives: usize,
+        times: usize,
+    ) -> Arc<dyn Network> {
         let tamper = Self {
             receives_left: receives,
             times: Arc::new(AtomicUsize::new(times)),

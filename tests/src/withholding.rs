@@ -14,7 +14,7 @@ pub struct Withholding {
 
 impl Withholding {
     /// Each channel of `inner` consumes `consumes` receives.
-    pub fn after(inner: Arc<dyn Network>, consumes: usize) -> Arc<dyn Network> {
+    pub fn after_consumes(inner: Arc<dyn Network>, consumes: usize) -> Arc<dyn Network> {
         Tampered::network(inner, Self { left: consumes })
     }
 }

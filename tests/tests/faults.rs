@@ -43,13 +43,13 @@ fn show(what: &str, mut times: Vec<Duration>) {
     };
     let [median, p90, p99, most] = [50, 90, 99, 100].map(at);
     let times = times.len();
-    tell(json!({
+    print_figures(json!({
         "what": what, "times": times,
         "median_ms": median, "p90_ms": p90, "p99_ms": p99, "most_ms": most,
     }));
 }
 
-fn tell(figures: serde_json::Value) {
+fn print_figures(figures: serde_json::Value) {
     println!("{figures}");
 }
 
@@ -318,7 +318,7 @@ fn random_transfers_leave_nothing_behind() {
         });
     }
     let held = |(bytes, descriptors, threads): (u64, usize, usize)| json!({ "mib": bytes >> 20, "descriptors": descriptors, "threads": threads });
-    tell(json!({
+    print_figures(json!({
         "what": "random transfers", "seconds": wanted.as_secs(), "transfers": transfers,
         "cancelled": cancelled, "connections": connections,
         "most_in_first_half": held(early), "most_in_second_half": held(late),
@@ -466,7 +466,7 @@ fn strangers_from_a_thousand_addresses_keep_no_client_out() {
     );
     let grown = most.0.saturating_sub(before.0) >> 20;
     let (strangers, refused) = (came.load(Ordering::Relaxed), endpoint.refusals().count);
-    tell(json!({
+    print_figures(json!({
         "what": "strangers", "came": strangers, "refused": refused,
         "a_second": strangers / started.elapsed().as_secs().max(1),
         "mib_more": grown, "descriptors": most.1,

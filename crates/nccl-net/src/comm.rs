@@ -159,7 +159,7 @@ impl CommCore {
     }
 
     /// Runs a call on the open comm.
-    pub(crate) fn with<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Result<T, HostError> {
+    pub(crate) fn with_comm<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Result<T, HostError> {
         let state = self.state();
         Ok(call(state.comm.ok_or(HostError::SetupEnded)?.as_ptr()))
     }
@@ -206,7 +206,7 @@ impl CommCore {
         let mut sizes = [UNWRITTEN; 8];
         let calls = self.plugin.inner.calls()?;
         // SAFETY: the head request of an open comm, not done so far.
-        let rc = self.with(|_| unsafe { calls.test(request, &mut done, &mut sizes) })?;
+        let rc = self.with_comm(|_| unsafe { calls.test(request, &mut done, &mut sizes) })?;
         let reported = if rc != 0 || done != 0 {
             self.plugin.inner.report("test", rc)
         } else {
@@ -342,7 +342,7 @@ impl SendComm {
         let handle = memory.registration.handle;
         let inner = &self.core.plugin.inner;
         let calls = inner.calls()?;
-        let rc = self.core.with(|comm| {
+        let rc = self.core.with_comm(|comm| {
             // SAFETY: an open comm with room, a piece of memory registered on it, which the ring
             // keeps registered until the request is done.
             unsafe { calls.isend(comm, data, len, tag, handle, &mut request) }
@@ -419,7 +419,7 @@ impl RecvComm {
         let handle = memory.registration.handle;
         let inner = &self.core.plugin.inner;
         let calls = inner.calls()?;
-        let rc = self.core.with(|comm| {
+        let rc = self.core.with_comm(|comm| {
             // SAFETY: as in `SendComm::isend`.
             unsafe { calls.irecv(comm, data, len, tag, handle, &mut request) }
         })?;
@@ -472,7 +472,7 @@ impl RecvComm {
     fn consume(&self, request: NonNull<c_void>) -> Result<(), HostError> {
         let inner = &self.core.plugin.inner;
         let calls = inner.calls()?;
-        let rc = self.core.with(|comm| {
+        let rc = self.core.with_comm(|comm| {
             // SAFETY: an open comm and its oldest finished receive.
             unsafe { calls.irecv_consumed(comm, request.as_ptr()) }
         })?;

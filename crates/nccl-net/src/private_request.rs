@@ -163,7 +163,7 @@ fn look_inside(
     if core.plugin.name() != PLUGIN {
         return None;
     }
-    core.with(|comm| {
+    core.with_comm(|comm| {
         let posted = Posted {
             comm: comm.addr() as u64,
             data: head.data.addr() as u64,

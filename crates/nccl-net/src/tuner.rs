@@ -334,7 +334,7 @@ mod tests {
 
     /// A table as NCCL passes it for many bytes, with ways that cannot be taken; what is left of it, with the
     /// result and the channels.
-    fn ask(ask: Ask<'_>, collective: c_int, bytes: usize) -> (i32, i32, Costs) {
+    fn ask_tuner(ask: Ask<'_>, collective: c_int, bytes: usize) -> (i32, i32, Costs) {
         let (mut channels, mut left) = (-1, usual_costs(64 << 20));
         let rc = ask(
             collective,
@@ -386,7 +386,7 @@ mod tests {
         with_each_table(2, |table| {
             for (bytes, unwanted) in [(99, &[][..]), (100, &[0]), (101, &[0, 1])] {
                 let offered = usual_costs(64 << 20);
-                let (rc, channels, left) = ask(table, 4, bytes);
+                let (rc, channels, left) = ask_tuner(table, 4, bytes);
                 assert_eq!((rc, channels), (0, 4));
                 for (algorithm, protocol) in (0..7).flat_map(|row| (0..3).map(move |at| (row, at)))
                 {
@@ -441,13 +441,13 @@ mod tests {
         let untouched = usual_costs(64 << 20);
         // Within a host the tuner does not start; numbers above the collectives are sends and receives.
         with_each_table(1, |table| {
-            assert_eq!(ask(table, 4, 101), (0, -1, untouched));
+            assert_eq!(ask_tuner(table, 4, 101), (0, -1, untouched));
         });
         with_each_table(2, |table| {
-            assert_eq!(ask(table, 77, 1), (0, -1, untouched));
+            assert_eq!(ask_tuner(table, 77, 1), (0, -1, untouched));
             let quiet = std::panic::take_hook();
             std::panic::set_hook(Box::new(|_| {}));
-            assert_eq!(ask(table, 0, 1), (3, -1, untouched));
+            assert_eq!(ask_tuner(table, 0, 1), (3, -1, untouched));
             std::panic::set_hook(quiet);
         });
         // SAFETY: NULL is refused.

@@ -88,7 +88,7 @@ impl Process {
     ///
     /// # Errors
     /// It is gone.
-    pub fn tell(&mut self, line: &Value) -> io::Result<()> {
+    pub fn send_line(&mut self, line: &Value) -> io::Result<()> {
         self.to.write_all(format!("{line}\n").as_bytes())
     }
 
@@ -117,7 +117,7 @@ impl Process {
     /// # Errors
     /// Its own, or why there is no answer.
     pub fn measure(&mut self, case: &Value, limit: Duration) -> io::Result<Figures> {
-        let answer = self.tell(case).and_then(|()| self.hear(limit));
+        let answer = self.send_line(case).and_then(|()| self.hear(limit));
         let answer = answer.and_then(|answer| Ok(serde_json::from_value(answer)?));
         let Answer {
             figures,

@@ -25,7 +25,7 @@ pub(crate) struct Advice {
 
 impl Advice {
     /// With the check that explains the error.
-    fn with(mut self, check: &'static str) -> Self {
+    fn with_check(mut self, check: &'static str) -> Self {
         self.check = Some(check);
         self
     }
@@ -70,10 +70,10 @@ pub(crate) fn of(error: &Error) -> Advice {
         Error::NoClient { .. } => {
             "run the line that this server prints at the client, see that a firewall lets the port through, or allow more with --wait".into()
         }
-        Error::NothingMoved { .. } => Advice::from(STALLED).with("TCPX-D034"),
+        Error::NothingMoved { .. } => Advice::from(STALLED).with_check("TCPX-D034"),
         Error::Address { .. } => "give an IP address, or see why the name is not found (`getent hosts NAME`)".into(),
         Error::Contents(_) | Error::Digest { .. } => {
-            Advice::from("do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault").with("TCPX-D035")
+            Advice::from("do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault").with_check("TCPX-D035")
         }
         Error::Unexpected { .. } => "run the same version and the same command on both sides".into(),
     }
@@ -133,7 +133,7 @@ fn of_engine(error: &tcpx::Error) -> Advice {
 }
 
 pub(crate) fn of_file(error: &PluginFileError) -> Advice {
-    let missing = |hint: &'static str| Advice::from(hint).with("TCPX-D010");
+    let missing = |hint: &'static str| Advice::from(hint).with_check("TCPX-D010");
     match error {
         PluginFileError::Missing(_) => {
             missing("give the path of an NCCL network plugin with --plugin PATH")
@@ -142,7 +142,7 @@ pub(crate) fn of_file(error: &PluginFileError) -> Advice {
             "give its path with --plugin PATH, or put libnccl-net-tcpx.so beside the tcpx program or into ../lib from there (a package brings both; in a source tree `cargo build --package tcpx-nccl` makes it, with the program's --release or --profile)",
         ),
         PluginFileError::BuildId(error) => {
-            Advice::from(split(&error.to_string()).1.to_owned()).with("TCPX-D013")
+            Advice::from(split(&error.to_string()).1.to_owned()).with_check("TCPX-D013")
         }
     }
 }
@@ -182,7 +182,7 @@ pub(crate) fn of_contents(error: &ContentsError) -> Advice {
             "TCPX-D013",
         ),
     };
-    Advice::from(hint).with(check)
+    Advice::from(hint).with_check(check)
 }
 
 fn of_store(error: &StoreError) -> &'static str {

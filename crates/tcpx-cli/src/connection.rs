@@ -52,7 +52,7 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<Told, Error> {
 fn greet(connection: &Connection, is_server: bool, limit: Duration) -> Result<(), Error> {
     if !is_server {
         let answer = messages::expect(connection, ANSWER, limit)?;
-        messages::tell(connection, REQUEST, &Request::Nothing)?;
+        messages::send_message(connection, REQUEST, &Request::Nothing)?;
         return messages::ready(answer);
     }
     let request = messages::expect(connection, REQUEST, limit)?.wait("a request to connect")?;

@@ -105,7 +105,7 @@ fn release(args: &ReleaseArgs) -> Result<Told, Error> {
     for one in &released {
         undone += usize::from(one.left.as_ref() != Some(&one.before));
         failed += one.failed.len();
-        tell(one);
+        print_released(one);
     }
     if let (Some(name), [], Ok(all)) = (&args.interface, &*released, interfaces())
         && !all.iter().any(|one| one.name == *name)
@@ -137,7 +137,7 @@ fn release(args: &ReleaseArgs) -> Result<Told, Error> {
     })
 }
 
-fn tell(released: &Released) {
+fn print_released(released: &Released) {
     let interface = &released.before.interface;
     for error in &released.failed {
         aside!("{interface}: {error}");

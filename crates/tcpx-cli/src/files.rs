@@ -316,7 +316,7 @@ fn fetch(
     };
     // The server looks at all that it will send.
     let answer = messages::expect(connection, OFFER, messages::LONGEST_TRANSFER)?;
-    messages::tell(connection, REQUEST, &Request::Pull(wanted))?;
+    messages::send_message(connection, REQUEST, &Request::Pull(wanted))?;
     let offer = answer.wait::<Offered>("what the server sends")??;
     let out = Out {
         asked: Some(&paths),

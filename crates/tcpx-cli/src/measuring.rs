@@ -44,8 +44,12 @@ impl Over<'_> {
 }
 
 impl Talk for Over<'_> {
-    fn tell(&mut self, message: Value) -> Result<(), tcpx_bench::Error> {
-        Ok(messages::tell(self.connection, self.tags.0, &message)?)
+    fn send_message(&mut self, message: Value) -> Result<(), tcpx_bench::Error> {
+        Ok(messages::send_message(
+            self.connection,
+            self.tags.0,
+            &message,
+        )?)
     }
 
     fn hear(&mut self, limit: Duration) -> Result<Value, tcpx_bench::Error> {
@@ -61,7 +65,7 @@ pub(crate) fn measure<T>(
     work: impl FnOnce(&mut Meter<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let answer = messages::expect(connection, ANSWER, limit)?;
-    messages::tell(connection, REQUEST, &Request::Measure)?;
+    messages::send_message(connection, REQUEST, &Request::Measure)?;
     messages::ready(answer)?;
     let mut over = Over {
         connection,

@@ -179,7 +179,7 @@ impl Expected {
 }
 
 /// Sends a message and waits until the peer has it; the connection's own limits bound the wait.
-pub(crate) fn tell<T: Serialize>(
+pub(crate) fn send_message<T: Serialize>(
     connection: &Connection,
     tag: u64,
     message: &T,
@@ -224,7 +224,7 @@ fn parse<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Erro
 
 /// Says that this side is ready.
 pub(crate) fn tell_ready(connection: &Connection) -> Result<(), Error> {
-    tell(connection, ANSWER, &Answer::Ok(0))
+    send_message(connection, ANSWER, &Answer::Ok(0))
 }
 
 /// Waits until the server is ready.
@@ -239,7 +239,7 @@ pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
 /// Tells the client that this side refuses, and gives back why. That is the news here, even where the
 /// client did not stay to hear it.
 pub(crate) fn refused(connection: &Connection, tag: u64, reason: Reason, why: Error) -> Error {
-    if let Err(error) = tell(connection, tag, &Answer::Err(reason)) {
+    if let Err(error) = send_message(connection, tag, &Answer::Err(reason)) {
         tracing::debug!(%error, "the peer did not hear of the refusal");
     }
     why

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tcpx_status::{ConnectionReport, LaneReport, Mappings, Processes, Report, ask, processes};
+use tcpx_status::{
+    ConnectionReport, LaneReport, Mappings, Processes, Report, ask_process, processes,
+};
 
 use crate::args::status::StatusArgs;
 use crate::error::Error;
@@ -27,7 +29,7 @@ const ERRORS: usize = 5;
 
 /// Shows what the processes tell.
 pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
-    let mut before = look(args.pid, &[])?;
+    let mut before = ask_processes(args.pid, &[])?;
     if is_json() && !args.watch {
         return Ok(Told::Fields(before.fields()));
     }
@@ -37,7 +39,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
         if args.watch || !before.reports.is_empty() {
             thread::sleep(args.interval.0);
         }
-        let now = look(args.pid, known)?;
+        let now = ask_processes(args.pid, known)?;
         if is_json() {
             json::print(&json::success(SCHEMA, now.fields()))?;
         } else {
@@ -56,7 +58,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
 }
 
 /// What the processes told at one time.
-struct Look {
+struct Answers {
     /// Each with the socket that it came from.
     reports: Vec<(PathBuf, Report)>,
     /// Those that did not tell, with the reason.
@@ -66,7 +68,7 @@ struct Look {
 }
 
 /// Asks all at once, but for those that are known to be silent.
-fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
+fn ask_processes(pid: Option<u32>, known: &[(u32, String)]) -> Result<Answers, Error> {
     let Processes {
         mut found,
         untrusted,
@@ -87,7 +89,7 @@ fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
             let (pid, socket) = (*pid, socket.clone());
             (
                 pid,
-                scope.spawn(move || ask(pid, &socket).map(|report| (socket, report))),
+                scope.spawn(move || ask_process(pid, &socket).map(|report| (socket, report))),
             )
         };
         let asked: Vec<_> = found.iter().map(asked).collect();
@@ -101,14 +103,14 @@ fn look(pid: Option<u32>, known: &[(u32, String)]) -> Result<Look, Error> {
     });
     silent.sort();
     silent.dedup();
-    Ok(Look {
+    Ok(Answers {
         reports,
         silent,
         untrusted,
     })
 }
 
-impl Look {
+impl Answers {
     fn fields(&self) -> Value {
         let silent = |(pid, why): &(u32, String)| json!({ "pid": pid, "error": why });
         let silent: Vec<_> = self.silent.iter().map(silent).collect();

@@ -69,13 +69,13 @@ impl Folder {
         }
         Ok(Records {
             path: self.path.join(FILE),
-            cards: RefCell::new(self.look()?),
+            cards: RefCell::new(self.read_records()?),
             _lock: lock,
         })
     }
 
     /// Every record. The file is replaced as a whole, so that it is read whole without the lock too.
-    pub(super) fn look(&self) -> Result<Vec<Record>, DevmemError> {
+    pub(super) fn read_records(&self) -> Result<Vec<Record>, DevmemError> {
         let path = self.path.join(FILE);
         let bad = |why: String| DevmemError::BadState {
             path: path.display().to_string(),
@@ -181,12 +181,15 @@ mod tests {
         records.write(&first).unwrap();
         records.write(&second).unwrap();
         assert_eq!(records.read(7, 3), Some(first.clone()));
-        assert_eq!(folder.look(), Ok(vec![first.clone(), second.clone()]));
+        assert_eq!(
+            folder.read_records(),
+            Ok(vec![first.clone(), second.clone()])
+        );
         first.changes = Default::default();
         records.write(&first).unwrap();
         records.write(&first).unwrap();
         assert_eq!(records.read(7, 3), None);
-        assert_eq!(folder.look(), Ok(vec![second.clone()]));
+        assert_eq!(folder.read_records(), Ok(vec![second.clone()]));
         second.changes = Default::default();
         records.write(&second).unwrap();
         assert!(!path.path().join("a/b").join(FILE).exists());
@@ -220,14 +223,14 @@ mod tests {
             assert_eq!(fs::read(&file).unwrap(), text.as_bytes());
         }
         fs::write(&file, "{\"version\": 3, \"cards\": []}").unwrap();
-        let refused = folder.look().unwrap_err().to_string();
+        let refused = folder.read_records().unwrap_err().to_string();
         assert!(refused.contains("its layout is 3, not 2"), "{refused}");
     }
 
     #[test]
     fn a_folder_that_is_not_there_has_no_records() {
         let folder = Folder::new("/nonexistent/tcpx".into());
-        assert_eq!(folder.look(), Ok(Vec::new()));
+        assert_eq!(folder.read_records(), Ok(Vec::new()));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Devmem {
     /// The records cannot be read.
     pub fn status(&self) -> Result<Vec<Status>, DevmemError> {
         let place = self.place()?;
-        let found = self.folder.look()?;
+        let found = self.folder.read_records()?;
         Ok(found
             .iter()
             .map(|record| self.describe(&place, record))

@@ -49,7 +49,7 @@ pub fn closers() -> [BTreeSet<String>; 2] {
 pub fn while_capturing(blocking: bool, run: impl FnOnce(After)) -> bool {
     make_current();
     let stream = fake::begin_capture(blocking, fake::Mode::Global);
-    fake::leave();
+    fake::leave_context();
     // SAFETY: the fake keeps its streams.
     run(unsafe { After::stream(stream) });
     fake::end_capture(stream)

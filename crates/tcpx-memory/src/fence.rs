@@ -313,7 +313,7 @@ mod tests {
     fn a_captured_stream_is_refused_and_goes_on() {
         in_each_capture(|gpu, blocking, stream| {
             let device = 0;
-            let taken = Fence::take(gpu, fake::after(stream));
+            let taken = Fence::take(gpu, fake::after_stream(stream));
             let refused = CudaError::StreamCaptured { device };
             assert_eq!(taken.map(drop), Err(refused));
             let taken = Fence::take(gpu, After::DefaultStreams);
@@ -323,7 +323,7 @@ mod tests {
                 false => assert_eq!(taken.unwrap().is_reached(), Ok(true)),
             }
             let (other, open) = fake::gated_stream();
-            let fence = Fence::take(gpu, fake::after(other)).unwrap();
+            let fence = Fence::take(gpu, fake::after_stream(other)).unwrap();
             assert_eq!(fence.is_reached(), Ok(false));
             open.store(true, Ordering::SeqCst);
         });

@@ -163,7 +163,7 @@ impl LeaseTable {
         lock(&self.entries).others.reserve(most);
     }
 
-    pub(crate) fn leave(&self, id: u64) {
+    pub(crate) fn end_lease(&self, id: u64) {
         let mut guard = lock(&self.entries);
         let left = guard.first.take_if(|entry| entry.id == id).or_else(|| {
             let found = guard.others.binary_search_by_key(&id, |entry| entry.id);
@@ -184,7 +184,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.region.leases().leave(self.id);
+        self.region.leases().end_lease(self.id);
     }
 }
 
@@ -351,7 +351,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(id) = self.shared {
-            self.hold.uses().leave(id);
+            self.hold.uses().end_lease(id);
         }
     }
 }

@@ -7,13 +7,13 @@ mod common;
 
 use common::{MIB, Registered, lane_config, pair, plugin, posted, transfer, until};
 use nccl_net::export::{NetComm, NetRecv, NetSend};
-use tcpx_status::{ConnectionReport, Report, ask, processes};
+use tcpx_status::{ConnectionReport, Report, ask_process, processes};
 
 fn look() -> Report {
     let own = std::process::id();
     let sockets = processes().found;
     let (pid, socket) = sockets.iter().find(|(pid, _)| *pid == own).unwrap();
-    ask(*pid, socket).unwrap()
+    ask_process(*pid, socket).unwrap()
 }
 
 fn of<'a>(report: &'a Report, kind: &str) -> &'a ConnectionReport {

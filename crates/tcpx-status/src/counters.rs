@@ -40,15 +40,15 @@ pub struct Counters {
 impl Counters {
     /// Adds another connection's.
     pub fn add(&mut self, other: &Self) {
-        self.with(other, |into, from| *into = into.saturating_add(from));
+        self.combine(other, |into, from| *into = into.saturating_add(from));
     }
 
     /// Takes what the same connection counts now; what it cannot tell any more stays.
     pub(crate) fn raise(&mut self, now: &Self) {
-        self.with(now, |into, from| *into = from.max(*into));
+        self.combine(now, |into, from| *into = from.max(*into));
     }
 
-    fn with(&mut self, other: &Self, change: impl Fn(&mut u64, u64)) {
+    fn combine(&mut self, other: &Self, change: impl Fn(&mut u64, u64)) {
         let Self {
             bytes_sent,
             bytes_received,

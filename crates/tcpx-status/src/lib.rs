@@ -12,8 +12,8 @@
 #![forbid(unsafe_code)]
 
 mod counters;
-#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod http;
 mod metrics;
@@ -24,7 +24,7 @@ mod server;
 
 pub use counters::{Counters, Histogram};
 pub use metrics::openmetrics;
-pub use reader::{Processes, ReadError, ask, processes};
+pub use reader::{Processes, ReadError, ask_process, processes};
 pub use registry::{
     Description, Ended, LAUNCHERS, Registration, Source, register, serve_metrics, tell_mappings,
 };

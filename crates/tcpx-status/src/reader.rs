@@ -95,7 +95,7 @@ pub fn processes() -> Processes {
 ///
 /// # Errors
 /// It does not answer within some seconds, or what it answers is no report of this version.
-pub fn ask(pid: u32, socket: &Path) -> Result<Report, ReadError> {
+pub fn ask_process(pid: u32, socket: &Path) -> Result<Report, ReadError> {
     let waited = PATIENCE;
     let failed = |cause: io::Error| match cause.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ReadError::Silent { pid, waited },

@@ -447,7 +447,7 @@ mod tests {
         (Server::start(folders, Some(port)).unwrap(), address)
     }
 
-    fn ask(address: SocketAddr, method: &str) -> String {
+    fn ask_metrics(address: SocketAddr, method: &str) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         write!(stream, "{method} /metrics HTTP/1.1\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -461,7 +461,7 @@ mod tests {
         let silent = |_| TcpStream::connect(address).unwrap();
         let silent: Vec<_> = (0..2 * MOST_CLIENTS).map(silent).collect();
         let started = Instant::now();
-        assert!(ask(address, "GET").ends_with("# EOF\n"));
+        assert!(ask_metrics(address, "GET").ends_with("# EOF\n"));
         // One after the other they would have taken their second each.
         assert!(started.elapsed() < PATIENCE * MOST_CLIENTS as u32);
         for mut stream in silent {
@@ -485,7 +485,7 @@ mod tests {
         assert_ne!(paths[0], paths[1]);
         for path in &paths {
             assert_eq!(process_of(path), Some(pid));
-            assert!(crate::ask(pid, path).is_ok());
+            assert!(crate::ask_process(pid, path).is_ok());
         }
         drop(servers);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn a_head_is_that_of_the_whole_answer() {
         let (_server, address) = metrics(&[]);
-        let head = ask(address, "HEAD");
+        let head = ask_metrics(address, "HEAD");
         assert!(head.starts_with("HTTP/1.0 200 OK\r\n"), "{head}");
         assert!(
             head.contains("Content-Length: ") && head.ends_with("\r\n\r\n"),
@@ -510,7 +510,7 @@ mod tests {
         let nowhere = [PathBuf::from("/proc/nowhere/tcpx")];
         let (server, address) = metrics(&nowhere);
         assert!(server.path.is_none());
-        assert!(ask(address, "GET").starts_with("HTTP/1.0 200 OK\r\n"));
+        assert!(ask_metrics(address, "GET").starts_with("HTTP/1.0 200 OK\r\n"));
         assert!(Server::start(&nowhere, None).is_err());
     }
 }

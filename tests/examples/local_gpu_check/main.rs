@@ -192,7 +192,7 @@ fn peer() -> Outcome<()> {
     Ok(())
 }
 
-fn ask(pair: &Pair, bytes: usize, sends: bool) -> Outcome<()> {
+fn ask_peer(pair: &Pair, bytes: usize, sends: bool) -> Outcome<()> {
     let order = Region::host(16).map_err(text)?;
     let words = [bytes, usize::from(sends)].map(usize::to_ne_bytes);
     order.write_from(0, words.as_flattened()).map_err(text)?;
@@ -257,14 +257,14 @@ fn contents() -> Outcome<()> {
                 if way == "put and get" {
                     pair.put(bytes)?;
                 } else {
-                    ask(&pair, bytes, false)?;
+                    ask_peer(&pair, bytes, false)?;
                     wait(pair.connection.send(pair.part(0, bytes), 3).start())?;
                 }
                 fill(&vec![0x5A; bytes])?;
                 if way == "put and get" {
                     pair.get(bytes)?;
                 } else {
-                    ask(&pair, bytes, true)?;
+                    ask_peer(&pair, bytes, true)?;
                     wait(pair.connection.receive(pair.part(0, bytes), 3).start())?;
                 }
                 differs(format!("{name}, {way}, {bytes}"), content(bytes)? == sent)?;

@@ -246,7 +246,7 @@ fn gpu_memory_of_another_process_is_copied_where_it_lies() {
         let own = std::process::id();
         let mut processes = tcpx_status::processes().found.into_iter();
         let (_, socket) = processes.find(|(pid, _)| *pid == own).expect("it tells");
-        let report = tcpx_status::ask(own, &socket).expect("it answers");
+        let report = tcpx_status::ask_process(own, &socket).expect("it answers");
         assert_eq!(report.mappings.open, 1);
         assert!(report.connections[0].path.contains(READ_WHERE_IT_LIES));
         for bytes in SIZES {

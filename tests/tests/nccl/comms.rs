@@ -176,7 +176,10 @@ fn flips(every: u64, messages: usize, size_of: impl Fn(usize) -> usize) -> [u64;
     let own = std::process::id();
     let mut processes = tcpx_status::processes().found.into_iter();
     let (_, socket) = processes.find(|(pid, _)| *pid == own).unwrap();
-    let forged = tcpx_status::ask(own, &socket).unwrap().totals.lanes_forged;
+    let forged = tcpx_status::ask_process(own, &socket)
+        .unwrap()
+        .totals
+        .lanes_forged;
     link.close();
     [flipped, changed, forged]
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tcpx_tests::child::{self, LANES, LOOPBACK, NO_LANES};
-use tcpx_tests::nccl_link::{MIB, accepted, connected, handle_in, leave, listening, started};
+use tcpx_tests::nccl_link::{
+    MIB, accepted, connected, handle_in, leave_handle, listening, started,
+};
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 
 /// Sizes of messages, and how many are sent of each, one behind the other: more than a receiver's kernel takes where
@@ -73,7 +75,7 @@ fn peers_get_all(test: &str, part: &str, lanes: (&str, &str)) {
                     ("TCPX_TEST_END", end),
                 ];
                 let mut process = child::start(test, part, &environment);
-                leave(&file, &handle);
+                leave_handle(&file, &handle);
                 let receive = accepted(&*table, listen);
                 let start = Instant::now();
                 // The sender is done with what it need not wait for, and gone, when the rest is read.

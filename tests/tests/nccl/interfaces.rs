@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use tcpx_tests::child;
 use tcpx_tests::namespaces::{Hosts, skips};
-use tcpx_tests::nccl_link::{accepted, connected, handle_in, leave, listening, started};
+use tcpx_tests::nccl_link::{accepted, connected, handle_in, leave_handle, listening, started};
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 
 const FILE: &str = "TCPX_TEST_FILE";
@@ -21,7 +21,7 @@ fn meeting() -> PathBuf {
 fn listen() {
     let (table, context) = started(12);
     let (listen, handle) = listening(&*table, context);
-    leave(&meeting(), &handle);
+    leave_handle(&meeting(), &handle);
     let receive = accepted(&*table, listen);
     receive_all(&*table, receive, (LEN, 1), |_| true);
 }

@@ -7,8 +7,8 @@ use std::ptr;
 
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    self, ANY, CUDA, HOST, Link, MIB, Relays, accepted, connected, content, handle_in, leave,
-    listening, relayed, started, until,
+    self, ANY, CUDA, HOST, Link, MIB, Relays, accepted, connected, content, handle_in,
+    leave_handle, listening, relayed, started, until,
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
 use tcpx_tests::proxy::Fault;
@@ -617,7 +617,7 @@ fn echo(table: &dyn Calls) {
     assert_eq!(rc, 0);
     let folder = meeting("TCPX_TEST_FILE");
     let (listen, handle) = listening(table, context);
-    leave(&folder.join("echo"), &handle);
+    leave_handle(&folder.join("echo"), &handle);
     let asks = handle_in(&folder.join("asks"));
     let Link { send, receive, .. } = Link::between(table, context, listen, asks);
     let mut data = vec![0; ECHOED];
@@ -676,7 +676,7 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let (listen, own) = listening(&*table, context);
-        leave(&folder.path().join("asks"), &own);
+        leave_handle(&folder.path().join("asks"), &own);
         let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
         let mut peer = Peer(child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]));
         let mut handle = handle_in(&folder.path().join("echo"));

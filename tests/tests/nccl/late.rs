@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
-    ANY, HOST, Link, MIB, accepted, connected, content, handle_in, leave, listening, relayed,
-    started, until, until_calmly,
+    ANY, HOST, Link, MIB, accepted, connected, content, handle_in, leave_handle, listening,
+    relayed, started, until, until_calmly,
 };
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 use tcpx_tests::nccl_part::{Calls, Opaque};
@@ -306,7 +306,7 @@ fn in_each_case(end: impl Fn(&dyn Calls, Opaque, usize, (usize, usize), bool) + 
 fn receive_each() {
     in_each_case(|table, context, number, messages, is_late| {
         let (listen, handle) = listening(table, context);
-        leave(&folder().join(number.to_string()), &handle);
+        leave_handle(&folder().join(number.to_string()), &handle);
         let receive = accepted(table, listen);
         let is_there = |name: &str| folder().join(name).exists();
         receive_all(table, receive, messages, |_| {

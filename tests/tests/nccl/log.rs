@@ -14,7 +14,7 @@ use nccl_net::{
 use tcpx_tests::child::{LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
-    HOST, Link, MIB, accepted, handle_in, leave, listening, started, until, until_calmly,
+    HOST, Link, MIB, accepted, handle_in, leave_handle, listening, started, until, until_calmly,
 };
 use tcpx_tests::nccl_part::Opaque;
 use tcpx_tests::{child, plugin_file};
@@ -113,7 +113,7 @@ fn a_start_that_fails_says_why_in_the_hosts_log() {
 fn exchange(folder: &Path) {
     let (table, context) = started(12);
     let (listen, handle) = listening(&*table, context);
-    leave(&folder.join("peer"), &handle);
+    leave_handle(&folder.join("peer"), &handle);
     let own = handle_in(&folder.join("own"));
     let link = Link::between(&*table, context, listen, own);
     let (mut data, mut target) = (vec![7; MIB], vec![0; MIB]);
@@ -144,7 +144,7 @@ fn killed(test: &str, peer: &str, lanes: (&str, &str)) {
         plugin.init().unwrap();
         let (own, listen) = plugin.listen(0).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        leave(&folder.path().join("own"), &own.0);
+        leave_handle(&folder.path().join("own"), &own.0);
         let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
         let mut process = child::start(test, peer, &[LOOPBACK, lanes, meeting]);
         let handle = Handle128(handle_in(&folder.path().join("peer")));
@@ -255,7 +255,7 @@ fn takes(messages: usize) {
     let folder = PathBuf::from(std::env::var_os("TCPX_TEST_FILE").unwrap());
     let (table, context) = started(12);
     let (listen, handle) = listening(&*table, context);
-    leave(&folder.join("handle"), &handle);
+    leave_handle(&folder.join("handle"), &handle);
     let receive = accepted(&*table, listen);
     let mut target = vec![0; MIB];
     let (_, to) = table.reg_mr(receive, &mut target, HOST);

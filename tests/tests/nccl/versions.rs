@@ -5,7 +5,9 @@
 use std::path::Path;
 
 use tcpx_tests::child::{self, LANES, LOOPBACK};
-use tcpx_tests::nccl_link::{MIB, accepted, connected, handle_in, leave, listening, started};
+use tcpx_tests::nccl_link::{
+    MIB, accepted, connected, handle_in, leave_handle, listening, started,
+};
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 use tcpx_tests::plugin_file;
 
@@ -51,7 +53,7 @@ fn ranks(test: &str, part: &str, own: Rank<'_>, peers: &[Rank<'_>], is_refused: 
         for (number, peer) in peers.iter().enumerate() {
             let (listen, handle) = listening(&*table, context);
             let file = folder.path().join(number.to_string());
-            leave(&file, &handle);
+            leave_handle(&file, &handle);
             let mut environment = variables(*peer);
             environment.push(("TCPX_TEST_FILE", file.to_str().unwrap()));
             if is_refused {

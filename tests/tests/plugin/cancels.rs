@@ -129,7 +129,7 @@ fn cancelled_and_dropped_transfers_leave_tcp_usable_and_their_memory_alone() {
 #[test]
 fn cancelling_a_granted_transfer_of_a_plugin_ends_the_connection_and_says_so() {
     let _serial = double::serial();
-    let withholding = Withholding::after(double_network(), 2);
+    let withholding = Withholding::after_consumes(double_network(), 2);
     let bytes = 16 << 20;
     for by_receiver in [true, false] {
         let listening = Listening::new(

@@ -72,7 +72,7 @@ fn a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation() {
     let name = "a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation";
     child::run(name, &environment("closes-together"), || {
         // Its pool runs dry amid the transfer.
-        let network = Withholding::after(network(PluginMemory::StandIn), 2);
+        let network = Withholding::after_consumes(network(PluginMemory::StandIn), 2);
         let one_channel = |options: &mut tcpx::Options| options.channels = 1;
         let (server, client) = Listening::new(network, one_channel, one_channel).connect();
         let (source, target) = (Region::host(LARGE).unwrap(), Region::host(LARGE).unwrap());

@@ -225,7 +225,7 @@ fn memory_stays_held_while_the_close_that_gives_it_back_hangs() {
                 |server| {
                     impatient(server);
                     // Its pool runs dry amid the first transfer.
-                    server.network = Withholding::after(double_network(), 2);
+                    server.network = Withholding::after_consumes(double_network(), 2);
                     server.observer = Some(posted.clone());
                 },
                 impatient,
@@ -274,7 +274,7 @@ fn a_network_that_panics_ends_its_connection_and_no_other() {
     // share the engine's thread with the connection that must live on.
     let (server, client) = Listening::new(tcp(), patient, patient).connect();
     for times in [1, 100] {
-        let panicking = Panicking::after(tcp(), 2, times);
+        let panicking = Panicking::after_receives(tcp(), 2, times);
         let listening = Listening::new(
             tcp(),
             |options| {

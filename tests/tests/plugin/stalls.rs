@@ -20,7 +20,7 @@ const STALL: Duration = Duration::from_secs(4);
 fn withheld_consumption_ends_in_a_stall_that_names_chunk_offset_and_who_owes_it() {
     let _serial = double::serial();
     double::set_pool_bytes(2 << 20);
-    let withholding = Withholding::after(double_network(), CONSUMED as usize);
+    let withholding = Withholding::after_consumes(double_network(), CONSUMED as usize);
     for bytes in [4 << 20, 64 << 20] {
         let listening = Listening::new(
             double_network(),

@@ -88,8 +88,8 @@ fn print(value: &Value) -> Result<(), Error> {
 
 /// The other end; the gate ends this process where it does not answer.
 impl Talk for Process {
-    fn tell(&mut self, message: Value) -> Result<(), Error> {
-        Self::tell(self, &message).map_err(Error::system("reach the other end"))
+    fn send_message(&mut self, message: Value) -> Result<(), Error> {
+        Self::send_line(self, &message).map_err(Error::system("reach the other end"))
     }
 
     fn hear(&mut self, limit: Duration) -> Result<Value, Error> {
@@ -101,7 +101,7 @@ impl Talk for Process {
 struct Standard;
 
 impl Talk for Standard {
-    fn tell(&mut self, message: Value) -> Result<(), Error> {
+    fn send_message(&mut self, message: Value) -> Result<(), Error> {
         print(&message)
     }
 

@@ -243,7 +243,7 @@ pub trait Talk {
     ///
     /// # Errors
     /// The other end is gone.
-    fn tell(&mut self, message: Value) -> Result<(), Error>;
+    fn send_message(&mut self, message: Value) -> Result<(), Error>;
 
     /// Waits for the next message.
     ///
@@ -255,7 +255,7 @@ pub trait Talk {
 impl dyn Talk + '_ {
     /// Sends an order or an answer.
     pub(crate) fn say<T: Serialize>(&mut self, what: &T) -> Result<(), Error> {
-        self.tell(serde_json::to_value(what).unwrap_or_default())
+        self.send_message(serde_json::to_value(what).unwrap_or_default())
     }
 
     /// Waits for one.

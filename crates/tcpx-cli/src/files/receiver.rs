@@ -223,7 +223,7 @@ fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Pl
         }
         let (mut bytes, mut held) = (0, 0);
         for (index, entry) in entries.iter().enumerate() {
-            talk.look()?;
+            talk.check_peer()?;
             let present = match once_free(talk, || store.present(entry))? {
                 Some(Present::Partial { .. }) if held == MOST_HELD => None,
                 present => present,
@@ -258,7 +258,7 @@ fn once_free<T>(
     loop {
         match look() {
             Err(StoreError::Busy(_)) if Instant::now() < until => {
-                talk.look()?;
+                talk.check_peer()?;
                 std::thread::sleep(LOOK);
             }
             found => return Ok(found?),
@@ -284,11 +284,11 @@ fn keep(
         .collect();
     let text = talk::encode(&list)?;
     let bytes = text.len() as u64;
-    messages::tell(talk.connection, ANSWER, &Answer::Ok(bytes))?;
+    messages::send_message(talk.connection, ANSWER, &Answer::Ok(bytes))?;
     talk.send_list(PRESENT, &text, talk.limit)?;
     let mut hashed = Vec::with_capacity(there.len());
     for (index, present) in &mut there {
-        talk.look()?;
+        talk.check_peer()?;
         hashed.push(store.hash(&entries[*index], present));
         interrupt::check()?;
     }
@@ -500,7 +500,7 @@ fn arrive(
                 Err(mpsc::TryRecvError::Empty) => match free.recv_timeout(LOOK) {
                     Ok(piece) => piece,
                     Err(mpsc::RecvTimeoutError::Timeout) => {
-                        talk.look()?;
+                        talk.check_peer()?;
                         continue;
                     }
                     Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
@@ -524,7 +524,7 @@ fn arrive(
         let Some(report) = talk.poll(transfer, wait)? else {
             // A stream of unknown length may be silent; the connection's own heartbeats watch it.
             if talk.total.get().is_some() {
-                watch.look(transfer)?;
+                watch.check_progress(transfer)?;
             }
             continue;
         };
@@ -692,7 +692,7 @@ impl Checker {
 }
 
 /// What a stream of contents in these parts has for the files: those that ended, with their bytes; and whether it may go on.
-#[cfg(any(fuzzing, test))]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn follow(entries: &[Entry], key: &DigestKey, parts: &[&[u8]]) -> (Vec<Vec<u8>>, bool) {
     let jobs = plan(entries, Vec::new()).jobs;
     let mut checker = Checker {

@@ -93,8 +93,8 @@ fn attempt(
     };
     let answer = messages::expect(talk.connection, ANSWER, messages::LONGEST_TRANSFER)?;
     match opening {
-        Opening::Push => messages::tell(talk.connection, REQUEST, &Request::Push(offer))?,
-        Opening::Pull => messages::tell(talk.connection, OFFER, &Offered::Ok(offer))?,
+        Opening::Push => messages::send_message(talk.connection, REQUEST, &Request::Push(offer))?,
+        Opening::Pull => messages::send_message(talk.connection, OFFER, &Offered::Ok(offer))?,
     }
     let listed = talk.send_list(MANIFEST, &text, talk.limit);
     if let (Err(_), Some(refused)) = (&listed, answer.peek::<Answer>("what the receiver has")) {
@@ -209,7 +209,7 @@ fn beginning(
     if there.bytes > entry.bytes() {
         return Ok(None);
     }
-    talk.look()?;
+    talk.check_peer()?;
     let mut source = Source::open(path, entry, within)??;
     let hashed = store::hash(&mut source.file, there.bytes);
     interrupt::check()?;
@@ -273,7 +273,7 @@ fn stream(
                 flying.push_back((transfer, piece, bytes));
             }
             Ok(Filled::End(moved)) => break moved?,
-            Err(mpsc::RecvTimeoutError::Timeout) => talk.look()?,
+            Err(mpsc::RecvTimeoutError::Timeout) => talk.check_peer()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
         }
     };
@@ -306,7 +306,7 @@ fn reap(
     if let Some((transfer, piece, bytes)) = flying.pop_front() {
         let mut watch = Watch::new(talk.limit);
         while talk.poll(&transfer, LOOK)?.is_none() {
-            watch.look(&transfer)?;
+            watch.check_progress(&transfer)?;
         }
         talk.advance(bytes as u64);
         // The reader may have read everything.

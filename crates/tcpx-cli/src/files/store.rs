@@ -201,7 +201,11 @@ impl Store {
     }
 
     /// The type and size of what has the final name.
-    fn look(&self, parent: &OwnedFd, name: &str) -> Result<Option<(FileType, u64)>, StoreError> {
+    fn kind_and_size(
+        &self,
+        parent: &OwnedFd,
+        name: &str,
+    ) -> Result<Option<(FileType, u64)>, StoreError> {
         before_call();
         match sys::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some((
@@ -230,7 +234,7 @@ impl Store {
                 expected,
             })
         };
-        match (self.look(&parent, name)?, &entry.kind) {
+        match (self.kind_and_size(&parent, name)?, &entry.kind) {
             (None, _) | (Some((FileType::Directory, _)), Kind::Directory) => Ok(()),
             (Some(_), Kind::Directory) => other_kind("directory"),
             (Some((FileType::Directory, _)), Kind::Link { .. }) => other_kind("link"),
@@ -306,7 +310,7 @@ impl Store {
         let Some((parent, name)) = self.parent_if_there(&entry.path)? else {
             return Ok(None);
         };
-        if let Some((FileType::RegularFile, bytes)) = self.look(&parent, name)?
+        if let Some((FileType::RegularFile, bytes)) = self.kind_and_size(&parent, name)?
             && bytes == wanted
         {
             return Ok(Some(Present::Final { bytes }));
@@ -397,7 +401,7 @@ impl Store {
                 .ok_or_else(|| StoreError::Busy(shown.clone()))?,
         };
         // Behind the lock: whoever gave the file its name had it before.
-        if !self.overwrite && self.look(&parent, name)?.is_some() {
+        if !self.overwrite && self.kind_and_size(&parent, name)?.is_some() {
             claim.remove();
             return Err(StoreError::Exists(shown));
         }

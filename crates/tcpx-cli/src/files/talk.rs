@@ -96,7 +96,7 @@ impl<'a> Talk<'a> {
     }
 
     /// An error if a signal came or the peer gave up.
-    pub(super) fn look(&self) -> Result<(), Error> {
+    pub(super) fn check_peer(&self) -> Result<(), Error> {
         interrupt::check()?;
         self.hear()
     }
@@ -123,7 +123,7 @@ impl<'a> Talk<'a> {
         limit: Duration,
     ) -> Result<Option<Report>, Error> {
         match transfer.wait_timeout(limit) {
-            None => self.look().map(|()| None),
+            None => self.check_peer().map(|()| None),
             Some(Ok(report)) => Ok(Some(report)),
             Some(Err(error)) => Err(error.into()),
         }
@@ -147,7 +147,7 @@ impl<'a> Talk<'a> {
             if let Some(report) = self.poll(transfer, LOOK)? {
                 return Ok(report);
             }
-            watch.look(transfer)?;
+            watch.check_progress(transfer)?;
         }
     }
 
@@ -213,7 +213,7 @@ impl<'a> Talk<'a> {
             Err(Error::Peer(_)) => return Ok(()),
             Err(error) => LastWord::Err(error.into()),
         };
-        messages::tell(self.connection, self.own_tag, &word)
+        messages::send_message(self.connection, self.own_tag, &word)
     }
 
     /// Waits for the peer's digest over everything.
@@ -292,7 +292,7 @@ impl Pace {
                 return Ok(());
             }
             std::thread::sleep(left.min(LOOK));
-            talk.look()?;
+            talk.check_peer()?;
         }
     }
 }
@@ -326,7 +326,7 @@ impl Watch {
     }
 
     /// An error when `transfer` has stood still for too long.
-    pub(super) fn look(&mut self, transfer: &Transfer) -> Result<(), Error> {
+    pub(super) fn check_progress(&mut self, transfer: &Transfer) -> Result<(), Error> {
         let done = transfer.progress().bytes_done;
         if done != self.done {
             (self.moved, self.done) = (Instant::now(), done);

@@ -149,7 +149,7 @@ fn follow(args: &MatrixArgs, world: &World, control: &Link, parts: &[Part]) -> R
         memories: memories(parts),
         reached: connection.peer().address.ip(),
     };
-    let obeyed = messages::tell(&connection, ANSWER, &hello)
+    let obeyed = messages::send_message(&connection, ANSWER, &hello)
         .and_then(|()| obey(&connection, parts, args.link.timeout.0));
     link::part_after(connection, obeyed)
 }
@@ -160,7 +160,7 @@ fn obey(connection: &Connection, parts: &[Part], limit: Duration) -> Result<(), 
         let Some(pair) = order.wait::<Order>("an order")? else {
             return Ok(());
         };
-        messages::tell(connection, ANSWER, &measure(parts, pair, limit))?;
+        messages::send_message(connection, ANSWER, &measure(parts, pair, limit))?;
     }
 }
 
@@ -294,7 +294,7 @@ impl<'a> Matrix<'a> {
         }
         for connection in self.others.drain(..).flatten() {
             // Whoever is gone does not wait for it.
-            let end = messages::tell(&connection, REQUEST, &Order::None);
+            let end = messages::send_message(&connection, REQUEST, &Order::None);
             let _ = link::part_after(connection, end);
         }
         let machine = bench::machine(&self.parts[0].memory, &Devices::probe());
@@ -330,7 +330,7 @@ impl<'a> Matrix<'a> {
         let moved = bytes.saturating_mul(u64::from(self.args.rounds) + 4);
         let patience = limit * 4 + Duration::from_secs(moved / 100_000_000);
         let outcome = messages::expect(connection, ANSWER, LONGEST_TRANSFER).and_then(|reply| {
-            messages::tell(connection, REQUEST, &Some(pair))?;
+            messages::send_message(connection, REQUEST, &Some(pair))?;
             reply.wait_at_most(patience, "a rank's outcome")
         });
         outcome.map_err(|error| error.what())?

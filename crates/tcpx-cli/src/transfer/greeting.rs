@@ -87,7 +87,7 @@ pub(crate) fn receive(
     let verdict: Verdict = result
         .as_ref()
         .map_or_else(|error| Err(error.into()), |crc32c| Ok(*crc32c));
-    let told = messages::tell(connection, VERDICT, &verdict);
+    let told = messages::send_message(connection, VERDICT, &verdict);
     result.and(told)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn send(
         .slice(..length)
         .map_err(Error::memory("start the send"))?;
     let answer = messages::expect(connection, ANSWER, limit)?;
-    messages::tell(connection, REQUEST, &Request::Greeting { bytes, seed })?;
+    messages::send_message(connection, REQUEST, &Request::Greeting { bytes, seed })?;
     messages::ready(answer)?;
     say!("sending {} with tag {PAYLOAD}:", Size(bytes));
     say!(

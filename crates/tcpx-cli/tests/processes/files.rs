@@ -248,7 +248,7 @@ fn a_list_of_files_that_differs_from_its_digest_is_refused() {
 }
 
 /// What a person sees of a tree: kinds, names, contents, modes and times.
-pub(crate) fn look(root: &Path) -> BTreeMap<String, String> {
+pub(crate) fn list_tree(root: &Path) -> BTreeMap<String, String> {
     let mut seen = BTreeMap::new();
     let mut todo = vec![root.to_owned()];
     while let Some(path) = todo.pop() {
@@ -302,14 +302,14 @@ fn a_directory_keeps_names_modes_times_and_links() {
     let (server, client) = send(serve(&out, &[]), &from, &[]);
     server.assert_code(0);
     client.assert_code(0);
-    assert_eq!(look(&out.join("model")), look(&from));
+    assert_eq!(list_tree(&out.join("model")), list_tree(&from));
     assert_eq!(names_in(&out), ["model"]);
     // Once more: everything is there, and one shard that is not is sent.
     fs::remove_file(out.join("model/blobs/7.bin")).expect("removed");
     let (server, client) = send(serve(&out, &[]), &from, &[]);
     server.assert_code(0);
     client.assert_code(0).assert_says("were there already");
-    assert_eq!(look(&out.join("model")), look(&from));
+    assert_eq!(list_tree(&out.join("model")), list_tree(&from));
 }
 
 #[test]
@@ -325,8 +325,8 @@ fn several_paths_arrive_side_by_side() {
     let (server, client) = server.finish(client);
     server.assert_code(0);
     client.assert_code(0);
-    let model = look(&out.join("model"));
-    assert_eq!(model, look(&directory.path().join("model")));
+    let model = list_tree(&out.join("model"));
+    assert_eq!(model, list_tree(&directory.path().join("model")));
     assert!(fs::read(out.join(".dot")).expect("readable") == contents(3 << 20));
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Connection, Endpoint, Level, Options, Region, Transfer};
 
-use crate::files::{contents, fetch, look, names_in, send, sender, serve, signal};
+use crate::files::{contents, fetch, list_tree, names_in, send, sender, serve, signal};
 use crate::support::{Ended, Running, Server, tcpx};
 
 struct Places {
@@ -68,8 +68,8 @@ fn a_shared_folder_is_fetched_from_by_one_client_after_another() {
     let fetched = run(fetch(&server, &["model/deep", "c.bin"], &places.out, &[]));
     fetched.assert_code(0).assert_says("received");
     assert_eq!(
-        look(&places.out.join("deep")),
-        look(&places.from.join("model/deep"))
+        list_tree(&places.out.join("deep")),
+        list_tree(&places.from.join("model/deep"))
     );
     assert_eq!(
         fs::read(places.out.join("c.bin")).expect("there"),
@@ -82,8 +82,8 @@ fn a_shared_folder_is_fetched_from_by_one_client_after_another() {
     assert_eq!(told["schema"], "tcpx.receive");
     assert_eq!(told["bytes_there_before"], 70_001, "{told}");
     assert_eq!(
-        look(&places.out.join("model")),
-        look(&places.from.join("model"))
+        list_tree(&places.out.join("model")),
+        list_tree(&places.from.join("model"))
     );
     signal(&server.running, rustix::process::Signal::TERM);
     server.running.end().assert_code(0);
@@ -325,7 +325,7 @@ fn the_snapshot_of_a_hub_arrives_as_files() {
     let server = serve(&places.out, &["--keep"]);
     let hub = places.from.join("hub");
     run(sender(&server, &[&hub], &[])).assert_code(0);
-    assert_eq!(look(&places.out.join("hub")), look(&hub));
+    assert_eq!(list_tree(&places.out.join("hub")), list_tree(&hub));
     fs::remove_dir_all(places.out.join("hub")).expect("removed");
     let followed = run(sender(&server, &[&hub], &["-L"]));
     followed
@@ -352,7 +352,7 @@ fn names_of_any_script_arrive() {
     let (server, client) = send(serve(&places.out, &[]), &tree, &[]);
     server.assert_code(0);
     client.assert_code(0);
-    assert_eq!(look(&places.out.join("tree")), look(&tree));
+    assert_eq!(list_tree(&places.out.join("tree")), list_tree(&tree));
 }
 
 #[test]
@@ -372,14 +372,14 @@ fn patterns_choose_what_is_sent() {
     let (server, client) = send(serve(&places.out, &[]), &model, &more);
     server.assert_code(0);
     client.assert_code(0);
-    let there: Vec<_> = look(&places.out.join("m")).into_keys().collect();
+    let there: Vec<_> = list_tree(&places.out.join("m")).into_keys().collect();
     assert_eq!(there, ["", "a.bin", "deep", "deep/c.bin"]);
     // With a slash it is the path that counts; a client that fetches says it to the server.
     let server = share(&places.from);
     let out = places.out.join("again");
     fs::create_dir(&out).expect("created");
     run(fetch(&server, &["m"], &out, &["--include", "deep/**"])).assert_code(0);
-    let there: Vec<_> = look(&out.join("m")).into_keys().collect();
+    let there: Vec<_> = list_tree(&out.join("m")).into_keys().collect();
     assert_eq!(
         there,
         ["", "deep", "deep/c.bin", "deep/empty", "deep/empty/d.txt"]
@@ -393,7 +393,7 @@ fn a_dry_run_says_what_would_move_and_writes_nothing() {
     places.write("m/there", 3_000_000);
     fs::create_dir(places.out.join("m")).expect("created");
     fs::copy(places.from.join("m/there"), places.out.join("m/there")).expect("copied");
-    let before = look(&places.out);
+    let before = list_tree(&places.out);
     let server = serve(&places.out, &["--keep"]);
     let sent = run(sender(&server, &[&places.from.join("m")], &["--dry-run"]));
     let server = share(&places.from);
@@ -404,7 +404,7 @@ fn a_dry_run_says_what_would_move_and_writes_nothing() {
         end.assert_says("to move  \"m/new\"")
             .assert_says("there    \"m/there\"");
     }
-    assert_eq!(look(&places.out), before);
+    assert_eq!(list_tree(&places.out), before);
 }
 
 #[test]

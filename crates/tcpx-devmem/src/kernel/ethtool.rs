@@ -111,7 +111,7 @@ pub(super) fn driver(interface: &str) -> io::Result<String> {
         rest: [0; 160],
     };
     // SAFETY: the structure is the one of this command.
-    unsafe { call(interface, (&raw mut info).cast()) }?;
+    unsafe { ioctl(interface, (&raw mut info).cast()) }?;
     let name = info.driver.split(|byte| *byte == 0).next();
     Ok(name.unwrap_or_default().escape_ascii().to_string())
 }
@@ -137,7 +137,7 @@ pub(super) fn turn_flow_rules(interface: &str, on: bool) -> io::Result<()> {
         },
     };
     // SAFETY: the structure is the one of this command.
-    unsafe { call(interface, (&raw mut value).cast()) }
+    unsafe { ioctl(interface, (&raw mut value).cast()) }
 }
 
 fn flags(interface: &str) -> io::Result<u32> {
@@ -146,7 +146,7 @@ fn flags(interface: &str) -> io::Result<u32> {
         data: 0,
     };
     // SAFETY: the structure is the one of this command.
-    unsafe { call(interface, (&raw mut value).cast()) }?;
+    unsafe { ioctl(interface, (&raw mut value).cast()) }?;
     Ok(value.data)
 }
 
@@ -156,14 +156,14 @@ pub(super) fn indirection(interface: &str) -> io::Result<Vec<u32>> {
         data: 0,
     };
     // SAFETY: with a size of 0 the kernel writes the size alone.
-    unsafe { call(interface, (&raw mut size).cast()) }?;
+    unsafe { ioctl(interface, (&raw mut size).cast()) }?;
     if size.data == 0 || size.data > MOST {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
     let mut words = vec![0; 2 + size.data as usize];
     words[..2].copy_from_slice(&[GET_INDIRECTION, size.data]);
     // SAFETY: the kernel writes as many entries as the second word says, which there are.
-    unsafe { call(interface, words.as_mut_ptr().cast()) }?;
+    unsafe { ioctl(interface, words.as_mut_ptr().cast()) }?;
     words.drain(..2);
     Ok(words)
 }
@@ -172,7 +172,7 @@ pub(super) fn set_indirection(interface: &str, table: &[u32]) -> io::Result<()> 
     let size = u32::try_from(table.len()).map_err(io::Error::other)?;
     let mut words = [&[SET_INDIRECTION, size], table].concat();
     // SAFETY: the kernel reads as many entries as the second word says, which there are.
-    unsafe { call(interface, words.as_mut_ptr().cast()) }
+    unsafe { ioctl(interface, words.as_mut_ptr().cast()) }
 }
 
 pub(super) fn rules(interface: &str) -> io::Result<RuleTable> {
@@ -196,7 +196,7 @@ pub(super) fn rules(interface: &str) -> io::Result<RuleTable> {
     // SAFETY: the list is longer than the structure, and aligned as it is.
     unsafe { start.write(head) };
     // SAFETY: the kernel writes the structure and as many places as it was told there is room for.
-    unsafe { call(interface, start.cast()) }?;
+    unsafe { ioctl(interface, start.cast()) }?;
     // SAFETY: written above and by the kernel; every bit pattern is a value.
     let listed = unsafe { start.read() }.count.min(count.count) as usize;
     for index in 0..listed {
@@ -307,13 +307,13 @@ fn decode(spec: &FlowSpec) -> Option<Rule> {
 fn classify(interface: &str, request: &mut Classification) -> io::Result<()> {
     // SAFETY: the structure is the one of the classification commands; those whose answer is longer
     // do not come here.
-    unsafe { call(interface, std::ptr::from_mut(request).cast()) }
+    unsafe { ioctl(interface, std::ptr::from_mut(request).cast()) }
 }
 
 /// # Safety
 /// `data` must point at the structure of the command in its first word, with room for all that the
 /// kernel writes to it.
-unsafe fn call(interface: &str, data: *mut libc::c_char) -> io::Result<()> {
+unsafe fn ioctl(interface: &str, data: *mut libc::c_char) -> io::Result<()> {
     let socket: OwnedFd = socket_with(
         AddressFamily::INET,
         SocketType::DGRAM,

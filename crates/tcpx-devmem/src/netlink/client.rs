@@ -101,7 +101,7 @@ impl Client {
         let mut id = None;
         let mut operations = Vec::new();
         let mut groups = Vec::new();
-        let outcome = self.call(&request, CONTROL_FAMILY, |attribute| {
+        let outcome = self.send_request(&request, CONTROL_FAMILY, |attribute| {
             match attribute.kind {
                 FAMILY_ID => id = Some(attribute.u16()?),
                 FAMILY_OPERATIONS => {
@@ -155,7 +155,7 @@ impl Client {
 
     /// Sends a request and hands each attribute of each object in the answer to `each`, until the kernel
     /// says that it has ended.
-    pub(crate) fn call(
+    pub(crate) fn send_request(
         &mut self,
         request: &Request,
         family: u16,
@@ -164,7 +164,7 @@ impl Client {
         self.call_and_hear(request, family, each, |_, _| Ok(()))
     }
 
-    /// As [`Self::call`]; every object of the family goes to `hear` as well, with its command, whether it
+    /// As [`Self::send_request`]; every object of the family goes to `hear` as well, with its command, whether it
     /// answers the request or tells a group what changed.
     pub(crate) fn call_and_hear(
         &mut self,

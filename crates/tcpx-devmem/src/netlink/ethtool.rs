@@ -49,7 +49,7 @@ pub(crate) fn header_split(
     let request = Request::new(family, RINGS_GET)
         .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex));
     let mut found = HeaderSplit::default();
-    let outcome = client.call(&request, family, |attribute| {
+    let outcome = client.send_request(&request, family, |attribute| {
         match attribute.kind {
             HEADER => check(attribute.bytes)?,
             TCP_DATA_SPLIT => found.split = Some(attribute.u8()?),
@@ -74,7 +74,7 @@ pub(crate) fn set_header_split(
         RingsChange::Split(split) => request.u8(TCP_DATA_SPLIT, split),
         RingsChange::Threshold(bytes) => request.u32(THRESHOLD, bytes),
     };
-    Ok(client.call(&request, family, |_| Ok(())))
+    Ok(client.send_request(&request, family, |_| Ok(())))
 }
 
 /// Turns a split off that is off, and says whether that was left to the driver before.

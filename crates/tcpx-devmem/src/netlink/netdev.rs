@@ -94,12 +94,13 @@ impl Netdev {
 
     fn bind(&mut self, request: &Request) -> Result<u32, CallError> {
         let mut id = None;
-        self.client.call(request, self.family, |attribute| {
-            if attribute.kind == DMABUF_ID {
-                id = Some(attribute.u32()?);
-            }
-            Ok(())
-        })?;
+        self.client
+            .send_request(request, self.family, |attribute| {
+                if attribute.kind == DMABUF_ID {
+                    id = Some(attribute.u32()?);
+                }
+                Ok(())
+            })?;
         id.ok_or(CallError::Missing("a number for the bound memory"))
     }
 
@@ -110,15 +111,16 @@ impl Netdev {
             .u32(QUEUE_TYPE, RECEIVE)
             .u32(QUEUE_ID, queue);
         let mut used = QueueUse::Free;
-        self.client.call(&request, self.family, |attribute| {
-            match attribute.kind {
-                QUEUE_DMABUF => used = QueueUse::DmaBuf(attribute.u32()?),
-                QUEUE_IO_URING => used = QueueUse::IoUring,
-                QUEUE_XSK => used = QueueUse::AfXdp,
-                _ => {}
-            }
-            Ok(())
-        })?;
+        self.client
+            .send_request(&request, self.family, |attribute| {
+                match attribute.kind {
+                    QUEUE_DMABUF => used = QueueUse::DmaBuf(attribute.u32()?),
+                    QUEUE_IO_URING => used = QueueUse::IoUring,
+                    QUEUE_XSK => used = QueueUse::AfXdp,
+                    _ => {}
+                }
+                Ok(())
+            })?;
         Ok(used)
     }
 }

@@ -21,7 +21,7 @@ use std::ptr;
 #[cfg(any(test, feature = "fake-driver"))]
 pub(crate) use captures::{Mode, begin_capture, end_capture};
 #[cfg(test)]
-pub(crate) use captures::{after, capture_mode};
+pub(crate) use captures::{after_stream, capture_mode};
 use captures::{outside_captures, unless_captured};
 use launch::{FUNCTIONS, launched};
 #[cfg(feature = "fake-driver")]
@@ -74,7 +74,7 @@ pub(crate) fn make_current() {
 
 /// Takes it back.
 #[cfg(feature = "fake-driver")]
-pub(crate) fn leave() {
+pub(crate) fn leave_context() {
     CURRENT.with_borrow_mut(Vec::pop);
 }
 

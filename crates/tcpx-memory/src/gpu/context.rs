@@ -50,10 +50,10 @@ impl InContext {
     /// # Errors
     /// The driver's refusal.
     pub fn enter(gpu: &Gpu) -> Result<Self, CudaError> {
-        Ok(Self::with(gpu, Current::enter(gpu)?))
+        Ok(Self::made_current(gpu, Current::enter(gpu)?))
     }
 
-    fn with(gpu: &Gpu, current: Current) -> Self {
+    fn made_current(gpu: &Gpu, current: Current) -> Self {
         Self {
             before: KEPT.replace(gpu.raw_context()),
             _current: current,
@@ -71,7 +71,7 @@ impl Gpu {
     /// The driver's refusal.
     pub fn enter(&self) -> Result<InContext, CudaError> {
         let current = Current::push(self.api(), self.raw_context())?;
-        Ok(InContext::with(self, current))
+        Ok(InContext::made_current(self, current))
     }
 }
 

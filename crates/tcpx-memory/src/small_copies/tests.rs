@@ -145,7 +145,7 @@ fn the_wait_for_a_fence_ends_at_the_limit() {
     let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
     let (stream, open) = fake::gated_stream();
-    let fence = Fence::take(&gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&gpu, fake::after_stream(stream)).unwrap();
     let limit = Duration::from_millis(5);
     assert_eq!(
         read(&mut copies, &region.all(), Some(&fence), limit),

@@ -96,7 +96,7 @@ impl Ticket {
     pub(super) fn abandon(self, error: MemoryError) {
         let Self { held: _, answer } = self;
         let source = Box::new(error);
-        answer.tell(Err(MemoryError::EndUnknown { source }));
+        answer.report_end(Err(MemoryError::EndUnknown { source }));
     }
 
     /// Releases the memory, then calls the sink.
@@ -106,12 +106,12 @@ impl Ticket {
         if catch_unwind(let_go).is_err() {
             tracing::error!(token = answer.token, "the owner of a job's memory panicked");
         }
-        answer.tell(result);
+        answer.report_end(result);
     }
 }
 
 impl Answer {
-    fn tell(mut self, result: Result<u64, MemoryError>) {
+    fn report_end(mut self, result: Result<u64, MemoryError>) {
         self.told = true;
         self.pass_on(result);
         // This may be the last reference, and what the sink owns is not ours.

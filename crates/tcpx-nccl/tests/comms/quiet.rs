@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net::export::{NetComm, NetRecv, NetSend};
-use tcpx_status::{ask, processes};
+use tcpx_status::{ask_process, processes};
 
 use crate::common::{
     MIB, Pair, Registered, has, lane_config, pair, plugin, posted, random, transfer, until,
@@ -40,7 +40,7 @@ fn closes_beside_scrapes(rounds: usize) {
             while !is_over.load(Ordering::Relaxed) {
                 let sockets = processes().found;
                 if let Some((pid, socket)) = sockets.iter().find(|(pid, _)| *pid == own) {
-                    answers += usize::from(ask(*pid, socket).is_ok());
+                    answers += usize::from(ask_process(*pid, socket).is_ok());
                 }
             }
             answers

@@ -20,7 +20,7 @@ pub(crate) fn set(interface: &str, bytes: u32) -> Result<()> {
             header.u32(HEADER_IFINDEX, index(interface))
         })
         .u32(THRESHOLD, bytes);
-    ask(&request, 0).map(drop)
+    ask_kernel(&request, 0).map(drop)
 }
 
 /// Reads it, in bytes.
@@ -28,7 +28,7 @@ pub(crate) fn read(interface: &str) -> Result<u32> {
     let request = Request::new(family()?, RINGS_GET).nested(HEADER, |header| {
         header.u32(HEADER_IFINDEX, index(interface))
     });
-    let found = ask(&request, THRESHOLD)?.context("the card tells no threshold")?;
+    let found = ask_kernel(&request, THRESHOLD)?.context("the card tells no threshold")?;
     Ok(u32::from_ne_bytes(found[..].try_into()?))
 }
 
@@ -38,12 +38,12 @@ fn index(interface: &str) -> u32 {
 
 fn family() -> Result<u16> {
     let request = Request::new(CONTROL_FAMILY, GET_FAMILY).text(FAMILY_NAME, "ethtool");
-    let found = ask(&request, FAMILY_ID)?.context("no family ethtool")?;
+    let found = ask_kernel(&request, FAMILY_ID)?.context("no family ethtool")?;
     Ok(u16::from_ne_bytes(found[..].try_into()?))
 }
 
 /// The attribute of this kind in the answer.
-fn ask(request: &Request, kind: u16) -> Result<Option<Vec<u8>>> {
+fn ask_kernel(request: &Request, kind: u16) -> Result<Option<Vec<u8>>> {
     let mut socket = Linux.netlink()?;
     socket.send(&request.encode(1))?;
     let mut found = None;

@@ -139,7 +139,7 @@ enum Before {
 }
 
 /// The file, if it is there: never but one of the whole ones.
-fn look(folder: &Path, schedule: &impl std::fmt::Debug) -> Option<Vec<u8>> {
+fn read_published(folder: &Path, schedule: &impl std::fmt::Debug) -> Option<Vec<u8>> {
     let there = std::fs::read(folder.join("a")).ok()?;
     let is_whole = [b'a', b'b', b'c', b'd']
         .iter()
@@ -171,25 +171,25 @@ fn together(before: Before, overwrite: bool, ends: [End; 2], first: usize, secon
         let (mut other, other_ends) = Transfer::start(scope, || transfer(b, b'b', ends[1]));
         for _ in 0..first {
             one.step();
-            look(folder, &schedule);
+            read_published(folder, &schedule);
         }
         for _ in 0..second {
             other.step();
-            look(folder, &schedule);
+            read_published(folder, &schedule);
         }
         reached |= one.has_ended || other.has_ended;
         while !one.has_ended {
             one.step();
-            look(folder, &schedule);
+            read_published(folder, &schedule);
         }
         while !other.has_ended {
             other.step();
-            look(folder, &schedule);
+            read_published(folder, &schedule);
         }
         drop((one, other));
         [one_ends, other_ends].map(|end| end.join().expect("no panic"))
     });
-    let there = look(folder, &schedule);
+    let there = read_published(folder, &schedule);
     let published = [b'a', b'b']
         .into_iter()
         .zip(&ended)
@@ -205,7 +205,7 @@ fn together(before: Before, overwrite: bool, ends: [End; 2], first: usize, secon
     let next = Store::open(folder, true).expect("opened");
     transfer(&next, b'd', End::Published).expect("published");
     assert_eq!(
-        look(folder, &schedule),
+        read_published(folder, &schedule),
         Some(b"ddddd".to_vec()),
         "{schedule:?}"
     );

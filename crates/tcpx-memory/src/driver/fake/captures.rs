@@ -69,7 +69,7 @@ pub(crate) fn end_capture(stream: u64) -> bool {
 
 /// A program's stream of this fake, which keeps them all.
 #[cfg(test)]
-pub(crate) fn after(stream: u64) -> crate::After {
+pub(crate) fn after_stream(stream: u64) -> crate::After {
     // SAFETY: they are never destroyed unless the program does.
     unsafe { crate::After::stream(stream) }
 }

@@ -62,7 +62,7 @@ impl Done {
         (counter != 0).then_some(Self { flag, value })
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn signal_completion(&self) {
         // SAFETY: four aligned bytes that stay.
         unsafe { AtomicU32::from_ptr(pointer(self.flag).cast()) }
             .store(self.value, Ordering::Release);

@@ -155,12 +155,12 @@ impl Residency {
         }
         let leaves = persistent_kernels.deserted.remove(&self.requests)
             || persistent_kernels.hurried.remove(&self.requests) && {
-                while self.look(persistent_kernels) == Seen::WorkRequest {}
+                while self.poll_request(persistent_kernels) == Seen::WorkRequest {}
                 true
             }
             || self.looks == self.idle_polls
             || self.spent >= self.most
-            || self.look(persistent_kernels) == Seen::Leave;
+            || self.poll_request(persistent_kernels) == Seen::Leave;
         if leaves {
             word(self.left).store(self.residency, Ordering::Release);
         }
@@ -168,7 +168,7 @@ impl Residency {
     }
 
     /// Serves the next request if it is there.
-    fn look(&mut self, persistent_kernels: &mut PersistentKernels) -> Seen {
+    fn poll_request(&mut self, persistent_kernels: &mut PersistentKernels) -> Seen {
         self.spent += 1;
         self.looks += 1;
         let line = self.requests + u64::from(self.number % 16 * 128);

@@ -217,7 +217,7 @@ impl World {
                         cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list);
                     }
                 }
-                done.iter().for_each(Done::tell);
+                done.iter().for_each(Done::signal_completion);
             }
             Some(Operation::Mark(event, recording)) => {
                 if let Some(state) = self.events.get_mut(&event)

@@ -276,7 +276,7 @@ fn a_job_waits_for_its_fence_and_others_do_not_wait_for_it() {
     let source = bench.region(bench.gpu.kind(), &[1; 100]);
     let targets = [0, 1].map(|_| bench.region(MemoryKind::Pinned, &[0; 100]));
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     let copy = |to: &Region| Work::Copy {
         from: source.all(),
@@ -303,7 +303,7 @@ fn a_worker_that_is_dropped_ends_the_jobs_that_wait() {
     let source = bench.region(MemoryKind::Host, &[1; 100]);
     let target = bench.region(bench.gpu.kind(), &[0; 100]);
     let (stream, _gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     bench.submit(
         1,
@@ -416,7 +416,7 @@ fn a_worker_that_can_take_no_more_jobs_pauses_between_looks() {
     let bench = Bench::new();
     let source = bench.region(MemoryKind::Host, &[1; 10]);
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     // Once all of these were accepted, as many wait for their fence as may, and the queue is full.
     let jobs = 2 * super::super::queue::CAPACITY as u64;

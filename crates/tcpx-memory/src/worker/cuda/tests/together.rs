@@ -39,7 +39,7 @@ fn chunks_that_wait_together_share_launches() {
         let before = launched();
         let descriptors = turned(count, length);
         let (stream, gate) = fake::gated_stream();
-        let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+        let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
         let (sink, ended) = channel();
         for chunk in (0..CHUNKS).rev() {
             let start = chunk * (size + gap);
@@ -82,7 +82,7 @@ fn a_refused_launch_keeps_the_lists_of_others() {
     // SAFETY: the fake driver refuses this address, so nothing is touched.
     let bad = unsafe { Region::from_cuda_raw(&bench.gpu, fake::BAD_ADDRESS, 100, Arc::new(())) };
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     let jobs: Vec<_> = (0..40)
         .map(|job| {
@@ -138,7 +138,7 @@ fn a_shared_launch_that_is_refused_costs_only_the_job_at_fault() {
         fake::refuse_launches_to(at(chunk).device_address().unwrap());
     }
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     for chunk in 0..CHUNKS {
         let work = Work::Unpack {
@@ -191,7 +191,7 @@ fn copy_in_parts(from: &Region, to: &Region, part: usize) -> Vec<Work> {
 /// Submits works that begin at the same time; how each of them ended.
 pub(super) fn run_together(bench: &Bench, works: Vec<Work>) -> Vec<Ended> {
     let (stream, gate) = fake::gated_stream();
-    let fence = Fence::take(&bench.gpu, fake::after(stream)).unwrap();
+    let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     let count = works.len();
     for (token, work) in (0..).zip(works) {
