@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tcpx::After;
 
 use crate::bench::{Bench, Outcome, POISON, close, compare, poisoned, random, region, text};
-use crate::user::{LEGACY, after_stream};
+use crate::user::{LEGACY, after};
 
 const LEN: usize = 9 << 20;
 const DELAY: Duration = Duration::from_millis(80);
@@ -28,7 +28,7 @@ pub(crate) fn source_still_written(bench: &Bench) -> Outcome {
         let send = if default {
             send
         } else {
-            send.after(after_stream(stream))
+            send.after(after(stream))
         };
         send.start().map_err(text)?.wait().map_err(text)?;
         receive.wait().map_err(text)?;
@@ -51,7 +51,7 @@ pub(crate) fn destination_still_written(bench: &Bench) -> Outcome {
     user.slow_fill(user.stream, destination.all().address(), LEN, 0x33, delay)?;
     let receive = receiving
         .receive(destination.all(), 1)
-        .after(after_stream(user.stream))
+        .after(after(user.stream))
         .start()
         .map_err(text)?;
     let send = sending.send(source.all(), 1).start().map_err(text)?;
