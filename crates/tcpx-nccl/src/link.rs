@@ -480,6 +480,26 @@ impl Inward {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+impl Link {
+    /// A connection over TCP as after a handshake that left nothing to seal, and its other end.
+    pub(crate) fn bare() -> (Self, TcpStream) {
+        let (near, far) = tcp_pair();
+        (Self::new(near, None, Protection::None), far)
+    }
+}
+
+/// Both ends of a TCP connection, this one prepared as a comm's.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn tcp_pair() -> (Stream, TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it is bound");
+    let near = TcpStream::connect(address).expect("it listens");
+    tcpx_lanes::socket::prepare_comm(&near).expect("a socket");
+    let (far, _) = listener.accept().expect("it was connected");
+    (Stream::new(near), far)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};

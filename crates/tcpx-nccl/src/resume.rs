@@ -215,15 +215,7 @@ impl Resume {
 impl Resume {
     /// Of a comm whose receiver nobody reaches.
     pub(crate) fn of_nobody() -> Self {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
-        let key = tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key();
-        let peer = Peer {
-            local: nobody,
-            address: nobody,
-            key,
-            protection: tcpx_lanes::sealing::Protection::None,
-        };
-        Self::new(peer, SessionId([1; 16]))
+        Self::new(Peer::nobody(), SessionId([1; 16]))
     }
 
     /// A pair has come about.
@@ -424,26 +416,16 @@ pub(crate) fn tell(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
     use tcpx_lanes::monitor::Monitor;
-    use tcpx_lanes::sealing::Protection;
 
     use super::*;
     use crate::header::{FROM_RECEIVER, HEADER_BYTES};
 
-    fn connection() -> (Link, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        socket::prepare_comm(&near).unwrap();
-        let (far, _) = listener.accept().unwrap();
-        (Link::new(Stream::new(near), None, Protection::None), far)
-    }
-
     #[test]
     fn a_silent_receiver_is_waited_for_and_one_that_waits_in_vain_is_dialled() {
-        let (link, _far) = connection();
+        let (link, _far) = Link::bare();
         let (mut resume, start) = (Resume::of_nobody(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         resume.look(start, &link, Some(5));
@@ -459,7 +441,7 @@ mod tests {
 
     #[test]
     fn connections_stay_whose_bytes_only_the_kernel_has() {
-        let (link, _far) = connection();
+        let (link, _far) = Link::bare();
         let (mut resume, start) = (Resume::of_nobody(), Instant::now());
         resume.look(start, &link, Some(5));
         resume.wanted(start + STALL_BEHIND, 5);
@@ -478,7 +460,7 @@ mod tests {
         resume.lose("it was reset".to_owned());
         let mut epochs = Vec::new();
         for breaks in [true, false] {
-            let [(link, mut far), (answers, _far)] = [connection(), connection()];
+            let [(link, mut far), (answers, _far)] = [Link::bare(), Link::bare()];
             if breaks {
                 socket::abort(answers.as_fd());
             }
@@ -495,7 +477,7 @@ mod tests {
     #[test]
     fn a_comm_takes_what_came_last_and_says_that_its_first_answers_can_go() {
         let inbox = Inbox::new(Monitor::new("monitor").attention());
-        let (link, mut far) = connection();
+        let (link, mut far) = Link::bare();
         inbox.answers(link);
         let mut word = [0; HEADER_BYTES];
         far.read_exact(&mut word).unwrap();
@@ -508,10 +490,10 @@ mod tests {
             Ok((Record::Read, read))
         );
         assert!(matches!(inbox.take(), Some(Came::Answers(_))));
-        let pair = || [connection().0, connection().0];
+        let pair = || [Link::bare().0, Link::bare().0];
         inbox.put(2, pair());
         inbox.put(1, pair());
-        inbox.answers(connection().0);
+        inbox.answers(Link::bare().0);
         assert!(matches!(inbox.take(), Some(Came::Pair(_))));
         inbox.put(2, pair());
         assert!(inbox.take().is_none(), "it was there");
@@ -523,7 +505,7 @@ mod tests {
     #[test]
     fn answers_whose_comm_is_not_there_yet_wait_for_it() {
         let registry = Registry::default();
-        let (link, mut far) = connection();
+        let (link, mut far) = Link::bare();
         registry.answers(SessionId([3; 16]), link);
         let monitor = Monitor::new("monitor");
         let [inbox, other] = [(); 2].map(|()| Arc::new(Inbox::new(monitor.attention())));

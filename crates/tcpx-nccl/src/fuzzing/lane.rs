@@ -2,19 +2,17 @@
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{HostLogger, Log};
 use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
 use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
-use tcpx_lanes::sealing::Protection;
 use tcpx_wire::ChunkHeader;
 use tcpx_wire::crc::crc32c;
 
 use super::{CAPACITIES, Memory, number};
-use crate::held::Stream;
 use crate::lanes::group::Registry;
 use crate::lanes::hello::{Greeting, Part};
 use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
@@ -110,13 +108,9 @@ pub fn lane(data: &[u8]) {
 
 /// The lane's end and its peer's: of TCP, for the lane drops bytes as TCP allows.
 fn connection() -> (Link, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("it is bound");
-    let far = TcpStream::connect(address).expect("it listens");
+    let (link, far) = Link::bare();
     far.set_read_timeout(Some(TOO_LONG)).expect("a socket");
-    let (near, _) = listener.accept().expect("it was connected");
-    near.set_nonblocking(true).expect("a socket");
-    (Link::new(Stream::new(near), None, Protection::None), far)
+    (link, far)
 }
 
 /// The stream with checksums that fit.

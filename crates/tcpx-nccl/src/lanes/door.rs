@@ -300,22 +300,19 @@ impl Acceptor {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
 
     use tcpx_wire::handshake::SessionId;
 
     use super::*;
-    use crate::held::Stream;
 
     fn half(epoch: u32, part: Part, until: Instant) -> (Half, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (near, _) = listener.accept().unwrap();
+        let (link, far) = Link::bare();
         let session = SessionId([7; 16]);
         let half = Half {
             greeting: Greeting::Comm(Resumption { session, epoch }),
             part,
-            link: Link::new(Stream::new(near), None, Protection::None),
+            link,
             until,
         };
         (half, far)

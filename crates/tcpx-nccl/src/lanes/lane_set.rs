@@ -636,6 +636,20 @@ fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usi
 }
 
 #[cfg(test)]
+impl Peer {
+    /// One that nobody reaches.
+    pub(crate) fn nobody() -> Self {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
+        Self {
+            local: nobody,
+            address: nobody,
+            key: tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key(),
+            protection: Protection::None,
+        }
+    }
+}
+
+#[cfg(test)]
 impl LaneSet {
     /// A set that nobody connects.
     pub(crate) fn without_lanes(splice: bool) -> Arc<Self> {
@@ -644,37 +658,29 @@ impl LaneSet {
 
     /// A set whose peer is nobody.
     fn of_lanes(lanes: Vec<Remote>, splice: bool) -> Arc<Self> {
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
-        let peer = Peer {
-            protection: Protection::None,
-            local: nobody,
-            address: nobody,
-            key: tcpx_wire::Key::generate(&mut |bytes| bytes.fill(7)).client_key(),
-        };
         let log = Arc::new(Log::new(nccl_net::export::HostLogger::default(), c"TCPX"));
         let retention = [Retention::new().unwrap()];
         let attention = Monitor::new("nobody").attention();
-        Self::new([7; 16], peer, lanes, &retention, splice, attention, log)
+        Self::new(
+            [7; 16],
+            Peer::nobody(),
+            lanes,
+            &retention,
+            splice,
+            attention,
+            log,
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
     use tcpx_lanes::event_loop::EventLoops;
 
     use super::*;
-
-    fn connection() -> (Link, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        tcpx_lanes::socket::prepare_comm(&near).unwrap();
-        let (far, _) = listener.accept().unwrap();
-        (Link::new(Stream::new(near), None, Protection::None), far)
-    }
 
     #[test]
     fn a_lane_of_which_one_connection_broke_is_no_half_of_the_next_one() {
@@ -683,7 +689,7 @@ mod tests {
         let now = Instant::now();
         let mut hellos = Vec::new();
         for breaks in [true, false] {
-            let [(link, mut far), (answers, _far)] = [connection(), connection()];
+            let [(link, mut far), (answers, _far)] = [Link::bare(), Link::bare()];
             if breaks {
                 tcpx_lanes::socket::abort(answers.as_fd());
             }

@@ -249,13 +249,13 @@ impl Target for Comms {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
     use std::time::Duration;
 
     use nccl_net::export::{Buffer, HostLogger};
     use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
     use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
-    use tcpx_lanes::sealing::Protection;
+
     use tcpx_wire::TransferId;
 
     use tcpx_wire::ChunkPayload;
@@ -295,13 +295,10 @@ mod tests {
         /// A lane that the test drives, and its peer's ends, payload's first.
         fn lane(&self, lane: u16, epoch: u32) -> (ReceiveLane<Comms>, [TcpStream; 2]) {
             let connection = || {
-                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-                let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let (link, peer) = Link::bare();
                 peer.set_read_timeout(Some(Duration::from_secs(60)))
                     .unwrap();
-                let (stream, _) = listener.accept().unwrap();
-                tcpx_lanes::socket::prepare_comm(&stream).unwrap();
-                (Link::new(Stream::new(stream), None, Protection::None), peer)
+                (link, peer)
             };
             let [(link, peer), (back, answers)] = [connection(), connection()];
             let hello = Hello {

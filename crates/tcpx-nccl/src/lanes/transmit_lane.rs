@@ -211,7 +211,7 @@ impl Owner for Queue {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
 
     use tcpx_lanes::event_loop::{Source, Turn};
     use tcpx_wire::ChunkHeader;
@@ -246,12 +246,9 @@ mod tests {
     }
 
     fn connection() -> (Stream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        tcpx_lanes::socket::prepare_comm(&stream).unwrap();
-        let (peer, _) = listener.accept().unwrap();
+        let (stream, peer) = crate::link::tcp_pair();
         peer.set_nonblocking(true).unwrap();
-        (Stream::new(stream), peer)
+        (stream, peer)
     }
 
     fn connected(set: &Arc<LaneSet>) -> (SendLane<Queue>, Peer) {

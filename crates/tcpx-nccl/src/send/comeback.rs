@@ -274,27 +274,15 @@ impl Watched for Rest {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
-
-    use tcpx_lanes::sealing::Protection;
 
     use super::*;
     use crate::config::Config;
     use crate::header::{Header, Record};
-    use crate::held::Stream;
     use crate::link::Link;
     use crate::plugin::TcpxPlugin;
     use crate::resume::Resume;
     use crate::send::{Comeback, SendComm};
-
-    fn connection() -> (Link, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        tcpx_lanes::socket::prepare_comm(&near).unwrap();
-        let (far, _) = listener.accept().unwrap();
-        (Link::new(Stream::new(near), None, Protection::None), far)
-    }
 
     #[test]
     fn a_pair_whose_payload_breaks_before_the_receiver_answers_is_lost() {
@@ -307,7 +295,7 @@ mod tests {
         let shared = TcpxPlugin::with_config(config, host).unwrap().shared();
         for breaks in [false, true] {
             let runtime = shared.runtime().unwrap();
-            let [(link, _far), (answers, _back)] = [connection(), connection()];
+            let [(link, _far), (answers, _back)] = [Link::bare(), Link::bare()];
             let resume = Resume::of_nobody();
             let comeback = Comeback {
                 resume,
@@ -328,7 +316,7 @@ mod tests {
             .unwrap();
             let mut state = comm.lock();
             state.lose("it was reset".to_owned());
-            let [(link, mut far), (answers, mut back)] = [connection(), connection()];
+            let [(link, mut far), (answers, mut back)] = [Link::bare(), Link::bare()];
             state.resume.as_mut().unwrap().came([link, answers]);
             state.come_back().unwrap();
             assert!(state.is_away() && !state.is_lost());

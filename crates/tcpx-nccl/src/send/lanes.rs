@@ -155,16 +155,15 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
     use std::sync::Arc;
 
     use nccl_net::export::{Buffer, HostLogger, MemoryRegion, NetComm, NetSend, RequestId};
-    use tcpx_lanes::sealing::Protection;
 
     use super::*;
     use crate::config::Config;
     use crate::header::{HEADER_BYTES, Header, Record};
-    use crate::held::Stream;
+
     use crate::lanes::carriage::Route;
     use crate::lanes::lane_set::LaneSet;
     use crate::lanes::outlet::Chunk;
@@ -206,12 +205,8 @@ mod tests {
                 set: Arc::clone(&set),
                 _runtime: runtime,
             };
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            tcpx_lanes::socket::prepare_comm(&stream).unwrap();
-            let (mut peer, _) = listener.accept().unwrap();
+            let (link, mut peer) = Link::bare();
             let carriage = Carriage::new(route, BYTES);
-            let link = Link::new(Stream::new(stream), None, Protection::None);
             let number = shared.number();
             let name = number.to_string();
             let comm = SendComm::new(shared, link, number, name, carriage, None).unwrap();

@@ -121,7 +121,16 @@ fn what_lanes_carry_arrives_although_its_sender_closes_right_after() {
 
 #[test]
 fn a_large_message_for_a_small_receive_fails_on_both_sides_and_writes_nothing() {
-    let plugin = plugin(lane_config());
+    for lanes in [lane_config().lanes, Some(0)] {
+        large_for_small(Config {
+            lanes,
+            ..lane_config()
+        });
+    }
+}
+
+fn large_for_small(config: Config) {
+    let plugin = plugin(config);
     let (broken, stays) = (pair(&plugin), pair(&plugin));
     stream(&broken, MIB, 20);
     let mut to = Registered::new(&broken.receive, vec![0xee; MIB], false);
