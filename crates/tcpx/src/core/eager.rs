@@ -22,13 +22,14 @@ const READ_LIMIT: Duration = Duration::from_micros(50);
 
 impl Core {
     /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
-    /// once, because the program's GPU work comes first. A copy that goes on all the same has the `token`.
+    /// once, because the program's GPU work comes first. Where a copy goes on all the same, its token.
     pub(crate) fn read_small(
         &mut self,
         from: &mut Lease,
         fence: Option<&Fence>,
-        token: u64,
-    ) -> Result<(Option<Vec<u8>>, SmallRead), MemoryError> {
+    ) -> Result<(Option<Vec<u8>>, Option<u64>), MemoryError> {
+        self.next_token += 1;
+        let token = self.next_token;
         let mut payload = self.control.buffer();
         let read = match &mut self.small {
             _ if from.range().is_empty() => Ok(SmallRead::Whole),
@@ -39,10 +40,10 @@ impl Core {
             None => Ok(SmallRead::NotStarted),
         };
         if read == Ok(SmallRead::Whole) {
-            return Ok((Some(payload), SmallRead::Whole));
+            return Ok((Some(payload), None));
         }
         self.control.give_back(payload);
-        read.map(|read| (None, read))
+        read.map(|read| (None, (read == SmallRead::Abandoned).then_some(token)))
     }
 
     /// Takes the eager payloads that have reached the GPU; `true` if any has.

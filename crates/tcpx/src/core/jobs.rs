@@ -269,7 +269,9 @@ impl Core {
                 }
             }
             // Whatever became of it, the message travels otherwise.
-            Some(Token::SmallRead(id)) => drop(self.job_off(id)),
+            Some(Token::SmallRead(id)) => {
+                self.job_off(id);
+            }
             Some(Token::Send(..) | Token::Receive(..) | Token::Window(..)) | None => {}
         }
     }

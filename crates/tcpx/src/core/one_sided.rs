@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice, SmallRead};
+use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
 use tcpx_net::Direction;
 use tcpx_wire::frame::{Destination, Eager, RefuseReason, TransferId};
 use tcpx_wire::session::{
@@ -375,9 +375,8 @@ impl Core {
         let eager = match at {
             Some(at) => Some(Eager::Exposed(at)),
             None if self.session.eager_allowed(bytes) && !is_keyed => {
-                self.next_token += 1;
-                let (payload, read) = self.read_small(lease, fence, self.next_token)?;
-                abandoned = (read == SmallRead::Abandoned).then_some(self.next_token);
+                let (payload, copy) = self.read_small(lease, fence)?;
+                abandoned = copy;
                 payload.map(Eager::from)
             }
             None => None,
@@ -401,11 +400,11 @@ impl Core {
             self.expect(bytes, Direction::Out);
         }
         let id = started.map_err(|error| self.request_error(error))?;
-        let copies = abandoned.map_or(0, |token| {
+        if let Some(token) = abandoned {
             self.tokens.insert(token, Token::SmallRead(id));
-            1
-        });
-        Ok((id, Readers { exposed, copies }))
+        }
+        let is_copied = abandoned.is_some();
+        Ok((id, Readers { exposed, is_copied }))
     }
 
     /// A part of a batch has ended whose notification waits for all of them.

@@ -70,8 +70,8 @@ pub(crate) struct Operation {
 pub(crate) struct Readers {
     /// The peer, where it lies.
     pub(crate) exposed: Option<Exposed>,
-    /// Small copies that took too long to be of use.
-    pub(crate) copies: u32,
+    /// A small copy, which took too long to be of use.
+    pub(crate) is_copied: bool,
 }
 
 impl Operation {
@@ -117,8 +117,8 @@ impl Operation {
     /// These read the memory too: the operation has not ended before they have.
     pub(crate) fn read_by(&mut self, readers: Readers) {
         self.exposed = readers.exposed;
-        self.outstanding += readers.copies;
-        self.lingers = readers.copies > 0;
+        self.outstanding += u32::from(readers.is_copied);
+        self.lingers = readers.is_copied;
     }
 
     /// Of the peer, for which it may be over while something here still has the memory.
