@@ -127,23 +127,18 @@ impl Limits {
     /// Most of each.
     pub const MOST: u32 = 1 << 20;
 
-    /// All of them, by the names of their fields.
-    pub fn by_name(&mut self) -> [(&'static str, &mut u32); 8] {
-        [
-            ("puts", &mut self.puts),
-            ("notifications", &mut self.notifications),
-            ("gets", &mut self.gets),
-            ("asks", &mut self.asks),
-            ("windows", &mut self.windows),
-            ("tags", &mut self.tags),
-            ("pieces", &mut self.pieces),
-            ("list_windows", &mut self.list_windows),
-        ]
-    }
-
-    fn validate(mut self) -> Result<(), InvalidSettings> {
-        for (field, value) in self.by_name() {
-            check(field, *value, 1, Self::MOST.into())?;
+    fn validate(&self) -> Result<(), InvalidSettings> {
+        for (field, value) in [
+            ("puts", self.puts),
+            ("notifications", self.notifications),
+            ("gets", self.gets),
+            ("asks", self.asks),
+            ("windows", self.windows),
+            ("tags", self.tags),
+            ("pieces", self.pieces),
+            ("list_windows", self.list_windows),
+        ] {
+            check(field, value, 1, Self::MOST.into())?;
         }
         Ok(())
     }
