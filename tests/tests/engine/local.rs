@@ -14,13 +14,15 @@ use tcpx_net::{Local, LocalSizes, TcpOptions};
 use tcpx_tests::child;
 use tcpx_tests::content::Choices;
 use tcpx_tests::pair::{LONG, Listening, close};
+use tcpx_tests::support::random;
 
 const READ_WHERE_IT_LIES: &str = "host memory is read where it lies";
 
-fn network(local: Local) -> Arc<TcpNetwork> {
+pub(crate) fn network(local: Local, local_sizes: LocalSizes) -> Arc<TcpNetwork> {
     Arc::new(TcpNetwork::new(TcpOptions {
         lanes: 2,
         local,
+        local_sizes,
         ..TcpOptions::default()
     }))
 }
@@ -33,21 +35,6 @@ const SMALL: LocalSizes = LocalSizes {
     imports: 1,
     chunk: 2 << 20,
 };
-
-fn sized(local_sizes: LocalSizes) -> Arc<TcpNetwork> {
-    Arc::new(TcpNetwork::new(TcpOptions {
-        lanes: 2,
-        local: Local::On,
-        local_sizes,
-        ..TcpOptions::default()
-    }))
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut random = vec![0; bytes];
-    getrandom::fill(&mut random).expect("there is randomness");
-    random
-}
 
 fn region(bytes: &[u8]) -> Region {
     let region = Region::host(bytes.len()).expect("memory");
@@ -84,7 +71,7 @@ fn payload_is_read_where_it_lies_and_comes_whole() {
 }
 
 fn payload_comes_whole(sizes: LocalSizes) {
-    let listening = Listening::new(sized(sizes), |_| {}, |_| {});
+    let listening = Listening::new(network(Local::On, sizes), |_| {}, |_| {});
     let (server, client) = listening.connect();
     for end in [&server, &client] {
         assert!(end.path().contains(READ_WHERE_IT_LIES), "{}", end.path());
@@ -143,7 +130,7 @@ fn payload_comes_whole(sizes: LocalSizes) {
 /// Pieces of some kilobytes in an order of their own, at both ends: hundreds to a chunk.
 #[test]
 fn lists_of_pieces_are_read_where_they_lie() {
-    let listening = Listening::new(sized(SMALL), |_| {}, |_| {});
+    let listening = Listening::new(network(Local::On, SMALL), |_| {}, |_| {});
     let (server, client) = listening.connect();
     // In one turn, in parts that no entry has room for, and in chunks.
     for (pieces, piece) in [
@@ -187,7 +174,7 @@ fn lists_of_pieces_are_read_where_they_lie() {
 fn what_a_send_has_given_back_is_no_success_of_its_receive() {
     const BYTES: usize = 8 << 20;
     const ROUNDS: u64 = 400;
-    let listening = Listening::new(network(Local::On), |_| {}, |_| {});
+    let listening = Listening::new(network(Local::On, LocalSizes::default()), |_| {}, |_| {});
     let (server, client) = listening.connect();
     let content = random(BYTES);
     let (source, destination) = (region(&content), Region::host(BYTES).expect("memory"));
@@ -239,11 +226,15 @@ fn who_wants_no_local_path_or_encrypts_has_none() {
     ] {
         let change = |local: Local| {
             move |options: &mut Options| {
-                options.network = network(local);
+                options.network = network(local, LocalSizes::default());
                 options.encrypt = encrypt;
             }
         };
-        let listening = Listening::new(network(Local::Off), change(server), change(client));
+        let listening = Listening::new(
+            network(Local::Off, LocalSizes::default()),
+            change(server),
+            change(client),
+        );
         let (server, client) = listening.connect();
         let content = random(3 << 20);
         let (source, destination) = (region(&content), region(&content));
@@ -273,7 +264,7 @@ const POISON: u8 = 0xEE;
 
 fn options(key: &str) -> Options {
     let key = Key::parse(key).expect("a key");
-    Options::new(network(Local::On), Auth::Key(key))
+    Options::new(network(Local::On, LocalSizes::default()), Auth::Key(key))
 }
 
 fn fill(region: &Region, byte: u8) {

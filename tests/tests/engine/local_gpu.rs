@@ -7,35 +7,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tcpx::{
-    Auth, Connection, Endpoint, Key, Level, Options, Region, Rights, TcpNetwork, Transfer,
-    WindowKey,
-};
+use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, Region, Rights, Transfer, WindowKey};
 use tcpx_memory::{Gpu, fake_driver, peer_mappings};
-use tcpx_net::{Local, LocalSizes, TcpOptions};
+use tcpx_net::{Local, LocalSizes};
 use tcpx_tests::child;
 use tcpx_tests::content::Choices;
 use tcpx_tests::pair::{LONG, Listening, close};
+use tcpx_tests::support::random;
+
+use crate::local::network;
 
 const READ_WHERE_IT_LIES: &str = "GPU memory is read where it lies";
 /// In one chunk, in several of the usual length, and with an end of its own.
 const SIZES: [usize; 5] = [20_000, 1 << 20, (1 << 20) + 1, 5 << 20, (9 << 20) + 3];
 const MOST: usize = 10 << 20;
-
-fn network(local_sizes: LocalSizes) -> Arc<TcpNetwork> {
-    Arc::new(TcpNetwork::new(TcpOptions {
-        lanes: 2,
-        local: Local::On,
-        local_sizes,
-        ..TcpOptions::default()
-    }))
-}
-
-fn random(bytes: usize) -> Vec<u8> {
-    let mut random = vec![0; bytes];
-    getrandom::fill(&mut random).expect("there is randomness");
-    random
-}
 
 /// Memory of the GPU that is allocated, or mapped by segments.
 fn memory(gpu: &Gpu, in_segments: bool) -> Region {
@@ -91,7 +76,7 @@ fn gpu_memory_of_one_process_is_copied_where_it_lies() {
             chunk: 2 << 20,
             ..LocalSizes::default()
         };
-        let listening = Listening::new(network(sizes), with_gpu(&gpu), with_gpu(&gpu));
+        let listening = Listening::new(network(Local::On, sizes), with_gpu(&gpu), with_gpu(&gpu));
         let (server, client) = listening.connect();
         for end in [&server, &client] {
             assert!(end.path().contains(READ_WHERE_IT_LIES), "{}", end.path());
@@ -165,7 +150,7 @@ fn shuffled(client: &Connection, source: &Region, key: &WindowKey, piece: usize)
 
 fn options(key: &str, gpu: &Gpu) -> Options {
     let key = Key::parse(key).expect("a key");
-    let mut options = Options::new(network(LocalSizes::default()), Auth::Key(key));
+    let mut options = Options::new(network(Local::On, LocalSizes::default()), Auth::Key(key));
     with_gpu(gpu)(&mut options);
     options
 }
