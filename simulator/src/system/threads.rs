@@ -11,7 +11,7 @@ use crate::tally;
 const LATEST_COPY: Nanos = 400 * super::MILLI;
 
 /// Decisions of one run after which it counts as one that never ends.
-const MOST_DECISIONS: u64 = 4_000_000;
+const MOST_DECISIONS: u64 = 12_000_000;
 
 /// What a thread waits for.
 #[derive(Debug)]
