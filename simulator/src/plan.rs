@@ -119,6 +119,7 @@ fn local(seed: u64) -> Option<LocalSizes> {
         least: random.pick(&[1, 100, 4_096, 16_384]),
         slice: random.pick(&[1_000, 4_097, 65_536, 1 << 20]),
         messages: random.pick(&[1, 2, 64]),
+        parts: random.pick(&[1, 3, 1024]),
         ..LocalSizes::default()
     })
 }

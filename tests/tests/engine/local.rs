@@ -34,6 +34,7 @@ const SMALL: LocalSizes = LocalSizes {
     messages: 1,
     imports: 1,
     chunk: 2 << 20,
+    parts: 3,
 };
 
 fn region(bytes: &[u8]) -> Region {

@@ -26,7 +26,7 @@ use super::transmit_table::Outgoing;
 use crate::network::Setup;
 pub use exposed::Exposed;
 pub(super) use exposed::Mark;
-use exposed::{HOST, PartWords, Table};
+use exposed::{HOST, MOST_PARTS, PartWords, Table};
 use gpu_memory::GpuMemory;
 pub(super) use peer_memory::{PeerMemory, Place, Read, Source};
 pub(super) use proof::Door;
@@ -84,6 +84,8 @@ pub struct LocalSizes {
     /// Bytes of a chunk that is read from a GPU by one copy; a quarter of it, and so on, where it lies in too many parts.
     /// A multiple of what both ends cut at.
     pub chunk: u32,
+    /// Parts of a chunk or message that are exposed, 1 to 1,024: what lies in more goes over lanes.
+    pub parts: usize,
 }
 
 impl Default for LocalSizes {
@@ -94,6 +96,7 @@ impl Default for LocalSizes {
             messages: 64,
             imports: 1 << 14,
             chunk: 256 << 20,
+            parts: MOST_PARTS,
         }
     }
 }
@@ -195,8 +198,8 @@ impl LocalPath {
 
     /// How long the chunks of a transfer from this memory may be, if the peer reads it with one copy each.
     pub(super) fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
-        self.reads_gpu(source)
-            .then(|| GpuMemory::chunk_bytes(source, self.sizes.chunk))?
+        let gpus = self.gpus.as_ref().filter(|_| is_on_gpu(source))?;
+        gpus.chunk_bytes(source, self.sizes.chunk)
     }
 
     /// Where an exposed chunk lies that goes to memory of this kind.

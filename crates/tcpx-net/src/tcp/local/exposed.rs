@@ -10,6 +10,8 @@ use tcpx_lanes::shared_words::SharedWords;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::frame::Exposure;
 
+use super::LocalSizes;
+
 /// Bytes in front of the entries, by which the reader knows the process that the table is of.
 pub(super) const PROOF_BYTES: usize = 32;
 const PROOF: usize = PROOF_BYTES / 8;
@@ -17,7 +19,7 @@ const PROOF: usize = PROOF_BYTES / 8;
 const ENTRY: usize = 8;
 /// Words of a part: [whose memory](HOST), address or offset there, length.
 const PART: usize = 3;
-/// A chunk in more parts is sent in one piece.
+/// Most parts of an entry.
 pub(super) const MOST_PARTS: usize = 1024;
 /// Words of one entry with its further parts, which lie behind all entries.
 const ALL: usize = ENTRY + PART * MOST_PARTS;
@@ -33,6 +35,8 @@ pub(super) type PartWords = [u64; PART];
 pub(super) struct Table {
     words: SharedWords,
     messages: Mutex<Messages>,
+    /// Parts that are exposed at a time.
+    most_parts: usize,
 }
 
 /// Entries that no message has.
@@ -68,9 +72,9 @@ impl Table {
     pub(super) fn new(
         proof: &[u8; PROOF_BYTES],
         chunks: u16,
-        messages: u16,
+        sizes: &LocalSizes,
     ) -> io::Result<Arc<Self>> {
-        let entries = chunks.saturating_add(messages);
+        let entries = chunks.saturating_add(sizes.messages);
         let words = SharedWords::new(PROOF + ALL * usize::from(entries))?;
         let (proof, _) = proof.as_chunks::<8>();
         for (word, value) in words.words().iter().zip(proof) {
@@ -80,13 +84,21 @@ impl Table {
             free: (chunks..entries).rev().collect(),
             last: 0,
         });
-        Ok(Arc::new(Self { words, messages }))
+        Ok(Arc::new(Self {
+            words,
+            messages,
+            most_parts: sizes.parts,
+        }))
     }
 
     /// The table of a peer.
     pub(super) fn of_peer(words: SharedWords) -> Self {
         let messages = Mutex::default();
-        Self { words, messages }
+        Self {
+            words,
+            messages,
+            most_parts: 0,
+        }
     }
 
     /// Where it begins in the process that made it.
@@ -164,7 +176,7 @@ impl Table {
         let mut places = self.further(mark.entry)?.chunks(PART);
         let mut all = 1;
         for part in parts {
-            if all == MOST_PARTS {
+            if all == self.most_parts {
                 return None;
             }
             store(places.next()?, part);

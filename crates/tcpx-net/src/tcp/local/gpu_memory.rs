@@ -20,12 +20,13 @@ use rustix::net::{
 };
 use tcpx_lanes::lock;
 use tcpx_memory::{
-    CudaError, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice, RegionWatch,
-    SegmentRow, Shareable, WeakRegion,
+    CudaError, DeviceParts, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice,
+    RegionWatch, SegmentRow, Shareable, WeakRegion,
 };
 
 use super::super::CHUNK_BYTES;
-use super::exposed::{MOST_PARTS, PartWords};
+use super::LocalSizes;
+use super::exposed::PartWords;
 
 /// Longest region of the peer's that is mapped.
 const LONGEST: u64 = 1 << 44;
@@ -168,8 +169,7 @@ pub(in crate::tcp) struct GpuMemory {
     gpus: Vec<Gpu>,
     /// Both ends are this process.
     is_own: bool,
-    /// Regions of the peer's that are mapped at a time.
-    most_imports: usize,
+    sizes: LocalSizes,
 }
 
 #[derive(Debug, Default)]
@@ -217,7 +217,7 @@ impl GpuMemory {
         sockets: [OwnedFd; 2],
         gpus: Vec<Gpu>,
         is_own: bool,
-        most_imports: usize,
+        sizes: LocalSizes,
     ) -> io::Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let memory = Arc::new(Self {
@@ -226,7 +226,7 @@ impl GpuMemory {
             sockets,
             gpus,
             is_own,
-            most_imports,
+            sizes,
         });
         let of_thread = Arc::clone(&memory);
         thread::Builder::new()
@@ -258,8 +258,16 @@ impl GpuMemory {
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
     }
 
-    /// Whether the peer reads all of this where it lies. What it does not know is offered to it.
+    /// Whether the peer reads all of this where it lies, by one chunk. What it does not know is offered to it.
     pub(super) fn is_readable(self: &Arc<Self>, source: &RegionSlice) -> bool {
+        let parts = || source.device_parts(0..source.len()).ok().flatten();
+        let most = self.sizes.parts;
+        let in_few = |parts: DeviceParts<'_>| parts.take(most + 1).count() <= most;
+        parts().is_some_and(in_few) && self.is_known(source)
+    }
+
+    /// Whether the peer reads all of this where it lies. What it does not know is offered to it.
+    fn is_known(self: &Arc<Self>, source: &RegionSlice) -> bool {
         let Ok(Some(mut parts)) = source.device_parts(0..source.len()) else {
             return false;
         };
@@ -300,23 +308,15 @@ impl GpuMemory {
         parts.collect()
     }
 
-    /// How long the chunks of a transfer from a source may be that the [peer reads](Self::is_readable), at most `longest`.
-    pub(super) fn chunk_bytes(source: &RegionSlice, longest: u32) -> Option<u32> {
+    /// How long the chunks of a transfer may be that the peer reads where it lies, at most `longest`.
+    pub(super) fn chunk_bytes(self: &Arc<Self>, source: &RegionSlice, longest: u32) -> Option<u32> {
+        if !self.is_known(source) {
+            return None;
+        }
         let fits = |bytes: u32| {
-            let mut parts = source.device_parts(0..source.len()).ok()??;
-            let (mut count, mut end, mut at) = (0, u64::from(bytes), 0);
-            let fits = parts.all(|(_, len)| {
-                at += len as u64;
-                count += 1;
-                if at >= end {
-                    let passed = (at - end) / u64::from(bytes) + 1;
-                    end += passed * u64::from(bytes);
-                    let was = std::mem::replace(&mut count, 1);
-                    return was <= MOST_PARTS;
-                }
-                count < MOST_PARTS
-            });
-            fits.then_some(bytes)
+            let parts = source.device_parts(0..source.len()).ok()??;
+            let lengths = parts.map(|(_, len)| len as u64);
+            is_in_few(lengths, bytes.into(), self.sizes.parts).then_some(bytes)
         };
         std::iter::successors(Some(longest), |bytes| Some(bytes / 4))
             .take_while(|bytes| *bytes > CHUNK_BYTES)
@@ -334,6 +334,21 @@ impl GpuMemory {
             Imported::Own(region) => Some(region.upgrade()?.all()),
         }
     }
+}
+
+/// Whether no chunk of so many bytes lies in more than so many of the parts with these lengths.
+fn is_in_few(mut lengths: impl Iterator<Item = u64>, bytes: u64, most: usize) -> bool {
+    let (mut count, mut at) = (0, 0);
+    lengths.all(|len| {
+        let chunk = at / bytes;
+        (at, count) = (at + len, count + 1);
+        let is_few = count <= most;
+        if at / bytes > chunk {
+            // Of the last one there is some already, unless this part ends where a chunk does.
+            count = usize::from(at % bytes > 0);
+        }
+        is_few
+    })
 }
 
 impl RegionWatch for GpuMemory {
@@ -647,7 +662,7 @@ impl Offers {
         descriptor: Option<OwnedFd>,
     ) -> Option<(u64, Option<Imported>)> {
         let mapped = lock(&self.memory.state).imported.len();
-        let has_room = mapped + self.rows.len() < self.memory.most_imports;
+        let has_room = mapped + self.rows.len() < self.memory.sizes.imports;
         let refused = |error: &CudaError| {
             tracing::info!(%error, "memory of the peer's GPU comes over TCP");
         };
@@ -695,6 +710,39 @@ impl Offers {
                 Some((name, row.map(Imported::Mapped)))
             }
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_lie_in_as_many_parts_as_they_meet() {
+        let all: [&[u64]; 5] = [
+            &[4; 9],
+            &[1, 30, 1, 1, 1],
+            &[8, 8, 3, 5, 8],
+            &[40],
+            &[3; 20],
+        ];
+        for lengths in all {
+            for bytes in 1..=16 {
+                let total: u64 = lengths.iter().sum();
+                let meets = |chunk: u64| {
+                    let mut end = 0;
+                    let parts = lengths.iter().filter(|len| {
+                        end += **len;
+                        end - **len < (chunk + 1) * bytes && end > chunk * bytes
+                    });
+                    parts.count()
+                };
+                let most = (0..total.div_ceil(bytes)).map(meets).max().unwrap_or(0);
+                let fits = |most| is_in_few(lengths.iter().copied(), bytes, most);
+                assert!(fits(most), "{lengths:?} in chunks of {bytes}");
+                assert!(!fits(most - 1), "{lengths:?} in chunks of {bytes}");
+            }
         }
     }
 }

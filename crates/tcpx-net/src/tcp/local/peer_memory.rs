@@ -274,6 +274,7 @@ mod tests {
     use tcpx_memory::Region;
     use tcpx_wire::TransferId;
 
+    use super::super::LocalSizes;
     use super::super::exposed::{Exposed, MOST_PARTS};
     use super::super::host_parts;
     use super::*;
@@ -301,6 +302,14 @@ mod tests {
         };
         let exposed = table.expose(entry, &header.encode(), host_parts(payload));
         exposed.expect("few parts")
+    }
+
+    fn table(chunks: u16) -> Arc<Table> {
+        let sizes = LocalSizes {
+            messages: MESSAGES,
+            ..LocalSizes::default()
+        };
+        Table::new(&PROOF, chunks, &sizes).unwrap()
     }
 
     fn filled() -> Region {
@@ -331,7 +340,7 @@ mod tests {
 
     #[test]
     fn memory_without_the_proof_is_nobodys() {
-        let table = Table::new(&PROOF, 2, MESSAGES).unwrap();
+        let table = table(2);
         for (at, proof) in [(table.address(), [8; PROOF_BYTES]), (16, PROOF)] {
             assert!(Process::prove(getpid(), at, proof).is_err());
         }
@@ -342,7 +351,7 @@ mod tests {
     #[test]
     fn nothing_is_read_of_a_process_that_lost_the_proof() {
         for pieces in [1, 2 * SLICE_PARTS] {
-            let (table, source) = (Table::new(&PROOF, 1, MESSAGES).unwrap(), filled());
+            let (table, source) = (table(1), filled());
             let part = LENGTH / pieces;
             let all = gathered(&source, (0..pieces).map(|at| at * part..(at + 1) * part));
             let header = header(1, 0, pieces * part);
@@ -373,7 +382,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_until_they_are_let_go_of() {
-        let (table, source) = (Table::new(&PROOF, 2, MESSAGES).unwrap(), filled());
+        let (table, source) = (table(2), filled());
         let peer = peer(&table);
         let mut sent = vec![0; LENGTH];
         source.read_to(0, &mut sent).unwrap();
@@ -412,7 +421,7 @@ mod tests {
 
     #[test]
     fn what_is_exposed_is_read_whole_in_one_part_and_in_many() {
-        let (table, source) = (Table::new(&PROOF, 2, MESSAGES).unwrap(), filled());
+        let (table, source) = (table(2), filled());
         let pieces = (0..200).rev().map(|at| at * 3000..(at + 1) * 3000);
         let gathered = gathered(&source, pieces);
         let slices = [61, 2999, 3000, 65_537, SLICE_BYTES];
@@ -448,7 +457,7 @@ mod tests {
     #[test]
     fn what_was_let_go_of_is_not_read_to_its_end_whoever_has_the_entry_now() {
         for exposed_again in [false, true] {
-            let (table, source) = (Table::new(&PROOF, 2, MESSAGES).unwrap(), filled());
+            let (table, source) = (table(2), filled());
             let first = header(5, 1, LENGTH);
             let exposed = expose(&table, &first, &source.all());
             let into = Region::host(LENGTH).unwrap().all();
@@ -466,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_chunk_in_too_many_parts_is_not_exposed() {
-        let (table, source) = (Table::new(&PROOF, 1, MESSAGES).unwrap(), filled());
+        let (table, source) = (table(1), filled());
         for (parts, is_exposed) in [(MOST_PARTS, true), (MOST_PARTS + 1, false)] {
             let gathered = gathered(&source, (0..parts).map(|at| at * 2..at * 2 + 1));
             let header = header(1, 0, parts);
@@ -490,7 +499,7 @@ mod tests {
             &[[HOST, 16, length]],
         ];
         for parts in lies {
-            let table = Table::new(&PROOF, 1, MESSAGES).unwrap();
+            let table = table(1);
             let _exposed = table.expose(0, &header.encode(), parts.iter().copied());
             let into = Region::host(LENGTH).unwrap().all();
             let peer = peer(&table);
@@ -498,7 +507,7 @@ mod tests {
             let read = found.and_then(|found| peer.read(&mut found.unwrap(), &into, 0));
             assert!(read.is_err(), "{parts:?}: {read:?}");
         }
-        let table = Table::new(&PROOF, 1, MESSAGES).unwrap();
+        let table = table(1);
         let beyond = ChunkHeader {
             payload: ChunkPayload::Exposed {
                 entry: 1 + MESSAGES,

@@ -17,7 +17,7 @@ use tcpx_lanes::socket::{peer_process, timespec};
 use tcpx_memory::Gpu;
 
 use super::super::TcpOptions;
-use super::exposed::{PROOF_BYTES, Table};
+use super::exposed::{MOST_PARTS, PROOF_BYTES, Table};
 use super::gpu_memory::{GpuMemory, Message};
 use super::peer_memory::{PeerMemory, Process};
 use super::{Local, LocalPath, LocalSizes};
@@ -108,8 +108,9 @@ impl Door {
             let listener = socket()?;
             bind(&listener, &address(door)?)?;
             listen(&listener, 1)?;
-            let sizes = options.local_sizes;
-            let table = Table::new(&proof, options.window.max(1), sizes.messages)?;
+            let mut sizes = options.local_sizes;
+            sizes.parts = sizes.parts.clamp(1, MOST_PARTS);
+            let table = Table::new(&proof, options.window.max(1), &sizes)?;
             io::Result::Ok(Self {
                 listener,
                 table,
@@ -153,7 +154,7 @@ impl Door {
                 // Each side has what the other says that it has.
                 if reads & theirs & READS_GPUS != 0 {
                     let sockets = [said, came.socket];
-                    match GpuMemory::start(sockets, gpus(setup), came.is_own, self.sizes.imports) {
+                    match GpuMemory::start(sockets, gpus(setup), came.is_own, self.sizes) {
                         Ok(memory) => path.gpus = Some(memory),
                         Err(error) => tracing::warn!(%error, "GPU memory goes over TCP"),
                     }
