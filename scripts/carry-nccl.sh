@@ -41,6 +41,6 @@ if [ -z "${PLUGIN:-}" ]; then
   PLUGIN=${CARGO_TARGET_DIR:-$here/../target}/shipped/libnccl_net_tcpx.so
 fi
 strip --strip-unneeded -o "$out/libnccl-net-tcpx.so" "$PLUGIN"
-cp "$here"/{gpu-nccl-one.sh,nccl_one.py,nccl_one_table.py,nccl_report.py,nccl_environment.sh} "$out"
+cp "$here"/{gpu-nccl-one.sh,nccl_one.py,nccl_one_table.py,nccl_report.py,nccl_environment.sh,gpu_run.sh} "$out"
 ls -l "$out"
 du -sh "$out"

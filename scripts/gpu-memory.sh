@@ -22,8 +22,9 @@ grep -hE '^(ok|FAILED) ' "$log"
 if command -v compute-sanitizer >/dev/null; then
   # A tool makes kernels many times slower, and initcheck each copy.
   export GPU_CHECK_LIMIT=60 GPU_CHECK_MOST_COPIES=100
-  for tool in memcheck initcheck racecheck synccheck; do
-    step "kernels under $tool" 40 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+  for tool in memcheck:40 initcheck:100 racecheck:40 synccheck:40; do
+    limit=${tool#*:} tool=${tool%:*}
+    step "kernels under $tool" "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$bin/gpu_check" checksums unpack_ copies_of_all_kinds
   done
 fi

@@ -55,6 +55,8 @@ versions=${VERSIONS:-$(cd "$keep" && ls -d [0-9]* 2>/dev/null | sort -V)}
 
 # shellcheck source-path=SCRIPTDIR source=nccl_environment.sh
 . "$here/nccl_environment.sh"
+# shellcheck source-path=SCRIPTDIR source=gpu_run.sh
+. "$here/gpu_run.sh"
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 budget=${BUDGET:-530} port=29600 failed=0
 : >"$out/steps.txt"
@@ -64,12 +66,7 @@ simple=("${untuned[@]}" NCCL_PROTO=Simple)
 low_latency=("${untuned[@]}" NCCL_PROTO=LL)
 socket_threads=("${sockets[@]}" NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 NCCL_MIN_NCHANNELS=4)
 
-# A service of this run's own: it ends with it.
-service=$(mktemp -d)
-export CUDA_MPS_PIPE_DIRECTORY=$service/pipe CUDA_MPS_LOG_DIRECTORY=$service/log
-mkdir "$service/pipe" "$service/log"
-nvidia-cuda-mps-control -d || { echo 'the multi-process service does not start' >&2; exit 2; }
-trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$service"' EXIT
+share_gpu
 
 # pair NAME VERSION SECONDS "WORDS" ENVIRONMENT...: both ranks, which must succeed.
 pair() {
