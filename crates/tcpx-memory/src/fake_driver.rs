@@ -1,4 +1,4 @@
-//! For tests of other crates: a CUDA driver in memory, with one GPU whose memory is the process's own.
+//! For tests of other crates: a CUDA driver in memory, with GPUs whose memory is the process's own.
 //!
 //! Streams do their work only when somebody asks about them, so that what is used too early shows as wrong bytes.
 
@@ -8,9 +8,14 @@ use std::ffi::{CStr, c_char, c_void};
 use crate::driver::fake;
 use crate::fence::After;
 
-/// The process's driver is the fake from now on.
+/// The process's driver is the fake from now on, with one GPU.
 pub fn install() {
-    fake::install();
+    fake::install(1);
+}
+
+/// As [`install`], with two GPUs.
+pub fn install_two() {
+    fake::install(2);
 }
 
 /// Makes the fake's context current on the calling thread, as a program does that uses the GPU.

@@ -134,6 +134,42 @@ fn gpu_memory_of_one_process_is_copied_where_it_lies() {
     });
 }
 
+/// Neither reaches the other's memory.
+#[test]
+fn memory_of_two_gpus_of_one_process_goes_over_lanes() {
+    let test = "memory_of_two_gpus_of_one_process_goes_over_lanes";
+    child::run(test, &[], || {
+        fake_driver::install_two();
+        let gpus = [0, 1].map(|ordinal| Gpu::open(ordinal).expect("the fake"));
+        let [of_server, of_client] = gpus.each_ref().map(with_gpu);
+        let network = network(Local::On, LocalSizes::default());
+        let (server, client) = Listening::new(network, of_server, of_client).connect();
+        let [there, here] = gpus.each_ref().map(|gpu| memory(gpu, false));
+        let back = Region::host(MOST).expect("memory");
+        let window = server.expose(there.all(), Rights::GetAndPut);
+        let window = window.expect("connected");
+        for bytes in SIZES.into_iter().chain(SIZES) {
+            let sent = random(bytes);
+            let part = |region: &Region| region.slice(..bytes).expect("inside");
+            here.write_from(0, &sent).expect("free");
+            wait(client.put(part(&here), &window.key(), 0).start());
+            assert!(content(&there, bytes) == sent, "{bytes} bytes were put");
+            for into in [&here, &back] {
+                into.write_from(0, &vec![0xEE; bytes]).expect("free");
+                wait(client.get(part(into), &window.key(), 0).start());
+                assert!(content(into, bytes) == sent, "{bytes} bytes were got");
+            }
+            // The other way the client is the one that reads.
+            let receive = client.receive(part(&here), 1).start();
+            wait(server.send(part(&there), 1).start());
+            wait(receive);
+            assert!(content(&here, bytes) == sent, "{bytes} bytes were sent");
+        }
+        drop(window);
+        close(server, client);
+    });
+}
+
 /// Pieces in an order of their own at both ends, none beside the next: in each place of so many bytes all but one.
 fn shuffled(client: &Connection, source: &Region, key: &WindowKey, place: usize) -> Vec<usize> {
     let pieces = MOST / place;

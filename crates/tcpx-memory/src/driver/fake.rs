@@ -13,7 +13,8 @@ mod teardown;
 mod world;
 
 #[cfg(feature = "fake-driver")]
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
@@ -53,9 +54,10 @@ use super::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule
 #[cfg(feature = "fake-driver")]
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// The process's driver is this one from now on.
+/// The process's driver is this one from now on, with so many GPUs.
 #[cfg(feature = "fake-driver")]
-pub(crate) fn install() {
+pub(crate) fn install(gpus: i32) {
+    GPUS.store(gpus, Ordering::SeqCst);
     if !INSTALLED.swap(true, Ordering::SeqCst) {
         teardown::at_exit();
     }
@@ -109,8 +111,27 @@ pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
 /// Pieces of work that a stream does at each query.
 const AT_A_LOOK: usize = 16;
 
-/// The primary context of the fake's GPU.
+/// The primary context of the fake's first GPU; those of others follow.
 pub(crate) const CONTEXT: usize = 0x1000;
+
+static GPUS: AtomicI32 = AtomicI32::new(1);
+
+fn primary_context(device: CUdevice) -> usize {
+    CONTEXT * (1 + usize::try_from(device).unwrap_or_default())
+}
+
+/// The GPU that a context is on: the first, but for the primary contexts of others.
+fn device_of(context: usize) -> CUdevice {
+    let gpus = 1..GPUS.load(Ordering::SeqCst);
+    gpus.rev()
+        .find(|gpu| primary_context(*gpu) == context)
+        .unwrap_or(0)
+}
+
+/// That of the current context.
+fn own_device() -> Place {
+    Place::Device(device_of(world::context()).unsigned_abs().into())
+}
 
 macro_rules! call {
     (|$($name:ident: $type:ty),*| $body:expr) => {{
@@ -140,7 +161,7 @@ pub(crate) static API: Api = Api {
     cuInit: call!(|_flags: c_uint| OK),
     cuDriverGetVersion: call!(|version: *mut i32| answer(version, 13_000)),
     cuGetErrorName: call!(|_code: i32, text: *mut *const c_char| answer(text, c"FAKE".as_ptr())),
-    cuDeviceGetCount: call!(|count: *mut i32| answer(count, 1)),
+    cuDeviceGetCount: call!(|count: *mut i32| answer(count, GPUS.load(Ordering::SeqCst))),
     cuDeviceGet: call!(|device: *mut CUdevice, ordinal: i32| answer(device, ordinal)),
     cuDeviceGetName: call!(|buffer: *mut c_char, _len: i32, _device: CUdevice| name(
         buffer, c"Fake"
@@ -150,8 +171,9 @@ pub(crate) static API: Api = Api {
     }),
     cuDeviceTotalMem: call!(|bytes: *mut usize, _device: CUdevice| answer(bytes, 1 << 30)),
     cuDeviceGetAttribute: device_memory::attribute,
-    cuDevicePrimaryCtxRetain: call!(|context: *mut CUcontext, _device: CUdevice| handle(
-        context, CONTEXT
+    cuDevicePrimaryCtxRetain: call!(|context: *mut CUcontext, device: CUdevice| handle(
+        context,
+        primary_context(device)
     )),
     cuDevicePrimaryCtxRelease: call!(|_device: CUdevice| OK),
     cuDevicePrimaryCtxGetState: call!(|_device: CUdevice,
@@ -182,10 +204,10 @@ pub(crate) static API: Api = Api {
             None => INVALID_CONTEXT,
         }
     }),
-    cuCtxGetDevice: call!(|device: *mut CUdevice| answer(device, 0)),
+    cuCtxGetDevice: call!(|device: *mut CUdevice| answer(device, device_of(world::context()))),
     cuMemAlloc: call!(|address: *mut CUdeviceptr, len: usize| {
         costly("cuMemAlloc");
-        outside_captures(|world| match allocate(world, len, Place::Device(0)) {
+        outside_captures(|world| match allocate(world, len, own_device()) {
             Some(memory) => answer(address, memory as u64),
             None => OUT_OF_MEMORY,
         })

@@ -14,7 +14,7 @@ use super::memory::Memory;
 use super::persistent::{PersistentKernels, Residency};
 use super::sharing::Sharing;
 use super::teardown;
-use super::{CONTEXT, INVALID_CONTEXT, streams};
+use super::{INVALID_CONTEXT, streams};
 use tcpx_wire::Descriptor;
 
 use crate::bounce::UnpackMethod;
@@ -106,7 +106,7 @@ pub(super) fn world<R>(call: impl FnOnce(&mut World) -> R) -> R {
 /// As `world`, for calls that need a current context.
 pub(super) fn inside(call: impl FnOnce(&mut World) -> i32) -> i32 {
     let _inside = teardown::Call::begin();
-    if context() == CONTEXT || context() >= FURTHER {
+    if context() == super::primary_context(super::device_of(context())) || context() >= FURTHER {
         world(call)
     } else {
         INVALID_CONTEXT

@@ -669,7 +669,13 @@ impl Offers {
         match message {
             Message::Own { name } => {
                 let own = lock(&OWN).get(&name).cloned();
-                let own = own.filter(|_| self.memory.is_own && has_room);
+                // What lies on another GPU than this side's its workers do not reach.
+                let reaches = |region: &WeakRegion| {
+                    let gpu = region.upgrade().and_then(|region| region.gpu().cloned());
+                    let gpus = &self.memory.gpus;
+                    gpu.is_some_and(|gpu| gpus.iter().all(|own| own.is_same(&gpu)))
+                };
+                let own = own.filter(|own| self.memory.is_own && has_room && reaches(own));
                 Some((name, own.map(Imported::Own)))
             }
             Message::Allocation { name, handle } => {
