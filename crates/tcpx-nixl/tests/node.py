@@ -72,6 +72,7 @@ class Node:
         self.registered: list[Any] = []
         self.notifs: list[tuple[str, bytes]] = []
         self.handles: list[Any] = []
+        self.lists: list[Any] = []
 
     def alloc(self, size: int, seed: int | None = None) -> int:
         """Registers memory between guards; its number."""
@@ -265,6 +266,21 @@ class Node:
         self.handles.append(handle)
         return self.post(handle, notif)
 
+    def list_blocks(self, local: np.ndarray, remote: np.ndarray, peer: str) -> None:
+        """Makes the lists of which transfers name some pieces by number; rows may have a stride and a count."""
+        self.lists = [
+            self.agent.prep_xfer_dlist(name, rows, "DRAM")
+            for name, rows in (("NIXL_INIT_AGENT", local), (peer, remote))
+        ]
+
+    def post_listed(self, op: str, local: np.ndarray, remote: np.ndarray, notif: bytes) -> str:
+        """Posts a transfer of some of what was listed, and does nothing for it any more."""
+        ours, theirs = self.lists
+        ours_chosen, theirs_chosen = (one.astype(np.int32) for one in (local, remote))
+        handle = self.agent.make_prepped_xfer(op, ours, ours_chosen, theirs, theirs_chosen, notif)
+        self.handles.append(handle)
+        return self.post(handle, notif)
+
     def seconds_to(self, method: str, *arguments: Any) -> float:
         """How long a call takes."""
         started = time.monotonic()
@@ -281,6 +297,9 @@ class Node:
         for handle in self.handles:
             self.release(handle)
         self.handles = []
+        for listed in self.lists:
+            self.agent.release_dlist_handle(listed)
+        self.lists = []
         for number in range(len(self.registered)):
             self.deregister(number)
         self.registered = []
