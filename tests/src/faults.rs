@@ -7,7 +7,7 @@
 //! | `clients` | clients that connect while strangers come from a thousand addresses | `faults` |
 //! | `flips`, `relays`, `flips_for` | flipped bits, relays at once, seconds at most, plain and as many sealed | `engine flips::`, `processes flips::` of the program |
 //! | `rest` | seconds for which a process is stopped | `engine rests::` |
-//! | `connects` | connects and closes, after which nothing is left | `resources` |
+//! | `connects` | connects and closes, after which nothing is left | `engine resources::` |
 
 /// The variable: `NAME=COUNT` between commas, such as `kills=200,flips=1000000`.
 pub const VARIABLE: &str = "FAULTS";

@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
 mod cancels;
+mod contract;
+mod gpu_memory;
 mod habits;
 mod hangs;
+mod host_memory;
 mod misbehaves;
 mod stalls;
 mod starts;

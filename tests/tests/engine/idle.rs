@@ -1,13 +1,14 @@
-//! What an open connection costs that nobody uses.
+//! What an open connection costs that nobody uses: processor time of a process of its own.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tcpx::{Connection, Network, Region, TcpNetwork};
 use tcpx_net::TcpOptions;
+use tcpx_tests::child;
 use tcpx_tests::pair::{LONG, Listening, close, double_network};
 use tcpx_tests::process::wait;
 
@@ -57,9 +58,6 @@ fn idle(what: &str, connections: &[(Connection, Connection)]) {
 /// One connection and several over a network: never used, then used before, then with receives for which
 /// nothing comes.
 fn idle_over(name: &str, network: &Arc<dyn Network>) {
-    // The time is the process's: one test at a time.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for count in [1, 12] {
         let listening = Listening::new(network.clone(), |_| {}, |_| {});
         let connections: Vec<_> = (0..count).map(|_| listening.connect()).collect();
@@ -85,14 +83,20 @@ fn idle_over(name: &str, network: &Arc<dyn Network>) {
 
 #[test]
 fn open_idle_connections_cost_less_than_a_thousandth_of_a_core_each() {
-    let network = TcpNetwork::new(TcpOptions {
-        lanes: 4,
-        ..TcpOptions::default()
+    let test = "open_idle_connections_cost_less_than_a_thousandth_of_a_core_each";
+    child::run(test, &[], || {
+        let network = TcpNetwork::new(TcpOptions {
+            lanes: 4,
+            ..TcpOptions::default()
+        });
+        idle_over("tcp", &(Arc::new(network) as Arc<dyn Network>));
     });
-    idle_over("tcp", &(Arc::new(network) as Arc<dyn Network>));
 }
 
 #[test]
 fn so_do_those_of_a_plugin_which_can_only_be_polled() {
-    idle_over("plugin", &double_network());
+    let test = "so_do_those_of_a_plugin_which_can_only_be_polled";
+    child::run(test, &[], || {
+        idle_over("plugin", &double_network());
+    });
 }

@@ -1,11 +1,11 @@
-//! Host memory through a plugin with a device queue, in place. A process of its own: a plugin is
-//! started once, for one kind of memory.
-#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+//! Host memory through a plugin with a device queue, in place. Processes of their own: a plugin is started once, for one kind
+//! of memory.
 
 use std::time::Duration;
 
 use tcpx::{Connection, Deadlines, Error, Level, Region, Report};
 use tcpx_net::PluginMemory;
+use tcpx_tests::child;
 use tcpx_tests::double::{self, Lie};
 use tcpx_tests::pair::{LONG, Listening, close, double_network_of};
 
@@ -50,35 +50,41 @@ fn transfer(
 /// Slots are taken whatever the memory, so they must be given back whatever the memory.
 #[test]
 fn more_messages_than_the_queue_has_slots_arrive() {
-    let _serial = double::serial();
-    let (server, client) = connected();
-    for len in [0, 1, 23, 4097, 16 * (512 << 10), 64 << 20] {
-        let (received, same) = transfer(&server, &client, len, Level::Placed);
-        assert_eq!((received.unwrap().bytes, same), (len as u64, true));
-    }
-    close(server, client);
+    let test = "more_messages_than_the_queue_has_slots_arrive";
+    child::run(test, &[], || {
+        let (server, client) = connected();
+        for len in [0, 1, 23, 4097, 16 * (512 << 10), 64 << 20] {
+            let (received, same) = transfer(&server, &client, len, Level::Placed);
+            assert_eq!((received.unwrap().bytes, same), (len as u64, true));
+        }
+        close(server, client);
+    });
 }
 
 #[test]
 fn a_lie_in_a_size_ends_in_an_error() {
-    let _serial = double::serial();
-    for lie in Lie::IN_SIZE {
-        let (server, client) = connected();
-        double::lie_next(lie);
-        let (received, _) = transfer(&server, &client, 4 << 20, Level::Placed);
-        received.expect_err("the size is wrong");
-        // The channel was lost, or the other end went first.
-        let _ = (server.close(LONG), client.close(LONG));
-    }
+    let test = "a_lie_in_a_size_ends_in_an_error";
+    child::run(test, &[], || {
+        for lie in Lie::IN_SIZE {
+            let (server, client) = connected();
+            double::lie_next(lie);
+            let (received, _) = transfer(&server, &client, 4 << 20, Level::Placed);
+            received.expect_err("the size is wrong");
+            // The channel was lost, or the other end went first.
+            let _ = (server.close(LONG), client.close(LONG));
+        }
+    });
 }
 
 /// Nothing but the contents tells that bytes in place came short when the plugin tells no size.
 #[test]
 fn a_completion_without_its_bytes_is_found_by_comparing_checksums() {
-    let _serial = double::serial();
-    let (server, client) = connected();
-    double::lie_next(Lie::DoneEarly);
-    let (received, same) = transfer(&server, &client, 4 << 20, Level::Verified);
-    assert!(received.is_err() && !same, "{received:?}");
-    let _ = (server.close(LONG), client.close(LONG));
+    let test = "a_completion_without_its_bytes_is_found_by_comparing_checksums";
+    child::run(test, &[], || {
+        let (server, client) = connected();
+        double::lie_next(Lie::DoneEarly);
+        let (received, same) = transfer(&server, &client, 4 << 20, Level::Verified);
+        assert!(received.is_err() && !same, "{received:?}");
+        let _ = (server.close(LONG), client.close(LONG));
+    });
 }

@@ -1,11 +1,12 @@
 //! What connections leave behind in a process: nothing.
 //!
-//! One test, because descriptors and threads are the whole process's.
+//! In a process of its own, because descriptors and threads are the whole process's.
 
 use std::sync::Arc;
 
 use tcpx::{Connection, TcpNetwork};
 use tcpx_tests::buffers::{Destination, Source};
+use tcpx_tests::child;
 use tcpx_tests::content::Content;
 use tcpx_tests::double;
 use tcpx_tests::faults::count;
@@ -107,17 +108,19 @@ fn return_to_the_baseline(listening: &Listening, connections: u64) {
 
 #[test]
 fn connections_give_descriptors_and_threads_back() {
-    let _serial = double::serial();
-    let listening = Listening::new(double_network(), |_| {}, |_| {});
-    let before = double::stats();
-    return_to_the_baseline(&listening, 60);
-    // The last goodbye may still be under way.
-    wait(LONG, "the plugin's comms to be closed", || {
-        let after = double::stats();
-        let same =
-            (after.open_comms, after.registrations) == (before.open_comms, before.registrations);
-        same.then_some(())
+    let test = "connections_give_descriptors_and_threads_back";
+    child::run(test, &[], || {
+        let listening = Listening::new(double_network(), |_| {}, |_| {});
+        let before = double::stats();
+        return_to_the_baseline(&listening, 60);
+        // The last goodbye may still be under way.
+        wait(LONG, "the plugin's comms to be closed", || {
+            let after = double::stats();
+            let same = (after.open_comms, after.registrations)
+                == (before.open_comms, before.registrations);
+            same.then_some(())
+        });
+        let listening = Listening::new(Arc::new(TcpNetwork::default()), |_| {}, |_| {});
+        return_to_the_baseline(&listening, count("connects", 300));
     });
-    let listening = Listening::new(Arc::new(TcpNetwork::default()), |_| {}, |_| {});
-    return_to_the_baseline(&listening, count("connects", 300));
 }
