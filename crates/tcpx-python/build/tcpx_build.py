@@ -66,6 +66,18 @@ def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) 
 (DATA / "platlib").mkdir(parents=True, exist_ok=True)
 
 
+def _name_commit() -> None:
+    """What is built from a clone names its commit in handshakes, as all of `cargo xtask dist` does."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--show-toplevel", "HEAD"]
+    answer = shutil.which("git") and subprocess.run(command, capture_output=True, text=True)
+    # Not the repository that a source distribution was unpacked in.
+    if answer and answer.returncode == 0 and Path(answer.stdout.split("\n")[0]) == ROOT:
+        os.environ.setdefault("TCPX_COMMIT", answer.stdout.split("\n")[1])
+
+
+_name_commit()
+
+
 def _programs() -> None:
     """Builds the program and the plugins into the package, and beside it."""
     command = ["cargo", "zigbuild", "--target", f"{TARGET}.{GLIBC}"] if GLIBC else ["cargo", "build"]

@@ -314,6 +314,19 @@ connection.recv(bytearray(1), tag=99, stall=float("inf")).wait()
 """
 
 
+def test_sides_without_a_common_protocol_name_both():
+    """With the commit, where it is known what was installed."""
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        server.accept()
+        code = "import sys, tcpx; tcpx.connect(sys.argv[1]).wait()"
+        address = "%s:%d" % server.address
+        with run_python(code, address, TCPX_KEY=server.key, TCPX_PROTOCOLS="9-9") as peer:
+            _, err = peer.communicate(timeout=PATIENCE)
+    commit = os.environ.get("TCPX_COMMIT", "")[:16]
+    software = f"tcpx {tcpx.__version__} (" + (f"commit {commit}, " if commit else "")
+    assert f"this side is {software}" in err and f"the peer is {software}" in err, err
+
+
 def test_a_killed_peer_is_a_lost_connection():
     with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
         host, port = server.address
