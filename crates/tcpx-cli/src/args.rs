@@ -1,20 +1,6 @@
 //! The command line: commands, flags, and the variable behind each flag.
 
-pub(crate) mod bench;
-pub(crate) mod connection;
-pub(crate) mod demo;
-#[cfg(feature = "devmem")]
-pub(crate) mod devmem;
-pub(crate) mod doctor;
-pub(crate) mod env;
-pub(crate) mod files;
-pub(crate) mod key;
 pub(crate) mod link;
-pub(crate) mod output;
-pub(crate) mod perf;
-pub(crate) mod plugin;
-pub(crate) mod status;
-pub(crate) mod transfer;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -23,12 +9,15 @@ use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use self::bench::BenchCommand;
 use self::link::{LinkArgs, MemoryArgs};
-use self::output::OutputArgs;
-use self::perf::PerfSide;
+use crate::bench::{self, BenchCommand};
+#[cfg(feature = "devmem")]
+use crate::devmem;
 use crate::link::is_plugin;
+use crate::output::OutputArgs;
 use crate::output::say::aside;
+use crate::perf::{self, PerfSide};
+use crate::{connection, demo, doctor, env, files, key, plugin_check, status, transfer};
 
 /// Variables that no flag repeats, for the end of `--help`.
 const OTHER_VARIABLES: &str = "\
@@ -132,7 +121,7 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  tcpx plugin /usr/local/lib/libnccl-net.so\n  tcpx demo --plugin /usr/local/lib/libnccl-net.so    # moves messages through it"
     )]
-    Plugin(plugin::PluginArgs),
+    Plugin(plugin_check::PluginArgs),
     /// Write manual pages and shell completions to a folder.
     #[command(hide = true)]
     Generate {
@@ -141,7 +130,7 @@ pub(crate) enum Command {
     },
     /// The process of `plugin` that loads the file.
     #[command(hide = true)]
-    PluginPart(plugin::PluginPartArgs),
+    PluginPart(plugin_check::PluginPartArgs),
 }
 
 impl Cli {
@@ -339,7 +328,7 @@ mod tests {
     #[test]
     fn variables_without_a_flag_are_in_the_help_and_in_the_document() {
         let document = include_str!("../../../docs/variables.md");
-        for name in [crate::key::KEY_VARIABLE, "RUST_LOG"] {
+        for name in [key::KEY_VARIABLE, "RUST_LOG"] {
             assert!(OTHER_VARIABLES.contains(name));
             assert!(document.contains(&format!("`{name}`")), "{name}");
         }
@@ -357,7 +346,6 @@ mod tests {
 
     #[test]
     fn naming_a_plugin_on_the_command_line_asks_for_it() {
-        use crate::link::is_plugin;
         assert!(!is_plugin(&link(&["tcpx", "connection", "server"]).network));
         assert!(is_plugin(
             &link(&["tcpx", "connection", "server", "--plugin", "/x.so"]).network

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use tcpx::Connection;
 
-use crate::args::connection::ConnectionArgs;
+use crate::args::link::{LinkArgs, MemoryArgs};
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::Devices;
@@ -12,6 +13,20 @@ use crate::messages::{self, ANSWER, REQUEST, Request, refuse};
 use crate::output::json::Told;
 use crate::output::say::say;
 use crate::sizes::{Size, time};
+
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "tcpx connection server [OPTIONS]\n       tcpx connection <SERVER_IP> [OPTIONS]"
+)]
+pub(crate) struct ConnectionArgs {
+    /// The word `server`, or the address of the server to connect to.
+    #[arg(value_name = "server|SERVER_IP")]
+    pub(crate) peer: String,
+    #[command(flatten)]
+    pub(crate) link: LinkArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
 
 /// Runs one side; the word `server` instead of an address means the server's.
 pub(crate) fn run(args: &ConnectionArgs) -> Result<Told, Error> {

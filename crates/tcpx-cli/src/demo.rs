@@ -1,24 +1,40 @@
 //! `tcpx demo`: the other commands at work on one host, between this process, which sends, and a second one.
 
+use std::path::PathBuf;
+
+use clap::Args;
 use serde_json::{Value, json};
 use tcpx_bench::{Mode, Op, Run};
 
-use crate::args::demo::DemoArgs;
-use crate::args::link::LinkArgs;
-use crate::args::perf::Place;
+use crate::args::link::{LinkArgs, MemoryArgs};
 use crate::error::Error;
-use crate::key;
 use crate::link::{self, Link};
-use crate::measuring;
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json::Told;
 use crate::output::progress::Busy;
 use crate::output::say::{self, say};
 use crate::output::table::{indented, table};
+use crate::perf::Place;
 use crate::plugin_file::{Places, PluginFile, PluginFileError};
 use crate::second_process::{Second, place_for_second};
-use crate::sizes::{Size, grouped, rate};
+use crate::sizes::{Limit, Size, grouped, rate};
 use crate::transfer::greeting::{self, GREETING};
+use crate::{key, measuring};
+
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// Bytes of each large transfer.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) size: Size,
+    /// Plugin file for the historic path [default: our own, beside the program].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Fail if there is no progress for this long.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) timeout: Limit,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
 
 /// A network with its settings, and what is moved over it.
 struct Network {

@@ -1,14 +1,35 @@
 //! `tcpx devmem`: what processes have changed on network cards, and undoing it.
 
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tcpx_devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
 use tcpx_net::NetworkError;
 use tcpx_net::interfaces::interfaces;
 
-use crate::args::devmem::{DevmemArgs, DevmemCommand, ReleaseArgs};
 use crate::error::Error;
 use crate::output::json::Told;
 use crate::output::say::{aside, say};
+
+#[derive(Args, Debug)]
+pub(crate) struct DevmemArgs {
+    #[command(subcommand)]
+    pub(crate) what: DevmemCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DevmemCommand {
+    /// Show which processes hold queues of network cards, and what they changed there.
+    Status,
+    /// Undo what dead processes left on network cards.
+    Release(ReleaseArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseArgs {
+    /// This interface alone.
+    #[arg(value_name = "INTERFACE")]
+    pub(crate) interface: Option<String>,
+}
 
 pub(crate) fn run(args: &DevmemArgs) -> Result<Told, Error> {
     match &args.what {

@@ -13,16 +13,26 @@ mod tests;
 
 use std::path::PathBuf;
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use self::catalogue::CATALOGUE;
 use self::check::{Check, Context, Finding, Subject, Verdict};
-use crate::args::doctor::DoctorArgs;
 use crate::error::Error;
 use crate::host::{FileKind, Host, RealHost};
 use crate::output::json::Told;
 use crate::output::say::{one_line, say};
 use crate::plugin_file::Places;
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Plugin file to look at [default: UCCL_TCPX_PLUGIN_PATH, else the vendor's if it is there, else our own].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Explain one check, such as TCPX-D012, and measure it here; `all` lists every check.
+    #[arg(long, value_name = "ID")]
+    pub(crate) explain: Option<String>,
+}
 
 /// The variable that names the plugin file.
 const PLUGIN_PATH: &str = "UCCL_TCPX_PLUGIN_PATH";

@@ -5,14 +5,35 @@
 mod nccl;
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
-use crate::args::env::{EnvArgs, EnvFor};
+use clap::{Args, ValueEnum};
+
 use crate::error::Error;
 use crate::host::RealHost;
 use crate::output::json::Told;
 use crate::output::say::{self, aside, one_line, say};
 use crate::plugin_file::{Places, PluginFile};
 use crate::vendor_environment::{Origin, Setting, for_google};
+
+/// Which program the variables are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EnvFor {
+    /// Google's TCPX plugin.
+    Tcpx,
+    /// NCCL, and what uses it (PyTorch, ...), with libnccl-net-tcpx.so as its network.
+    Nccl,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EnvArgs {
+    /// Which variables to print.
+    #[arg(value_enum)]
+    pub(crate) whose: EnvFor,
+    /// Plugin file for NCCL [default: our own].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+}
 
 /// Prints the variables; without them a line that fails in the shell that takes it, which does not see this program's exit code.
 pub(crate) fn run(args: &EnvArgs) -> Result<Told, Error> {

@@ -5,13 +5,22 @@ use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use tcpx::{Auth, Key, KeyName, KeyRing, KeyRingError};
 
-use crate::args::key::KeyArgs;
 use crate::environment::PROGRAM_KEY;
 use crate::error::Error;
 use crate::output::json::Told;
 use crate::output::say::{aside, say};
+
+/// Make a server's key, or keys of its clients.
+#[derive(Args, Debug)]
+pub(crate) struct KeyArgs {
+    /// The server's key file, for --key-file; with NAME a folder of keys. It is made unless it is there, readable by its owner alone. A folder without NAME is listed.
+    pub(crate) file: PathBuf,
+    /// A client that gets a key of its own, FILE/NAME.key; to remove that file shuts the client out.
+    pub(crate) name: Option<KeyName>,
+}
 
 /// The variable that holds the key.
 pub(crate) const KEY_VARIABLE: &str = "TCPX_KEY";

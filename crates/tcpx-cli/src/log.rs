@@ -6,9 +6,9 @@ use nccl_net::{LogLevel, LogRecord};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-use crate::args::output::{LogFormat, OutputArgs};
 use crate::error::Error;
 use crate::output::say::is_lively;
+use crate::output::{LogFormat, OutputArgs};
 
 /// The variable that chooses log lines, in the notation of [`Targets`].
 const VARIABLE: &str = "RUST_LOG";

@@ -6,3 +6,42 @@ pub(crate) mod json;
 pub(crate) mod progress;
 pub(crate) mod say;
 pub(crate) mod table;
+
+use clap::builder::FalseyValueParser;
+use clap::{ArgAction, Args, ValueEnum};
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct OutputArgs {
+    /// Print one JSON object for a program, errors in it too; lines for people go to standard error.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Print errors and the line for the other side only.
+    #[arg(short, long, global = true, conflicts_with_all = ["verbose", "debug"])]
+    pub(crate) quiet: bool,
+    /// Log what happens; -vv logs each step, -vvv everything.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Show each chunk, each step and other details of a fault.
+    #[arg(long, global = true, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
+    pub(crate) debug: bool,
+    /// Form of the log on standard error: lines with the time, or a JSON object for each.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        value_enum,
+        env = "TCPX_LOG_FORMAT",
+        hide_possible_values = true,
+        default_value = "text"
+    )]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people, with the time.
+    Text,
+    /// A JSON object a line.
+    Json,
+}

@@ -7,19 +7,43 @@ pub(crate) mod events;
 pub(crate) mod part;
 mod watch;
 
+use std::path::PathBuf;
+
+use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
 use self::events::{Device, Event, InUse};
 use self::watch::Watched;
-use crate::args::plugin::PluginArgs;
 use crate::error::Error;
 use crate::host::{Host, RealHost};
 use crate::output::json::Told;
 use crate::output::say::{aside, one_line, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::contents::{Contents, PluginKind};
+use crate::sizes::Limit;
 use crate::vendor_environment::{Setting, for_google};
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PluginArgs {
+    /// The plugin's file.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Version of the plugin's table, v5 to v12 [default: its newest].
+    #[arg(long, value_name = "vN", value_parser = crate::args::link::abi)]
+    pub(crate) abi: Option<u8>,
+    /// End the plugin's process if one step takes longer.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) timeout: Limit,
+}
+
+/// What the process that loads the plugin is told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PluginPartArgs {
+    pub(crate) path: PathBuf,
+    #[arg(long, value_parser = crate::args::link::abi)]
+    pub(crate) abi: Option<u8>,
+}
 
 /// Everything that was found; `docs/plugin-check.md` describes it.
 #[derive(Debug, Serialize)]

@@ -12,13 +12,13 @@ use std::time::Duration;
 use tcpx::Key;
 
 use crate::args::link::LinkArgs;
-use crate::args::perf::Place;
 use crate::child::Child;
 use crate::environment;
 use crate::error::Error;
 use crate::key::{self, KEY_VARIABLE};
 use crate::memory_choice::MemoryChoice;
 use crate::output::say::is_debug;
+use crate::perf::Place;
 
 /// Lines of its output that are kept.
 const KEPT: usize = 100;

@@ -6,17 +6,30 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::{Value, json};
 use tcpx_status::{
     ConnectionReport, LaneReport, Mappings, Processes, Report, ask_process, processes,
 };
 
-use crate::args::status::StatusArgs;
 use crate::error::Error;
 use crate::output::json::{self, Told};
 use crate::output::say::{is_json, is_lively, one_line};
 use crate::output::table::{indented, table};
-use crate::sizes::{Size, grouped, time};
+use crate::sizes::{Limit, Size, grouped, time};
+
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// This process alone [default: every process of this user, for root of every user].
+    #[arg(value_name = "PID")]
+    pub(crate) pid: Option<u32>,
+    /// Show it again and again, until a signal ends it.
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// Time between two looks, over which rates are measured.
+    #[arg(short, long, value_name = "TIME", default_value = "1s")]
+    pub(crate) interval: Limit,
+}
 
 /// What the JSON of `--watch` is called, a line for each look.
 const SCHEMA: &str = "tcpx.status";

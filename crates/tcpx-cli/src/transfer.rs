@@ -2,11 +2,11 @@
 
 pub(crate) mod greeting;
 
+use clap::Args;
 use serde_json::json;
 use tcpx::Connection;
 
-use crate::args::link::MemoryArgs;
-use crate::args::transfer::TransferArgs;
+use crate::args::link::{LinkArgs, MemoryArgs};
 use crate::error::Error;
 use crate::interrupt;
 use crate::link::{self, Link};
@@ -14,6 +14,29 @@ use crate::memory_choice::{Devices, MemoryChoice};
 use crate::messages::{self, REQUEST, Request};
 use crate::output::json::Told;
 use crate::output::say::say;
+use crate::sizes::Size;
+
+#[derive(Args, Debug)]
+pub(crate) struct TransferArgs {
+    /// The word `server`, or the address of the server to connect to.
+    #[arg(value_name = "server|SERVER_IP")]
+    pub(crate) peer: String,
+    /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there is a key and the network is tcp.
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Client: bytes of the greeting; bytes beyond its 23 are random.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "UCCL_TCPX_PAYLOAD_BYTES",
+        default_value = "23"
+    )]
+    pub(crate) payload_bytes: Size,
+    #[command(flatten)]
+    pub(crate) link: LinkArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
 
 /// Runs one side; the word `server` instead of an address means the server's.
 pub(crate) fn run(args: &TransferArgs) -> Result<Told, Error> {

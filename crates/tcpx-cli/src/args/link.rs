@@ -203,7 +203,7 @@ fn unpack(text: &str) -> Result<UnpackMethod, String> {
 }
 
 /// `v7` (or `7`) as 7.
-pub(super) fn abi(text: &str) -> Result<u8, String> {
+pub(crate) fn abi(text: &str) -> Result<u8, String> {
     match text.strip_prefix('v').unwrap_or(text).parse() {
         Ok(version @ 5..=12) => Ok(version),
         _ => Err(format!("expected one of v5 to v12, got `{text}`")),

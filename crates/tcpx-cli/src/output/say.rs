@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
 use crate::advice::check_for;
-use crate::args::output::OutputArgs;
 use crate::error::Error;
+use crate::output::OutputArgs;
 
 /// Where lines for a person go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

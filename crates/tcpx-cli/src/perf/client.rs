@@ -7,7 +7,6 @@ use tcpx_bench::report::{Row, Subject};
 use tcpx_bench::statistics::percentile;
 use tcpx_bench::{Meter, Mode, Op, Run, Sample, depth, fitting, rotation};
 
-use crate::args::perf::{PerfClientArgs, Place};
 use crate::bench;
 use crate::error::Error;
 use crate::link::{self, Link};
@@ -16,6 +15,7 @@ use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json::Told;
 use crate::output::progress::Progress;
 use crate::output::say::say;
+use crate::perf::{PerfClientArgs, Place};
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(5);

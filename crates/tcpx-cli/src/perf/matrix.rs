@@ -12,13 +12,13 @@ use tcpx_bench::{Mode, Op, Run};
 
 use super::client::{self, Work};
 use super::world::World;
-use crate::args::perf::{MatrixArgs, Place};
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::messages::{self, ANSWER, LONGEST_TRANSFER, REQUEST, brief};
 use crate::output::json::Told;
 use crate::output::say::{self, aside, one_line};
+use crate::perf::{MatrixArgs, Place};
 use crate::sizes::time;
 use crate::{bench, measuring};
 

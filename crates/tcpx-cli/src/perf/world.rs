@@ -6,8 +6,8 @@ use std::path::Path;
 use tcpx_status::LAUNCHERS;
 
 use crate::addresses;
-use crate::args::perf::MatrixArgs;
 use crate::error::Error;
+use crate::perf::MatrixArgs;
 
 /// Most processes that are measured together.
 const MOST: usize = 256;

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use nccl_net::{AbiVersion, LoadOptions, Plugin};
 
 use super::events::{Device, Event, InUse, of_host, of_load};
-use crate::args::plugin::PluginPartArgs;
 use crate::error::Error;
+use crate::plugin_check::PluginPartArgs;
 
 /// Where events go: not to an output that the plugin prints on, closes or gives away.
 static EVENTS: OnceLock<File> = OnceLock::new();

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use tcpx_memory::lock;
 
 use super::events::Event;
-use crate::args::plugin::PluginArgs;
 use crate::child::Child;
 use crate::environment;
 use crate::error::Error;
 use crate::output::say::{aside, is_debug, one_line};
+use crate::plugin_check::PluginArgs;
 use crate::vendor_environment::{Origin, Setting};
 
 /// Lines of the plugin's log that are kept to be shown beside a failure.
