@@ -1,7 +1,7 @@
 //! `tcpx devmem`: what processes have changed on network cards, and undoing it.
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::json;
 use tcpx_devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
 use tcpx_net::NetworkError;
 use tcpx_net::interfaces::interfaces;
@@ -48,35 +48,15 @@ fn status() -> Result<Told, Error> {
     if found.is_empty() {
         say!("no network card is changed");
     }
-    let mut cards = Vec::new();
     let mut some_dead = false;
-    for status in found {
+    for status in &found {
         some_dead |= status.holds.iter().any(|hold| hold.holder == Holder::Dead);
-        show(&status);
-        cards.push(card(&status));
+        show(status);
     }
     if some_dead {
         say!("`tcpx devmem release` undoes what the dead ones left");
     }
-    Ok(Told::Fields(json!({ "cards": cards })))
-}
-
-fn card(status: &Status) -> Value {
-    let holds = status.holds.iter().map(|hold| {
-        json!({
-            "queue": hold.queue, "pid": hold.pid, "program": hold.program,
-            "holder": life(hold), "memory": hold.dmabuf_id,
-            "rules": texts(&hold.rules),
-        })
-    });
-    json!({
-        "interface": status.interface, "here": status.here,
-        "holds": holds.collect::<Vec<_>>(), "changes": texts(&status.changes),
-    })
-}
-
-fn texts<T: ToString>(all: &[T]) -> Vec<String> {
-    all.iter().map(ToString::to_string).collect()
+    Ok(Told::Fields(json!({ "cards": found })))
 }
 
 fn life(hold: &HoldStatus) -> &'static str {
@@ -142,7 +122,7 @@ fn release(args: &ReleaseArgs) -> Result<Told, Error> {
     let interfaces = released.iter().map(|one| {
         json!({
             "interface": one.before.interface, "undone": one.left.is_none(),
-            "failed": texts(&one.failed),
+            "failed": one.failed.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })
     });
     let fields = json!({ "interfaces": interfaces.collect::<Vec<_>>() });

@@ -6,17 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tcpx_memory::DmaBuf;
 
-use super::error::{DevmemError, Refusal};
-use super::flow::{Flow, Steering};
+use super::bound::ReceiveQueue;
+use super::bound::SendPath;
+use super::bound::{Flow, Steering};
+use super::error::{DevmemError, Refusal, Why};
 use super::holders;
 use super::kernel::{Kernel, Linux, Place};
 use super::netlink::Netdev;
-use super::receive_queue::ReceiveQueue;
 use super::record::{Hold, Record};
 use super::refusals::Subject;
 use super::rule::Rule;
-use super::send_path::SendPath;
-use super::settings::{Objection, Settings};
 use super::state::{Folder, Records, STATE_FOLDER};
 use super::steering;
 
@@ -68,18 +67,19 @@ impl Devmem {
     /// Binds memory to a receive queue. What dead processes left on the interface is cleaned up before.
     ///
     /// # Errors
-    /// The kernel's refusal, typed; then everything is as it was. [`DevmemError::State`] when changes
+    /// The kernel's refusal, typed; then everything is as it was. [`Why::State`] when changes
     /// could not be recorded, and nothing was changed.
     pub fn bind_receive(&self, options: &ReceiveOptions) -> Result<ReceiveQueue, DevmemError> {
         let interface = options.interface.as_str();
-        let subject = self.subject(interface);
         let ifindex = self.ifindex(interface)?;
+        let subject = self.subject(interface, ifindex);
         let mut netdev = Netdev::open(&*self.kernel)?;
         if !netdev.can_bind_receive() {
-            return Err(DevmemError::OldKernel {
-                what: "command to bind memory to a receive queue",
-                refusal: Refusal::of(libc::EOPNOTSUPP),
-            });
+            let what = "command to bind memory to a receive queue";
+            return Err(DevmemError::old_kernel(
+                what,
+                &Refusal::of(libc::EOPNOTSUPP),
+            ));
         }
         let place = self.place()?;
         let records = self.folder.lock()?;
@@ -131,27 +131,23 @@ impl Devmem {
         queue: u32,
     ) -> Result<(u32, Arc<tcpx_memory::BouncePool>), DevmemError> {
         let interface = options.interface.as_str();
-        let pool = options
-            .memory
-            .bounce_pool()
-            .map_err(|cause| DevmemError::Memory {
-                interface: interface.to_owned(),
-                cause: cause.to_string(),
-            })?;
-        let settings = self.settings(interface, record.ifindex);
+        let pool = options.memory.bounce_pool().map_err(|cause| {
+            DevmemError::new(Why::Memory, format!("memory for {interface}: {cause}"))
+        })?;
+        let subject = self.subject(interface, record.ifindex);
         let objection = match options.adjust {
-            Adjust::Settings => settings.prepare(record, queue, &|record| records.write(record))?,
-            Adjust::Nothing => Objection::default(),
+            Adjust::Settings => subject.prepare(record, queue, &|record| records.write(record))?,
+            Adjust::Nothing => None,
         };
         let fd = options.memory.as_fd().as_raw_fd().cast_unsigned();
         let id = match netdev.bind_receive(record.ifindex, queue, fd) {
             Ok(id) => id,
             Err(error) => {
                 let refusal = error.refusal("binding memory to a receive queue")?;
-                return Err(self.subject(interface).bind_receive(queue, refusal));
+                return Err(subject.bind_receive(queue, refusal));
             }
         };
-        if let Objection(Some(objection)) = objection {
+        if let Some(objection) = objection {
             return Err(objection);
         }
         if let Some(hold) = record.hold(queue) {
@@ -175,7 +171,7 @@ impl Devmem {
         options: &ReceiveOptions,
     ) -> Result<u32, DevmemError> {
         let interface = options.interface.as_str();
-        let subject = self.subject(interface);
+        let subject = self.subject(interface, record.ifindex);
         let holder = |queue| record.holds.iter().find(|hold| hold.queue == queue);
         if let Some(queue) = options.queue {
             return match holder(queue) {
@@ -200,11 +196,8 @@ impl Devmem {
     }
 
     fn own_hold(&self, place: &Place, queue: u32) -> Result<Hold, DevmemError> {
-        let failed = |cause: std::io::Error| DevmemError::System {
-            operation: "reading when this process was started",
-            cause: cause.into(),
-            hint: "mount /proc",
-        };
+        let operation = "reading when this process was started";
+        let failed = |cause| DevmemError::system(operation, cause, "mount /proc");
         let started = self
             .kernel
             .process_start(place.pid)
@@ -229,23 +222,24 @@ impl Devmem {
     /// Binds memory for sending from it. Needs no privilege.
     ///
     /// # Errors
-    /// [`Why::NoSend`](crate::Why::NoSend) when the card cannot, [`DevmemError::OldKernel`] when the kernel cannot,
+    /// [`Why::NoSend`] when the card cannot, [`Why::OldKernel`] when the kernel cannot,
     /// or another refusal of the kernel.
     pub fn bind_send(&self, interface: &str, memory: &DmaBuf) -> Result<SendPath, DevmemError> {
         let ifindex = self.ifindex(interface)?;
         let mut netdev = Netdev::open(&*self.kernel)?;
         if !netdev.can_bind_send() {
-            return Err(DevmemError::OldKernel {
-                what: "command to bind memory for sending",
-                refusal: Refusal::of(libc::EOPNOTSUPP),
-            });
+            let what = "command to bind memory for sending";
+            return Err(DevmemError::old_kernel(
+                what,
+                &Refusal::of(libc::EOPNOTSUPP),
+            ));
         }
         let fd = memory.as_fd().as_raw_fd().cast_unsigned();
         let id = match netdev.bind_send(ifindex, fd) {
             Ok(id) => id,
             Err(error) => {
                 let refusal = error.refusal("binding memory for sending")?;
-                return Err(self.subject(interface).bind_send(refusal));
+                return Err(self.subject(interface, ifindex).bind_send(refusal));
             }
         };
         let binding = Arc::new(Mutex::new(netdev));
@@ -261,28 +255,17 @@ impl Devmem {
     pub(super) fn ifindex(&self, interface: &str) -> Result<u32, DevmemError> {
         self.kernel
             .interface_index(interface)
-            .map_err(|_| DevmemError::NoInterface {
-                interface: interface.to_owned(),
-            })
+            .map_err(|_| DevmemError::no_interface(interface))
     }
 
     pub(super) fn place(&self) -> Result<Place, DevmemError> {
-        self.kernel.place().map_err(|cause| DevmemError::System {
-            operation: "reading this process's namespaces",
-            cause: cause.into(),
-            hint: "mount /proc",
-        })
+        let operation = "reading this process's namespaces";
+        let place = self.kernel.place();
+        place.map_err(|cause| DevmemError::system(operation, cause, "mount /proc"))
     }
 
-    pub(super) fn subject<'a>(&'a self, interface: &'a str) -> Subject<'a> {
+    pub(super) fn subject<'a>(&'a self, interface: &'a str, ifindex: u32) -> Subject<'a> {
         Subject {
-            kernel: &*self.kernel,
-            interface,
-        }
-    }
-
-    pub(super) fn settings<'a>(&'a self, interface: &'a str, ifindex: u32) -> Settings<'a> {
-        Settings {
             kernel: &*self.kernel,
             interface,
             ifindex,
@@ -321,12 +304,12 @@ impl BoundQueue {
 impl Steering for BoundQueue {
     fn insert(&self, flow: Flow) -> Result<u32, DevmemError> {
         let rule = Rule::new(flow, self.queue)?;
-        let subject = self.devmem.subject(&self.interface);
+        let subject = self.devmem.subject(&self.interface, self.ifindex);
         self.with_record(|records, record| steering::insert(&subject, records, record, rule))
     }
 
     fn remove(&self, at: u32) {
-        let subject = self.devmem.subject(&self.interface);
+        let subject = self.devmem.subject(&self.interface, self.ifindex);
         let outcome = self.with_record(|records, record| {
             let Some(hold) = record.hold(self.queue) else {
                 return Ok(());
@@ -348,7 +331,7 @@ impl Drop for BoundQueue {
     fn drop(&mut self) {
         let netdev = self.netdev.get_mut();
         drop(netdev.unwrap_or_else(PoisonError::into_inner).take());
-        let subject = self.devmem.subject(&self.interface);
+        let subject = self.devmem.subject(&self.interface, self.ifindex);
         let outcome = self.with_record(|records, record| {
             end_hold(&subject, records, record, self.queue);
             Ok(())

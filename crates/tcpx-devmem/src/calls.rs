@@ -4,7 +4,9 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::cmsg::RECEIVE_FLAG;
+use tcpx_lanes::control_messages::{cmsg_len, cmsg_space};
+
+use crate::cmsg::{Dialect, RECEIVE_FLAG, SOL_SOCKET};
 use crate::zero_copy::Done;
 use tcpx_memory::RegionSlice;
 
@@ -110,7 +112,17 @@ pub trait SocketCalls: Send + Sync + Debug {
         offset: u64,
         length: usize,
     ) -> io::Result<usize> {
-        crate::bound_send::send(socket, dmabuf_id, offset, length)
+        let offset = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut control = Control::of(dmabuf_id);
+        let mut part = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(offset),
+            iov_len: length,
+        };
+        let message = message(&mut part, &mut control.0);
+        let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the kernel reads the control message, which is live, and takes the iovec's base
+        // for an offset in the bound memory: it touches nothing of this process.
+        count(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
     }
 
     /// Ends the connection at once: the peer sees a reset, and what was not sent never will be. The
@@ -128,8 +140,25 @@ pub trait SocketCalls: Send + Sync + Debug {
     }
 }
 
+const ID_BYTES: usize = size_of::<u32>();
+
+/// A control message with the number of the bound memory, aligned for its header.
+#[repr(C, align(8))]
+struct Control([u8; cmsg_space(ID_BYTES)]);
+
+impl Control {
+    fn of(dmabuf_id: u32) -> Self {
+        let mut bytes = [0; cmsg_space(ID_BYTES)];
+        bytes[..8].copy_from_slice(&cmsg_len(ID_BYTES).to_ne_bytes());
+        bytes[8..12].copy_from_slice(&SOL_SOCKET.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&Dialect::Mainline.device_type().to_ne_bytes());
+        bytes[16..20].copy_from_slice(&dmabuf_id.to_ne_bytes());
+        Self(bytes)
+    }
+}
+
 /// Runs a system call that returns a count, again when it is interrupted.
-pub(super) fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
+fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
     loop {
         if let Ok(bytes) = usize::try_from(call()) {
             return Ok(bytes);
@@ -154,7 +183,7 @@ fn iovec(slice: &RegionSlice) -> io::Result<libc::iovec> {
     })
 }
 
-pub(super) fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghdr {
+fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghdr {
     // SAFETY: msghdr is plain data for which all zeroes is the empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = part;

@@ -72,7 +72,7 @@ impl Devmem {
     /// What this kernel can do. Needs no privilege.
     ///
     /// # Errors
-    /// [`DevmemError::OldKernel`] when it has not even the family of these commands.
+    /// [`Why::OldKernel`](crate::Why::OldKernel) when it has not even the family of these commands.
     pub fn kernel_capability(&self) -> Result<KernelCapability, DevmemError> {
         let netdev = Netdev::open(&*self.kernel)?;
         Ok(KernelCapability {
@@ -84,17 +84,16 @@ impl Devmem {
     /// What an interface says about itself. Needs no privilege.
     ///
     /// # Errors
-    /// [`DevmemError::NoInterface`]; [`Why::NoDriver`](crate::Why::NoDriver) for interfaces of software alone; or the
+    /// [`Why::NoInterface`](crate::Why::NoInterface); [`Why::NoDriver`](crate::Why::NoDriver) for interfaces of software alone; or the
     /// kernel's refusal.
     pub fn capability(&self, interface: &str) -> Result<Capability, DevmemError> {
         let ifindex = self.ifindex(interface)?;
-        let subject = self.subject(interface);
+        let subject = self.subject(interface, ifindex);
         let driver = self
             .kernel
             .driver(interface)
             .map_err(|error| subject.failed("device memory", &error))?;
-        let settings = self.settings(interface, ifindex);
-        let split = settings.header_split()?;
+        let split = subject.header_split()?;
         let queues = self.kernel.receive_queues(interface).unwrap_or(1);
         let mut used = Vec::new();
         if let Ok(mut netdev) = Netdev::open(&*self.kernel) {
@@ -115,10 +114,10 @@ impl Devmem {
             threshold: split.threshold,
             // The switch is there on every card; only one with rules counts them.
             flow_rules: match self.kernel.rules(interface) {
-                Ok(_) => settings.flow_rules()?,
+                Ok(_) => subject.flow_rules()?,
                 Err(_) => None,
             },
-            has_table: settings.indirection()?.is_some(),
+            has_table: subject.indirection()?.is_some(),
             used,
         })
     }

@@ -13,9 +13,9 @@ use rustix::event::epoll::EventFlags;
 use tcpx_lanes::waker::Waker;
 use tcpx_memory::RegionSlice;
 
+use super::bound::FlowRule;
 use super::calls::SocketCalls;
 use super::companion::Companion;
-use super::flow::FlowRule;
 use super::inflow::Inflow;
 use super::outflow::Outflow;
 use super::slots::SendSlot;

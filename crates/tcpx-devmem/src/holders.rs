@@ -1,20 +1,23 @@
 //! Who holds queues, which of them are dead, and undoing what they left.
 
+use serde::Serialize;
+
 use super::error::DevmemError;
 use super::kernel::{Kernel, Place};
 use super::record::{Hold, Record};
 use super::refusals::Subject;
-use super::settings::Settings;
 use super::steering;
 
 /// What is known about a holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Holder {
     /// It runs.
     Alive,
     /// It has ended without undoing its changes.
     Dead,
     /// Its number is of another namespace of processes, where we cannot look.
+    #[serde(rename = "of another namespace of processes")]
     Unknown,
 }
 
@@ -47,6 +50,7 @@ pub(super) fn end(
     let subject = Subject {
         kernel,
         interface: &interface,
+        ifindex: record.ifindex,
     };
     let mut failed = Vec::new();
     record.holds.retain_mut(|hold| {
@@ -57,12 +61,7 @@ pub(super) fn end(
         !hold.rules.is_empty()
     });
     if record.holds.is_empty() {
-        let settings = Settings {
-            kernel,
-            interface: &interface,
-            ifindex: record.ifindex,
-        };
-        failed.extend(settings.restore(&mut record.changes));
+        failed.extend(subject.restore(&mut record.changes));
     }
     failed
 }

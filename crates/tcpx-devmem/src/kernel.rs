@@ -1,11 +1,9 @@
 //! Every system call that setting up device memory makes, behind one trait, so that tests can stand in for
 //! the kernel.
 
-mod ethtool;
 #[cfg(test)]
 pub(crate) mod fake;
 mod linux;
-mod netlink_socket;
 
 use std::fmt;
 use std::io;

@@ -7,7 +7,7 @@
 //! [`DevmemNetwork`] moves chunks through them.
 
 mod bind;
-mod bound_send;
+mod bound;
 mod calls;
 mod capability;
 mod channel;
@@ -15,7 +15,6 @@ mod channel;
 pub mod cmsg;
 mod companion;
 mod error;
-mod flow;
 mod holders;
 mod inflow;
 pub mod kernel;
@@ -25,12 +24,9 @@ pub mod netlink;
 mod network;
 mod outflow;
 mod pool_use;
-mod queue_limit;
-mod receive_queue;
 mod record;
 mod refusals;
 mod rule;
-mod send_path;
 mod set_up;
 mod settings;
 mod slots;
@@ -44,16 +40,14 @@ mod watch;
 mod zero_copy;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};
+pub use bound::{Flow, FlowRule, ReceiveQueue, SendPath, Steering};
 pub use calls::{Arrival, LinuxSockets, SocketCalls};
 pub use capability::{Capability, KernelCapability};
 pub use error::{DevmemError, Refusal, Why};
-pub use flow::{Flow, FlowRule, Steering};
 pub use holders::Holder;
 pub use netlink::QueueUse;
 pub use network::{DevmemNetwork, DevmemOptions};
-pub use receive_queue::ReceiveQueue;
 pub use rule::Rule;
-pub use send_path::SendPath;
 pub use state::STATE_FOLDER;
 pub use status::{HoldStatus, Released, Status};
 pub use zero_copy::Done;

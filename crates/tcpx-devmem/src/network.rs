@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use tcpx_lanes::waker::Waker;
 
+use super::bound::{ReceiveQueue, SendPath};
 use super::calls::{LinuxSockets, SocketCalls};
 use super::channel::{DevmemChannel, Parts};
 use super::inflow::{Inflow, Target};
 use super::landing::Landing;
-use super::pool_use::PoolUse;
-use super::queue_limit;
-use super::receive_queue::ReceiveQueue;
-use super::send_path::SendPath;
+use super::pool_use::{PoolUse, limit_queue};
 use super::set_up::{self, Lanes};
 use super::slots::{SLOT_BYTES, SendSlots};
 use super::stage::Stage;
@@ -182,7 +180,7 @@ impl DevmemNetwork {
             })
             .collect();
         for (lane, part) in lanes.iter().zip(parts.iter().cycle()) {
-            queue_limit::limit(&lane.payload, *part).map_err(|cause| SocketError::Io {
+            limit_queue(&lane.payload, *part).map_err(|cause| SocketError::Io {
                 operation: "SO_RCVBUF",
                 address: setup.peer.to_string(),
                 cause: cause.into(),

@@ -1,6 +1,6 @@
 //! From the kernel's answer to the error that says how to mend it.
 
-use std::io;
+use std::{fmt, io};
 
 use super::error::{DevmemError, Refusal, Why};
 use super::kernel::Kernel;
@@ -10,6 +10,7 @@ use super::kernel::Kernel;
 pub(super) struct Subject<'a> {
     pub(super) kernel: &'a dyn Kernel,
     pub(super) interface: &'a str,
+    pub(super) ifindex: u32,
 }
 
 /// A call without words of the kernel.
@@ -25,13 +26,8 @@ pub(super) fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-fn because(why: Why, what: String, refusal: Refusal, mend: impl Into<String>) -> DevmemError {
-    DevmemError::Refused {
-        why,
-        what,
-        refusal,
-        mend: mend.into(),
-    }
+fn because(why: Why, what: String, refusal: Refusal, mend: impl fmt::Display) -> DevmemError {
+    DevmemError::new(why, format!("{what}: {refusal}; {mend}"))
 }
 
 impl Subject<'_> {
@@ -44,10 +40,7 @@ impl Subject<'_> {
                 format!("{operation} on {interface} is not permitted"),
                 "run as root, or give the program the right: setcap cap_net_admin+ep PROGRAM",
             ),
-            libc::ENODEV => {
-                let interface = interface.to_owned();
-                return DevmemError::NoInterface { interface };
-            }
+            libc::ENODEV => return DevmemError::no_interface(interface),
             libc::EOPNOTSUPP => return self.no_driver(operation, refusal),
             _ => (
                 Why::Other,
@@ -70,8 +63,8 @@ impl Subject<'_> {
         let says = |part: &str| words.contains(part);
         let queues = self.kernel.receive_queues(interface).ok();
         match refusal.errno {
-            _ if says("tcp-data-split") => self.header_split(refusal),
-            _ if says("hds-thresh") || says("split-thresh") => self.header_threshold(refusal),
+            _ if says("tcp-data-split") => self.bad_header_split(refusal),
+            _ if says("hds-thresh") || says("split-thresh") => self.bad_threshold(refusal),
             _ if says("AF_XDP") => because(
                 Why::AfXdp,
                 format!("queue {queue} of {interface} belongs to an AF_XDP socket"),
@@ -118,7 +111,7 @@ impl Subject<'_> {
     }
 
     /// Headers are not split from payload.
-    pub(super) fn header_split(&self, refusal: Refusal) -> DevmemError {
+    pub(super) fn bad_header_split(&self, refusal: Refusal) -> DevmemError {
         let interface = self.interface;
         because(
             Why::HeaderSplitOff,
@@ -131,7 +124,7 @@ impl Subject<'_> {
     }
 
     /// Small packets are not split.
-    pub(super) fn header_threshold(&self, refusal: Refusal) -> DevmemError {
+    pub(super) fn bad_threshold(&self, refusal: Refusal) -> DevmemError {
         let interface = self.interface;
         because(
             Why::HeaderThreshold,

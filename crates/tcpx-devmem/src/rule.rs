@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::DevmemError;
-use super::flow::Flow;
+use super::bound::Flow;
+use super::error::{DevmemError, Why};
 
 /// TCP packets that go to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -24,8 +24,10 @@ impl Rule {
     /// them, become what the packets have.
     pub(super) fn new(flow: Flow, queue: u32) -> Result<Self, DevmemError> {
         let bad = |why| {
-            let flow = flow.to_string();
-            Err(DevmemError::BadFlow { flow, why })
+            let text = format!(
+                "{flow} is no flow for a rule: {why}; use both addresses of one established connection"
+            );
+            Err(DevmemError::new(Why::BadFlow, text))
         };
         let plain =
             |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
@@ -92,11 +94,8 @@ mod tests {
             ("10.0.0.2:5", Some("10.0.0.1:0")),
             ("10.0.0.2:5", Some("0.0.0.0:6")),
         ] {
-            let refused = Rule::new(flow(local, remote), 1);
-            assert!(
-                matches!(refused, Err(DevmemError::BadFlow { .. })),
-                "{refused:?}"
-            );
+            let refused = Rule::new(flow(local, remote), 1).unwrap_err();
+            assert_eq!(refused.why(), Why::BadFlow, "{refused}");
         }
     }
 }

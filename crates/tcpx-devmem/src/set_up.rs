@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 
 use tcpx_lanes::interfaces;
 
-use super::flow::{Flow, FlowRule};
+use super::bound::{Flow, FlowRule};
 use super::network::NAME;
 use tcpx_net::Way;
 use tcpx_net::dial::{DialOptions, dial_lane};

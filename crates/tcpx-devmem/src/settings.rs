@@ -1,7 +1,6 @@
 //! A card's settings: made fit for device memory, and put back.
 
-use super::error::{DevmemError, Refusal};
-use super::kernel::Kernel;
+use super::error::{DevmemError, Refusal, Why};
 use super::netlink::{
     HeaderSplit, RingsChange, SPLIT_AUTO, SPLIT_OFF, SPLIT_ON, fix_split_off, header_split,
     set_header_split,
@@ -9,34 +8,17 @@ use super::netlink::{
 use super::record::{Change, Changes, Record, note};
 use super::refusals::{Subject, is_absence};
 
-/// The settings of one interface.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Settings<'a> {
-    pub(super) kernel: &'a dyn Kernel,
-    pub(super) interface: &'a str,
-    pub(super) ifindex: u32,
-}
-
-/// What stands in the way of binding, beyond what the kernel itself checks.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Objection(pub(super) Option<DevmemError>);
-
-impl Settings<'_> {
-    fn subject(&self) -> Subject<'_> {
-        Subject {
-            kernel: self.kernel,
-            interface: self.interface,
-        }
-    }
-
+/// The settings of the interface.
+impl Subject<'_> {
     /// Changes what must be different for `queue`: each change is noted and saved before it is made.
-    /// What the card does not have is left for the kernel to refuse, in its own words.
+    /// What the card does not have is left for the kernel to refuse, in its own words; what stands in the
+    /// way beyond what the kernel itself checks is in the answer.
     pub(super) fn prepare(
         &self,
         record: &mut Record,
         queue: u32,
         save: &dyn Fn(&Record) -> Result<(), DevmemError>,
-    ) -> Result<Objection, DevmemError> {
+    ) -> Result<Option<DevmemError>, DevmemError> {
         if let Some(false) = self.flow_rules()? {
             note(&mut record.changes.flow_rules, false, true);
             save(record)?;
@@ -73,7 +55,7 @@ impl Settings<'_> {
         // Should this process die in between, the driver decides again: few set it themselves.
         note(&mut record.changes.header_split, SPLIT_AUTO, SPLIT_OFF);
         save(record)?;
-        let found = fix_split_off(self.kernel, self.ifindex)?;
+        let found = fix_split_off(self.kernel, self.ifindex);
         record.changes.header_split = None;
         Ok(match found {
             Ok(true) => SPLIT_AUTO,
@@ -96,30 +78,30 @@ impl Settings<'_> {
         record: &mut Record,
         queue: u32,
         save: &dyn Fn(&Record) -> Result<(), DevmemError>,
-    ) -> Result<Objection, DevmemError> {
+    ) -> Result<Option<DevmemError>, DevmemError> {
         let queues = match self.kernel.receive_queues(self.interface) {
             Ok(queues) => queues,
-            Err(error) if is_absence(&error) => return Ok(Objection::default()),
-            Err(error) => return Err(self.subject().failed("counting the queues", &error)),
+            Err(error) if is_absence(&error) => return Ok(None),
+            Err(error) => return Err(self.failed("counting the queues", &error)),
         };
         let held: Vec<u32> = record.holds.iter().map(|hold| hold.queue).collect();
         let left: Vec<u32> = (0..queues)
             .filter(|one| *one != queue && !held.contains(one))
             .collect();
         if left.is_empty() {
-            return Ok(Objection(Some(DevmemError::SingleQueue {
-                interface: self.interface.to_owned(),
-            })));
+            let interface = self.interface;
+            let text = format!(
+                "{interface} has a single receive queue, and other traffic needs one; run `ethtool -L {interface} combined 2`"
+            );
+            return Ok(Some(DevmemError::new(Why::SingleQueue, text)));
         }
         let Some(now) = self.indirection()? else {
-            return Ok(Objection(Some(self.subject().refused(
-                "taking a queue out of the spread of ordinary packets",
-                Refusal::of(libc::EOPNOTSUPP),
-            ))));
+            let what = "taking a queue out of the spread of ordinary packets";
+            return Ok(Some(self.refused(what, Refusal::of(libc::EOPNOTSUPP))));
         };
         let is_ours = |one: &u32| *one == queue || held.contains(one);
         if !now.iter().any(is_ours) {
-            return Ok(Objection::default());
+            return Ok(None);
         }
         let mut next = left.iter().copied().cycle();
         let wanted: Vec<u32> = now
@@ -136,8 +118,8 @@ impl Settings<'_> {
         save(record)?;
         self.kernel
             .set_indirection(self.interface, &wanted)
-            .map_err(|error| self.subject().failed("spreading ordinary packets", &error))?;
-        Ok(Objection::default())
+            .map_err(|error| self.failed("spreading ordinary packets", &error))?;
+        Ok(None)
     }
 
     /// Puts everything back, the last change first. What somebody else has changed since is left as it
@@ -176,7 +158,7 @@ impl Settings<'_> {
         let write = |table: &[u32]| {
             self.kernel
                 .set_indirection(self.interface, table)
-                .map_err(|error| self.subject().failed("spreading ordinary packets", &error))
+                .map_err(|error| self.failed("spreading ordinary packets", &error))
         };
         // The driver's own table also follows later changes of the number of queues, a table set by
         // hand does not; so the one that was the driver's is made the driver's again.
@@ -198,32 +180,31 @@ impl Settings<'_> {
     }
 
     pub(super) fn header_split(&self) -> Result<HeaderSplit, DevmemError> {
-        match header_split(self.kernel, self.ifindex)? {
+        match header_split(self.kernel, self.ifindex) {
             Ok(found) => Ok(found),
             Err(error) => {
                 let refusal = error.refusal("reading the ring settings")?;
                 if refusal.errno == libc::EOPNOTSUPP {
                     return Ok(HeaderSplit::default());
                 }
-                Err(self.subject().refused("reading the ring settings", refusal))
+                Err(self.refused("reading the ring settings", refusal))
             }
         }
     }
 
     fn set_rings(&self, change: RingsChange) -> Result<(), DevmemError> {
-        match set_header_split(self.kernel, self.ifindex, change)? {
+        match set_header_split(self.kernel, self.ifindex, change) {
             Ok(()) => Ok(()),
             Err(error) => {
                 let refusal = error.refusal("setting the header split")?;
-                let subject = self.subject();
                 let words = refusal.words.as_deref().unwrap_or_default();
                 Err(match change {
-                    _ if words.contains("XDP") => subject.xdp(refusal),
+                    _ if words.contains("XDP") => self.xdp(refusal),
                     _ if matches!(refusal.errno, libc::EPERM | libc::EACCES) => {
-                        subject.refused("setting the header split", refusal)
+                        self.refused("setting the header split", refusal)
                     }
-                    RingsChange::Split(_) => subject.header_split(refusal),
-                    RingsChange::Threshold(_) => subject.header_threshold(refusal),
+                    RingsChange::Split(_) => self.bad_header_split(refusal),
+                    RingsChange::Threshold(_) => self.bad_threshold(refusal),
                 })
             }
         }
@@ -234,9 +215,7 @@ impl Settings<'_> {
         match self.kernel.flow_rules_on(self.interface) {
             Ok(on) => Ok(Some(on)),
             Err(error) if is_absence(&error) => Ok(None),
-            Err(error) => Err(self
-                .subject()
-                .failed("reading whether flow rules are on", &error)),
+            Err(error) => Err(self.failed("reading whether flow rules are on", &error)),
         }
     }
 
@@ -247,9 +226,7 @@ impl Settings<'_> {
             Err(error) if is_absence(&error) || error.raw_os_error() == Some(libc::EINVAL) => {
                 Ok(())
             }
-            Err(error) => Err(self
-                .subject()
-                .failed("turning flow rules on or off", &error)),
+            Err(error) => Err(self.failed("turning flow rules on or off", &error)),
         }
     }
 
@@ -257,9 +234,7 @@ impl Settings<'_> {
         match self.kernel.indirection(self.interface) {
             Ok(table) => Ok(Some(table)),
             Err(error) if is_absence(&error) => Ok(None),
-            Err(error) => Err(self
-                .subject()
-                .failed("reading how packets are spread over queues", &error)),
+            Err(error) => Err(self.failed("reading how packets are spread over queues", &error)),
         }
     }
 }

@@ -7,7 +7,7 @@ use tcpx_lanes::lock;
 use tcpx_lanes::waker::Waker;
 use tcpx_memory::{Access, MemoryError, RegionSlice};
 
-use super::send_path::SendPath;
+use super::bound::SendPath;
 
 /// Bytes of a slot; the longest chunk that is sent from one.
 pub(super) const SLOT_BYTES: usize = 1 << 20;

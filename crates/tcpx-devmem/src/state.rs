@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::error::DevmemError;
+use tcpx_lanes::IoError;
+
+use super::error::{DevmemError, Why};
 use super::record::Record;
 
 /// Where the file lies when nothing else is said; it does not outlive the host's boot.
@@ -77,9 +79,12 @@ impl Folder {
     /// Every record. The file is replaced as a whole, so that it is read whole without the lock too.
     pub(super) fn read_records(&self) -> Result<Vec<Record>, DevmemError> {
         let path = self.path.join(FILE);
-        let bad = |why: String| DevmemError::BadState {
-            path: path.display().to_string(),
-            why,
+        let bad = |why: String| {
+            let text = format!(
+                "{} is no record of this version of tcpx: {why}; look at it, undo what it says by hand, and delete it",
+                path.display()
+            );
+            DevmemError::new(Why::BadState, text)
         };
         let text = match fs::metadata(&path) {
             Ok(found) if found.len() > MOST_BYTES => {
@@ -142,12 +147,12 @@ impl Records {
     }
 }
 
-fn failed(operation: &'static str, path: &Path, cause: io::Error) -> DevmemError {
-    DevmemError::State {
-        operation,
-        path: path.display().to_string(),
-        cause: cause.into(),
-    }
+fn failed(operation: &str, path: &Path, cause: io::Error) -> DevmemError {
+    let (path, cause) = (path.display(), IoError::from(cause));
+    let text = format!(
+        "{operation} {path} failed: {cause}; run as root, or make the folder writable for this user"
+    );
+    DevmemError::new(Why::State, text)
 }
 
 #[cfg(test)]
@@ -216,10 +221,9 @@ mod tests {
         for text in ["", "{}", "{\"version\": 2}", "[1"] {
             fs::write(&file, text).unwrap();
             let refused = folder.lock().unwrap_err();
-            assert!(
-                matches!(&refused, DevmemError::BadState { path, .. } if path.ends_with(FILE)),
-                "{refused}"
-            );
+            assert_eq!(refused.why(), Why::BadState, "{refused}");
+            let named = format!("{} is no record", file.display());
+            assert!(refused.to_string().starts_with(&named), "{refused}");
             assert_eq!(fs::read(&file).unwrap(), text.as_bytes());
         }
         fs::write(&file, "{\"version\": 3, \"cards\": []}").unwrap();
@@ -238,6 +242,6 @@ mod tests {
         let path = tempfile::NamedTempFile::new().unwrap();
         let folder = Folder::new(path.path().join("below"));
         let refused = folder.lock().unwrap_err();
-        assert!(matches!(refused, DevmemError::State { .. }), "{refused}");
+        assert_eq!(refused.why(), Why::State, "{refused}");
     }
 }

@@ -1,5 +1,7 @@
 //! What tcpx processes have changed on this host's cards, and undoing what dead ones left.
 
+use serde::Serialize;
+
 use super::bind::Devmem;
 use super::error::DevmemError;
 use super::holders::{self, Holder, holder};
@@ -8,7 +10,7 @@ use super::netlink::{SPLIT_AUTO, SPLIT_OFF, SPLIT_ON};
 use super::record::{Changes, Hold, Record};
 
 /// Changes on one interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// The interface.
     pub interface: String,
@@ -21,7 +23,7 @@ pub struct Status {
 }
 
 /// A process's hold on a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HoldStatus {
     /// The process.
     pub pid: u32,
@@ -32,6 +34,7 @@ pub struct HoldStatus {
     /// The queue.
     pub queue: u32,
     /// The bound memory's number, once it is bound.
+    #[serde(rename = "memory")]
     pub dmabuf_id: Option<u32>,
     /// Each flow rule, as a sentence.
     pub rules: Vec<String>,
@@ -92,7 +95,10 @@ impl Devmem {
                     record.interface = name;
                     holders::clean(&*self.kernel, &place, &mut record)
                 }
-                Err(error) => vec![self.subject(&record.interface).failed("naming", &error)],
+                Err(error) => {
+                    let subject = self.subject(&record.interface, record.ifindex);
+                    vec![subject.failed("naming", &error)]
+                }
             };
             records.write(&record)?;
             released.push(Released {

@@ -1,6 +1,6 @@
 //! Rules that put flows on a held queue.
 
-use super::error::{DevmemError, Refusal};
+use super::error::{DevmemError, Refusal, Why};
 use super::kernel::RuleTable;
 use super::record::{HeldRule, Hold, Record};
 use super::refusals::{Subject, refusal};
@@ -22,12 +22,11 @@ pub(super) fn insert(
         .iter()
         .find(|(_, other)| other.is_some_and(|other| other.same_packets(&rule)))
     {
-        return Err(DevmemError::FlowTaken {
-            interface: subject.interface.to_owned(),
-            flow: rule.to_string(),
-            queue: other.queue.into(),
-            rule: *at,
-        });
+        let (interface, queue) = (subject.interface, other.queue);
+        let text = format!(
+            "{interface} has a rule for {rule} already, to queue {queue} (rule {at}); run `ethtool -N {interface} delete {at}` if nobody needs it"
+        );
+        return Err(DevmemError::new(Why::FlowTaken, text));
     }
     let full = |refusal| subject.rules_full(others.len(), refusal);
     let at = if table.driver_places {

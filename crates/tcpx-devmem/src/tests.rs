@@ -188,7 +188,7 @@ fn memory_that_is_in_use_is_no_pool() {
         .lease(0..1, tcpx_memory::Access::Read)
         .unwrap();
     let refused = host.devmem().bind_receive(&options).unwrap_err();
-    assert!(matches!(refused, DevmemError::Memory { .. }), "{refused}");
+    assert_eq!(refused.why(), Why::Memory, "{refused}");
     host.assert_clean(&before);
 }
 

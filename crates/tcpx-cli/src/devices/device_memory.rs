@@ -27,7 +27,7 @@ pub(super) fn show<'a>(interfaces: impl Iterator<Item = &'a str>) {
     for interface in interfaces {
         match devmem.capability(interface) {
             Ok(card) => card_lines(&card).iter().for_each(|line| say!("  {line}")),
-            Err(error) if error.why() == Some(Why::NoDriver) => software.push(interface),
+            Err(error) if error.why() == Why::NoDriver => software.push(interface),
             Err(error) => say!("  {interface}: unknown: {error}"),
         }
     }

@@ -48,15 +48,6 @@ impl Gathered {
         Self::default()
     }
 
-    /// Nothing yet, with room for so many device fragments and host pieces.
-    pub fn with_capacity(fragments: usize, host_pieces: usize) -> Self {
-        Self {
-            list: ScatterList::with_capacity(fragments),
-            host: Vec::with_capacity(host_pieces),
-            ..Self::default()
-        }
-    }
-
     /// Adds a receive whose iovec began at `host_offset` of the host memory, and its tokens to
     /// `tokens`.
     ///

@@ -26,40 +26,42 @@ const GROUP_ID: u16 = 2;
 pub(crate) enum CallError {
     /// The kernel said no.
     Refused(Refusal),
+    /// There is no socket, or no such family.
+    Failed(DevmemError),
     /// The socket failed.
     System(io::Error),
-    /// The answer makes no sense.
-    Malformed(NetlinkError),
-    /// The answer lacks something.
-    Missing(&'static str),
-    /// The request never ended.
-    Endless,
+    /// The answer makes no sense: what was expected, and what came.
+    Answer(&'static str, String),
 }
 
 impl From<NetlinkError> for CallError {
     fn from(error: NetlinkError) -> Self {
-        Self::Malformed(error)
+        Self::Answer("whole netlink messages", error.to_string())
+    }
+}
+
+impl From<DevmemError> for CallError {
+    fn from(error: DevmemError) -> Self {
+        Self::Failed(error)
     }
 }
 
 impl CallError {
+    /// An answer that lacks something.
+    pub(crate) fn missing(what: &'static str) -> Self {
+        Self::Answer(what, "an answer without it".to_owned())
+    }
+
     /// The kernel's answer, if it gave one.
     pub(crate) fn refusal(self, operation: &'static str) -> Result<Refusal, DevmemError> {
-        let bad = |expected, arrived| DevmemError::BadAnswer {
-            operation,
-            expected,
-            arrived,
-        };
+        let hint = "look at the kernel's log (dmesg) and the limit of open files";
         Err(match self {
             Self::Refused(refusal) => return Ok(refusal),
-            Self::System(cause) => DevmemError::System {
-                operation,
-                cause: cause.into(),
-                hint: "look at the kernel's log (dmesg) and the limit of open files",
-            },
-            Self::Malformed(error) => bad("whole netlink messages", error.to_string()),
-            Self::Missing(what) => bad(what, "an answer without it".to_owned()),
-            Self::Endless => bad("an end of the answer", "none".to_owned()),
+            Self::Failed(error) => error,
+            Self::System(cause) => DevmemError::system(operation, cause, hint),
+            Self::Answer(expected, arrived) => {
+                DevmemError::bad_answer(operation, expected, &arrived)
+            }
         })
     }
 }
@@ -83,11 +85,9 @@ pub(crate) struct Family {
 
 impl Client {
     pub(crate) fn open(kernel: &dyn Kernel) -> Result<Self, DevmemError> {
-        let socket = kernel.netlink().map_err(|cause| DevmemError::System {
-            operation: "opening a netlink socket",
-            cause: cause.into(),
-            hint: "raise the limit of open files (ulimit -n), or allow AF_NETLINK in the sandbox",
-        })?;
+        let hint = "raise the limit of open files (ulimit -n), or allow AF_NETLINK in the sandbox";
+        let failed = |cause| DevmemError::system("opening a netlink socket", cause, hint);
+        let socket = kernel.netlink().map_err(failed)?;
         Ok(Self {
             socket,
             sequence: 0,
@@ -123,23 +123,14 @@ impl Client {
             }
             Ok(())
         });
-        match outcome {
-            Ok(()) => {}
-            Err(error) => {
-                let refusal = error.refusal("looking up a netlink family")?;
-                return Err(DevmemError::OldKernel {
-                    what: match name {
-                        "netdev" => "netlink family netdev",
-                        _ => "netlink family ethtool",
-                    },
-                    refusal,
-                });
-            }
+        let operation = "looking up a netlink family";
+        if let Err(error) = outcome {
+            let refusal = error.refusal(operation)?;
+            let what = format!("netlink family {name}");
+            return Err(DevmemError::old_kernel(&what, &refusal));
         }
-        let id = id.ok_or_else(|| DevmemError::BadAnswer {
-            operation: "looking up a netlink family",
-            expected: "the family's number",
-            arrived: "an answer without it".to_owned(),
+        let id = id.ok_or_else(|| {
+            DevmemError::bad_answer(operation, "the family's number", "an answer without it")
         })?;
         Ok(Family {
             id,
@@ -219,7 +210,7 @@ impl Client {
                 }
             }
         }
-        Err(CallError::Endless)
+        Err(CallError::Answer("an end of the answer", "none".to_owned()))
     }
 }
 

@@ -41,15 +41,12 @@ pub(crate) enum RingsChange {
 }
 
 /// Reads the settings.
-pub(crate) fn header_split(
-    kernel: &dyn Kernel,
-    ifindex: u32,
-) -> Result<Result<HeaderSplit, CallError>, DevmemError> {
+pub(crate) fn header_split(kernel: &dyn Kernel, ifindex: u32) -> Result<HeaderSplit, CallError> {
     let (mut client, family) = open(kernel)?;
     let request = Request::new(family, RINGS_GET)
         .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex));
     let mut found = HeaderSplit::default();
-    let outcome = client.send_request(&request, family, |attribute| {
+    client.send_request(&request, family, |attribute| {
         match attribute.kind {
             HEADER => check(attribute.bytes)?,
             TCP_DATA_SPLIT => found.split = Some(attribute.u8()?),
@@ -57,8 +54,8 @@ pub(crate) fn header_split(
             _ => {}
         }
         Ok(())
-    });
-    Ok(outcome.map(|()| found))
+    })?;
+    Ok(found)
 }
 
 /// Changes one setting.
@@ -66,7 +63,7 @@ pub(crate) fn set_header_split(
     kernel: &dyn Kernel,
     ifindex: u32,
     change: RingsChange,
-) -> Result<Result<(), CallError>, DevmemError> {
+) -> Result<(), CallError> {
     let (mut client, family) = open(kernel)?;
     let request = Request::new(family, RINGS_SET)
         .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex));
@@ -74,26 +71,19 @@ pub(crate) fn set_header_split(
         RingsChange::Split(split) => request.u8(TCP_DATA_SPLIT, split),
         RingsChange::Threshold(bytes) => request.u32(THRESHOLD, bytes),
     };
-    Ok(client.send_request(&request, family, |_| Ok(())))
+    client.send_request(&request, family, |_| Ok(()))
 }
 
 /// Turns a split off that is off, and says whether that was left to the driver before.
 ///
 /// The kernel tells what the card does, not what was set. But it announces a change of what was set, and
 /// makes none where that is the same; and what is the same is never refused.
-pub(crate) fn fix_split_off(
-    kernel: &dyn Kernel,
-    ifindex: u32,
-) -> Result<Result<bool, CallError>, DevmemError> {
+pub(crate) fn fix_split_off(kernel: &dyn Kernel, ifindex: u32) -> Result<bool, CallError> {
     let mut client = Client::open(kernel)?;
     let family = client.family("ethtool")?;
     let monitor = family.groups.iter().find(|(name, _)| name == MONITOR);
-    let Some((_, group)) = monitor else {
-        return Ok(Err(CallError::Missing("the group monitor")));
-    };
-    if let Err(error) = client.join(*group) {
-        return Ok(Err(error));
-    }
+    let (_, group) = monitor.ok_or_else(|| CallError::missing("the group monitor"))?;
+    client.join(*group)?;
     let request = Request::new(family.id, RINGS_SET)
         .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex))
         .u8(TCP_DATA_SPLIT, SPLIT_OFF);
@@ -110,7 +100,7 @@ pub(crate) fn fix_split_off(
         Ok(())
     };
     let outcome = client.call_and_hear(&request, family.id, |_| Ok(()), hear);
-    Ok(match outcome {
+    match outcome {
         Ok(()) => Ok(changed),
         Err(CallError::Refused(refusal))
             if !matches!(refusal.errno, libc::EPERM | libc::EACCES) =>
@@ -118,7 +108,7 @@ pub(crate) fn fix_split_off(
             Ok(true)
         }
         Err(error) => Err(error),
-    })
+    }
 }
 
 fn interface_of(header: &[u8]) -> Result<Option<u32>, NetlinkError> {

@@ -101,7 +101,7 @@ impl Netdev {
                 }
                 Ok(())
             })?;
-        id.ok_or(CallError::Missing("a number for the bound memory"))
+        id.ok_or_else(|| CallError::missing("a number for the bound memory"))
     }
 
     /// Who uses a receive queue.

@@ -69,11 +69,11 @@ fn words_of_the_kernel_become_the_error_that_says_how_to_mend_it() {
     ];
     for (errno, words, why, mends) in cases {
         let error = refused(errno, words);
-        assert_eq!(error.why(), Some(why), "{error:?}");
+        assert_eq!(error.why(), why, "{error:?}");
         assert!(error.to_string().contains(mends), "{error}");
     }
     let other = refused(libc::ENOMEM, "");
-    assert_eq!(other.why(), Some(Why::Other), "{other}");
+    assert_eq!(other.why(), Why::Other, "{other}");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn nothing_is_changed_where_nothing_may_be() {
             ..options(Some(1))
         };
         let refused = host.devmem().bind_receive(&untouched).unwrap_err();
-        assert_eq!(refused.why(), Some(why), "{refused}");
+        assert_eq!(refused.why(), why, "{refused}");
         assert_eq!(host.kernel.world().changes, ["bind"]);
         host.assert_clean(&before);
     }
@@ -106,7 +106,7 @@ fn a_queue_beyond_the_last_says_how_many_there_are() {
     let host = Host::new();
     let before = host.kernel.card(|_| ());
     let refused = host.devmem().bind_receive(&options(Some(4))).unwrap_err();
-    assert_eq!(refused.why(), Some(Why::QueueOutOfRange), "{refused}");
+    assert_eq!(refused.why(), Why::QueueOutOfRange, "{refused}");
     let words = "has no queue 4, only 4";
     assert!(refused.to_string().contains(words), "{refused}");
     host.assert_clean(&before);
@@ -132,10 +132,7 @@ fn the_only_queue_is_left_to_other_traffic() {
         card.table = Some(vec![0; 8]);
     });
     let refused = host.devmem().bind_receive(&options(None)).unwrap_err();
-    assert!(
-        matches!(refused, DevmemError::SingleQueue { .. }),
-        "{refused}"
-    );
+    assert_eq!(refused.why(), Why::SingleQueue, "{refused}");
     host.assert_clean(&before);
 }
 
@@ -155,17 +152,14 @@ fn a_virtual_interface_has_no_driver() {
         };
     });
     let refused = host.devmem().bind_receive(&options(None)).unwrap_err();
-    assert_eq!(refused.why(), Some(Why::NoDriver), "{refused}");
+    assert_eq!(refused.why(), Why::NoDriver, "{refused}");
     host.assert_clean(&before);
     let missing = ReceiveOptions {
         interface: "dm9".to_owned(),
         ..options(None)
     };
     let refused = host.devmem().bind_receive(&missing).unwrap_err();
-    assert!(
-        matches!(refused, DevmemError::NoInterface { .. }),
-        "{refused}"
-    );
+    assert_eq!(refused.why(), Why::NoInterface, "{refused}");
 }
 
 #[test]
@@ -175,7 +169,7 @@ fn an_old_kernel_says_which_command_it_lacks() {
     host.kernel.world().operations = vec![1, 10, 13];
     let refused = host.devmem().bind_send("dm1", &memory()).unwrap_err();
     assert!(
-        matches!(refused, DevmemError::OldKernel { .. }) && refused.leaves_staging(),
+        refused.why() == Why::OldKernel && refused.leaves_staging(),
         "{refused}"
     );
     host.kernel.world().operations = vec![1];
@@ -191,7 +185,7 @@ fn a_card_that_cannot_send_says_so() {
         card.refuses_send = Some((libc::EOPNOTSUPP, "Driver does not support netmem TX"))
     });
     let refused = host.devmem().bind_send("dm1", &memory()).unwrap_err();
-    assert_eq!(refused.why(), Some(Why::NoSend), "{refused}");
+    assert_eq!(refused.why(), Why::NoSend, "{refused}");
     assert!(refused.to_string().contains("does not support netmem TX"));
     assert!(refused.leaves_staging());
     host.kernel
@@ -208,21 +202,19 @@ fn rules_that_cannot_be_made_are_not_left_in_the_record() {
     let bound = host.devmem().bind_receive(&options(Some(1))).unwrap();
     let first = bound.steer(flow(1)).unwrap();
     let refused = bound.steer(flow(1)).unwrap_err();
+    assert_eq!(refused.why(), Why::FlowTaken, "{refused}");
     assert!(
-        matches!(refused, DevmemError::FlowTaken { queue: 1, .. }),
+        refused.to_string().contains("to queue 1 (rule"),
         "{refused}"
     );
     let refused = bound.steer(flow(2)).unwrap_err();
-    assert_eq!(refused.why(), Some(Why::RulesFull), "{refused}");
+    assert_eq!(refused.why(), Why::RulesFull, "{refused}");
     drop(first);
     for (errno, is_permission) in [(libc::EPERM, true), (libc::EINVAL, false)] {
         host.kernel.world().failing.insert("insert rule", errno);
         let refused = bound.steer(flow(2)).unwrap_err();
-        assert_eq!(
-            refused.why() == Some(Why::NoPermission),
-            is_permission,
-            "{refused}"
-        );
+        let says = refused.why() == Why::NoPermission;
+        assert_eq!(says, is_permission, "{refused}");
     }
     let status = host.devmem().status().unwrap().remove(0);
     assert!(status.holds[0].rules.is_empty(), "{status:?}");
