@@ -8,7 +8,7 @@ mod options;
 pub mod queue;
 pub mod region;
 mod releases;
-mod text;
+pub(crate) mod text;
 pub mod transfer;
 pub mod types;
 pub mod window;

@@ -227,6 +227,17 @@ pub(crate) fn insert(object: Object) -> Outcome<Handle> {
         })
 }
 
+/// Enters an object and gives its handle to C.
+///
+/// # Safety
+/// `to` can be written.
+pub(crate) unsafe fn enter<T>(object: Object, to: *mut *mut T) -> Outcome<()> {
+    let handle = insert(object)?;
+    // SAFETY: the caller's promise.
+    unsafe { to.write(handle.to_pointer()) };
+    Ok(())
+}
+
 /// Takes handles out; those that are gone already are no matter.
 pub(crate) fn remove(handles: impl IntoIterator<Item = Handle>) {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tcpx_memory::lock;
 
 use super::failure::{again, guard};
-use super::text::{duration, give, give_text, needed};
+use super::text::{answer, duration, give, give_text, needed};
 use super::types::{tcpx_connection, tcpx_statistics};
 use crate::error::Outcome;
 use crate::handles::{self, Object};
@@ -38,10 +38,8 @@ pub(super) unsafe fn enter(
         connection: made,
         unread: Mutex::default(),
     };
-    let handle = handles::insert(Object::Connection(Arc::new(made)))?;
     // SAFETY: the caller's promise.
-    unsafe { connection.write(handle.to_pointer()) };
-    Ok(())
+    unsafe { handles::enter(Object::Connection(Arc::new(made)), connection) }
 }
 
 /// The peer's address, "ADDRESS:PORT".
@@ -167,10 +165,8 @@ pub unsafe extern "C" fn tcpx_connection_progress(
     guard("tcpx_connection_progress", || {
         let (_, connection) = handles::connection(connection)?;
         let found = connection.connection.progress()?;
-        if !more.is_null() {
-            // SAFETY: not NULL, and the caller lets us write there.
-            unsafe { more.write(found.into()) };
-        }
+        // SAFETY: the caller's promise.
+        unsafe { answer(more, found.into()) };
         Ok(())
     })
 }

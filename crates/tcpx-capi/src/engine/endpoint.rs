@@ -69,10 +69,8 @@ pub unsafe extern "C" fn tcpx_endpoint_listen(
             endpoint: tcpx::Endpoint::listen(address, options)?,
             key,
         };
-        let handle = handles::insert(Object::Endpoint(Arc::new(listening)))?;
         // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { endpoint.write(handle.to_pointer()) };
-        Ok(())
+        unsafe { handles::enter(Object::Endpoint(Arc::new(listening)), endpoint) }
     })
 }
 

@@ -7,6 +7,7 @@ use tcpx::{Delivered, Error, ErrorKind};
 use tcpx_memory::fork;
 
 use super::codes::*;
+use super::text;
 use crate::error::{self, Failure, Outcome};
 use crate::plugin::codes::{TCPX_BAD_HANDLE, TCPX_INVALID_ARGUMENT, TCPX_INVALID_USAGE};
 
@@ -143,10 +144,8 @@ pub unsafe extern "C" fn tcpx_error_delivered(bytes: *mut u64) -> c_int {
         Some(Delivered::All) => (TCPX_DELIVERED_ALL, 0),
         Some(Delivered::Unknown) => (TCPX_DELIVERED_UNKNOWN, 0),
     };
-    if !bytes.is_null() {
-        // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { bytes.write(placed) };
-    }
+    // SAFETY: the caller's promise.
+    unsafe { text::answer(bytes, placed) };
     answer
 }
 

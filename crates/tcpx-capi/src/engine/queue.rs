@@ -28,10 +28,8 @@ const MOST: usize = 1024;
 pub unsafe extern "C" fn tcpx_queue_new(queue: *mut *mut tcpx_queue) -> c_int {
     guard("tcpx_queue_new", || {
         needed("queue", queue)?;
-        let handle = handles::insert(Object::Queue(CompletionQueue::new()?))?;
         // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { queue.write(handle.to_pointer()) };
-        Ok(())
+        unsafe { handles::enter(Object::Queue(CompletionQueue::new()?), queue) }
     })
 }
 

@@ -33,17 +33,6 @@ pub(super) fn slice(
     Ok(region.slice(offset..end)?)
 }
 
-/// Enters a region; the answer's place is known to be there.
-///
-/// # Safety
-/// `region` can be written.
-unsafe fn enter(made: Region, region: *mut *mut tcpx_region) -> Outcome<()> {
-    let handle = handles::insert(Object::Region(made))?;
-    // SAFETY: the caller's promise.
-    unsafe { region.write(handle.to_pointer()) };
-    Ok(())
-}
-
 /// Allocates `bytes` bytes of host memory, page-aligned and all zero.
 ///
 /// # Safety
@@ -53,7 +42,7 @@ pub unsafe extern "C" fn tcpx_region_host(bytes: usize, region: *mut *mut tcpx_r
     guard("tcpx_region_host", || {
         needed("region", region)?;
         // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { enter(Region::host(bytes)?, region) }
+        unsafe { handles::enter(Object::Region(Region::host(bytes)?), region) }
     })
 }
 
@@ -69,8 +58,9 @@ pub unsafe extern "C" fn tcpx_region_cuda(
 ) -> c_int {
     guard("tcpx_region_cuda", || {
         needed("region", region)?;
+        let made = Region::cuda(&gpu(device)?, bytes)?;
         // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { enter(Region::cuda(&gpu(device)?, bytes)?, region) }
+        unsafe { handles::enter(Object::Region(made), region) }
     })
 }
 
@@ -123,7 +113,7 @@ pub unsafe extern "C" fn tcpx_region_wrap(
         // SAFETY: the caller vouches for the memory until the owner's end calls `release`.
         let made = unsafe { Region::from_address(gpu.as_ref(), address, bytes, held) }?;
         // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { enter(made, region) }?;
+        unsafe { handles::enter(Object::Region(made), region) }?;
         owner.arm();
         Ok(())
     })

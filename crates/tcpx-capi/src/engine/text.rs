@@ -18,9 +18,11 @@ pub(super) fn duration(ms: u32) -> Duration {
 }
 
 /// An argument that must not be NULL.
-pub(super) fn needed<T>(name: &str, pointer: *const T) -> Outcome<()> {
+pub(crate) fn needed<T>(name: &str, pointer: *const T) -> Outcome<()> {
     if pointer.is_null() {
-        return Err(Failure::argument(format!("{name} is NULL")));
+        return Err(Failure::argument(format!(
+            "{name} is NULL, and the call needs it"
+        )));
     }
     Ok(())
 }
@@ -63,10 +65,8 @@ pub(super) unsafe fn give(
     room: usize,
     needed: *mut usize,
 ) -> Outcome<()> {
-    if !needed.is_null() {
-        // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { needed.write(content.len()) };
-    }
+    // SAFETY: the caller's promise.
+    unsafe { answer(needed, content.len()) };
     if content.is_empty() {
         return Ok(());
     }
@@ -102,7 +102,7 @@ pub(super) unsafe fn give_text(
 ///
 /// # Safety
 /// `to` is NULL or can be written.
-pub(super) unsafe fn answer<T>(to: *mut T, value: T) {
+pub(crate) unsafe fn answer<T>(to: *mut T, value: T) {
     if !to.is_null() {
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { to.write(value) };

@@ -61,10 +61,8 @@ unsafe fn enter(started: Started, transfer: *mut *mut tcpx_transfer) -> Outcome<
         started,
         place: AtomicU8::new(FREE),
     };
-    let handle = handles::insert(Object::Transfer(Arc::new(made)))?;
     // SAFETY: the caller's promise.
-    unsafe { transfer.write(handle.to_pointer()) };
-    Ok(())
+    unsafe { handles::enter(Object::Transfer(Arc::new(made)), transfer) }
 }
 
 pub(super) const NO_REPORT: tcpx_report = tcpx_report {

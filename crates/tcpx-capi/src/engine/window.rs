@@ -74,10 +74,8 @@ pub unsafe extern "C" fn tcpx_expose(
             key: opened.key(),
             window: Mutex::new(Some(opened)),
         };
-        let handle = handles::insert(Object::Window(Arc::new(made)))?;
         // SAFETY: not NULL, and the caller lets us write there.
-        unsafe { window.write(handle.to_pointer()) };
-        Ok(())
+        unsafe { handles::enter(Object::Window(Arc::new(made)), window) }
     })
 }
 

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use nccl_net::{DeviceOffload, LoadOptions, Plugin};
 use tcpx_memory::lock;
 
+use crate::engine::text::needed;
 use crate::error::{Failure, Outcome, guard, guarded};
 use crate::plugin::codes::TCPX_NOT_LOADED;
 use crate::plugin::log;
@@ -131,11 +132,7 @@ pub extern "C" fn tcpx_get_device_count() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_get_properties(dev: c_int, props: *mut tcpx_net_properties) -> c_int {
     guard("tcpx_get_properties", || {
-        if props.is_null() {
-            return Err(Failure::argument(
-                "props is NULL: pass the structure to fill",
-            ));
-        }
+        needed("props", props)?;
         let properties = plugin()?.properties(device(dev)?)?;
         let (net_device_type, net_device_version) = match properties.offload {
             DeviceOffload::None => (0, 0),

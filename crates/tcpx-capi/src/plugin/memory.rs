@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nccl_net::{MemoryHandle, MemoryType};
 
+use crate::engine::text::needed;
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
 use crate::plugin::end::{End, Piece};
@@ -75,11 +76,8 @@ pub unsafe extern "C" fn tcpx_reg_mr(
 ) -> c_int {
     guard("tcpx_reg_mr", || {
         let end: Arc<End> = handles::either_end(comm)?;
-        if mhandle.is_null() || data.is_null() {
-            return Err(Failure::argument(
-                "data or mhandle is NULL: pass the memory, and where its handle goes",
-            ));
-        }
+        needed("mhandle", mhandle)?;
+        needed("data", data)?;
         let kind = match r#type {
             TCPX_PTR_HOST => MemoryType::Host,
             TCPX_PTR_CUDA => MemoryType::Cuda,

@@ -8,6 +8,7 @@ use nccl_net::constants::HANDLE_BYTES;
 use nccl_net::{Accepting, Handle128, HostError, ListenComm, RecvComm};
 use tcpx_memory::lock;
 
+use crate::engine::text::{answer, needed};
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
 use crate::plugin::close::Close;
@@ -87,24 +88,11 @@ fn connect(dev: usize, handle: Handle128) -> Outcome<Arc<End>> {
 /// # Safety
 /// `handle` is NULL or 128 readable bytes.
 unsafe fn read_handle(handle: *const c_void) -> Outcome<Handle128> {
-    if handle.is_null() {
-        return Err(Failure::argument(
-            "handle is NULL: pass the 128 bytes of the peer's tcpx_listen",
-        ));
-    }
+    needed("handle", handle)?;
     // SAFETY: by the caller's promise.
     Ok(Handle128(unsafe {
         handle.cast::<[u8; HANDLE_BYTES]>().read_unaligned()
     }))
-}
-
-fn out_argument<T>(name: &str, out: *mut T) -> Outcome<()> {
-    if out.is_null() {
-        return Err(Failure::argument(format!(
-            "{name} is NULL: pass where the answer goes"
-        )));
-    }
-    Ok(())
 }
 
 /// Listens on device `dev`. Fills the 128 bytes at `handle` (a tcpx_handle), which the peer's
@@ -119,20 +107,18 @@ pub unsafe extern "C" fn tcpx_listen(
     listen_comm: *mut *mut tcpx_listen_comm,
 ) -> c_int {
     guard("tcpx_listen", || {
-        out_argument("handle", handle)?;
-        out_argument("listen_comm", listen_comm)?;
+        needed("handle", handle)?;
+        needed("listen_comm", listen_comm)?;
         let (bytes, listen) = plugin()?.listen(device(dev)?)?;
         let listener = Listener {
             state: Mutex::new(Listening::Waiting(listen)),
             close: Close::default(),
         };
-        let entered = handles::insert(Object::Listen(Arc::new(listener)))?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe {
             handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes.0);
-            listen_comm.write(entered.to_pointer());
+            handles::enter(Object::Listen(Arc::new(listener)), listen_comm)
         }
-        Ok(())
     })
 }
 
@@ -156,18 +142,16 @@ pub unsafe extern "C" fn tcpx_connect_v5(
     send_dev_handle: *mut *mut c_void,
 ) -> c_int {
     guard("tcpx_connect_v5", || {
-        out_argument("send_comm", send_comm)?;
+        needed("send_comm", send_comm)?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { send_comm.write(std::ptr::null_mut()) };
         // SAFETY: by the caller's promise.
         let handle = unsafe { read_handle(handle) }?;
-        let entered = handles::insert(Object::Send(connect(device(dev)?, handle)?))?;
-        // SAFETY: not NULL, and the caller lets us write there.
+        let end = connect(device(dev)?, handle)?;
+        // SAFETY: `send_comm` is not NULL, and the caller lets us write there.
         unsafe {
-            send_comm.write(entered.to_pointer());
-            if !send_dev_handle.is_null() {
-                send_dev_handle.write(std::ptr::null_mut());
-            }
+            handles::enter(Object::Send(end), send_comm)?;
+            answer(send_dev_handle, std::ptr::null_mut());
         }
         Ok(())
     })
@@ -190,7 +174,7 @@ pub unsafe extern "C" fn tcpx_accept_v5(
     recv_dev_handle: *mut *mut c_void,
 ) -> c_int {
     guard("tcpx_accept_v5", || {
-        out_argument("recv_comm", recv_comm)?;
+        needed("recv_comm", recv_comm)?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { recv_comm.write(std::ptr::null_mut()) };
         let (_, listener) = handles::listener(listen_comm)?;
@@ -200,13 +184,10 @@ pub unsafe extern "C" fn tcpx_accept_v5(
         };
         let end = Arc::new(End::receiving(comm)?);
         let device = end.device()?;
-        let entered = handles::insert(Object::Recv(end))?;
-        // SAFETY: not NULL, and the caller lets us write there.
+        // SAFETY: `recv_comm` is not NULL, and the caller lets us write there.
         unsafe {
-            recv_comm.write(entered.to_pointer());
-            if !recv_dev_handle.is_null() {
-                recv_dev_handle.write(device.cast());
-            }
+            handles::enter(Object::Recv(end), recv_comm)?;
+            answer(recv_dev_handle, device.cast());
         }
         Ok(())
     })

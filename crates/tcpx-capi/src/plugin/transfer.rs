@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::engine::text::{answer, needed};
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
 use crate::plugin::codes::TCPX_TIMEOUT;
@@ -44,11 +45,7 @@ pub unsafe extern "C" fn tcpx_isend(
     request: *mut *mut tcpx_request,
 ) -> c_int {
     guard("tcpx_isend", || {
-        if request.is_null() {
-            return Err(Failure::argument(
-                "request is NULL: pass where the request goes",
-            ));
-        }
+        needed("request", request)?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { request.write(std::ptr::null_mut()) };
         let (_, end) = handles::sender(send_comm)?;
@@ -80,11 +77,7 @@ pub unsafe extern "C" fn tcpx_irecv(
     request: *mut *mut tcpx_request,
 ) -> c_int {
     guard("tcpx_irecv", || {
-        if request.is_null() {
-            return Err(Failure::argument(
-                "request is NULL: pass where the request goes",
-            ));
-        }
+        needed("request", request)?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { request.write(std::ptr::null_mut()) };
         single("n", n)?;
@@ -132,11 +125,7 @@ pub unsafe extern "C" fn tcpx_test(
     size: *mut c_int,
 ) -> c_int {
     guard("tcpx_test", || {
-        if done.is_null() {
-            return Err(Failure::argument(
-                "done is NULL: pass where the answer goes",
-            ));
-        }
+        needed("done", done)?;
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { done.write(0) };
         let (end, number) = handles::request(request)?;
@@ -145,10 +134,8 @@ pub unsafe extern "C" fn tcpx_test(
         };
         // SAFETY: as above. No request is larger than an `int` can say.
         unsafe {
-            if !size.is_null() {
-                let unknown = TCPX_SIZE_UNKNOWN as c_int;
-                size.write(c_int::try_from(completion.size).unwrap_or(unknown));
-            }
+            let unknown = TCPX_SIZE_UNKNOWN as c_int;
+            answer(size, c_int::try_from(completion.size).unwrap_or(unknown));
             done.write(1);
         }
         Ok(())
@@ -196,10 +183,8 @@ pub unsafe extern "C" fn tcpx_wait_request(
                 std::thread::sleep(PAUSE);
             }
         };
-        if !completion.is_null() {
-            // SAFETY: not NULL, and the caller lets us write there.
-            unsafe { completion.write(found) };
-        }
+        // SAFETY: the caller's promise.
+        unsafe { answer(completion, found) };
         Ok(())
     })
 }
@@ -215,11 +200,7 @@ pub unsafe extern "C" fn tcpx_get_completion(
     completion: *mut tcpx_completion,
 ) -> c_int {
     guard("tcpx_get_completion", || {
-        if completion.is_null() {
-            return Err(Failure::argument(
-                "completion is NULL: pass the structure to fill",
-            ));
-        }
+        needed("completion", completion)?;
         let (end, number) = handles::request(request)?;
         let found = end.completion(number)?;
         // SAFETY: not NULL, and the caller lets us write there.
