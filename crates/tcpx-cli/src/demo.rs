@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use nccl_net::AbiVersion;
 use serde_json::{Value, json};
 use tcpx_bench::{Mode, Op, Run};
 
@@ -13,7 +14,7 @@ use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json::Told;
 use crate::output::progress::Busy;
 use crate::output::say::{self, say};
-use crate::output::table::{indented, table};
+use crate::output::{indented, table};
 use crate::perf::Place;
 use crate::plugin_file::{Places, PluginFile, PluginFileError};
 use crate::second_process::{Second, place_for_second};
@@ -198,7 +199,7 @@ fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
     networks.extend(plugin.map(|plugin| {
         let mut args = plain.clone();
         args.network.plugin = Some(plugin.path.clone());
-        args.network.abi = Some(7);
+        args.network.abi = Some(AbiVersion::V7);
         Network {
             name: "plugin",
             args,

@@ -9,7 +9,7 @@ use crate::advice::of_file;
 use crate::host::{Driver, Host, HostFacts, RealHost, is_for_others};
 use crate::output::json::Told;
 use crate::output::say::say;
-use crate::output::table::{indented, table};
+use crate::output::{indented, table};
 use crate::plugin_file::Places;
 use crate::sizes::Size;
 

@@ -544,7 +544,7 @@ fn serve_metrics(args: &LinkArgs) -> Result<(), Error> {
 /// Loads the plugin file and starts the plugin, within `limit`.
 pub(crate) fn plugin_network(
     file: &PluginFile,
-    abi: Option<u8>,
+    abi: Option<AbiVersion>,
     device: usize,
     memory: &MemoryChoice,
     limit: Duration,
@@ -554,11 +554,6 @@ pub(crate) fn plugin_network(
         None if environment::host_stands_in() => PluginMemory::StandIn,
         None => PluginMemory::Host,
     };
-    let abi = abi.and_then(|number| {
-        AbiVersion::ALL
-            .into_iter()
-            .find(|version| version.number() == u32::from(number))
-    });
     // The loader maps what the file promises to hold: one that was cut short would end the process.
     contents::read(&file.path)?;
     let options = PluginOptions {

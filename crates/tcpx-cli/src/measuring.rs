@@ -25,8 +25,18 @@ impl Over<'_> {
     fn expect(&self) -> Result<Expected, Error> {
         messages::expect(self.connection, self.tags.1, LONGEST_TRANSFER)
     }
+}
 
-    fn hear(&mut self, limit: Duration) -> Result<Value, Error> {
+impl Talk for Over<'_> {
+    fn send_message(&mut self, message: Value) -> Result<(), tcpx_bench::Error> {
+        Ok(messages::send_message(
+            self.connection,
+            self.tags.0,
+            &message,
+        )?)
+    }
+
+    fn hear(&mut self, limit: Duration) -> Result<Value, tcpx_bench::Error> {
         let expected = match self.next.take() {
             Some(posted) => posted,
             None => self.expect()?,
@@ -40,20 +50,6 @@ impl Over<'_> {
             self.next = Some(self.expect()?);
         }
         Ok(value)
-    }
-}
-
-impl Talk for Over<'_> {
-    fn send_message(&mut self, message: Value) -> Result<(), tcpx_bench::Error> {
-        Ok(messages::send_message(
-            self.connection,
-            self.tags.0,
-            &message,
-        )?)
-    }
-
-    fn hear(&mut self, limit: Duration) -> Result<Value, tcpx_bench::Error> {
-        Ok(Over::hear(self, limit)?)
     }
 }
 

@@ -5,10 +5,10 @@ pub(crate) mod hexdump;
 pub(crate) mod json;
 pub(crate) mod progress;
 pub(crate) mod say;
-pub(crate) mod table;
 
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, ValueEnum};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
@@ -44,4 +44,29 @@ pub(crate) enum LogFormat {
     Text,
     /// A JSON object a line.
     Json,
+}
+
+/// A line under the header and nothing else.
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// A table with a header line; columns in `right` hold numbers.
+pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_style(STYLE);
+    table.set_header(header.to_vec());
+    for &index in right {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The table's lines, each beginning with `indent`.
+pub(crate) fn indented(table: &Table, indent: &str) -> String {
+    table
+        .lines()
+        .map(|line| format!("{indent}{}\n", line.trim_end()))
+        .collect()
 }

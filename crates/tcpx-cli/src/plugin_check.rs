@@ -10,6 +10,7 @@ mod watch;
 use std::path::PathBuf;
 
 use clap::Args;
+use nccl_net::AbiVersion;
 use serde::Serialize;
 use serde_json::json;
 
@@ -19,7 +20,7 @@ use crate::error::Error;
 use crate::host::{Host, RealHost};
 use crate::output::json::Told;
 use crate::output::say::{aside, one_line, say};
-use crate::output::table::{indented, table};
+use crate::output::{indented, table};
 use crate::plugin_file::contents::{Contents, PluginKind};
 use crate::sizes::Limit;
 use crate::vendor_environment::{Setting, for_google};
@@ -31,7 +32,7 @@ pub(crate) struct PluginArgs {
     pub(crate) path: PathBuf,
     /// Version of the plugin's table, v5 to v12 [default: its newest].
     #[arg(long, value_name = "vN", value_parser = crate::args::link::abi)]
-    pub(crate) abi: Option<u8>,
+    pub(crate) abi: Option<AbiVersion>,
     /// End the plugin's process if one step takes longer.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
@@ -42,7 +43,7 @@ pub(crate) struct PluginArgs {
 pub(crate) struct PluginPartArgs {
     pub(crate) path: PathBuf,
     #[arg(long, value_parser = crate::args::link::abi)]
-    pub(crate) abi: Option<u8>,
+    pub(crate) abi: Option<AbiVersion>,
 }
 
 /// Everything that was found; `docs/plugin-check.md` describes it.

@@ -28,8 +28,6 @@ pub(crate) struct PluginFile {
     pub(crate) path: PathBuf,
     /// How it was found, for a person.
     pub(crate) why: String,
-    /// The build id in our own file; a foreign one has none.
-    pub(crate) build_id: Option<String>,
 }
 
 impl PluginFile {
@@ -103,15 +101,10 @@ impl Places {
 
 fn existing(path: &Path, why: &str) -> Result<PluginFile, PluginFileError> {
     match path.canonicalize() {
-        Ok(path) if path.is_file() => {
-            // A file that cannot be read is told so by the loader, with the loader's reason.
-            let build_id = tcpx_build_id::of_file(&path).ok().flatten();
-            Ok(PluginFile {
-                path,
-                why: why.to_owned(),
-                build_id,
-            })
-        }
+        Ok(path) if path.is_file() => Ok(PluginFile {
+            path,
+            why: why.to_owned(),
+        }),
         _ => Err(PluginFileError::Missing(path.to_owned())),
     }
 }
@@ -204,7 +197,7 @@ mod tests {
         let mut places = places(&root);
         let beside = root.join("bin/libnccl-net-tcpx.so");
         touch(&beside);
-        assert_eq!(places.own().expect("ours").build_id.as_deref(), Some(ID));
+        assert_eq!(places.own().expect("ours").path, beside);
         places.build_id = "tcpx-nccl 0.1.0 sources bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
         let error = places.own().expect_err("other sources");
         assert!(matches!(error, PluginFileError::BuildId(_)), "{error}");
@@ -215,6 +208,6 @@ mod tests {
         assert!(places.find(Some(&beside)).is_ok());
         std::fs::write(&beside, b"foreign").expect("written");
         assert!(matches!(places.own(), Err(PluginFileError::BuildId(_))));
-        assert_eq!(places.find(Some(&beside)).expect("given").build_id, None);
+        assert_eq!(places.find(Some(&beside)).expect("given").path, beside);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use tcpx::Key;
 
 use crate::args::link::LinkArgs;
@@ -43,11 +44,19 @@ impl Second {
             Some(key) => key.clone(),
             None => key::fresh()?,
         };
-        let mut child = start(
-            own_program(command, 0, link, Some(&key))
-                .args(is_debug().then_some("--debug"))
-                .stdout(Stdio::piped()),
-        )?;
+        let mut program = Command::new(environment::own_program());
+        program
+            .args(command)
+            .args(["--bind=127.0.0.1", "--port=0"])
+            .args(same(link))
+            .args(is_debug().then_some("--debug"))
+            .env(KEY_VARIABLE, key.to_text())
+            // This process has the address.
+            .env_remove("TCPX_METRICS")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let started = Child::start(&mut program);
+        let mut child = started.map_err(Error::process("start the second process"))?;
         let (sender, ports) = mpsc::channel();
         // Reads to the end, so that the process never waits for its reader.
         let output = child.0.stdout.take().map(|output| {
@@ -119,29 +128,6 @@ impl Second {
     }
 }
 
-/// This program with the same choices as this process, on loopback.
-pub(crate) fn own_program<T: AsRef<OsStr>>(
-    command: &[T],
-    port: u16,
-    link: &LinkArgs,
-    key: Option<&Key>,
-) -> Command {
-    let mut program = Command::new(environment::own_program());
-    program
-        .args(command)
-        .args(["--bind=127.0.0.1".to_owned(), format!("--port={port}")])
-        .args(same(link))
-        .envs(key.map(|key| (KEY_VARIABLE, key.to_text())))
-        // This process has the address.
-        .env_remove("TCPX_METRICS")
-        .stdin(Stdio::null());
-    program
-}
-
-pub(crate) fn start(command: &mut Command) -> Result<Child, Error> {
-    Child::start(command).map_err(Error::process("start the second process"))
-}
-
 /// The memory of the second process: the next GPU, so that bytes go from one to another.
 pub(crate) fn place_for_second(memory: &MemoryChoice, gpus: usize) -> Place {
     match &memory.gpu {
@@ -166,10 +152,10 @@ fn same(link: &LinkArgs) -> Vec<String> {
     let mut flag = |name: &str, value: Option<String>| {
         flags.extend(value.map(|value| format!("--{name}={value}")));
     };
-    flag("network", network.network.map(|name| name.to_string()));
+    flag("network", network.network.map(word));
     let plugin = network.plugin.as_ref();
     flag("plugin", plugin.map(|path| path.display().to_string()));
-    flag("abi", network.abi.map(|version| format!("v{version}")));
+    flag("abi", network.abi.map(|version| version.to_string()));
     flag("plugin-device", Some(network.plugin_device.to_string()));
     flag("channels", network.channels.map(|count| count.to_string()));
     flag("loops", network.loops.map(|count| count.to_string()));
@@ -182,9 +168,15 @@ fn same(link: &LinkArgs) -> Vec<String> {
     let persistent = u8::from(network.persistent_kernel);
     flag("persistent-kernel", Some(persistent.to_string()));
     flag("interfaces", network.interfaces().map(str::to_owned));
-    flag("path", network.path.map(|path| path.to_string()));
+    flag("path", network.path.map(word));
     flags.extend(network.encrypt.then(|| "--encrypt".to_owned()));
     flags
+}
+
+/// A value as its flag takes it.
+fn word(value: impl ValueEnum) -> String {
+    let named = value.to_possible_value();
+    named.map_or_else(String::new, |named| named.get_name().to_owned())
 }
 
 #[cfg(test)]

@@ -22,15 +22,15 @@ pub(crate) enum SizeError {
 }
 
 const UNITS: [(&str, u64); 9] = [
-    ("b", 1),
-    ("kib", 1 << 10),
-    ("mib", 1 << 20),
-    ("gib", 1 << 30),
-    ("tib", 1 << 40),
-    ("kb", 1_000),
-    ("mb", 1_000_000),
-    ("gb", 1_000_000_000),
-    ("tb", 1_000_000_000_000),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+    ("kB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
 ];
 
 /// `4` and `KiB` of `4 KiB`.
@@ -71,22 +71,16 @@ impl FromStr for Size {
 impl fmt::Display for Size {
     /// Exact when a power of 1024 divides the size or it is small, else three digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const BINARY: [(&str, u64); 4] = [
-            ("TiB", 1 << 40),
-            ("GiB", 1 << 30),
-            ("MiB", 1 << 20),
-            ("KiB", 1 << 10),
-        ];
-        for (name, factor) in BINARY {
-            if self.0 < factor {
+        for (name, factor) in &UNITS[..4] {
+            if self.0 < *factor {
                 continue;
             }
-            if self.0.is_multiple_of(factor) {
+            if self.0.is_multiple_of(*factor) {
                 return write!(f, "{} {name}", self.0 / factor);
             }
             if self.0 >= 16 * 1024 {
                 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-                return write!(f, "{:.2} {name}", self.0 as f64 / factor as f64);
+                return write!(f, "{:.2} {name}", self.0 as f64 / *factor as f64);
             }
         }
         write!(f, "{} bytes", grouped(self.0))
@@ -153,15 +147,7 @@ impl FromStr for Limit {
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    indicatif::HumanCount(number).to_string()
 }
 
 /// A time with three digits and the unit that suits it.

@@ -15,7 +15,7 @@ use tcpx_status::{
 use crate::error::Error;
 use crate::output::json::{self, Told};
 use crate::output::say::{is_json, is_lively, one_line};
-use crate::output::table::{indented, table};
+use crate::output::{indented, table};
 use crate::sizes::{Limit, Size, grouped, time};
 
 #[derive(Args, Debug)]

@@ -7,16 +7,19 @@ mod interfaces;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod trouble;
 
 use std::path::Path;
 
-pub(crate) use interfaces::{choose as choose_interfaces, filter_for};
-pub(crate) use trouble::trouble;
-
 use tcpx_net::interfaces::Interface;
 
+use self::interfaces::admitted;
+use self::settings::{
+    CHUNK, CONTROL_INTERFACE, DATA_INTERFACES, DMA_BUF, ENABLE, GPU_CLIENT, GPU_SOCKET,
+    NCCL_INTERFACE, STEERING, STEERING_WAIT,
+};
 use crate::host::{Host, default_route};
+
+pub(crate) use interfaces::{choose as choose_interfaces, filter_for};
 
 /// Whose value a variable has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -84,8 +87,8 @@ impl Wanted {
 
 /// The interfaces of `all` that will carry payload: those that the person's filter admits, else those of our choice.
 pub(crate) fn data_interfaces<'a>(host: &dyn Host, all: &'a [Interface]) -> Vec<&'a Interface> {
-    if let Some(filter) = host.variable(settings::DATA_INTERFACES) {
-        let admitted = interfaces::admitted(&filter, all).into_iter();
+    if let Some(filter) = host.variable(DATA_INTERFACES) {
+        let admitted = admitted(&filter, all).into_iter();
         return admitted.filter(|one| one.up).collect();
     }
     let choice = interfaces::choose(all, default_route(host).as_deref());
@@ -106,6 +109,52 @@ pub(crate) fn served_gpus(host: &dyn Host, folder: &Path) -> Vec<String> {
     let names = host.names(folder).unwrap_or_default();
     let addresses = names
         .iter()
-        .filter_map(|name| name.strip_prefix(settings::GPU_SOCKET));
+        .filter_map(|name| name.strip_prefix(GPU_SOCKET));
     addresses.map(str::to_owned).collect()
+}
+
+/// Why `value` of the variable `name` cannot work on `host`; `None` when nothing is known against it.
+fn trouble(host: &dyn Host, name: &str, value: &str) -> Option<String> {
+    let number = value.trim().parse::<i64>().ok();
+    match name {
+        DATA_INTERFACES | CONTROL_INTERFACE | NCCL_INTERFACE => {
+            let all = host.interfaces().ok()?;
+            if admitted(value, &all).iter().any(|one| one.up) {
+                return None;
+            }
+            let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+            Some(format!(
+                "no interface that is up matches; this host has {}",
+                names.join(", ")
+            ))
+        }
+        CHUNK if number.is_none_or(|bytes| bytes <= 0) => {
+            Some("it must be a number of bytes above 0: with 0 no payload ever moves".into())
+        }
+        GPU_CLIENT if number == Some(0) => {
+            let (folder, _) = socket_folder(host);
+            let has_sockets = !served_gpus(host, Path::new(&folder)).is_empty();
+            let names = host.names(Path::new("/tmp")).unwrap_or_default();
+            let has_files = names.iter().any(|name| name.starts_with("nvdma-"));
+            (has_sockets && !has_files).then(|| {
+                format!("there is no /tmp/nvdma-* to take a GPU's memory from, and {folder} has {GPU_SOCKET}*: give 1")
+            })
+        }
+        GPU_CLIENT => {
+            let (folder, _) = socket_folder(host);
+            served_gpus(host, Path::new(&folder)).is_empty().then(|| {
+                format!("{folder} has no {GPU_SOCKET}*: asking for a socket that is missing ends the process")
+            })
+        }
+        STEERING_WAIT if number.is_none_or(|wait| wait <= 0) => Some(
+            "the plugin ignores it and waits 5 seconds for every connection: give at least 1"
+                .into(),
+        ),
+        STEERING if number != Some(3) => Some("the plugin refuses every value but 3".into()),
+        ENABLE if number == Some(0) => Some("0 has the plugin refuse to start".into()),
+        DMA_BUF if number == Some(0) => {
+            Some("0 has the plugin refuse to register GPU memory".into())
+        }
+        _ => None,
+    }
 }

@@ -1,11 +1,11 @@
 //! Flags that several commands share: how the sides are linked, over which network, from which memory.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Command, FromArgMatches, ValueEnum};
+use nccl_net::AbiVersion;
 use tcpx::{Congestion, Key, Local, TcpOptions, UnpackMethod};
 
 use super::without_empty_variables;
@@ -27,17 +27,6 @@ pub(crate) enum NetworkName {
     /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU memory.
     #[cfg(feature = "devmem")]
     Devmem,
-}
-
-impl fmt::Display for NetworkName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Plugin => "plugin",
-            #[cfg(feature = "devmem")]
-            Self::Devmem => "devmem",
-        })
-    }
 }
 
 /// How the two sides are linked.
@@ -87,7 +76,7 @@ pub(crate) struct NetworkArgs {
     pub(crate) default_plugin: Option<PathBuf>,
     /// Version of the plugin's table, v5 to v12 [default: its newest].
     #[arg(hide = true, long, value_name = "vN", value_parser = abi)]
-    pub(crate) abi: Option<u8>,
+    pub(crate) abi: Option<AbiVersion>,
     /// Device of the plugin, counted from 0.
     #[arg(hide = true, long, value_name = "N", default_value_t = 0)]
     pub(crate) plugin_device: usize,
@@ -134,15 +123,6 @@ pub(crate) struct NetworkArgs {
 pub(crate) enum PathName {
     Tcp,
     Local,
-}
-
-impl fmt::Display for PathName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "tcp",
-            Self::Local => "local",
-        })
-    }
 }
 
 impl NetworkArgs {
@@ -202,12 +182,12 @@ fn unpack(text: &str) -> Result<UnpackMethod, String> {
         .map_err(|_| format!("expected host, d2d or kernel, got `{text}`"))
 }
 
-/// `v7` (or `7`) as 7.
-pub(crate) fn abi(text: &str) -> Result<u8, String> {
-    match text.strip_prefix('v').unwrap_or(text).parse() {
-        Ok(version @ 5..=12) => Ok(version),
-        _ => Err(format!("expected one of v5 to v12, got `{text}`")),
-    }
+/// `v7` (or `7`) as a version of the plugin's table.
+pub(crate) fn abi(text: &str) -> Result<AbiVersion, String> {
+    let number = text.strip_prefix('v').unwrap_or(text).parse();
+    let is_it = |version: &AbiVersion| number == Ok(version.number());
+    let found = AbiVersion::ALL.into_iter().find(is_it);
+    found.ok_or_else(|| format!("expected one of v5 to v12, got `{text}`"))
 }
 
 impl LinkArgs {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
-use nccl_net::{AbiVersion, LoadOptions, Plugin};
+use nccl_net::{LoadOptions, Plugin};
 
 use super::events::{Device, Event, InUse, of_host, of_load};
 use crate::error::Error;
@@ -39,10 +39,7 @@ fn report_step(step: impl Into<String>) {
 
 fn start(args: &PluginPartArgs) -> Result<(), Error> {
     let mut options = LoadOptions::new(&args.path);
-    options.abi = args.abi.and_then(|number| {
-        let mut all = AbiVersion::ALL.into_iter();
-        all.find(|version| version.number() == u32::from(number))
-    });
+    options.abi = args.abi;
     report_step("loading the file");
     let plugin = Plugin::load(options).map_err(|error| of_load(&error))?;
     let in_use = |missing_functions| {
