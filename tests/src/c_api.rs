@@ -1,12 +1,14 @@
 //! The C library that cargo built before the tests, and programs against it.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::plugin_file::{built, replace, workspace};
+use crate::process::Running;
+use crate::support::random;
 
 /// Flags under which everything in C must compile.
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
@@ -149,59 +151,91 @@ pub fn build_program_as(build: Build, source: &Path, program: &Path) {
 /// Far beyond what any of the programs takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A program that ends with the test.
-#[derive(Debug)]
-pub struct Running(pub Child);
+/// How a program ended: its exit code, and all that it said.
+pub type Ended = (Option<i32>, String);
 
-impl Running {
-    /// Starts it with its output in our hands.
-    ///
-    /// # Panics
-    /// It does not start.
-    pub fn start(command: &mut Command) -> Self {
+/// A running program, and what it says.
+#[derive(Debug)]
+struct Program {
+    running: Running,
+    lines: BufReader<ChildStdout>,
+    said: String,
+}
+
+impl Program {
+    fn start(command: &mut Command) -> Self {
         let command = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        Self(command.spawn().expect("the program starts"))
+        let mut child = command.spawn().expect("the program starts");
+        Self {
+            lines: BufReader::new(child.stdout.take().expect("it is piped")),
+            running: Running(child),
+            said: String::new(),
+        }
     }
 
-    /// Exit code and all that it said that nobody has read.
-    ///
-    /// # Panics
-    /// It does not end.
-    pub fn end(mut self) -> (Option<i32>, String) {
-        let until = Instant::now() + LIMIT;
-        let status = loop {
-            if let Some(status) = self.0.try_wait().expect("it is our child") {
-                break status;
+    /// What stands behind `words` in a line that it says.
+    fn says(&mut self, words: &str) -> String {
+        loop {
+            let before = self.said.len();
+            let read = self.lines.read_line(&mut self.said);
+            assert!(
+                read.expect("it says text") > 0,
+                "no {words:?}: {}",
+                self.said
+            );
+            if let Some(rest) = self.said[before..].trim().strip_prefix(words) {
+                return rest.to_owned();
             }
-            assert!(Instant::now() < until, "the program does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let mut said = String::new();
-        for pipe in [
-            self.0
-                .stdout
-                .take()
-                .map(|pipe| Box::new(pipe) as Box<dyn Read>),
-            self.0
-                .stderr
-                .take()
-                .map(|pipe| Box::new(pipe) as Box<dyn Read>),
-        ] {
-            pipe.into_iter().for_each(|mut pipe| {
-                pipe.read_to_string(&mut said).expect("it says text");
-            });
         }
-        (status.code(), said)
+    }
+
+    fn end(mut self) -> Ended {
+        let status = self.running.ended(LIMIT).expect("the program ends");
+        let complaints = self.running.0.stderr.take().expect("it is piped");
+        let read = self.lines.chain(complaints).read_to_string(&mut self.said);
+        read.expect("it says text");
+        (status.code(), self.said)
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It has ended already, unless the test failed.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Runs a program to its end.
+///
+/// # Panics
+/// It does not start, or not end.
+pub fn run(command: &mut Command) -> Ended {
+    Program::start(command).end()
+}
+
+/// Runs a server, and a client that is made of what the server says behind `words`; how they ended.
+///
+/// # Panics
+/// One of them does not start, or not end.
+pub fn pair(server: &mut Command, words: &str, client: impl FnOnce(&str) -> Command) -> [Ended; 2] {
+    let mut server = Program::start(server);
+    let mut client = client(&server.says(words));
+    let client = run(&mut client);
+    [server.end(), client]
+}
+
+/// Has `pair` move one message of fresh random bytes from a file to another one; what the server said.
+///
+/// # Panics
+/// They come changed, or either end says something else.
+pub fn moves(bytes: usize, pair: impl FnOnce(&Path, &Path) -> [Ended; 2]) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    let content = random(bytes);
+    std::fs::write(&source, &content).expect("a folder of the test's");
+    let [(server_code, shown), (code, said)] = pair(&source, &target);
+    let all = format!("{said}{shown}");
+    assert_eq!((code, server_code), (Some(0), Some(0)), "{all}");
+    let sent = format!("PASSED: sent {bytes} bytes");
+    let received = format!("PASSED: received {bytes} bytes");
+    assert!(said.contains(&sent) && shown.contains(&received), "{all}");
+    let arrived = std::fs::read(&target).expect("it was written");
+    assert!(arrived == content, "{bytes} bytes");
+    shown
 }

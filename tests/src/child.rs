@@ -1,9 +1,12 @@
 //! Tests whose body runs in a process of its own, with variables of its own.
 
+use std::any::type_name;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use crate::process::Running;
 
 /// The variable that keeps our plugin file on this host.
 pub const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
@@ -29,43 +32,37 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Longest life of a forked process.
 const FORK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `body` in a new process with the variables `environment`, and fails when it fails.
+/// Runs `body`, a closure of the calling test, in a new process with the variables `environment`, and fails when it fails.
 ///
-/// `test` is the name of the calling test, whose module is named like its file. The variables of the surrounding process
-/// that choose the plugin's behaviour are removed first.
+/// The variables of the surrounding process that choose the plugin's behaviour are removed first.
+pub fn run<Body: FnOnce()>(environment: &[(&str, &str)], body: Body) {
+    // `program::module::test::{{closure}}`
+    let (_, path) = type_name::<Body>().split_once("::").expect("a path");
+    let (test, _) = path.split_once("::{{closure}}").expect("a closure");
+    run_at(test, test, environment, body);
+}
+
+/// As [`run`], of a helper of the test `test`, whose module is named like its file.
 #[track_caller]
-pub fn run(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+pub fn run_as(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+    run_at(test, &in_this_file(test), environment, body);
+}
+
+fn run_at(test: &str, path: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
         body();
         return;
     }
     let news = tempfile::NamedTempFile::new().expect("a file can be made");
     let news = news.into_temp_path();
-    let mut command = command(test, test, environment);
+    let mut command = command(path, test, environment);
     command.env(NEWS, &news);
-    finish(
-        test,
-        command.spawn().expect("the test program starts again"),
-    );
-    assert!(!news.exists(), "{test}: its process found no such test");
-}
-
-/// Waits for the process of a test, which must succeed in time.
-fn finish(test: &str, mut child: Child) {
-    let deadline = Instant::now() + PATIENCE;
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("the child is ours") {
-            break status;
-        }
-        if Instant::now() >= deadline {
-            // Only the child that was started here.
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("{test}: its process did not end within {PATIENCE:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    let mut child = spawn(&mut command);
+    let Some(status) = child.ended(PATIENCE) else {
+        panic!("{test}: its process did not end within {PATIENCE:?}");
     };
     assert!(status.success(), "{test}: its process ended with {status}");
+    assert!(!news.exists(), "{test}: its process found no such test");
 }
 
 /// Whether this process was started for `role`.
@@ -79,10 +76,12 @@ pub fn is_child(role: &str) -> bool {
 
 /// Starts this test program again, for the test `test` of the calling file in the part `role`.
 #[track_caller]
-pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
-    command(test, role, environment)
-        .spawn()
-        .expect("the test program starts again")
+pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Running {
+    spawn(&mut command(&in_this_file(test), role, environment))
+}
+
+fn spawn(command: &mut Command) -> Running {
+    Running(command.spawn().expect("the test program starts again"))
 }
 
 /// Runs `body` in a process forked from this one without exec, which must end well and in time.
@@ -117,26 +116,29 @@ pub fn forked(body: impl FnOnce()) {
     assert_eq!(status, 0, "the forked process failed");
 }
 
-#[track_caller]
-fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {
+fn command(path: &str, role: &str, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
-    prepare(&mut command, test, role, environment);
+    prepare(&mut command, path, role, environment);
     command
 }
 
-/// Has a command that starts this test program do so for the test `test` of the calling file in the part `role`.
+/// The path of a test of the calling file.
 #[track_caller]
-pub(crate) fn prepare(command: &mut Command, test: &str, role: &str, environment: &[(&str, &str)]) {
+pub(crate) fn in_this_file(test: &str) -> String {
     // A file without a folder of tests around it is a program of its own.
     let file = Path::new(Location::caller().file());
-    let test = match (file.parent(), file.file_stem()) {
+    match (file.parent(), file.file_stem()) {
         (Some(folder), Some(module)) if !folder.ends_with("tests") => {
             format!("{}::{test}", module.display())
         }
         _ => test.to_owned(),
-    };
+    }
+}
+
+/// Has a command that starts this test program do so for the test at `path` in the part `role`.
+pub(crate) fn prepare(command: &mut Command, path: &str, role: &str, environment: &[(&str, &str)]) {
     command
-        .args([&test, "--exact", "--nocapture", "--test-threads=1"])
+        .args([path, "--exact", "--nocapture", "--test-threads=1"])
         // The test that starts it may have been asked for.
         .arg("--include-ignored")
         .env(MARK, role)

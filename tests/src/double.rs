@@ -1,11 +1,13 @@
 //! The double of Google's plugin: where it is, and what it counted.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nccl_net::{LoadOptions, Plugin};
+
+use crate::plugin_file;
 
 /// Path of the shared object.
 pub fn path() -> &'static Path {
@@ -56,25 +58,15 @@ pub struct Stats {
     pub registrations: u64,
 }
 
-/// Address of a symbol of the double.
 fn symbol(name: &CStr) -> *mut c_void {
-    static LIBRARY: OnceLock<usize> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| {
-        let path = CString::new(env!("TCPX_DOUBLE_SO")).expect("a path has no NUL");
-        // SAFETY: the double's constructors do nothing; the library is never unloaded.
-        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!library.is_null(), "the double does not load");
-        library.expose_provenance()
-    });
-    // SAFETY: an open library and a NUL-terminated name.
-    let address = unsafe {
-        libc::dlsym(
-            std::ptr::with_exposed_provenance_mut(*library),
-            name.as_ptr(),
-        )
-    };
-    assert!(!address.is_null(), "the double has no {name:?}");
-    address
+    plugin_file::symbol_of(path(), name)
+}
+
+/// Calls a function of the double that takes a number.
+fn set(name: &CStr, value: i32) {
+    // SAFETY: the symbol is a function of this signature.
+    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(symbol(name)) };
+    function(value);
 }
 
 /// The counters now.
@@ -115,10 +107,7 @@ pub enum PoolPlace {
 
 /// Sets where the bounce pools of receive comms lie that are accepted from now on, and whether senders read a GPU's memory.
 pub fn set_pool_place(place: PoolPlace) {
-    let function = symbol(c"tcpx_double_set_pool_place");
-    // SAFETY: the symbol is a function of this signature.
-    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(function) };
-    function(place as i32);
+    set(c"tcpx_double_set_pool_place", place as i32);
 }
 
 /// Finds a function of a CUDA driver by its name.
@@ -140,10 +129,7 @@ pub const SHOW_VARIABLE: &str = "TCPX_DOUBLE_SHOW_REQUESTS";
 
 /// Has requests be the addresses of the private structure, as the real plugin's are, or of nothing.
 pub fn show_requests(show: bool) {
-    let function = symbol(c"tcpx_double_show_requests");
-    // SAFETY: the symbol is a function of this signature.
-    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(function) };
-    function(show.into());
+    set(c"tcpx_double_show_requests", show.into());
 }
 
 /// Something untrue that the double says of one receive.
@@ -198,10 +184,7 @@ pub fn lie_next(lie: Lie) {
 }
 
 fn set_lie(lie: i32) {
-    let function = symbol(c"tcpx_double_lie_next");
-    // SAFETY: the symbol is a function of this signature.
-    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(function) };
-    function(lie);
+    set(c"tcpx_double_lie_next", lie);
 }
 
 /// A call of the plugin's table.

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tcpx::{Auth, Deadlines, Key, Network, NetworkError, Options, TcpNetwork};
+use tcpx::{Auth, Deadlines, Network, NetworkError, Options, TcpNetwork};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 
 use crate::accident::Accident;
 use crate::child::LOOPBACK;
+use crate::pair::new_key;
 use crate::scenario::Scenario;
 use crate::{double, plugin_file};
 
@@ -106,10 +107,9 @@ pub struct Instructions {
 impl Instructions {
     /// A listening peer with defaults that fit tests that expect no trouble, and a fresh key.
     pub fn new(carrier: Carrier, scenario: Scenario) -> Self {
-        let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
         Self {
             connect: None,
-            key: key.to_text(),
+            key: new_key().to_text(),
             carrier,
             channels: 1,
             chunk_bytes: None,

@@ -2,13 +2,14 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
 
 use crate::child;
+use crate::process::Running;
 
 /// Two hosts, `a` and `b`, with links `nic0`, `nic1`, ... between them. Link `n` has the network
 /// `10.78.n.0/24`, in which `a` is 1 and `b` is 2. Both namespaces go when this is dropped.
@@ -249,7 +250,7 @@ impl Hosts {
         environment: &[(&str, &str)],
     ) -> anyhow::Result<Told> {
         let mut command = self.command(on_a, std::env::current_exe()?);
-        child::prepare(&mut command, test, role, environment);
+        child::prepare(&mut command, &child::in_this_file(test), role, environment);
         Told::start(command)
     }
 
@@ -274,7 +275,7 @@ impl Drop for Hosts {
 /// A program that tells its steps in lines of JSON.
 #[derive(Debug)]
 pub struct Told {
-    child: Child,
+    child: Running,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
@@ -286,7 +287,7 @@ impl Told {
             .with_context(|| format!("starting {command:?}"))?;
         let out = child.stdout.take().context("its output")?;
         Ok(Self {
-            child,
+            child: Running(child),
             lines: BufReader::new(out).lines(),
         })
     }
@@ -302,7 +303,7 @@ impl Told {
                 return Ok((value.clone(), line));
             }
         }
-        bail!("it ended without {field:?}: {}", self.child.wait()?)
+        bail!("it ended without {field:?}: {}", self.child.0.wait()?)
     }
 
     /// How it ended, whatever it printed. The program bounds its own waits.
@@ -314,15 +315,7 @@ impl Told {
         for line in self.lines.by_ref() {
             line?;
         }
-        Ok(self.child.wait()?)
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Ok(self.child.0.wait()?)
     }
 }
 

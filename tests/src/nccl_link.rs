@@ -8,10 +8,11 @@
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::nccl_part::{self, Calls, Opaque};
 use crate::proxy::{Line, Proxy};
+use crate::support::wait;
 
 /// Far more than anything here takes, also on a busy machine; a process of a test has 300 s.
 const PATIENCE: Duration = Duration::from_secs(200);
@@ -26,9 +27,15 @@ pub const MIB: usize = 1 << 20;
 /// The plugin's table of a version, and a context of it.
 pub fn started(version: u32) -> (Box<dyn Calls>, Opaque) {
     let table = nccl_part::table(version);
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
+    let context = good(table.init());
     (table, context)
+}
+
+/// What a call that succeeds gives.
+#[track_caller]
+pub fn good<T>((rc, given): (i32, T)) -> T {
+    assert_eq!(rc, 0);
+    given
 }
 
 /// A listen comm, and the handle by which its peer finds it.
@@ -43,8 +50,7 @@ pub fn listening(table: &dyn Calls, context: Opaque) -> (Opaque, [u8; 128]) {
 pub fn connected(table: &dyn Calls, context: Opaque, mut handle: [u8; 128]) -> Opaque {
     let mut send: Opaque = ptr::null_mut();
     until("connecting", || {
-        let (rc, comm) = table.connect(context, &mut handle);
-        assert_eq!(rc, 0);
+        let comm = good(table.connect(context, &mut handle));
         send = comm;
         !send.is_null()
     });
@@ -55,8 +61,7 @@ pub fn connected(table: &dyn Calls, context: Opaque, mut handle: [u8; 128]) -> O
 pub fn accepted(table: &dyn Calls, listen: Opaque) -> Opaque {
     let mut receive: Opaque = ptr::null_mut();
     until("accepting", || {
-        let (rc, comm) = table.accept(listen);
-        assert_eq!(rc, 0);
+        let comm = good(table.accept(listen));
         receive = comm;
         !receive.is_null()
     });
@@ -83,22 +88,10 @@ pub fn handle_in(file: &Path) -> [u8; 128] {
     handle
 }
 
-/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have something to do.
-const SPINS: Duration = Duration::from_millis(50);
-
 /// Calls `attempt` until it is content, or fails after some minutes.
 #[track_caller]
 pub fn until(what: &str, mut attempt: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !attempt() {
-        let waited = began.elapsed();
-        assert!(waited < PATIENCE, "{what}: nothing after {PATIENCE:?}");
-        if waited < SPINS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
+    wait(PATIENCE, what, || attempt().then_some(()));
 }
 
 /// As [`until`], for one of many threads that wait: they leave the cores to those that have something to do.
@@ -149,13 +142,11 @@ impl<'a> Link<'a> {
         let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
         until("connecting", || {
             if send.is_null() {
-                let (rc, comm) = table.connect(context, &mut handle);
-                assert_eq!(rc, 0);
+                let comm = good(table.connect(context, &mut handle));
                 send = comm;
             }
             if receive.is_null() {
-                let (rc, comm) = table.accept(listen);
-                assert_eq!(rc, 0);
+                let comm = good(table.accept(listen));
                 receive = comm;
                 if !receive.is_null() {
                     assert_eq!(table.close_listen(listen), 0);
@@ -195,8 +186,7 @@ impl<'a> Link<'a> {
     pub fn transfer(&self, len: usize, capacity: usize) {
         let mut data = content(len);
         let mut target = vec![0xee; capacity + 1];
-        let (rc, from) = self.table.reg_mr(self.send, &mut data, self.kind);
-        assert_eq!(rc, 0);
+        let from = good(self.table.reg_mr(self.send, &mut data, self.kind));
         let (rc, to) = self
             .table
             .reg_mr(self.receive, &mut target[..capacity], self.kind);

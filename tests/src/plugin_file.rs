@@ -67,13 +67,18 @@ pub(crate) fn replace(file: &Path, make: impl FnOnce(&Path) -> std::io::Result<(
 
 /// Address of a symbol of the plugin file, which stays loaded.
 fn symbol(name: &CStr) -> *mut c_void {
-    let file = CString::new(path().as_os_str().as_encoded_bytes()).expect("a path has no NUL");
-    // SAFETY: our own plugin's constructors do nothing; the library is never unloaded.
-    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(!library.is_null(), "the plugin does not load");
+    symbol_of(path(), name)
+}
+
+/// The same of another one of our files.
+pub(crate) fn symbol_of(file: &Path, name: &CStr) -> *mut c_void {
+    let path = CString::new(file.as_os_str().as_encoded_bytes()).expect("a path has no NUL");
+    // SAFETY: our files' constructors do nothing; the library is never unloaded.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!library.is_null(), "{} does not load", file.display());
     // SAFETY: an open library and a NUL-terminated name.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    assert!(!address.is_null(), "the plugin has no {name:?}");
+    assert!(!address.is_null(), "{} has no {name:?}", file.display());
     address
 }
 

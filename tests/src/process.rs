@@ -13,9 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::instructions::{Answer, Instructions, Summary};
+use crate::support::wait;
 
 /// Longest wait for a program to come up, on a machine that is busy with other tests.
 const START: Duration = Duration::from_secs(60);
+/// Longest life of a process that a test started again.
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Pause between looks at something that has no event.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -34,10 +37,86 @@ pub fn program(made: &str) -> PathBuf {
     }
 }
 
+/// A running program; dropping it kills it.
+#[derive(Debug)]
+pub struct Running(pub Child);
+
+impl Running {
+    /// How it ended, if it does in time.
+    pub fn ended(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.0.try_wait().expect("it is our child") {
+                None if Instant::now() < deadline => std::thread::sleep(PAUSE),
+                ended => return ended,
+            }
+        }
+    }
+
+    /// It ends, and well.
+    ///
+    /// # Panics
+    /// It does not.
+    #[track_caller]
+    pub fn succeeds(mut self) {
+        let ended = self.ended(PATIENCE).expect("it ends in time");
+        assert!(ended.success(), "it ended with {ended}");
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// It has ended, and was waited for.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("it is our child");
+    }
+
+    /// Stops it by a signal, and waits until it is.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        self.wait_stopped(START);
+    }
+
+    /// Waits until it is stopped by a signal.
+    pub fn wait_stopped(&self, limit: Duration) {
+        wait(limit, "the program to stop", || {
+            self.state()?.starts_with('T').then_some(())
+        });
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.state().is_none_or(|state| state.starts_with('Z'))
+    }
+
+    /// What the system says of it, the state first.
+    fn state(&self) -> Option<String> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).ok()?;
+        // The state follows the name, which is in parentheses.
+        Some(stat.rsplit_once(") ")?.1.to_owned())
+    }
+}
+
+impl std::ops::Deref for Peer {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.child
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already; it is our child, so its number is not another's.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A running peer program; dropping it kills it.
 #[derive(Debug)]
 pub struct Peer {
-    child: Child,
+    child: Running,
     answers: Receiver<Answer>,
     log: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
@@ -101,7 +180,7 @@ impl Peer {
             }),
         ];
         let mut peer = Self {
-            child,
+            child: Running(child),
             answers,
             log,
             readers,
@@ -129,60 +208,11 @@ impl Peer {
             .clone()
     }
 
-    /// Waits until it is stopped by a signal.
-    pub fn wait_stopped(&self, limit: Duration) {
-        let stat = format!("/proc/{}/stat", self.child.id());
-        wait(limit, "the program to stop", || {
-            let stat = std::fs::read_to_string(&stat).ok()?;
-            // The state follows the name, which is in parentheses.
-            let (_, state) = stat.rsplit_once(") ")?;
-            state.starts_with('T').then_some(())
-        });
-    }
-
-    /// Stops it by a signal, which takes a moment.
-    pub fn stop(&self) {
-        self.signal(Signal::STOP);
-    }
-
-    /// Has it go on after it was stopped.
-    pub fn go_on(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    /// Kills it, if it has not ended.
-    pub fn kill(&self) {
-        self.signal(Signal::KILL);
-    }
-
-    /// Whether it has ended.
-    pub fn has_ended(&self) -> bool {
-        let stat = format!("/proc/{}/stat", self.child.id());
-        let stat = std::fs::read_to_string(&stat).unwrap_or_default();
-        // The state follows the name, which is in parentheses.
-        stat.rsplit_once(") ")
-            .is_none_or(|(_, state)| state.starts_with('Z'))
-    }
-
-    fn signal(&self, signal: Signal) {
-        let number = i32::try_from(self.child.id()).ok();
-        let process = number.and_then(Pid::from_raw).expect("it has a number");
-        kill_process(process, signal).expect("it is our child");
-    }
-
     /// Waits for its end, and fails if that does not come in time.
     pub fn finish(mut self, limit: Duration) -> Ended {
-        let deadline = Instant::now() + limit;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("it is our child") {
-                break status;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "the program did not end within {limit:?}; it logged:\n{}",
-                self.log()
-            );
-            std::thread::sleep(PAUSE);
+        let Some(status) = self.child.ended(limit) else {
+            let log = self.log();
+            panic!("the program did not end within {limit:?}; it logged:\n{log}");
         };
         for reader in self.readers.drain(..) {
             reader.join().expect("readers do not panic");
@@ -196,14 +226,6 @@ impl Peer {
             summary,
             log: self.log(),
         }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // It may have ended already; it is our child, so its number is not another's.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -247,21 +269,6 @@ pub fn run_pair(
     let client = Peer::start(program, &client);
     let client = client.finish(limit);
     (server.finish(limit), client)
-}
-
-/// Looks until there is an answer.
-///
-/// # Panics
-/// When there is none in time.
-pub fn wait<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + limit;
-    loop {
-        if let Some(answer) = look() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "waited {limit:?} for {what}");
-        std::thread::sleep(PAUSE);
-    }
 }
 
 fn read_answers(stdout: ChildStdout, mut take: impl FnMut(Answer) -> bool) {

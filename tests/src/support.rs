@@ -5,18 +5,36 @@ use std::time::{Duration, Instant};
 /// Bytes of a page, as the plugins mean it.
 pub const PAGE: usize = 4096;
 
+/// How long a wait keeps its core, as NCCL does; behind that it leaves it to those that have something to do.
+const SPINS: Duration = Duration::from_millis(50);
+
 /// Polls until there is an answer.
 ///
 /// # Panics
 /// After a deadline far beyond what any answer takes; `what` is in the message.
-pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
+#[track_caller]
+pub fn until<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
+    wait(Duration::from_secs(60), what, poll)
+}
+
+/// As [`until`], with a deadline of the caller's.
+///
+/// # Panics
+/// There is no answer in time.
+#[track_caller]
+pub fn wait<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
     loop {
         if let Some(answer) = poll() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "no end to: {what}");
-        std::thread::yield_now();
+        let waited = began.elapsed();
+        assert!(waited < limit, "waited {limit:?} for {what}");
+        if waited < SPINS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 

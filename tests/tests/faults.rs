@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 use tcpx::{Auth, Connection, Endpoint, Error, Event, Key, NetworkError, Observer, Options};
 use tcpx_tests::buffers::{Destination, Source};
@@ -17,9 +18,10 @@ use tcpx_tests::content::Content;
 use tcpx_tests::faults::{count, random};
 use tcpx_tests::instructions::{Carrier, Instructions, Summary};
 use tcpx_tests::part;
-use tcpx_tests::process::{Peer, program, wait};
+use tcpx_tests::process::{Peer, program};
 use tcpx_tests::proxy::Proxy;
 use tcpx_tests::scenario::{Scenario, Side};
+use tcpx_tests::support::wait;
 
 /// Ten times what anything here may take.
 const LONG: Duration = Duration::from_secs(60);
@@ -207,7 +209,7 @@ fn a_peer_that_is_killed_at_any_moment() {
         };
         // Of the set-up and of the transfers.
         thread::sleep(Duration::from_micros(random() % 1_000_000));
-        victim.kill();
+        victim.signal(Signal::KILL);
         let killed = Instant::now();
         let took = ended_after(survivor.join().expect("no panic"), killed);
         times.extend(took.filter(|_| number >= warm_up));

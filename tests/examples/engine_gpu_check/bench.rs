@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Auth, Connection, Endpoint, Gpu, Key, Options, Region, UnpackMethod};
+use tcpx::{Auth, Connection, Endpoint, Gpu, Options, Region, UnpackMethod};
 use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions, TcpNetwork};
+use tcpx_tests::pair::new_key;
 
 use crate::user::User;
 
@@ -132,7 +133,7 @@ impl Bench {
         unpack: Option<UnpackMethod>,
         gpus: bool,
     ) -> Result<(Connection, Connection), String> {
-        let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
+        let key = new_key();
         let options = |gpu: &Gpu| {
             let mut options = Options::new(Arc::clone(&self.network), Auth::Key(key.clone()));
             options.gpu = gpus.then(|| gpu.clone());

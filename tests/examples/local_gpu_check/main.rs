@@ -16,6 +16,7 @@ use tcpx::{
     Transfer, WindowKey,
 };
 use tcpx_tests::content::Choices;
+use tcpx_tests::pair::new_key;
 
 type Outcome<T> = Result<T, String>;
 
@@ -86,8 +87,7 @@ fn start(role: &str, key: &str, address: SocketAddr, kind: Kind, bytes: usize) -
 impl Pair {
     fn new(role: &str, kind: Kind, bytes: usize, own: usize) -> Outcome<Self> {
         let gpu = Gpu::open(0).map_err(text)?;
-        let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-        let key = key.to_text().to_string();
+        let key = new_key().to_text().to_string();
         let any = ([127, 0, 0, 1], 0).into();
         let endpoint = Endpoint::listen(any, options(&key, &gpu)?).map_err(text)?;
         let process = start(role, &key, endpoint.local_addr(), kind, bytes)?;

@@ -2,11 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tcpx_tests::c_api::{self, Build, Running};
+use tcpx_tests::c_api::{self, Build};
 use tcpx_tests::plugin_file;
 
 const C: Build = Build {
@@ -41,43 +40,18 @@ fn program(test: &str, build: Build, source: &Path) -> Option<PathBuf> {
 
 /// One message of fresh random bytes between two processes.
 fn moves(program: &Path, bytes: usize, more: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
-    let mut content = vec![0_u8; bytes];
-    getrandom::fill(&mut content).unwrap();
-    std::fs::write(&source, &content).unwrap();
-
-    let mut server = Command::new(program);
-    server
-        .args(["server", "127.0.0.1:0", "--out"])
-        .arg(&target)
-        .args(more);
-    let mut server = Running::start(&mut server);
-    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
-    let mut line = String::new();
-    lines.read_line(&mut line).unwrap();
-    let place = line.trim().strip_prefix("listening on ").unwrap();
-    let (address, key) = place.split_once(", key ").unwrap();
-    let mut client = Command::new(program);
-    client
-        .args(["client", address, key, "--in"])
-        .arg(&source)
-        .args(more);
-    let (code, said) = Running::start(&mut client).end();
-    let mut shown = String::new();
-    lines.read_to_string(&mut shown).unwrap();
-    let (server_code, complaints) = server.end();
-    let all = format!("{said}{shown}{complaints}");
-    assert_eq!((code, server_code), (Some(0), Some(0)), "{all}");
-    assert!(
-        said.contains(&format!("PASSED: sent {bytes} bytes")),
-        "{all}"
-    );
-    assert!(
-        shown.contains(&format!("PASSED: received {bytes} bytes")),
-        "{all}"
-    );
-    assert!(std::fs::read(&target).unwrap() == content, "{bytes} bytes");
+    c_api::moves(bytes, |source, target| {
+        let mut server = Command::new(program);
+        server.args(["server", "127.0.0.1:0", "--out"]);
+        server.arg(target).args(more);
+        c_api::pair(&mut server, "listening on ", |place| {
+            let (address, key) = place.split_once(", key ").unwrap();
+            let mut client = Command::new(program);
+            client.args(["client", address, key, "--in"]);
+            client.arg(source).args(more);
+            client
+        })
+    });
 }
 
 const SIZES: [usize; 6] = [0, 1, 23, 4097, (512 << 10) + 1, 20_000_003];
@@ -121,26 +95,26 @@ fn the_transfer_example_says_what_to_do() {
     let program = program("transfer_advice", C, &example("transfer.c")).unwrap();
     let mut server = Command::new(&program);
     let nowhere = ["server", "127.0.0.1:0", "--gpu", "4096"];
-    let (code, said) = Running::start(server.args(nowhere)).end();
+    let (code, said) = c_api::run(server.args(nowhere));
     assert_eq!(code, Some(1));
     assert!(said.contains("MEMORY: "), "{said}");
     // A port that nobody listens on: it is ours until the end of the test.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let mut server = Command::new(&program);
-    let (code, said) = Running::start(server.args(["server", &address])).end();
+    let (code, said) = c_api::run(server.args(["server", &address]));
     assert_eq!(code, Some(1));
     assert!(said.contains(&address) && said.contains("FAILED"), "{said}");
     let mut client = Command::new(&program);
     let wrong = ["client", &address, "NOKEY"];
-    let (code, said) = Running::start(client.args(wrong)).end();
+    let (code, said) = c_api::run(client.args(wrong));
     assert_eq!(code, Some(1));
     assert!(said.contains("key: ") && said.contains("SETTING"), "{said}");
 }
 
 fn puts_and_gets(test: &str, build: Build) {
     if let Some(program) = program(test, build, &example("put_get.c")) {
-        let (code, said) = Running::start(&mut Command::new(program)).end();
+        let (code, said) = c_api::run(&mut Command::new(program));
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("PASSED: 16 pages"), "{said}");
     }
@@ -163,7 +137,7 @@ fn the_put_get_example_leaks_nothing() {
 
 fn passes(test: &str, build: Build, source: &Path) {
     if let Some(program) = program(test, build, source) {
-        let (code, said) = Running::start(&mut Command::new(program)).end();
+        let (code, said) = c_api::run(&mut Command::new(program));
         assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
     }
 }
@@ -208,7 +182,7 @@ fn clients_of_a_folder_of_keys_have_names() {
         write("server.key", server.to_text().to_string());
         let alice = ring.issue("alice".parse().unwrap()).unwrap();
         write("alice.key", alice.to_text().to_string());
-        let (code, said) = Running::start(Command::new(program).arg(folder.path())).end();
+        let (code, said) = c_api::run(Command::new(program).arg(folder.path()));
         assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
     }
 }

@@ -1,12 +1,9 @@
 //! `tcpx_plugin.h` and `libtcpx.so`, from C programs that are compiled here.
-#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use tcpx_tests::c_api::Running;
 use tcpx_tests::instructions::Carrier;
 use tcpx_tests::{c_api, double, habits, plugin_file};
 
@@ -47,55 +44,24 @@ fn over(program: &Path, carrier: &Carrier) -> Command {
 }
 
 /// How both processes of one transfer ended: server, then client, each with its exit code and all that it printed.
-fn ends(
-    carrier: &Carrier,
-    source: &Path,
-    target: &Path,
-    device_memory: bool,
-) -> [(Option<i32>, String); 2] {
+fn ends(carrier: &Carrier, source: &Path, target: &Path, device_memory: bool) -> [c_api::Ended; 2] {
     let memory = device_memory.then_some("--device-memory");
 
     let mut server = command(carrier);
-    server
-        .args(["server", "0", "--out"])
-        .arg(target)
-        .args(memory);
-    let mut server = Running::start(&mut server);
-    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
-    let mut shown = String::new();
-    let port = loop {
-        let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "no port: {shown}");
-        if let Some(port) = line.trim().strip_prefix("listening on port ") {
-            break port.to_owned();
-        }
-        shown += &line;
-    };
-    let mut client = command(carrier);
-    client
-        .args(["client", "127.0.0.1", &port, "--in"])
-        .arg(source);
-    let client = Running::start(client.args(memory)).end();
-    lines.read_to_string(&mut shown).unwrap();
-    let (code, complaints) = server.end();
-    [(code, shown + &complaints), client]
+    server.args(["server", "0", "--out"]).arg(target);
+    c_api::pair(server.args(memory), "listening on port ", |port| {
+        let mut client = command(carrier);
+        client.args(["client", "127.0.0.1", port, "--in"]);
+        client.arg(source).args(memory);
+        client
+    })
 }
 
 /// One transfer of fresh random bytes between two processes; whether they came in fragments.
 fn moves(carrier: &Carrier, bytes: usize, device_memory: bool) -> bool {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
-    let mut content = vec![0_u8; bytes];
-    getrandom::fill(&mut content).unwrap();
-    std::fs::write(&source, &content).unwrap();
-    let [(server_code, shown), (code, said)] = ends(carrier, &source, &target, device_memory);
-    assert_eq!((code, server_code), (Some(0), Some(0)), "{said}{shown}");
-    assert!(
-        said.contains(&format!("PASSED: sent {bytes} bytes")),
-        "{said}"
-    );
-    assert!(shown.contains(&format!("PASSED: received {bytes} bytes")));
-    assert!(std::fs::read(&target).unwrap() == content, "{bytes} bytes");
+    let shown = c_api::moves(bytes, |source, target| {
+        ends(carrier, source, target, device_memory)
+    });
     !shown.contains("in 0 fragments")
 }
 
@@ -150,7 +116,7 @@ fn the_example_says_what_to_do_without_a_plugin() {
     let command = command
         .env("UCCL_TCPX_PLUGIN_PATH", "/nonexistent/plugin.so")
         .args(["server", "0"]);
-    let (code, said) = Running::start(command).end();
+    let (code, said) = c_api::run(command);
     assert_eq!(code, Some(1));
     assert!(
         said.contains("/nonexistent/plugin.so") && said.contains("install the plugin"),
@@ -161,12 +127,11 @@ fn the_example_says_what_to_do_without_a_plugin() {
 #[test]
 fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_open() {
     let program = program("plugin_misuse", &sources().join("plugin_misuse.c"));
-    let (code, said) = Running::start(Command::new(&program).arg(double::path())).end();
+    let (code, said) = c_api::run(Command::new(&program).arg(double::path()));
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
     // The same with requests that can be looked into: a wait that ran out tells what is inside.
     let mut shown = Command::new(&program);
-    let (code, said) =
-        Running::start(shown.arg(double::path()).env(double::SHOW_VARIABLE, "1")).end();
+    let (code, said) = c_api::run(shown.arg(double::path()).env(double::SHOW_VARIABLE, "1"));
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
 }
 
@@ -190,7 +155,7 @@ fn wrong_use_of_plugins_touches_no_foreign_memory() {
     let command = command
         .arg(double::path())
         .env("ASAN_OPTIONS", "detect_leaks=0");
-    let (code, said) = Running::start(command).end();
+    let (code, said) = c_api::run(command);
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
 }
 
@@ -202,7 +167,7 @@ fn a_historic_program_works_unchanged_over_every_plugin() {
         Carrier::PluginHost(habits::path().to_owned()),
         Carrier::plugin_host(),
     ] {
-        let (code, said) = Running::start(&mut over(&program, &carrier)).end();
+        let (code, said) = c_api::run(&mut over(&program, &carrier));
         assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"), "{carrier:?}");
     }
 }
@@ -212,7 +177,7 @@ fn a_historic_program_connects_and_receives_before_its_peer_does() {
     let program = program("historic_order", &sources().join("historic_order.c"));
     let ends = |carrier: &Carrier, habit: &str, word: Option<&str>| {
         let mut command = over(&program, carrier);
-        let (code, said) = Running::start(command.env(habits::HABITS, habit).args(word)).end();
+        let (code, said) = c_api::run(command.env(habits::HABITS, habit).args(word));
         assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"), "{carrier:?}");
     };
     let late = Carrier::PluginHost(habits::path().to_owned());
@@ -226,7 +191,7 @@ fn a_historic_program_connects_and_receives_before_its_peer_does() {
 #[test]
 fn a_close_that_hangs_is_bounded_named_and_made_again() {
     let program = program("plugin_hangs", &sources().join("plugin_hangs.c"));
-    let (code, said) = Running::start(Command::new(&program).arg(double::path())).end();
+    let (code, said) = c_api::run(Command::new(&program).arg(double::path()));
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
 }
 

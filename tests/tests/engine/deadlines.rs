@@ -1,20 +1,22 @@
 //! Deadlines, cancels and closes take the time that they are given, also while the peer's process is stopped: its
 //! sockets are full, and nobody answers. Afterwards both ends go on over the same connection.
 
-use std::net::{SocketAddr, TcpListener};
-use std::process::Child;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Error, Key, Level, Options, ProgressMode, Region,
     Rights, TcpNetwork, Transfer, WindowKey,
 };
 use tcpx_net::{DialOptions, Local, TcpOptions};
 use tcpx_tests::child;
-use tcpx_tests::pair::{LONG, Listening, close};
+use tcpx_tests::pair::{
+    LONG, Listening, close, connect_back, new_key, process, tell_window, told_window,
+};
+use tcpx_tests::process::Running;
 use tcpx_wire::session::{Delivered, EndCause};
 
 /// Of each operation.
@@ -39,7 +41,7 @@ struct Lanes {
 }
 
 fn options(
-    key: &str,
+    key: Key,
     Lanes {
         count,
         sealed,
@@ -52,7 +54,6 @@ fn options(
         local: if local { Local::On } else { Local::Off },
         ..TcpOptions::default()
     });
-    let key = Key::parse(key).expect("a key");
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
     options.encrypt = sealed;
     options.chunk_bytes = Some(CHUNK_BYTES);
@@ -62,24 +63,18 @@ fn options(
 }
 
 const TO_POSTED: u64 = 1;
-const KEY_OF_WINDOW: u64 = 2;
 const ECHO: u64 = 3;
 
 /// The process that is stopped: it exposes a window, has posted a receive, and says back what it hears.
 fn stopped_process(lanes: Lanes) {
-    let variable = |name| std::env::var(name).expect("it was started with it");
-    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
-    let options = options(&variable("TEST_KEY"), lanes);
-    let connection = Endpoint::connect(address, &options).expect("it listens");
+    let connection = connect_back(|key| options(key, lanes));
     let memory = Region::host(2 * BYTES).expect("memory");
     let window = connection.expose(memory.all(), Rights::GetAndPut);
-    let key = window.as_ref().expect("connected").key().to_bytes();
+    let window = window.expect("connected");
     let destination = Region::host(BYTES).expect("memory");
     let posted = connection.receive(destination.all(), TO_POSTED).start();
-    let word = Region::host(key.len()).expect("memory");
-    word.write_from(0, &key).expect("free");
-    let told = connection.send(word.all(), KEY_OF_WINDOW).start();
-    told.and_then(Transfer::wait).expect("it is received");
+    let word = Region::host(WindowKey::BYTES).expect("memory");
+    tell_window(&connection, &window);
     let posted = posted.expect("connected");
     let echo = |tag| {
         let heard = connection.receive(word.all(), tag).start()?.wait()?;
@@ -97,7 +92,7 @@ fn stopped_process(lanes: Lanes) {
 
 /// A peer in another process.
 struct Peer {
-    process: Child,
+    process: Running,
     connection: Connection,
     window: WindowKey,
     _endpoint: Endpoint,
@@ -105,41 +100,13 @@ struct Peer {
 
 impl Peer {
     fn start(test: &str, role: &str, lanes: Lanes) -> Self {
-        let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
-        let key = key.to_text().to_string();
-        let options = options(&key, lanes);
-        let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), options).expect("a free port");
-        let address = endpoint.local_addr().to_string();
-        let environment = [("TEST_ADDRESS", &*address), ("TEST_KEY", &*key)];
-        let process = child::start(test, role, &environment);
-        let connection = endpoint.accept(LONG).expect("the process connects");
-        let mut window = [0; WindowKey::BYTES];
-        let word = Region::host(window.len()).expect("memory");
-        let told = connection.receive(word.all(), KEY_OF_WINDOW).start();
-        told.and_then(Transfer::wait).expect("it says its window");
-        word.read_to(0, &mut window).expect("free");
+        let (process, connection, endpoint) = process(test, role, &[], |key| options(key, lanes));
         Self {
+            window: told_window(&connection),
             process,
             connection,
-            window: WindowKey::from_bytes(&window).expect("a key"),
             _endpoint: endpoint,
         }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let number = i32::try_from(self.process.id()).ok();
-        let process = number.and_then(Pid::from_raw).expect("it has a number");
-        kill_process(process, signal).expect("it is our child");
-    }
-
-    fn wait_until_stopped(&self) {
-        let stat = format!("/proc/{}/stat", self.process.id());
-        tcpx_tests::process::wait(LONG, "the process to stop", || {
-            let stat = std::fs::read_to_string(&stat).ok()?;
-            // The state follows the name, which is in parentheses.
-            let (_, state) = stat.rsplit_once(") ")?;
-            state.starts_with('T').then_some(())
-        });
     }
 
     /// The process goes on, and the connection does all that it did, in memory that operations which ended early had.
@@ -149,7 +116,7 @@ impl Peer {
         own.write_from(0, &content).expect("free");
         // The peer hears of it right behind the end of a former one.
         let put = connection.put(own.all(), &self.window, 0).start();
-        self.signal(Signal::CONT);
+        self.process.signal(Signal::CONT);
         put.and_then(Transfer::wait).expect("a put is placed");
         let back = Region::host(BYTES).expect("memory");
         let got = connection.get(back.all(), &self.window, 0).start();
@@ -161,14 +128,6 @@ impl Peer {
         send.wait().expect("the peer receives");
         let heard = connection.receive(word.all(), ECHO).start().expect("room");
         assert_eq!(heard.wait().expect("the peer answers").bytes, 16);
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // It may have ended already; it is our child, so its number is not another's.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -237,8 +196,7 @@ fn end_in_time(test: &str, cancels: bool) {
 
 fn all_end_in_time(test: &str, role: &str, lanes: Lanes, cancels: bool) {
     let peer = Peer::start(test, role, lanes);
-    peer.signal(Signal::STOP);
-    peer.wait_until_stopped();
+    peer.process.stop();
     let total = (!cancels).then_some(DEADLINE);
     let stall = 10 * LONG;
     let all = start_all(&peer, Deadlines { stall, total });
@@ -322,12 +280,9 @@ fn a_revoke_ends_while_the_peer_reads_nothing() {
     let memory = Region::host(10 * BYTES).expect("memory");
     let window = peer.connection.expose(memory.all(), Rights::Get);
     let window = window.expect("connected");
-    let word = Region::host(WindowKey::BYTES).expect("memory");
-    word.write_from(0, &window.key().to_bytes()).expect("free");
-    let told = peer.connection.send(word.all(), KEY_OF_WINDOW).start();
-    told.and_then(Transfer::wait).expect("it hears of it");
+    tell_window(&peer.connection, &window);
     // It stops itself as its get has begun to come.
-    peer.wait_until_stopped();
+    peer.process.wait_stopped(LONG);
     let begun = Instant::now();
     window.revoke(LONG).expect("nobody uses it any more");
     assert!(begun.elapsed() < DEADLINE + LATE, "{:?}", begun.elapsed());
@@ -338,23 +293,14 @@ fn a_revoke_ends_while_the_peer_reads_nothing() {
 
 /// Gets from a window of its peer, and stops in the middle of that.
 fn stopped_getter(lanes: Lanes) {
-    let variable = |name| std::env::var(name).expect("it was started with it");
-    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
-    let options = options(&variable("TEST_KEY"), lanes);
-    let connection = Endpoint::connect(address, &options).expect("it listens");
+    let connection = connect_back(|key| options(key, lanes));
     let memory = Region::host(BYTES).expect("memory");
     let window = connection.expose(memory.all(), Rights::GetAndPut);
     let window = window.expect("connected");
+    tell_window(&connection, &window);
+    let key = told_window(&connection);
     let word = Region::host(WindowKey::BYTES).expect("memory");
-    word.write_from(0, &window.key().to_bytes()).expect("free");
-    let told = connection.send(word.all(), KEY_OF_WINDOW).start();
-    told.and_then(Transfer::wait).expect("it is received");
-    let heard = connection.receive(word.all(), KEY_OF_WINDOW).start();
-    heard.and_then(Transfer::wait).expect("it says its window");
-    let mut key = [0; WindowKey::BYTES];
-    word.read_to(0, &mut key).expect("free");
     let big = Region::host(10 * BYTES).expect("memory");
-    let key = WindowKey::from_bytes(&key).expect("a key");
     let get = connection.get(big.all(), &key, 0).start().expect("room");
     while get.progress().bytes_done == 0 {
         thread::yield_now();
@@ -376,10 +322,7 @@ const FIRST_SHORT: u64 = 100;
 
 /// The process that is stopped: what it receives is as it was sent.
 fn stopped_receiver(lanes: Lanes) {
-    let variable = |name| std::env::var(name).expect("it was started with it");
-    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
-    let options = options(&variable("TEST_KEY"), lanes);
-    let connection = Endpoint::connect(address, &options).expect("it listens");
+    let connection = connect_back(|key| options(key, lanes));
     let posted = (FIRST_SHORT..FIRST_SHORT + SHORT_SENDS).map(|tag| {
         let memory = Region::host(SHORT).expect("memory");
         let receive = connection.receive(memory.all(), tag).start();
@@ -390,9 +333,7 @@ fn stopped_receiver(lanes: Lanes) {
     let window = connection
         .expose(word.all(), Rights::Put)
         .expect("connected");
-    word.write_from(0, &window.key().to_bytes()).expect("free");
-    let told = connection.send(word.all(), KEY_OF_WINDOW).start();
-    told.and_then(Transfer::wait).expect("it is received");
+    tell_window(&connection, &window);
     let heard = connection.receive(word.all(), ECHO).start();
     heard
         .and_then(Transfer::wait)
@@ -414,9 +355,8 @@ fn what_is_read_once_its_send_has_ended_is_no_success() {
         return stopped_receiver(lanes);
     }
     for _ in 0..5 {
-        let mut peer = Peer::start(test, test, lanes);
-        peer.signal(Signal::STOP);
-        peer.wait_until_stopped();
+        let peer = Peer::start(test, test, lanes);
+        peer.process.stop();
         let total = Some(DEADLINE);
         let stall = 10 * LONG;
         let sends = (FIRST_SHORT..FIRST_SHORT + SHORT_SENDS).map(|tag| {
@@ -434,10 +374,9 @@ fn what_is_read_once_its_send_has_ended_is_no_success() {
         }
         let word = Region::host(16).expect("memory");
         let told = peer.connection.send(word.all(), ECHO).start();
-        peer.signal(Signal::CONT);
+        peer.process.signal(Signal::CONT);
         told.and_then(Transfer::wait).expect("it is received");
-        let ended = peer.process.wait().expect("it is our child");
-        assert!(ended.success(), "{ended}");
+        peer.process.succeeds();
     }
 }
 
@@ -499,7 +438,7 @@ fn a_close_waits_for_all_of_a_batch() {
 #[test]
 fn an_accept_ends_in_time_while_a_peer_is_silent() {
     let network = || Arc::new(TcpNetwork::new(TcpOptions::default()));
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
+    let key = new_key();
     let mut options = Options::new(network(), Auth::Key(key.clone()));
     options.connect_timeout = LONG;
     let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone());
@@ -528,7 +467,7 @@ fn an_accept_ends_in_time_while_a_peer_is_silent() {
 fn a_connect_ends_in_time_where_nobody_answers() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = silent.local_addr().expect("it is bound");
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
+    let key = new_key();
     let network = Arc::new(TcpNetwork::new(TcpOptions::default()));
     let mut options = Options::new(network, Auth::Key(key));
     for limit in [1, 5, 200].map(Duration::from_millis) {

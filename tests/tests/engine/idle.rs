@@ -10,7 +10,7 @@ use tcpx::{Connection, Network, Region, TcpNetwork};
 use tcpx_net::TcpOptions;
 use tcpx_tests::child;
 use tcpx_tests::pair::{LONG, Listening, close, double_network};
-use tcpx_tests::process::wait;
+use tcpx_tests::support::wait;
 
 const IDLE: Duration = Duration::from_secs(2);
 

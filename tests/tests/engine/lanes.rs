@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, TcpNetwork};
+use tcpx::{Auth, Connection, Endpoint, Level, Options, TcpNetwork};
 use tcpx_net::{ChannelStats, Lend, TcpOptions};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::child;
 use tcpx_tests::content::Content;
-use tcpx_tests::pair::{LONG, close};
+use tcpx_tests::pair::{LONG, close, new_key};
 use tcpx_tests::proxy::{Fault, Line, Proxy};
+use tcpx_tests::support::wait;
 
 const LANES: u16 = 4;
 const BYTES: u64 = 24 << 20;
@@ -48,9 +49,8 @@ fn connect_with(lanes: u16, stage_host: bool, chunk_bytes: Option<u32>) -> Ends 
 }
 
 fn connect_over(network: TcpOptions, lanes: u16, chunk_bytes: Option<u32>) -> Ends {
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
     let network = TcpNetwork::new(network);
-    let mut options = Options::new(Arc::new(network), Auth::Key(key));
+    let mut options = Options::new(Arc::new(network), Auth::Key(new_key()));
     options.channels = lanes;
     options.chunk_bytes = chunk_bytes;
     options.heartbeat = Duration::from_millis(300);
@@ -90,11 +90,7 @@ fn transfer(from: &Connection, to: &Connection, number: u64) -> Destination {
 }
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < LONG, "{what} never came true");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait(LONG, what, || condition().then_some(()));
 }
 
 fn sum(ends: &Ends) -> ChannelStats {
@@ -377,8 +373,7 @@ fn lanes_that_stall_or_swallow_everything_while_only_the_server_sends() {
 /// As on a host with two cores, and by whichever side has something to send: the client alone can open lanes.
 #[test]
 fn the_second_of_two_lanes_is_opened_once_there_is_work_for_it() {
-    let test = "the_second_of_two_lanes_is_opened_once_there_is_work_for_it";
-    child::run(test, &[], || {
+    child::run(&[], || {
         for upwards in [true, false] {
             let network = TcpOptions {
                 loops: 2,

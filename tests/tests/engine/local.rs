@@ -1,20 +1,21 @@
 //! Two ends on one host: payload in host memory is read where it lies, as whole and as timely as over lanes.
 
 use std::ffi::CString;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tcpx::{
-    Auth, Connection, Deadlines, Endpoint, ErrorKind, Key, Level, Options, Region, Rights,
-    TcpNetwork, Transfer, WindowKey,
+    Auth, Connection, Deadlines, ErrorKind, Key, Level, Options, Region, Rights, TcpNetwork,
+    Transfer,
 };
 use tcpx_net::{Local, LocalSizes, TcpOptions};
 use tcpx_tests::child;
 use tcpx_tests::content::Choices;
-use tcpx_tests::pair::{LONG, Listening, close};
-use tcpx_tests::support::random;
+use tcpx_tests::pair::{
+    LONG, Listening, close, connect_back, process, tell_window, told_window, variable,
+};
+use tcpx_tests::support::{random, until};
 
 const READ_WHERE_IT_LIES: &str = "host memory is read where it lies";
 
@@ -263,8 +264,7 @@ const SIZES: [usize; 5] = [20 << 10, 64 << 10, 300 << 10, 1 << 20, 32 << 20];
 /// No program's bytes are these.
 const POISON: u8 = 0xEE;
 
-fn options(key: &str) -> Options {
-    let key = Key::parse(key).expect("a key");
+fn options(key: Key) -> Options {
     Options::new(network(Local::On, LocalSizes::default()), Auth::Key(key))
 }
 
@@ -306,23 +306,19 @@ fn fork_and_stay(file: &str) {
 }
 
 fn other_process() {
-    let variable = |name| std::env::var(name).expect("it was started with it");
-    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
-    let connection = Endpoint::connect(address, &options(&variable("TEST_KEY")));
-    let connection = connection.expect("it listens");
+    let connection = connect_back(options);
     if let Ok(file) = std::env::var("TEST_FORK") {
         fork_and_stay(&file);
     }
     let memory = Region::host(variable("TEST_BYTES").parse().expect("a number"));
     let memory = memory.expect("memory");
     let does = variable("TEST_DOES");
-    let mut random = Choices::new(address.port().into());
+    let mut random = Choices::new(connection.peer().address.port().into());
     let _window = does.starts_with("is").then(|| {
         fill(&memory, 1);
         let window = connection.expose(memory.all(), Rights::GetAndPut);
         let window = window.expect("connected");
-        let told = connection.notify(&window.key().to_bytes());
-        told.and_then(Transfer::wait).expect("it lives");
+        tell_window(&connection, &window);
         window
     });
     for byte in (1..100).cycle() {
@@ -362,29 +358,16 @@ fn part(test: &str, round: u64, random: &mut Choices) {
     let bytes = SIZES[random.below(5) as usize];
     let (stops, forks) = (random.below(2) == 0, random.below(3) == 0);
     let what = format!("round {round}: {bytes} bytes, it {does}, stops {stops}, forks {forks}");
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
-    let key = key.to_text().to_string();
-    let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), options(&key));
-    let endpoint = endpoint.expect("a free port");
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let (address, size) = (endpoint.local_addr().to_string(), bytes.to_string());
-    let mut environment = vec![
-        ("TEST_ADDRESS", &*address),
-        ("TEST_KEY", &*key),
-        ("TEST_BYTES", &*size),
-        ("TEST_DOES", does),
-    ];
+    let size = bytes.to_string();
+    let mut environment = vec![("TEST_BYTES", &*size), ("TEST_DOES", does)];
     if forks {
         environment.push(("TEST_FORK", file.path().to_str().expect("text")));
     }
-    let mut process = child::start(test, OTHER, &environment);
-    let connection = endpoint.accept(LONG).expect("the process connects");
+    let (process, connection, endpoint) = process(test, OTHER, &environment, options);
     assert!(connection.path().contains(READ_WHERE_IT_LIES), "{what}");
     let memory = region(&vec![2; bytes]);
-    let window = does.starts_with("is").then(|| {
-        let told = connection.notification(LONG).expect("it lives");
-        WindowKey::from_bytes(&told.expect("it says so")).expect("a key")
-    });
+    let window = does.starts_with("is").then(|| told_window(&connection));
     let stall = if stops {
         Duration::from_millis(300)
     } else {
@@ -422,9 +405,8 @@ fn part(test: &str, round: u64, random: &mut Choices) {
     for _ in 0..random.below(200) {
         std::hint::spin_loop();
     }
-    let pid = Pid::from_child(&process);
     let signal = if stops { Signal::STOP } else { Signal::KILL };
-    kill_process(pid, signal).expect("it is our child");
+    process.signal(signal);
     let ended = transfer.wait();
     match &ended {
         Ok(_) => assert_sent(&memory, round),
@@ -438,13 +420,12 @@ fn part(test: &str, round: u64, random: &mut Choices) {
     fill(&memory, POISON);
     if stops {
         // It goes on with what it was about.
-        kill_process(pid, Signal::CONT).expect("it is our child");
+        process.signal(Signal::CONT);
     }
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(filled(&memory), Some(POISON), "{what}: {ended:?}");
     drop((connection, endpoint));
-    process.kill().expect("it is our child");
-    process.wait().expect("it is our child");
+    drop(process);
     assert_eq!(filled(&memory), Some(POISON), "{what}: {ended:?}");
 }
 
@@ -459,7 +440,7 @@ fn peers_die(test: &str, rounds: u64) {
     }
     for first in (0..rounds).step_by(AT_A_TIME as usize) {
         let first = first.to_string();
-        child::run(test, &[("TEST_FIRST", &first)], || {
+        child::run_as(test, &[("TEST_FIRST", &first)], || {
             let first = std::env::var("TEST_FIRST").expect("it was started with it");
             let first: u64 = first.parse().expect("a number");
             let mut random = Choices::new(first);
@@ -468,14 +449,9 @@ fn peers_die(test: &str, rounds: u64) {
             for round in first + 1..rounds.min(first + AT_A_TIME) {
                 part(test, round, &mut random);
             }
-            let until = Instant::now() + LONG;
-            while descriptors() > before {
-                assert!(
-                    Instant::now() < until,
-                    "more than {before} descriptors are left"
-                );
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            until(&format!("no more than {before} descriptors"), || {
+                (descriptors() <= before).then_some(())
+            });
         });
         if child::is_child(test) {
             return;

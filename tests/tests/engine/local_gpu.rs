@@ -1,19 +1,18 @@
 //! Two ends on one host: payload in memory of a GPU is copied from where it lies, within a process and between two.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
-use std::process::Child;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, Region, Rights, Transfer, WindowKey};
+use rustix::process::Signal;
+use tcpx::{Auth, Connection, Key, Level, Options, Region, Rights, Transfer, WindowKey};
 use tcpx_memory::{Gpu, fake_driver, peer_mappings};
 use tcpx_net::{Local, LocalSizes};
 use tcpx_tests::child;
 use tcpx_tests::content::Choices;
-use tcpx_tests::pair::{LONG, Listening, close};
-use tcpx_tests::support::random;
+use tcpx_tests::pair::{LONG, Listening, close, connect_back, process, tell_window, told_window};
+use tcpx_tests::process::Running;
+use tcpx_tests::support::{random, until};
 
 use crate::local::network;
 
@@ -67,8 +66,7 @@ fn until_local(of: &Connection, transfer: impl Fn()) {
 
 #[test]
 fn gpu_memory_of_one_process_is_copied_where_it_lies() {
-    let test = "gpu_memory_of_one_process_is_copied_where_it_lies";
-    child::run(test, &[], || {
+    child::run(&[], || {
         fake_driver::install();
         let gpu = Gpu::open(0).expect("the fake");
         let sizes = LocalSizes {
@@ -137,8 +135,7 @@ fn gpu_memory_of_one_process_is_copied_where_it_lies() {
 /// Neither reaches the other's memory.
 #[test]
 fn memory_of_two_gpus_of_one_process_goes_over_lanes() {
-    let test = "memory_of_two_gpus_of_one_process_goes_over_lanes";
-    child::run(test, &[], || {
+    child::run(&[], || {
         fake_driver::install_two();
         let gpus = [0, 1].map(|ordinal| Gpu::open(ordinal).expect("the fake"));
         let [of_server, of_client] = gpus.each_ref().map(with_gpu);
@@ -184,8 +181,7 @@ fn shuffled(client: &Connection, source: &Region, key: &WindowKey, place: usize)
     order
 }
 
-fn options(key: &str, gpu: &Gpu) -> Options {
-    let key = Key::parse(key).expect("a key");
+fn options(key: Key, gpu: &Gpu) -> Options {
     let mut options = Options::new(network(Local::On, LocalSizes::default()), Auth::Key(key));
     with_gpu(gpu)(&mut options);
     options
@@ -194,18 +190,14 @@ fn options(key: &str, gpu: &Gpu) -> Options {
 fn other_process() {
     fake_driver::install();
     let gpu = Gpu::open(0).expect("the fake");
-    let variable = |name| std::env::var(name).expect("it was started with it");
-    let address: SocketAddr = variable("TEST_ADDRESS").parse().expect("an address");
-    let connection = Endpoint::connect(address, &options(&variable("TEST_KEY"), &gpu));
-    let connection = connection.expect("it listens");
+    let connection = connect_back(|key| options(key, &gpu));
     let memory = memory(&gpu, true);
     let window = connection.expose(memory.all(), Rights::GetAndPut);
     let window = window.expect("connected");
-    let key = Region::host(WindowKey::BYTES).expect("memory");
-    key.write_from(0, &window.key().to_bytes()).expect("free");
-    wait(connection.send(key.all(), 1).start());
+    tell_window(&connection, &window);
     // Until it is told so, or the other one ends.
-    let word = |tag| connection.receive(key.all(), tag).start();
+    let empty = Region::host(0).expect("memory");
+    let word = |tag| connection.receive(empty.all(), tag).start();
     if word(2).and_then(Transfer::wait).is_ok() {
         window.revoke(LONG).expect("nobody uses it");
         drop(memory);
@@ -214,29 +206,18 @@ fn other_process() {
 }
 
 /// A process with memory in segments, connected, and the key of its window.
-fn start_other(test: &str, gpu: &Gpu) -> (Child, Connection, WindowKey) {
-    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
-    let key = key.to_text().to_string();
-    let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), options(&key, gpu));
-    let endpoint = endpoint.expect("a free port");
-    let address = endpoint.local_addr().to_string();
-    let environment = [("TEST_ADDRESS", &*address), ("TEST_KEY", &*key)];
-    let process = child::start(test, "other", &environment);
-    let connection = endpoint.accept(LONG).expect("the process connects");
+fn start_other(test: &str, gpu: &Gpu) -> (Running, Connection, WindowKey) {
+    let (process, connection, _) = process(test, "other", &[], |key| options(key, gpu));
     assert!(connection.path().contains(READ_WHERE_IT_LIES));
-    let of_key = Region::host(WindowKey::BYTES).expect("memory");
-    wait(connection.receive(of_key.all(), 1).start());
-    let window = of_key.with_bytes(.., WindowKey::from_bytes).expect("free");
-    (process, connection, window.expect("a key"))
+    let window = told_window(&connection);
+    (process, connection, window)
 }
 
 /// What is mapped of the other's is unmapped in time.
 fn until_nothing_is_open() {
-    let until = Instant::now() + LONG;
-    while fake_driver::opened() != [0, 0] || peer_mappings()[0] > 0 {
-        assert!(Instant::now() < until, "memory of the peer stays mapped");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("memory of the peer is unmapped", || {
+        (fake_driver::opened() == [0, 0] && peer_mappings()[0] == 0).then_some(())
+    });
     // No transfer waits for any of these.
     let [handles, segments] = fake_driver::closers();
     let is_one = |all: &BTreeSet<String>, of: &[&str]| all.iter().all(|name| of.contains(&&**name));
@@ -253,10 +234,10 @@ fn gpu_memory_of_another_process_is_copied_where_it_lies() {
     if child::is_child("other") {
         return other_process();
     }
-    child::run(test, &[], || {
+    child::run_as(test, &[], || {
         fake_driver::install();
         let gpu = Gpu::open(0).expect("the fake");
-        let (mut process, connection, window) = start_other(test, &gpu);
+        let (process, connection, window) = start_other(test, &gpu);
         let (source, back) = (memory(&gpu, true), memory(&gpu, false));
         let part = |region: &Region, bytes| region.slice(..bytes).expect("inside");
         let put = |bytes| wait(connection.put(part(&source, bytes), &window, 0).start());
@@ -297,11 +278,11 @@ fn gpu_memory_of_another_process_is_copied_where_it_lies() {
             }
         }
         // What the other process deregisters is let go of, while the connection lives.
-        let word = Region::host(WindowKey::BYTES).expect("memory");
+        let word = Region::host(0).expect("memory");
         wait(connection.send(word.all(), 2).start());
         until_nothing_is_open();
         connection.close(LONG).expect("an end in order");
-        process.wait().expect("it is our child");
+        process.succeeds();
     });
 }
 
@@ -314,12 +295,12 @@ fn a_reader_of_gpu_memory_whose_owner_is_killed_ends() {
     if child::is_child("other") {
         return other_process();
     }
-    child::run(test, &[], || {
+    child::run_as(test, &[], || {
         fake_driver::install();
         let gpu = Gpu::open(0).expect("the fake");
         let mut random = Choices::new(5);
         for round in 0..ROUNDS {
-            let (mut process, connection, window) = start_other(test, &gpu);
+            let (process, connection, window) = start_other(test, &gpu);
             let back = memory(&gpu, false);
             let get = || connection.get(back.all(), &window, 0).start();
             until_local(&connection, || wait(get()));
@@ -329,8 +310,7 @@ fn a_reader_of_gpu_memory_whose_owner_is_killed_ends() {
             for _ in 0..random.below(200) {
                 std::thread::yield_now();
             }
-            process.kill().expect("it is our child");
-            process.wait().expect("it is our child");
+            drop(process);
             let ended = running.and_then(Transfer::wait);
             let came = content(&back, MOST);
             assert!(ended.is_err() || came == before, "round {round}");
@@ -350,32 +330,27 @@ fn memory_of_a_gpu_goes_back_once_its_reader_has_ended() {
     if child::is_child("other") {
         return other_process();
     }
-    child::run(test, &[], || {
+    child::run_as(test, &[], || {
         fake_driver::install();
         let gpu = Gpu::open(0).expect("the fake");
-        let (mut process, connection, window) = start_other(test, &gpu);
+        let (process, connection, window) = start_other(test, &gpu);
         let (owner, address) = (Arc::new(()), fake_driver::segments(&gpu, &[MOST]));
         let memory = Arc::downgrade(&owner);
         // SAFETY: mapped for good.
         let source = unsafe { Region::from_cuda_raw(&gpu, address, MOST, owner) };
         let put = || connection.put(source.all(), &window, 0).start();
         until_local(&connection, || wait(put()));
-        let pid = Pid::from_child(&process);
-        kill_process(pid, Signal::STOP).expect("it is our child");
+        process.signal(Signal::STOP);
         drop(source);
         assert!(Region::wait_for_frees(LONG));
         assert!(
             memory.strong_count() > 0,
             "a reader that says nothing may read"
         );
-        kill_process(pid, Signal::CONT).expect("it is our child");
-        let until = Instant::now() + LONG;
-        while memory.strong_count() > 0 {
-            assert!(Instant::now() < until, "the memory is not given back");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        process.signal(Signal::CONT);
+        until("the memory is given back", || {
+            (memory.strong_count() == 0).then_some(())
+        });
         connection.close(LONG).expect("an end in order");
-        process.kill().expect("it is our child");
-        process.wait().expect("it is our child");
     });
 }

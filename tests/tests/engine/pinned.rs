@@ -5,36 +5,21 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tcpx::Connection;
 use tcpx_memory::CopyWorker;
-use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::child;
-use tcpx_tests::content::Content;
-use tcpx_tests::pair::{LONG, Listening, close};
-use tcpx_tests::process::wait;
+use tcpx_tests::pair::{LONG, Listening, close, moves};
+use tcpx_tests::support::wait;
 
-const BYTES: u64 = 96 << 20;
+const BYTES: usize = 96 << 20;
 /// A window of chunks, at one end.
 const MOST: usize = 64 << 20;
-
-fn transfer(from: &Connection, to: &Connection, number: u64) {
-    let content = Content::new(12, number);
-    let source = Source::new(content, BYTES, 0);
-    let destination = Destination::new(BYTES, 0);
-    let receive = to.receive(destination.slice(), number).start();
-    let receive = receive.expect("room");
-    let send = from.send(source.slice(), number).start().expect("room");
-    send.wait().expect("it arrives");
-    receive.wait().expect("it arrives");
-    assert_eq!(destination.defect(content), None);
-}
 
 #[test]
 fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest() {
     let test =
         "a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest";
     // The slots are those of the whole process.
-    child::run(test, &[], holds_its_window);
+    child::run_as(test, &[], holds_its_window);
 }
 
 fn holds_its_window() {
@@ -53,9 +38,9 @@ fn holds_its_window() {
             }
             most
         });
-        for number in 0..4 {
-            transfer(&client, &server, number);
-            transfer(&server, &client, number);
+        for _ in 0..4 {
+            moves(&client, &server, BYTES);
+            moves(&server, &client, BYTES);
         }
         over.store(true, Ordering::Release);
         watching.join().expect("it only looks")

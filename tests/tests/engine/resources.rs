@@ -11,7 +11,7 @@ use tcpx_tests::content::Content;
 use tcpx_tests::double;
 use tcpx_tests::faults::count;
 use tcpx_tests::pair::{LONG, Listening, close, double_network};
-use tcpx_tests::process::wait;
+use tcpx_tests::support::wait;
 
 /// Connections after which what the process shares is there.
 const WARM_UP: u64 = 5;

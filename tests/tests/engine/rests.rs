@@ -4,12 +4,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tcpx_tests::accident::{Accident, How, Point};
 use tcpx_tests::faults::count;
 use tcpx_tests::instructions::{Carrier, Instructions};
-use tcpx_tests::process::{Ended, Peer, wait};
+use tcpx_tests::process::{Ended, Peer};
 use tcpx_tests::proxy::{Fault, Line, Proxy};
 use tcpx_tests::scenario::{Scenario, Side};
+use tcpx_tests::support::wait;
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 /// Longer than a lane may stand still, and than the control connection may be silent before the
@@ -104,7 +106,7 @@ fn rests(side: Side, at: Point) {
     peers.of(side).wait_stopped(LONG);
     // The rest is what is tested.
     thread::sleep(rest());
-    peers.of(side).go_on();
+    peers.of(side).signal(Signal::CONT);
     peers.end_with_all_lanes(&format!("{side:?} at {at:?}"));
 }
 
@@ -125,9 +127,8 @@ fn rests_with_a_lane_behind(side: Side) {
         (carried.1.elapsed() >= STILL).then_some(())
     });
     peers.of(side).stop();
-    peers.of(side).wait_stopped(LONG);
     thread::sleep(rest());
-    peers.of(side).go_on();
+    peers.of(side).signal(Signal::CONT);
     // Nor does the rest count once the process is heard again: the lane has its time anew.
     thread::sleep(HELD_FURTHER);
     peers.proxy.wake(Line::Lane(HELD));

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tcpx_tests::instructions::{Carrier, Instructions};
 use tcpx_tests::process::{Ended, Peer};
 use tcpx_tests::scenario::{Scenario, Side};
@@ -67,7 +68,7 @@ fn pair(
             let client = client.finish(LONG);
             // One that never had its client goes on listening.
             if client.summary().set_up.is_some() && !server.has_ended() {
-                server.kill();
+                server.signal(Signal::KILL);
             }
             (server.finish(LONG), client)
         }
@@ -80,7 +81,7 @@ fn pair(
                 .as_ref()
                 .is_none_or(|summary| summary.set_up.is_some())
             {
-                server.kill();
+                server.signal(Signal::KILL);
             }
             (client, server.finish(LONG))
         }

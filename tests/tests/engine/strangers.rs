@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use tcpx_tests::instructions::{Carrier, Instructions};
-use tcpx_tests::process::{Peer, wait};
+use tcpx_tests::process::Peer;
 use tcpx_tests::scenario::Scenario;
+use tcpx_tests::support::wait;
 use tcpx_wire::handshake::{Build, ClientHandshake};
 use tcpx_wire::key::Key;
 

@@ -5,7 +5,9 @@
 use std::ptr;
 
 use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
-use tcpx_tests::nccl_link::{self, ANY, HOST, Link, MIB, Relays, content, relayed, started, until};
+use tcpx_tests::nccl_link::{
+    self, ANY, HOST, Link, MIB, Relays, content, good, relayed, started, until,
+};
 use tcpx_tests::nccl_part::{Calls, Opaque};
 use tcpx_tests::proxy::Fault;
 
@@ -14,31 +16,27 @@ const SIZES: [usize; 6] = [8, 0, 4096, 16_384, 1, 10_000];
 
 #[test]
 fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
-    child::run(
-        "a_comm_whose_connection_is_reset_loses_nothing_through_any_table",
-        &[LOOPBACK, NO_LANES],
-        || {
-            for version in 6..=12 {
-                let (table, context) = started(version);
-                // In a record, in a payload, and between two messages.
-                for after in [700, 9_000, 0] {
-                    let (link, relays) = relayed(&*table, context);
-                    link.transfer(8, 8);
-                    match after {
-                        0 => relays.first.reset(ANY),
-                        after => relays.first.break_line(ANY, after, Fault::Reset),
-                    }
-                    for size in SIZES {
-                        link.transfer(size, size.max(1));
-                    }
-                    // A dial that a busy machine does not answer within a second is made again.
-                    assert!(relays.door.opened(ANY) > 1, "v{version}, {after}");
-                    link.close();
+    child::run(&[LOOPBACK, NO_LANES], || {
+        for version in 6..=12 {
+            let (table, context) = started(version);
+            // In a record, in a payload, and between two messages.
+            for after in [700, 9_000, 0] {
+                let (link, relays) = relayed(&*table, context);
+                link.transfer(8, 8);
+                match after {
+                    0 => relays.first.reset(ANY),
+                    after => relays.first.break_line(ANY, after, Fault::Reset),
                 }
-                assert_eq!(table.finalize(context), 0);
+                for size in SIZES {
+                    link.transfer(size, size.max(1));
+                }
+                // A dial that a busy machine does not answer within a second is made again.
+                assert!(relays.door.opened(ANY) > 1, "v{version}, {after}");
+                link.close();
             }
-        },
-    );
+            assert_eq!(table.finalize(context), 0);
+        }
+    });
 }
 
 /// Moves messages one behind the other, eight at a time, each from memory that is overwritten once its send is done; how
@@ -59,8 +57,7 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) ->
         let place = posted % DEPTH;
         if posted < messages && receives[place].is_null() {
             let at = target[place * room..].as_mut_ptr();
-            let (rc, request) = table.irecv(link.receive, at, room, to, ptr::null_mut());
-            assert_eq!(rc, 0);
+            let request = good(table.irecv(link.receive, at, room, to, ptr::null_mut()));
             receives[place] = request;
             posted += usize::from(!request.is_null());
         }
@@ -69,8 +66,7 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) ->
             let size = size_of(sent);
             let memory = &mut data[place * room..][..size];
             memory.copy_from_slice(&wanted[sent..sent + size]);
-            let (rc, request) = table.isend(link.send, memory.as_mut_ptr(), size, from);
-            assert_eq!(rc, 0);
+            let request = good(table.isend(link.send, memory.as_mut_ptr(), size, from));
             sends[place] = request;
             sent += usize::from(!request.is_null());
         }
@@ -119,48 +115,38 @@ fn under_resets(messages: usize, size_of: impl Fn(usize) -> usize) {
 
 #[test]
 fn connections_that_are_reset_again_and_again_cost_speed_and_no_message() {
-    child::run(
-        "connections_that_are_reset_again_and_again_cost_speed_and_no_message",
-        &[LOOPBACK, NO_LANES],
-        || under_resets(1600, |number| number * 7919 % 16_385),
-    );
+    child::run(&[LOOPBACK, NO_LANES], || {
+        under_resets(1600, |number| number * 7919 % 16_385)
+    });
 }
 
 #[test]
 fn own_connections_and_lanes_that_are_reset_together_cost_no_message() {
-    child::run(
-        "own_connections_and_lanes_that_are_reset_together_cost_no_message",
-        &[LOOPBACK, LANES],
-        || under_resets(400, |number| number * 104_729 % 400_000),
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        under_resets(400, |number| number * 104_729 % 400_000)
+    });
 }
 
 #[test]
 fn sealed_connections_and_lanes_that_are_reset_cost_no_message() {
     let [key, encrypts] = ENCRYPTED;
-    child::run(
-        "sealed_connections_and_lanes_that_are_reset_cost_no_message",
-        &[LOOPBACK, LANES, key, encrypts],
-        || under_resets(400, |number| number * 104_729 % 400_000),
-    );
+    child::run(&[LOOPBACK, LANES, key, encrypts], || {
+        under_resets(400, |number| number * 104_729 % 400_000)
+    });
 }
 
 #[test]
 fn connections_with_a_key_that_are_reset_cost_no_message() {
-    child::run(
-        "connections_with_a_key_that_are_reset_cost_no_message",
-        &[LOOPBACK, NO_LANES, KEY],
-        || under_resets(1600, |number| number * 7919 % 16_385),
-    );
+    child::run(&[LOOPBACK, NO_LANES, KEY], || {
+        under_resets(1600, |number| number * 7919 % 16_385)
+    });
 }
 
 #[test]
 fn connections_and_lanes_with_a_key_that_are_reset_cost_no_message() {
-    child::run(
-        "connections_and_lanes_with_a_key_that_are_reset_cost_no_message",
-        &[LOOPBACK, LANES, KEY],
-        || under_resets(400, |number| number * 104_729 % 400_000),
-    );
+    child::run(&[LOOPBACK, LANES, KEY], || {
+        under_resets(400, |number| number * 104_729 % 400_000)
+    });
 }
 
 /// Streams while a bit behind each `every` bytes changes on the way of all that its connections carry: how many did, how
@@ -195,17 +181,14 @@ fn under_flips(messages: usize, size_of: impl Fn(usize) -> usize) {
 
 #[test]
 fn changed_bits_cost_connections_with_a_key_and_no_short_message() {
-    child::run(
-        "changed_bits_cost_connections_with_a_key_and_no_short_message",
-        &[LOOPBACK, NO_LANES, KEY],
-        || under_flips(25_600, |number| number * 7919 % 1024),
-    );
+    child::run(&[LOOPBACK, NO_LANES, KEY], || {
+        under_flips(25_600, |number| number * 7919 % 1024)
+    });
 }
 
 #[test]
 fn changed_bits_in_control_cost_lanes_with_a_key_and_no_message() {
     child::run(
-        "changed_bits_in_control_cost_lanes_with_a_key_and_no_message",
         &[LOOPBACK, LANES, KEY, ("TCPX_NET_INLINE_BYTES", "4096")],
         || {
             // All sizes are right, and what lies bare has no more than the bits that were changed there.
@@ -224,21 +207,17 @@ fn changed_bits_in_control_cost_lanes_with_a_key_and_no_message() {
 #[test]
 fn changed_bits_cost_sealed_connections_and_no_message() {
     let [key, encrypts] = ENCRYPTED;
-    child::run(
-        "changed_bits_cost_sealed_connections_and_no_message",
-        &[LOOPBACK, NO_LANES, key, encrypts],
-        || under_flips(1600, |number| number * 7919 % 16_385),
-    );
+    child::run(&[LOOPBACK, NO_LANES, key, encrypts], || {
+        under_flips(1600, |number| number * 7919 % 16_385)
+    });
 }
 
 #[test]
 fn changed_bits_cost_sealed_lanes_and_no_message() {
     let [key, encrypts] = ENCRYPTED;
-    child::run(
-        "changed_bits_cost_sealed_lanes_and_no_message",
-        &[LOOPBACK, LANES, key, encrypts],
-        || under_flips(400, |number| number * 104_729 % 400_000),
-    );
+    child::run(&[LOOPBACK, LANES, key, encrypts], || {
+        under_flips(400, |number| number * 104_729 % 400_000)
+    });
 }
 
 /// Whether who listens on the way finds what stands in front of messages and of their parts on lanes, and what they hold.
@@ -266,137 +245,122 @@ fn repeats(bytes: &[u8]) -> bool {
 
 #[test]
 fn who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt() {
-    let name = "who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt";
     let [key, encrypts] = ENCRYPTED;
-    child::run(name, &[LOOPBACK, LANES, key, encrypts], || {
+    child::run(&[LOOPBACK, LANES, key, encrypts], || {
         assert_eq!(is_heard(), [false; 3]);
     });
 }
 
 #[test]
 fn who_listens_on_the_way_learns_payload_alone_of_ranks_with_a_key() {
-    let name = "who_listens_on_the_way_learns_payload_alone_of_ranks_with_a_key";
-    child::run(name, &[LOOPBACK, LANES, KEY], || {
+    child::run(&[LOOPBACK, LANES, KEY], || {
         assert_eq!(is_heard(), [false, false, true]);
     });
 }
 
 #[test]
 fn who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt() {
-    let name = "who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt";
-    child::run(name, &[LOOPBACK, LANES], || {
+    child::run(&[LOOPBACK, LANES], || {
         assert_eq!(is_heard(), [true; 3]);
     });
 }
 
 #[test]
 fn a_connection_that_brings_nothing_any_more_is_replaced() {
-    child::run(
-        "a_connection_that_brings_nothing_any_more_is_replaced",
-        &[LOOPBACK, NO_LANES],
-        || {
-            let (table, context) = started(12);
-            for fault in [Fault::Stall, Fault::Swallow] {
-                let (link, relays) = relayed(&*table, context);
-                relays.first.break_line(ANY, 100_000, fault);
-                for size in SIZES.into_iter().cycle().take(48) {
-                    link.transfer(size, size.max(1));
-                }
-                assert!(relays.door.opened(ANY) > 1);
-                // What it had comes late.
-                relays.first.wake(ANY);
-                for size in SIZES {
-                    link.transfer(size, size.max(1));
-                }
-                link.close();
+    child::run(&[LOOPBACK, NO_LANES], || {
+        let (table, context) = started(12);
+        for fault in [Fault::Stall, Fault::Swallow] {
+            let (link, relays) = relayed(&*table, context);
+            relays.first.break_line(ANY, 100_000, fault);
+            for size in SIZES.into_iter().cycle().take(48) {
+                link.transfer(size, size.max(1));
             }
-        },
-    );
+            assert!(relays.door.opened(ANY) > 1);
+            // What it had comes late.
+            relays.first.wake(ANY);
+            for size in SIZES {
+                link.transfer(size, size.max(1));
+            }
+            link.close();
+        }
+    });
 }
 
 #[test]
 fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
-    child::run(
-        "what_was_reported_sent_comes_although_its_host_calls_nothing_more",
-        &[LOOPBACK, NO_LANES],
-        || {
-            let (table, context) = started(12);
-            let (link, relays) = relayed(&*table, context);
-            link.transfer(8, 8);
-            let stalled = relays.first.carried(ANY) + 1000;
-            relays.first.break_line(ANY, stalled, Fault::Stall);
-            // Together they are more than the relay passes on before it looks at its orders.
-            const COUNT: usize = 8;
-            const LEN: usize = 16_000;
-            let wanted = content(COUNT * LEN);
-            let (mut data, mut target) = (wanted.clone(), vec![0; COUNT * LEN]);
-            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
-            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-            let (mut sends, mut receives) = (Vec::new(), Vec::new());
-            for place in (0..COUNT * LEN).step_by(LEN) {
-                let at = target[place..].as_mut_ptr();
-                receives.push(table.irecv(link.receive, at, LEN, to, ptr::null_mut()).1);
-                sends.push(
-                    table
-                        .isend(link.send, data[place..].as_mut_ptr(), LEN, from)
-                        .1,
-                );
-            }
-            for sent in sends {
-                assert_eq!(link.finish(sent), LEN);
-            }
-            assert_eq!(table.dereg_mr(link.send, from), 0);
-            data.fill(0xee);
-            let (rc, done, _) = table.test(receives[COUNT - 1]);
-            assert_eq!((rc, done), (0, 0), "the relay holds it back");
-            relays.first.reset(ANY);
-            for received in receives {
-                assert_eq!(link.finish(received), LEN);
-            }
-            assert!(target == wanted);
-            link.close();
-        },
-    );
+    child::run(&[LOOPBACK, NO_LANES], || {
+        let (table, context) = started(12);
+        let (link, relays) = relayed(&*table, context);
+        link.transfer(8, 8);
+        let stalled = relays.first.carried(ANY) + 1000;
+        relays.first.break_line(ANY, stalled, Fault::Stall);
+        // Together they are more than the relay passes on before it looks at its orders.
+        const COUNT: usize = 8;
+        const LEN: usize = 16_000;
+        let wanted = content(COUNT * LEN);
+        let (mut data, mut target) = (wanted.clone(), vec![0; COUNT * LEN]);
+        let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+        let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for place in (0..COUNT * LEN).step_by(LEN) {
+            let at = target[place..].as_mut_ptr();
+            receives.push(table.irecv(link.receive, at, LEN, to, ptr::null_mut()).1);
+            sends.push(
+                table
+                    .isend(link.send, data[place..].as_mut_ptr(), LEN, from)
+                    .1,
+            );
+        }
+        for sent in sends {
+            assert_eq!(link.finish(sent), LEN);
+        }
+        assert_eq!(table.dereg_mr(link.send, from), 0);
+        data.fill(0xee);
+        let (rc, done, _) = table.test(receives[COUNT - 1]);
+        assert_eq!((rc, done), (0, 0), "the relay holds it back");
+        relays.first.reset(ANY);
+        for received in receives {
+            assert_eq!(link.finish(received), LEN);
+        }
+        assert!(target == wanted);
+        link.close();
+    });
 }
 
 #[test]
 fn a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more() {
     let long = ("TCPX_NET_INLINE_BYTES", "1048576");
-    child::run(
-        "a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more",
-        &[LOOPBACK, LANES, long],
-        || {
-            const LEN: usize = 100_000;
-            let (table, context) = started(12);
-            let (link, Relays { first, door }) = relayed(&*table, context);
-            link.transfer(8, 8);
-            let wanted = content(LEN);
-            let (mut data, mut target) = (wanted.clone(), vec![0; LEN]);
-            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
-            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-            let carried = || first.carried(ANY) + door.carried(ANY);
-            for _ in 0..10 {
-                target.fill(0xee);
-                let (before, at) = (carried(), target.as_mut_ptr());
-                let (_, received) = table.irecv(link.receive, at, LEN, to, ptr::null_mut());
-                let (_, sent) = table.isend(link.send, data.as_mut_ptr(), LEN, from);
-                until("the relays to pass it on", || {
-                    let (rc, done, _) = table.test(sent);
-                    assert_eq!((rc, done), (0, 0), "nobody has read it");
-                    carried() >= before + LEN as u64
-                });
-                let opened = door.opened(ANY);
-                first.reset(ANY);
-                door.reset(ANY);
-                until("another connection", || door.opened(ANY) > opened);
-                // All of it is here, and its receiver can tell nobody.
-                assert_eq!(link.finish(received), LEN);
-                assert!(target == wanted);
-                assert_eq!(link.finish(sent), LEN);
-            }
-            link.close();
-        },
-    );
+    child::run(&[LOOPBACK, LANES, long], || {
+        const LEN: usize = 100_000;
+        let (table, context) = started(12);
+        let (link, Relays { first, door }) = relayed(&*table, context);
+        link.transfer(8, 8);
+        let wanted = content(LEN);
+        let (mut data, mut target) = (wanted.clone(), vec![0; LEN]);
+        let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+        let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+        let carried = || first.carried(ANY) + door.carried(ANY);
+        for _ in 0..10 {
+            target.fill(0xee);
+            let (before, at) = (carried(), target.as_mut_ptr());
+            let (_, received) = table.irecv(link.receive, at, LEN, to, ptr::null_mut());
+            let (_, sent) = table.isend(link.send, data.as_mut_ptr(), LEN, from);
+            until("the relays to pass it on", || {
+                let (rc, done, _) = table.test(sent);
+                assert_eq!((rc, done), (0, 0), "nobody has read it");
+                carried() >= before + LEN as u64
+            });
+            let opened = door.opened(ANY);
+            first.reset(ANY);
+            door.reset(ANY);
+            until("another connection", || door.opened(ANY) > opened);
+            // All of it is here, and its receiver can tell nobody.
+            assert_eq!(link.finish(received), LEN);
+            assert!(target == wanted);
+            assert_eq!(link.finish(sent), LEN);
+        }
+        link.close();
+    });
 }
 
 /// A message that is written whole to a relay that holds it back, which then resets the connection; what becomes of
@@ -440,99 +404,83 @@ fn long_message(table: &dyn Calls, context: Opaque, fault: Fault) -> [Result<usi
 
 #[test]
 fn a_long_message_waits_for_its_receiver_and_is_sent_again() {
-    child::run(
-        "a_long_message_waits_for_its_receiver_and_is_sent_again",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            // The first one of a comm takes no lanes.
-            let ends = long_message(&*table, context, Fault::Stall);
-            assert_eq!(ends, [Ok(300_000), Ok(300_000)]);
-        },
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        // The first one of a comm takes no lanes.
+        let ends = long_message(&*table, context, Fault::Stall);
+        assert_eq!(ends, [Ok(300_000), Ok(300_000)]);
+    });
 }
 
 #[test]
 fn a_long_message_that_cannot_be_sent_again_is_an_error_at_both_ends() {
-    child::run(
-        "a_long_message_that_cannot_be_sent_again_is_an_error_at_both_ends",
-        &[LOOPBACK, NO_LANES],
-        || {
-            let (table, context) = started(12);
-            // Buffers of the kernel's take all of it at once, as a rule; what they do not take is still there.
-            match long_message(&*table, context, Fault::Stall) {
-                [_, Err(())] | [Ok(300_000), Ok(300_000)] => {}
-                ends => panic!("{ends:?}"),
-            }
-        },
-    );
+    child::run(&[LOOPBACK, NO_LANES], || {
+        let (table, context) = started(12);
+        // Buffers of the kernel's take all of it at once, as a rule; what they do not take is still there.
+        match long_message(&*table, context, Fault::Stall) {
+            [_, Err(())] | [Ok(300_000), Ok(300_000)] => {}
+            ends => panic!("{ends:?}"),
+        }
+    });
 }
 
 #[test]
 fn a_receiver_that_closes_while_its_connection_is_away_is_an_error() {
-    child::run(
-        "a_receiver_that_closes_while_its_connection_is_away_is_an_error",
-        &[LOOPBACK, NO_LANES],
-        || {
-            let (table, context) = started(12);
-            // Another comm, so that the process's door stays.
-            let stays = Link::new(&*table, context);
-            let (link, relays) = relayed(&*table, context);
-            link.transfer(8, 8);
-            relays.first.reset(ANY);
-            assert_eq!(table.close_recv(link.receive), 0);
-            let mut data = content(MIB / 16);
-            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
-            until("an error", || {
-                let (rc, sent) = table.isend(link.send, data.as_mut_ptr(), data.len(), from);
-                rc != 0 || !sent.is_null() && table.test(sent).0 != 0
-            });
-            assert_eq!(table.close_send(link.send), 0);
-            stays.close();
-        },
-    );
+    child::run(&[LOOPBACK, NO_LANES], || {
+        let (table, context) = started(12);
+        // Another comm, so that the process's door stays.
+        let stays = Link::new(&*table, context);
+        let (link, relays) = relayed(&*table, context);
+        link.transfer(8, 8);
+        relays.first.reset(ANY);
+        assert_eq!(table.close_recv(link.receive), 0);
+        let mut data = content(MIB / 16);
+        let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+        until("an error", || {
+            let (rc, sent) = table.isend(link.send, data.as_mut_ptr(), data.len(), from);
+            rc != 0 || !sent.is_null() && table.test(sent).0 != 0
+        });
+        assert_eq!(table.close_send(link.send), 0);
+        stays.close();
+    });
 }
 
 #[test]
 fn a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent() {
-    child::run(
-        "a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent",
-        &[LOOPBACK, NO_LANES],
-        || {
-            let (table, context) = started(12);
-            for comes_back in [true, false] {
-                let (link, relays) = relayed(&*table, context);
-                link.transfer(8, 8);
-                let stalled = relays.first.carried(ANY) + 1000;
-                relays.first.break_line(ANY, stalled, Fault::Stall);
-                let (mut data, mut target) = (content(5000), vec![0; 5000]);
-                let (_, from) = table.reg_mr(link.send, &mut data, HOST);
-                let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-                let at = target.as_mut_ptr();
-                let (_, received) = table.irecv(link.receive, at, 5000, to, ptr::null_mut());
-                let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 5000, from);
-                assert_eq!(link.finish(sent), 5000);
-                if !comes_back {
-                    relays.door.refuse(ANY);
-                    relays.first.reset(ANY);
-                    // Neither waits for the other without an end.
-                    link.close();
-                    continue;
-                }
+    child::run(&[LOOPBACK, NO_LANES], || {
+        let (table, context) = started(12);
+        for comes_back in [true, false] {
+            let (link, relays) = relayed(&*table, context);
+            link.transfer(8, 8);
+            let stalled = relays.first.carried(ANY) + 1000;
+            relays.first.break_line(ANY, stalled, Fault::Stall);
+            let (mut data, mut target) = (content(5000), vec![0; 5000]);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+            let at = target.as_mut_ptr();
+            let (_, received) = table.irecv(link.receive, at, 5000, to, ptr::null_mut());
+            let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 5000, from);
+            assert_eq!(link.finish(sent), 5000);
+            if !comes_back {
+                relays.door.refuse(ANY);
                 relays.first.reset(ANY);
-                std::thread::scope(|scope| {
-                    let received = Request(&*table, received);
-                    let receiver = scope.spawn(move || received.end());
-                    // The host calls nothing in between, so it may not know that the connection is away.
-                    until("the monitor", || relays.door.opened(ANY) > 1);
-                    assert_eq!(table.close_send(link.send), 0);
-                    assert!(receiver.join().unwrap());
-                });
-                assert!(target == data);
-                assert_eq!(table.close_recv(link.receive), 0);
+                // Neither waits for the other without an end.
+                link.close();
+                continue;
             }
-        },
-    );
+            relays.first.reset(ANY);
+            std::thread::scope(|scope| {
+                let received = Request(&*table, received);
+                let receiver = scope.spawn(move || received.end());
+                // The host calls nothing in between, so it may not know that the connection is away.
+                until("the monitor", || relays.door.opened(ANY) > 1);
+                assert_eq!(table.close_send(link.send), 0);
+                assert!(receiver.join().unwrap());
+            });
+            assert!(target == data);
+            assert_eq!(table.close_recv(link.receive), 0);
+        }
+    });
 }
 
 /// A request that another thread tests.

@@ -58,7 +58,7 @@ fn peers_get_all(test: &str, part: &str, lanes: (&str, &str)) {
     if child::is_child(part) {
         return sender();
     }
-    child::run(test, &[LOOPBACK, lanes], || {
+    child::run_as(test, &[LOOPBACK, lanes], || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         for (size, messages) in MESSAGES {
@@ -74,7 +74,7 @@ fn peers_get_all(test: &str, part: &str, lanes: (&str, &str)) {
                     ("TCPX_TEST_COUNT", &count),
                     ("TCPX_TEST_END", end),
                 ];
-                let mut process = child::start(test, part, &environment);
+                let process = child::start(test, part, &environment);
                 leave_handle(&file, &handle);
                 let receive = accepted(&*table, listen);
                 let start = Instant::now();
@@ -82,7 +82,7 @@ fn peers_get_all(test: &str, part: &str, lanes: (&str, &str)) {
                 receive_all(&*table, receive, (size, messages), |number| {
                     number < messages / 2 || start.elapsed() >= LATE
                 });
-                assert!(process.wait().unwrap().success());
+                process.succeeds();
             }
         }
     });

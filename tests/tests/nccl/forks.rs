@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    HOST, Link, MIB, accepted, connected, content, listening, started, until,
+    HOST, Link, MIB, accepted, connected, content, good, listening, started, until,
 };
 
 /// `ncclInvalidUsage`.
@@ -38,76 +38,69 @@ fn inherited() -> usize {
 
 #[test]
 fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
-    child::run(
-        "a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them",
-        &[LOOPBACK, LANES],
-        || {
-            let (before, kept) = (sockets(), inherited());
-            let (table, context) = started(12);
-            let link = Link::new(&*table, context);
-            link.warm();
-            let (listen, mut dials) = listening(&*table, context);
-            assert_eq!(table.connect(context, &mut dials).0, 0);
-            let (mut data, mut target) = (content(MIB), vec![0; MIB]);
-            let (rc, from) = table.reg_mr(link.send, &mut data, HOST);
-            assert_eq!(rc, 0);
-            let (rc, to) = table.reg_mr(link.receive, &mut target, HOST);
-            assert_eq!(rc, 0);
-            let (start, sink) = (data.as_mut_ptr(), target.as_mut_ptr());
-            assert!(sockets() > before);
-            assert_eq!(
-                inherited(),
-                kept,
-                "a program that is executed gets descriptors"
-            );
-            let (rc, received) = table.irecv(link.receive, sink, MIB, to, ptr::null_mut());
-            assert!(rc == 0 && !received.is_null());
+    child::run(&[LOOPBACK, LANES], || {
+        let (before, kept) = (sockets(), inherited());
+        let (table, context) = started(12);
+        let link = Link::new(&*table, context);
+        link.warm();
+        let (listen, mut dials) = listening(&*table, context);
+        assert_eq!(table.connect(context, &mut dials).0, 0);
+        let (mut data, mut target) = (content(MIB), vec![0; MIB]);
+        let from = good(table.reg_mr(link.send, &mut data, HOST));
+        let to = good(table.reg_mr(link.receive, &mut target, HOST));
+        let (start, sink) = (data.as_mut_ptr(), target.as_mut_ptr());
+        assert!(sockets() > before);
+        assert_eq!(
+            inherited(),
+            kept,
+            "a program that is executed gets descriptors"
+        );
+        let (rc, received) = table.irecv(link.receive, sink, MIB, to, ptr::null_mut());
+        assert!(rc == 0 && !received.is_null());
 
-            child::forked(|| {
-                assert_eq!(sockets(), before, "the child holds connections");
-                let began = Instant::now();
-                assert_eq!(table.test(received).0, INVALID_USAGE);
-                assert_eq!(table.isend(link.send, start, MIB, from).0, INVALID_USAGE);
-                let (rc, _) = table.irecv(link.receive, sink, MIB, to, ptr::null_mut());
-                assert_eq!(rc, INVALID_USAGE);
-                let mut bytes = [0; 8];
-                assert_eq!(table.reg_mr(link.send, &mut bytes, HOST).0, INVALID_USAGE);
-                assert_eq!(table.dereg_mr(link.send, from), INVALID_USAGE);
-                assert_eq!(table.accept(listen).0, INVALID_USAGE);
-                assert_ne!(table.connect(context, &mut dials).0, 0);
-                // A close is a good answer, and tells the peers nothing.
-                assert_eq!(table.close_send(link.send), 0);
-                assert_eq!(table.close_recv(link.receive), 0);
-                assert_eq!(table.close_listen(listen), 0);
-                assert!(
-                    began.elapsed() < Duration::from_secs(4),
-                    "it waited for threads"
-                );
-                // What it makes for itself works.
-                let (rc, context) = table.init();
-                assert_eq!(rc, 0);
-                let own = Link::new(&*table, context);
-                own.warm();
-                own.close();
-            });
-
-            let (rc, sent) = table.isend(link.send, start, MIB, from);
-            assert!(rc == 0 && !sent.is_null());
-            let mut open = vec![sent, received];
-            until("the parent's transfer", || {
-                open.retain(|request| {
-                    let (rc, done, _) = table.test(*request);
-                    assert_eq!(rc, 0);
-                    done == 0
-                });
-                open.is_empty()
-            });
-            assert!(data == target);
+        child::forked(|| {
+            assert_eq!(sockets(), before, "the child holds connections");
+            let began = Instant::now();
+            assert_eq!(table.test(received).0, INVALID_USAGE);
+            assert_eq!(table.isend(link.send, start, MIB, from).0, INVALID_USAGE);
+            let (rc, _) = table.irecv(link.receive, sink, MIB, to, ptr::null_mut());
+            assert_eq!(rc, INVALID_USAGE);
+            let mut bytes = [0; 8];
+            assert_eq!(table.reg_mr(link.send, &mut bytes, HOST).0, INVALID_USAGE);
+            assert_eq!(table.dereg_mr(link.send, from), INVALID_USAGE);
+            assert_eq!(table.accept(listen).0, INVALID_USAGE);
+            assert_ne!(table.connect(context, &mut dials).0, 0);
+            // A close is a good answer, and tells the peers nothing.
+            assert_eq!(table.close_send(link.send), 0);
+            assert_eq!(table.close_recv(link.receive), 0);
             assert_eq!(table.close_listen(listen), 0);
-            link.transfer(20 * MIB, 20 * MIB);
-            link.close();
-        },
-    );
+            assert!(
+                began.elapsed() < Duration::from_secs(4),
+                "it waited for threads"
+            );
+            // What it makes for itself works.
+            let context = good(table.init());
+            let own = Link::new(&*table, context);
+            own.warm();
+            own.close();
+        });
+
+        let (rc, sent) = table.isend(link.send, start, MIB, from);
+        assert!(rc == 0 && !sent.is_null());
+        let mut open = vec![sent, received];
+        until("the parent's transfer", || {
+            open.retain(|request| {
+                let (rc, done, _) = table.test(*request);
+                assert_eq!(rc, 0);
+                done == 0
+            });
+            open.is_empty()
+        });
+        assert!(data == target);
+        assert_eq!(table.close_listen(listen), 0);
+        link.transfer(20 * MIB, 20 * MIB);
+        link.close();
+    });
 }
 
 /// Connects, forks a process that lives as long as the file, and waits to be killed.
@@ -128,8 +121,7 @@ fn fork_and_wait(file: PathBuf) {
     let (start, len) = (data.as_mut_ptr(), data.len());
     let (_, memory) = table.reg_mr(send, &mut data, HOST);
     loop {
-        let (rc, request) = table.isend(send, start, len, memory);
-        assert_eq!(rc, 0);
+        let request = good(table.isend(send, start, len, memory));
         while !request.is_null() {
             let (rc, done, _) = table.test(request);
             assert_eq!(rc, 0);
@@ -148,14 +140,14 @@ fn a_process_that_is_killed_is_seen_to_end_although_a_child_of_it_lives() {
         fork_and_wait(std::env::var_os("TCPX_TEST_FILE").unwrap().into());
         return;
     }
-    child::run(TEST, &[LOOPBACK, LANES], || {
+    child::run_as(TEST, &[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("handle");
         let (listen, handle) = listening(&*table, context);
         std::fs::write(&file, handle).unwrap();
         let meeting = ("TCPX_TEST_FILE", file.to_str().unwrap());
-        let mut peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
+        let peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
         let receive = accepted(&*table, listen);
         let mut target = vec![0; MIB];
         let (_, memory) = table.reg_mr(receive, &mut target, HOST);
@@ -176,8 +168,7 @@ fn a_process_that_is_killed_is_seen_to_end_although_a_child_of_it_lives() {
             assert!(next());
         }
         // Only the process that was started above; its child lives as long as the file.
-        peer.kill().unwrap();
-        peer.wait().unwrap();
+        drop(peer);
         until("the end", || !next());
         assert_eq!(table.close_recv(receive), 0);
     });

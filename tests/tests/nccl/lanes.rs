@@ -5,9 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::ptr;
 
+use rustix::process::Signal;
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    self, ANY, CUDA, HOST, Link, MIB, Relays, accepted, connected, content, handle_in,
+    self, ANY, CUDA, HOST, Link, MIB, Relays, accepted, connected, content, good, handle_in,
     leave_handle, listening, relayed, started, until,
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
@@ -34,7 +35,6 @@ fn until_threads(count: usize) {
 #[test]
 fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
     child::run(
-        "sixteen_channels_share_threads_that_end_with_the_last_comm",
         &[LOOPBACK, ("TCPX_NET_THREADS", "2"), ("TCPX_NET_LANES", "4")],
         || {
             let (table, context) = started(12);
@@ -53,134 +53,116 @@ fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
 
 #[test]
 fn the_file_stays_mapped_after_it_was_closed() {
-    child::run(
-        "the_file_stays_mapped_after_it_was_closed",
-        &[LOOPBACK, LANES],
-        || {
-            let path = tcpx_tests::plugin_file::path();
-            let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
-            let (table, context) = started(11);
-            let link = Link::new(&*table, context);
-            link.warm();
-            link.close();
-            // SAFETY: our own file, loaded before; each call takes back one use of it.
-            unsafe {
-                let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-                assert!(!library.is_null());
-                for _ in 0..3 {
-                    libc::dlclose(library);
-                }
+    child::run(&[LOOPBACK, LANES], || {
+        let path = tcpx_tests::plugin_file::path();
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        let (table, context) = started(11);
+        let link = Link::new(&*table, context);
+        link.warm();
+        link.close();
+        // SAFETY: our own file, loaded before; each call takes back one use of it.
+        unsafe {
+            let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+            assert!(!library.is_null());
+            for _ in 0..3 {
+                libc::dlclose(library);
             }
-            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-            assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
-            // And it works as before, as for a communicator made again.
-            let link = Link::new(&*table, context);
-            link.warm();
-            link.close();
-        },
-    );
+        }
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
+        // And it works as before, as for a communicator made again.
+        let link = Link::new(&*table, context);
+        link.warm();
+        link.close();
+    });
 }
 
 #[test]
 fn a_forked_process_starts_lanes_of_its_own() {
-    child::run(
-        "a_forked_process_starts_lanes_of_its_own",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            let link = Link::new(&*table, context);
-            link.warm();
-            child::forked(|| {
-                // The parent's threads are not here.
-                let (rc, context) = table.init();
-                assert_eq!(rc, 0);
-                let own = Link::new(&*table, context);
-                own.warm();
-                own.transfer(20 * MIB, 20 * MIB);
-                own.close();
-            });
-            // What the child did to its copies is not seen here.
-            link.transfer(20 * MIB, 20 * MIB);
-            link.close();
-        },
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        let link = Link::new(&*table, context);
+        link.warm();
+        child::forked(|| {
+            // The parent's threads are not here.
+            let context = good(table.init());
+            let own = Link::new(&*table, context);
+            own.warm();
+            own.transfer(20 * MIB, 20 * MIB);
+            own.close();
+        });
+        // What the child did to its copies is not seen here.
+        link.transfer(20 * MIB, 20 * MIB);
+        link.close();
+    });
 }
 
 #[test]
 fn only_who_holds_a_secret_gets_in() {
-    child::run(
-        "only_who_holds_a_secret_gets_in",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            let (listen, handle) = listening(&*table, context);
-            // The comm's own secret lies at byte 32, the lanes' at 72.
-            let mut stranger = handle;
-            stranger[32] ^= 1;
-            let mut refused = false;
-            until("the stranger's end", || {
-                let (rc, comm) = table.connect(context, &mut stranger);
-                assert!(comm.is_null(), "a wrong secret got in");
-                refused |= rc != 0;
-                let (rc, comm) = table.accept(listen);
-                assert!(rc == 0 && comm.is_null());
-                refused
-            });
-            // The right peer with a wrong secret for lanes: its messages come without them.
-            let mut peer = handle;
-            peer[72] ^= 1;
-            let link = Link::between(&*table, context, listen, peer);
-            link.warm();
-            link.close();
-        },
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        let (listen, handle) = listening(&*table, context);
+        // The comm's own secret lies at byte 32, the lanes' at 72.
+        let mut stranger = handle;
+        stranger[32] ^= 1;
+        let mut refused = false;
+        until("the stranger's end", || {
+            let (rc, comm) = table.connect(context, &mut stranger);
+            assert!(comm.is_null(), "a wrong secret got in");
+            refused |= rc != 0;
+            let (rc, comm) = table.accept(listen);
+            assert!(rc == 0 && comm.is_null());
+            refused
+        });
+        // The right peer with a wrong secret for lanes: its messages come without them.
+        let mut peer = handle;
+        peer[72] ^= 1;
+        let link = Link::between(&*table, context, listen, peer);
+        link.warm();
+        link.close();
+    });
 }
 
 #[test]
 fn a_comm_closes_with_requests_in_flight_and_its_memory_is_free() {
-    child::run(
-        "a_comm_closes_with_requests_in_flight_and_its_memory_is_free",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            let stays = Link::new(&*table, context);
-            for sender_first in [true, false] {
-                let link = Link::new(&*table, context);
-                link.warm();
-                let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
-                let (_, from) = table.reg_mr(link.send, &mut data, HOST);
-                let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-                let mut requests = Vec::new();
-                for part in 0..4 {
-                    let at = part * 16 * MIB;
-                    let start = target.as_mut_ptr().wrapping_add(at);
-                    let (rc, request) =
-                        table.irecv(link.receive, start, 16 * MIB, to, ptr::null_mut());
-                    assert!(rc == 0 && !request.is_null());
-                    requests.push(request);
-                    let start = data.as_mut_ptr().wrapping_add(at);
-                    let (rc, request) = table.isend(link.send, start, 16 * MIB, from);
-                    assert!(rc == 0 && !request.is_null());
-                    requests.push(request);
-                }
-                for request in requests {
-                    assert_eq!(table.test(request).0, 0);
-                }
-                if sender_first {
-                    assert_eq!(table.close_send(link.send), 0);
-                    drop(data);
-                    assert_eq!(table.close_recv(link.receive), 0);
-                } else {
-                    assert_eq!(table.close_recv(link.receive), 0);
-                    target.fill(7);
-                    assert_eq!(table.close_send(link.send), 0);
-                    assert!(target.iter().all(|byte| *byte == 7), "written after close");
-                }
-                stays.warm();
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        let stays = Link::new(&*table, context);
+        for sender_first in [true, false] {
+            let link = Link::new(&*table, context);
+            link.warm();
+            let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+            let mut requests = Vec::new();
+            for part in 0..4 {
+                let at = part * 16 * MIB;
+                let start = target.as_mut_ptr().wrapping_add(at);
+                let (rc, request) = table.irecv(link.receive, start, 16 * MIB, to, ptr::null_mut());
+                assert!(rc == 0 && !request.is_null());
+                requests.push(request);
+                let start = data.as_mut_ptr().wrapping_add(at);
+                let (rc, request) = table.isend(link.send, start, 16 * MIB, from);
+                assert!(rc == 0 && !request.is_null());
+                requests.push(request);
             }
-            stays.close();
-        },
-    );
+            for request in requests {
+                assert_eq!(table.test(request).0, 0);
+            }
+            if sender_first {
+                assert_eq!(table.close_send(link.send), 0);
+                drop(data);
+                assert_eq!(table.close_recv(link.receive), 0);
+            } else {
+                assert_eq!(table.close_recv(link.receive), 0);
+                target.fill(7);
+                assert_eq!(table.close_send(link.send), 0);
+                assert!(target.iter().all(|byte| *byte == 7), "written after close");
+            }
+            stays.warm();
+        }
+        stays.close();
+    });
 }
 
 /// The file through which the two processes below meet.
@@ -192,8 +174,7 @@ const COMMS: usize = 4;
 
 /// Connects to each handle in the file, and sends without end.
 fn send_until_killed(table: &dyn Calls) {
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
+    let context = good(table.init());
     let handles = std::fs::read(meeting("TCPX_TEST_FILE")).unwrap();
     let mut data = content(16 * MIB);
     let (start, len) = (data.as_mut_ptr(), data.len());
@@ -205,8 +186,7 @@ fn send_until_killed(table: &dyn Calls) {
     }
     loop {
         for (send, memory, requests) in &mut comms {
-            let (rc, request) = table.isend(*send, start, len, *memory);
-            assert_eq!(rc, 0);
+            let request = good(table.isend(*send, start, len, *memory));
             if !request.is_null() {
                 requests.push(request);
             }
@@ -227,7 +207,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
         send_until_killed(&*nccl_part::table(12));
         return;
     }
-    child::run(TEST, &[LOOPBACK, LANES], || {
+    child::run_as(TEST, &[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("handles");
@@ -241,7 +221,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
             .collect();
         std::fs::write(&file, &handles).unwrap();
         let meeting = ("TCPX_TEST_FILE", file.to_str().unwrap());
-        let mut peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
+        let peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
         let mut target = vec![0; 16 * MIB];
         let (start, len) = (target.as_mut_ptr(), target.len());
         let mut comms = Vec::new();
@@ -275,8 +255,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
             comms.iter().all(|comm| comm.3 >= 5)
         });
         // Only the process that was started above.
-        peer.kill().unwrap();
-        peer.wait().unwrap();
+        drop(peer);
         until("an error on every comm", || step(&mut comms) == COMMS);
         for (receive, ..) in comms {
             assert_eq!(table.close_recv(receive), 0);
@@ -304,70 +283,62 @@ fn processor_time() -> std::time::Duration {
 
 #[test]
 fn a_door_that_can_take_no_connection_does_not_spin() {
-    child::run(
-        "a_door_that_can_take_no_connection_does_not_spin",
-        &[LOOPBACK, LANES],
-        || {
-            // SAFETY: a limit of this process, with both values set.
-            unsafe {
-                let limit = libc::rlimit {
-                    rlim_cur: 200,
-                    rlim_max: 200,
-                };
-                assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
-            }
-            let (table, context) = started(12);
-            let (listen, handle) = listening(&*table, context);
-            let door = u16::from_le_bytes([handle[56], handle[57]]);
-            // A stranger at the door takes the last descriptor; the door finds none.
-            let mut files = Vec::new();
-            while let Ok(file) = std::fs::File::open("/dev/null") {
-                files.push(file);
-            }
-            files.pop();
-            let stranger = std::net::TcpStream::connect(("127.0.0.1", door)).unwrap();
-            let before = processor_time();
-            std::thread::sleep(std::time::Duration::from_secs(2));
-            let used = processor_time() - before;
-            assert!(
-                used < std::time::Duration::from_millis(200),
-                "{used:?} of two seconds"
-            );
-            // With descriptors there again it serves as before.
-            drop((files, stranger));
-            assert_eq!(table.close_listen(listen), 0);
-            let link = Link::new(&*table, context);
-            link.warm();
-            link.close();
-        },
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        // SAFETY: a limit of this process, with both values set.
+        unsafe {
+            let limit = libc::rlimit {
+                rlim_cur: 200,
+                rlim_max: 200,
+            };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        }
+        let (table, context) = started(12);
+        let (listen, handle) = listening(&*table, context);
+        let door = u16::from_le_bytes([handle[56], handle[57]]);
+        // A stranger at the door takes the last descriptor; the door finds none.
+        let mut files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        files.pop();
+        let stranger = std::net::TcpStream::connect(("127.0.0.1", door)).unwrap();
+        let before = processor_time();
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let used = processor_time() - before;
+        assert!(
+            used < std::time::Duration::from_millis(200),
+            "{used:?} of two seconds"
+        );
+        // With descriptors there again it serves as before.
+        drop((files, stranger));
+        assert_eq!(table.close_listen(listen), 0);
+        let link = Link::new(&*table, context);
+        link.warm();
+        link.close();
+    });
 }
 
 #[test]
 fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
-    child::run(
-        "a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back",
-        &[LOOPBACK, LANES],
-        || {
-            for version in 6..=12 {
-                let (table, context) = started(version);
-                for fault in [Fault::Reset, Fault::Close] {
-                    let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
-                    proxy.break_line(ANY, 5_000_000, fault);
-                    for _ in 0..8 {
-                        link.transfer(8 * MIB, 8 * MIB);
-                    }
-                    // The first one ended at some byte of a chunk.
-                    until("another lane in its place", || {
-                        link.transfer(MIB, MIB);
-                        proxy.opened(ANY) > TWO_LANES
-                    });
-                    link.close();
+    child::run(&[LOOPBACK, LANES], || {
+        for version in 6..=12 {
+            let (table, context) = started(version);
+            for fault in [Fault::Reset, Fault::Close] {
+                let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+                proxy.break_line(ANY, 5_000_000, fault);
+                for _ in 0..8 {
+                    link.transfer(8 * MIB, 8 * MIB);
                 }
-                assert_eq!(table.finalize(context), 0);
+                // The first one ended at some byte of a chunk.
+                until("another lane in its place", || {
+                    link.transfer(MIB, MIB);
+                    proxy.opened(ANY) > TWO_LANES
+                });
+                link.close();
             }
-        },
-    );
+            assert_eq!(table.finalize(context), 0);
+        }
+    });
 }
 
 /// Moves messages of one kind of memory while every lane is reset whenever some bytes have passed.
@@ -387,21 +358,15 @@ fn under_resets(kind: i32) {
 
 #[test]
 fn lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message() {
-    child::run(
-        "lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message",
-        &[LOOPBACK, LANES],
-        || under_resets(HOST),
-    );
+    child::run(&[LOOPBACK, LANES], || under_resets(HOST));
 }
 
 #[test]
 fn lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory() {
     let device = [("TCPX_NET_DEVICE", "cuda"), ("TCPX_NET_STANDIN", "host")];
-    child::run(
-        "lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory",
-        &[LOOPBACK, LANES, device[0], device[1]],
-        || under_resets(CUDA),
-    );
+    child::run(&[LOOPBACK, LANES, device[0], device[1]], || {
+        under_resets(CUDA)
+    });
 }
 
 /// Sends messages one after the other from one buffer, each overwritten as soon as its send is done, then closes
@@ -454,32 +419,27 @@ fn overwritten(
 
 #[test]
 fn what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset() {
-    child::run(
-        "what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            for round in 0..20 {
-                let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
-                link.warm();
-                let messages: Vec<_> = (0..8).map(|_| content(100_000 + round)).collect();
-                let received = overwritten(&link, &messages, |number| {
-                    // Also just before the sender closes, which waits until the peer has all.
-                    if number % 2 == 1 {
-                        proxy.reset(ANY);
-                    }
-                });
-                assert!(received == messages, "in round {round}");
-                assert_eq!(table.close_recv(link.receive), 0);
-            }
-        },
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        for round in 0..20 {
+            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+            link.warm();
+            let messages: Vec<_> = (0..8).map(|_| content(100_000 + round)).collect();
+            let received = overwritten(&link, &messages, |number| {
+                // Also just before the sender closes, which waits until the peer has all.
+                if number % 2 == 1 {
+                    proxy.reset(ANY);
+                }
+            });
+            assert!(received == messages, "in round {round}");
+            assert_eq!(table.close_recv(link.receive), 0);
+        }
+    });
 }
 
 #[test]
 fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
     child::run(
-        "what_was_reported_sent_arrives_although_its_host_calls_nothing_more",
         &[
             LOOPBACK,
             ("TCPX_NET_LANES", "1"),
@@ -516,105 +476,92 @@ fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
 
 #[test]
 fn a_lane_that_brings_nothing_any_more_is_replaced() {
-    child::run(
-        "a_lane_that_brings_nothing_any_more_is_replaced",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            for fault in [Fault::Stall, Fault::Swallow] {
-                let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
-                proxy.break_line(ANY, 5_000_000, fault);
-                for _ in 0..8 {
-                    link.transfer(8 * MIB, 8 * MIB);
-                }
-                until("another lane in its place", || {
-                    proxy.opened(ANY) > TWO_LANES
-                });
-                // What it had comes late.
-                proxy.wake(ANY);
-                link.warm();
-                link.close();
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        for fault in [Fault::Stall, Fault::Swallow] {
+            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+            proxy.break_line(ANY, 5_000_000, fault);
+            for _ in 0..8 {
+                link.transfer(8 * MIB, 8 * MIB);
             }
-        },
-    );
+            until("another lane in its place", || {
+                proxy.opened(ANY) > TWO_LANES
+            });
+            // What it had comes late.
+            proxy.wake(ANY);
+            link.warm();
+            link.close();
+        }
+    });
 }
 
 #[test]
 fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
-    child::run(
-        "a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole",
-        &[LOOPBACK, ("TCPX_NET_LANES", "1")],
-        || {
-            let (table, context) = started(12);
-            let (stays, Relays { door: proxy, .. }) = relayed(&*table, context);
-            let (listen, mut handle) = listening(&*table, context);
-            handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
-            let goes = Link::between(&*table, context, listen, handle);
-            goes.warm();
-            // And each has a connection for answers.
-            assert_eq!(proxy.opened(ANY), 4, "they share it");
-            proxy.break_line(ANY, proxy.carried(ANY) + 5_000_000, Fault::Stall);
-            let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
-            let (_, from) = table.reg_mr(goes.send, &mut data, HOST);
-            let (_, to) = table.reg_mr(goes.receive, &mut target, HOST);
-            let start = target.as_mut_ptr();
-            let (_, received) = table.irecv(goes.receive, start, 64 * MIB, to, ptr::null_mut());
-            let (_, sent) = table.isend(goes.send, data.as_mut_ptr(), 64 * MIB, from);
-            let before = proxy.carried(ANY);
-            until("some of it", || {
-                assert_eq!((table.test(sent).0, table.test(received).0), (0, 0));
-                proxy.carried(ANY) > before + 4_000_000
-            });
-            assert_eq!(table.close_send(goes.send), 0);
-            drop(data);
-            assert_eq!(table.close_recv(goes.receive), 0);
-            stays.warm();
-            stays.close();
-        },
-    );
+    child::run(&[LOOPBACK, ("TCPX_NET_LANES", "1")], || {
+        let (table, context) = started(12);
+        let (stays, Relays { door: proxy, .. }) = relayed(&*table, context);
+        let (listen, mut handle) = listening(&*table, context);
+        handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
+        let goes = Link::between(&*table, context, listen, handle);
+        goes.warm();
+        // And each has a connection for answers.
+        assert_eq!(proxy.opened(ANY), 4, "they share it");
+        proxy.break_line(ANY, proxy.carried(ANY) + 5_000_000, Fault::Stall);
+        let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
+        let (_, from) = table.reg_mr(goes.send, &mut data, HOST);
+        let (_, to) = table.reg_mr(goes.receive, &mut target, HOST);
+        let start = target.as_mut_ptr();
+        let (_, received) = table.irecv(goes.receive, start, 64 * MIB, to, ptr::null_mut());
+        let (_, sent) = table.isend(goes.send, data.as_mut_ptr(), 64 * MIB, from);
+        let before = proxy.carried(ANY);
+        until("some of it", || {
+            assert_eq!((table.test(sent).0, table.test(received).0), (0, 0));
+            proxy.carried(ANY) > before + 4_000_000
+        });
+        assert_eq!(table.close_send(goes.send), 0);
+        drop(data);
+        assert_eq!(table.close_recv(goes.receive), 0);
+        stays.warm();
+        stays.close();
+    });
 }
 
 #[test]
 fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
-    child::run(
-        "one_lane_is_enough_and_none_is_an_error_on_both_sides",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
-            proxy.break_line(ANY, 5_000_000, Fault::Reset);
-            proxy.refuse(ANY);
-            for _ in 0..8 {
-                link.transfer(8 * MIB, 8 * MIB);
-            }
-            assert_eq!(proxy.opened(ANY), TWO_LANES);
-            proxy.reset(ANY);
-            let (mut data, mut target) = (content(8 * MIB), vec![0; 8 * MIB]);
-            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
-            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-            let start = target.as_mut_ptr();
-            let (_, received) = table.irecv(link.receive, start, 8 * MIB, to, ptr::null_mut());
-            let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 8 * MIB, from);
-            let mut failed = [sent.is_null(), received.is_null()];
-            until("an error on both sides", || {
-                for (request, failed) in [sent, received].into_iter().zip(&mut failed) {
-                    if !*failed {
-                        let (rc, done, _) = table.test(request);
-                        assert_eq!(done, 0);
-                        *failed = rc != 0;
-                    }
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+        proxy.break_line(ANY, 5_000_000, Fault::Reset);
+        proxy.refuse(ANY);
+        for _ in 0..8 {
+            link.transfer(8 * MIB, 8 * MIB);
+        }
+        assert_eq!(proxy.opened(ANY), TWO_LANES);
+        proxy.reset(ANY);
+        let (mut data, mut target) = (content(8 * MIB), vec![0; 8 * MIB]);
+        let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+        let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+        let start = target.as_mut_ptr();
+        let (_, received) = table.irecv(link.receive, start, 8 * MIB, to, ptr::null_mut());
+        let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 8 * MIB, from);
+        let mut failed = [sent.is_null(), received.is_null()];
+        until("an error on both sides", || {
+            for (request, failed) in [sent, received].into_iter().zip(&mut failed) {
+                if !*failed {
+                    let (rc, done, _) = table.test(request);
+                    assert_eq!(done, 0);
+                    *failed = rc != 0;
                 }
-                failed == [true; 2]
-            });
-            link.close();
-        },
-    );
+            }
+            failed == [true; 2]
+        });
+        link.close();
+    });
 }
 
 /// Sends back what arrives, until the peer has closed.
 fn echo(table: &dyn Calls) {
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
+    let context = good(table.init());
     let folder = meeting("TCPX_TEST_FILE");
     let (listen, handle) = listening(table, context);
     leave_handle(&folder.join("echo"), &handle);
@@ -647,17 +594,6 @@ fn echo(table: &dyn Calls) {
     }
 }
 
-/// A process that was started here, which may be stopped when this one fails.
-struct Peer(std::process::Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 const ECHOED: usize = 32 * MIB;
 /// How long the peer is stopped.
 const STOPPED: std::time::Duration = std::time::Duration::from_secs(20);
@@ -672,13 +608,13 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
         echo(&*nccl_part::table(12));
         return;
     }
-    child::run(TEST, &[LOOPBACK, LANES], || {
+    child::run_as(TEST, &[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let (listen, own) = listening(&*table, context);
         leave_handle(&folder.path().join("asks"), &own);
         let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
-        let mut peer = Peer(child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]));
+        let peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
         let mut handle = handle_in(&folder.path().join("echo"));
         let Relays { door: proxy, .. } = Relays::new(&mut handle);
         let link = Link::between(&*table, context, listen, handle);
@@ -686,11 +622,6 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
         let (mut data, mut target) = (content(ECHOED), vec![0; ECHOED]);
         let (_, from) = table.reg_mr(send, &mut data, HOST);
         let (_, to) = table.reg_mr(receive, &mut target, HOST);
-        let signal = |number| {
-            let process = libc::pid_t::try_from(peer.0.id()).unwrap();
-            // SAFETY: the process that was started above, which nobody has waited for.
-            assert_eq!(unsafe { libc::kill(process, number) }, 0);
-        };
         for round in 0..4 {
             target.fill(0);
             let at = target.as_mut_ptr();
@@ -713,7 +644,7 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
                     assert!(!step());
                     proxy.carried(ANY) > before + 4_000_000
                 });
-                signal(libc::SIGSTOP);
+                peer.signal(Signal::STOP);
                 // The rest is what is tested.
                 let start = std::time::Instant::now();
                 let mut has_lanes = true;
@@ -725,13 +656,13 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
                     }
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
-                signal(libc::SIGCONT);
+                peer.signal(Signal::CONT);
             }
             until("the echo", step);
             assert!(target == data, "in round {round}");
         }
         assert!(proxy.opened(ANY) > TWO_LANES, "lanes were dialled again");
         link.close();
-        assert!(peer.0.wait().unwrap().success());
+        peer.succeeds();
     });
 }

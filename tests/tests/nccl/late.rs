@@ -174,25 +174,22 @@ fn all_tables() -> Vec<(Box<dyn Calls>, Opaque)> {
 
 #[test]
 fn a_receiver_that_posts_late_without_lanes_gets_all() {
-    let name = "a_receiver_that_posts_late_without_lanes_gets_all";
-    child::run(name, &[LOOPBACK, NO_LANES], || {
+    child::run(&[LOOPBACK, NO_LANES], || {
         is_late(LATE, &all_tables());
     });
 }
 
 #[test]
 fn a_receiver_that_posts_late_with_lanes_gets_all() {
-    let name = "a_receiver_that_posts_late_with_lanes_gets_all";
-    child::run(name, &[LOOPBACK, LANES], || {
+    child::run(&[LOOPBACK, LANES], || {
         is_late(LATE, &all_tables());
     });
 }
 
 #[test]
 fn a_receiver_that_posts_late_gets_all_that_is_sealed() {
-    let name = "a_receiver_that_posts_late_gets_all_that_is_sealed";
     let [key, encrypts] = ENCRYPTED;
-    child::run(name, &[LOOPBACK, NO_LANES, key, encrypts], || {
+    child::run(&[LOOPBACK, NO_LANES, key, encrypts], || {
         is_late(LATE, &[started(12)]);
     });
 }
@@ -240,16 +237,14 @@ fn is_late_under_resets(late: Duration, longest: usize) {
 
 #[test]
 fn a_receiver_that_is_late_gets_all_though_connections_break() {
-    let name = "a_receiver_that_is_late_gets_all_though_connections_break";
-    child::run(name, &[LOOPBACK, NO_LANES], || {
+    child::run(&[LOOPBACK, NO_LANES], || {
         is_late_under_resets(LATE, RETAINED);
     });
 }
 
 #[test]
 fn a_receiver_that_is_late_gets_all_though_lanes_break() {
-    let name = "a_receiver_that_is_late_gets_all_though_lanes_break";
-    child::run(name, &[LOOPBACK, LANES], || {
+    child::run(&[LOOPBACK, LANES], || {
         is_late_under_resets(LATE, usize::MAX);
     });
 }
@@ -257,8 +252,7 @@ fn a_receiver_that_is_late_gets_all_though_lanes_break() {
 #[test]
 #[ignore = "long: run with --ignored"]
 fn a_receiver_that_is_a_minute_late_gets_all_though_all_breaks() {
-    let name = "a_receiver_that_is_a_minute_late_gets_all_though_all_breaks";
-    child::run(name, &[LOOPBACK, LANES], || {
+    child::run(&[LOOPBACK, LANES], || {
         is_late_under_resets(Duration::from_secs(60), usize::MAX);
     });
 }
@@ -266,8 +260,7 @@ fn a_receiver_that_is_a_minute_late_gets_all_though_all_breaks() {
 #[test]
 #[ignore = "long: run with --ignored"]
 fn a_receiver_that_posts_a_minute_late_gets_all() {
-    let name = "a_receiver_that_posts_a_minute_late_gets_all";
-    child::run(name, &[LOOPBACK, NO_LANES], || {
+    child::run(&[LOOPBACK, NO_LANES], || {
         is_late(Duration::from_secs(60), &all_tables());
     });
 }

@@ -14,7 +14,8 @@ use nccl_net::{
 use tcpx_tests::child::{LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
-    HOST, Link, MIB, accepted, handle_in, leave_handle, listening, started, until, until_calmly,
+    HOST, Link, MIB, accepted, good, handle_in, leave_handle, listening, started, until,
+    until_calmly,
 };
 use tcpx_tests::nccl_part::Opaque;
 use tcpx_tests::{child, plugin_file};
@@ -53,7 +54,7 @@ fn met(plugin: &Plugin, handle: Handle128, listen: ListenComm) -> (SendComm, Rec
 #[test]
 fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
     const TEST: &str = "choices_and_the_reasons_of_failures_reach_the_hosts_logger";
-    child::run(TEST, &[LOOPBACK, LANES], || {
+    child::run_as(TEST, &[LOOPBACK, LANES], || {
         set_log_sink(keep, LogLevel::Info);
         let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
         plugin.init().unwrap();
@@ -97,7 +98,7 @@ fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
 #[test]
 fn a_start_that_fails_says_why_in_the_hosts_log() {
     const TEST: &str = "a_start_that_fails_says_why_in_the_hosts_log";
-    child::run(TEST, &[("NCCL_SOCKET_IFNAME", "=nosuch0")], || {
+    child::run_as(TEST, &[("NCCL_SOCKET_IFNAME", "=nosuch0")], || {
         set_log_sink(keep, LogLevel::Warn);
         let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
         assert!(plugin.init().is_err());
@@ -121,10 +122,8 @@ fn exchange(folder: &Path) {
     let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
     loop {
         let at = target.as_mut_ptr();
-        let (rc, received) = table.irecv(link.receive, at, MIB, to, ptr::null_mut());
-        assert_eq!(rc, 0);
-        let (rc, sent) = table.isend(link.send, data.as_mut_ptr(), MIB, from);
-        assert_eq!(rc, 0);
+        let received = good(table.irecv(link.receive, at, MIB, to, ptr::null_mut()));
+        let sent = good(table.isend(link.send, data.as_mut_ptr(), MIB, from));
         link.finish(received);
         link.finish(sent);
     }
@@ -138,7 +137,7 @@ fn killed(test: &str, peer: &str, lanes: (&str, &str)) {
     if child::is_child(peer) {
         return exchange(Path::new(&std::env::var("TCPX_TEST_FILE").unwrap()));
     }
-    child::run(test, &[LOOPBACK, lanes], || {
+    child::run_as(test, &[LOOPBACK, lanes], || {
         set_log_sink(keep, LogLevel::Info);
         let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
         plugin.init().unwrap();
@@ -146,7 +145,7 @@ fn killed(test: &str, peer: &str, lanes: (&str, &str)) {
         let folder = tempfile::tempdir().unwrap();
         leave_handle(&folder.path().join("own"), &own.0);
         let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
-        let mut process = child::start(test, peer, &[LOOPBACK, lanes, meeting]);
+        let process = child::start(test, peer, &[LOOPBACK, lanes, meeting]);
         let handle = Handle128(handle_in(&folder.path().join("peer")));
         let (mut send, mut receive) = met(&plugin, handle, listen);
         let (mut from, mut to) = (vec![1; MIB], vec![0; MIB]);
@@ -180,8 +179,7 @@ fn killed(test: &str, peer: &str, lanes: (&str, &str)) {
             messages >= 5
         });
         // Only the process that was started above.
-        process.kill().unwrap();
-        process.wait().unwrap();
+        drop(process);
         let killed = Instant::now();
         until("both errors", || {
             let (_, send_failed, receive_failed) = step();
@@ -264,8 +262,7 @@ fn takes(messages: usize) {
         until_calmly("a message", || {
             if request.is_null() {
                 let at = target.as_mut_ptr();
-                let (rc, posted) = table.irecv(receive, at, MIB, to, ptr::null_mut());
-                assert_eq!(rc, 0);
+                let posted = good(table.irecv(receive, at, MIB, to, ptr::null_mut()));
                 request = posted;
             }
             !request.is_null() && table.test(request).1 == 1
@@ -322,11 +319,8 @@ fn a_peer_that_posts_no_more_receives_is_said_to_read_nothing() {
         ("TCPX_TEST_FILE", folder.path().to_str().unwrap()),
         ("TCPX_TEST_WORDS", "the peer reads nothing"),
     ];
-    let mut receiver = child::start(TEST, "takes some", &environment);
-    let mut sender = child::start(TEST, "sends to who takes some", &environment);
-    let ended = sender.wait().unwrap();
-    // Only the process that was started above.
-    receiver.kill().unwrap();
-    receiver.wait().unwrap();
-    assert!(ended.success());
+    let receiver = child::start(TEST, "takes some", &environment);
+    let sender = child::start(TEST, "sends to who takes some", &environment);
+    sender.succeeds();
+    drop(receiver);
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
-use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
+use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, good, started, until};
 use tcpx_tests::nccl_part::Opaque;
 
 const CUDA_POINTERS: (&str, &str) = ("TCPX_NET_DEVICE", "cuda");
@@ -19,10 +19,8 @@ fn crowd(link: &Link<'_>) {
     let mut data = content(MESSAGES * SPACE);
     let mut target = vec![0xee; MESSAGES * SPACE];
     let table = link.table;
-    let (rc, from) = table.reg_mr(link.send, &mut data, link.kind);
-    assert_eq!(rc, 0);
-    let (rc, to) = table.reg_mr(link.receive, &mut target, link.kind);
-    assert_eq!(rc, 0);
+    let from = good(table.reg_mr(link.send, &mut data, link.kind));
+    let to = good(table.reg_mr(link.receive, &mut target, link.kind));
     let (source, sink) = (data.as_mut_ptr(), target.as_mut_ptr());
     // Small ones and large ones in turn.
     let len = |n: usize| if n.is_multiple_of(3) { SPACE - n } else { n };
@@ -31,8 +29,7 @@ fn crowd(link: &Link<'_>) {
     until("a crowd of messages", || {
         while receives.len() < MESSAGES {
             let at = sink.wrapping_add(receives.len() * SPACE);
-            let (rc, request) = table.irecv(link.receive, at, SPACE, to, ptr::null_mut());
-            assert_eq!(rc, 0);
+            let request = good(table.irecv(link.receive, at, SPACE, to, ptr::null_mut()));
             if request.is_null() {
                 full[0] = true;
                 break;
@@ -41,8 +38,7 @@ fn crowd(link: &Link<'_>) {
         }
         while sends.len() < MESSAGES {
             let at = source.wrapping_add(sends.len() * SPACE);
-            let (rc, request) = table.isend(link.send, at, len(sends.len()), from);
-            assert_eq!(rc, 0);
+            let request = good(table.isend(link.send, at, len(sends.len()), from));
             if request.is_null() {
                 full[1] = true;
                 break;
@@ -100,8 +96,7 @@ fn play(version: u32) {
     let table = table.as_ref();
     // An interface stands for eight devices.
     assert_eq!(table.devices(), (0, 8));
-    let (rc, facts) = table.properties(0);
-    assert_eq!(rc, 0);
+    let facts = good(table.properties(0));
     assert_eq!(facts.pointers, HOST);
     assert_eq!(
         (facts.global, facts.flush, facts.max_recvs, facts.multi),
@@ -118,8 +113,7 @@ fn play(version: u32) {
     assert_ne!(table.properties(8).0, 0);
 
     // A second communicator in the same process, and both directions of the first.
-    let (rc, second) = table.init();
-    assert_eq!(rc, 0);
+    let second = good(table.init());
     let links = [
         Link::new(table, context),
         Link::new(table, context),
@@ -152,8 +146,7 @@ fn play(version: u32) {
     back.close();
     assert_eq!(table.finalize(context), 0);
     // The process starts over.
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
+    let context = good(table.init());
     let again = Link::new(table, context);
     again.transfer(1 << 20, 1 << 20);
     again.close();
@@ -166,15 +159,11 @@ fn both_directions(there: &Link<'_>, back: &Link<'_>) {
     let mut ends = Vec::new();
     for link in [there, back] {
         let (mut data, mut target) = (content(LEN), vec![0; LEN]);
-        let (rc, from) = link.table.reg_mr(link.send, &mut data, link.kind);
-        assert_eq!(rc, 0);
-        let (rc, to) = link.table.reg_mr(link.receive, &mut target, link.kind);
-        assert_eq!(rc, 0);
-        let (rc, sent) = link.table.isend(link.send, data.as_mut_ptr(), LEN, from);
-        assert_eq!(rc, 0);
+        let from = good(link.table.reg_mr(link.send, &mut data, link.kind));
+        let to = good(link.table.reg_mr(link.receive, &mut target, link.kind));
+        let sent = good(link.table.isend(link.send, data.as_mut_ptr(), LEN, from));
         let at = target.as_mut_ptr();
-        let (rc, received) = link.table.irecv(link.receive, at, LEN, to, ptr::null_mut());
-        assert_eq!(rc, 0);
+        let received = good(link.table.irecv(link.receive, at, LEN, to, ptr::null_mut()));
         ends.push((link, data, target, [sent, received], [from, to]));
     }
     let mut open: Vec<Opaque> = ends.iter().flat_map(|end| end.3).collect();
@@ -213,10 +202,8 @@ fn no_size_beyond_an_int(link: &Link<'_>) {
     // Pages that nobody touches.
     let mut bytes = vec![0; 1 << 31];
     let start = bytes.as_mut_ptr();
-    let (rc, from) = link.table.reg_mr(link.send, &mut bytes, HOST);
-    assert_eq!(rc, 0);
-    let (rc, to) = link.table.reg_mr(link.receive, &mut bytes, HOST);
-    assert_eq!(rc, 0);
+    let from = good(link.table.reg_mr(link.send, &mut bytes, HOST));
+    let to = good(link.table.reg_mr(link.receive, &mut bytes, HOST));
     let (rc, request) = link.table.isend(link.send, start, 1 << 31, from);
     assert!(rc == 4 && request.is_null());
     let null = ptr::null_mut();
@@ -236,8 +223,7 @@ fn cuda_pointers(version: u32) {
         assert_eq!(std::env::var(name).as_deref(), Ok(value));
     }
     assert_eq!(table.devices(), (0, 8));
-    let (rc, facts) = table.properties(0);
-    assert_eq!(rc, 0);
+    let facts = good(table.properties(0));
     assert_eq!((facts.pointers, facts.device), (HOST | CUDA, (0, 0)));
     assert_eq!((facts.global, facts.flush), (0, 0));
     let mut links = [Link::new(table, context), Link::new(table, context)];
@@ -262,7 +248,7 @@ macro_rules! versions {
     ($($version:literal $host:ident;)*) => {$(
         #[test]
         fn $host() {
-            child::run(stringify!($host), &[LOOPBACK, LANES], || play($version));
+            child::run_as(stringify!($host), &[LOOPBACK, LANES], || play($version));
         }
     )*};
 }
@@ -279,74 +265,51 @@ versions! {
 
 #[test]
 fn the_oldest_table_takes_cuda_pointers() {
-    child::run(
-        "the_oldest_table_takes_cuda_pointers",
-        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN],
-        || cuda_pointers(6),
-    );
+    child::run(&[LOOPBACK, LANES, CUDA_POINTERS, STANDIN], || {
+        cuda_pointers(6)
+    });
 }
 
 #[test]
 fn the_newest_table_takes_cuda_pointers() {
-    child::run(
-        "the_newest_table_takes_cuda_pointers",
-        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN],
-        || cuda_pointers(12),
-    );
+    child::run(&[LOOPBACK, LANES, CUDA_POINTERS, STANDIN], || {
+        cuda_pointers(12)
+    });
 }
 
 #[test]
 fn the_oldest_table_serves_ranks_that_encrypt_without_lanes() {
     let [key, encrypts] = ENCRYPTED;
-    child::run(
-        "the_oldest_table_serves_ranks_that_encrypt_without_lanes",
-        &[LOOPBACK, NO_LANES, key, encrypts],
-        || play(6),
-    );
+    child::run(&[LOOPBACK, NO_LANES, key, encrypts], || play(6));
 }
 
 #[test]
 fn the_newest_table_serves_ranks_that_encrypt() {
     let [key, encrypts] = ENCRYPTED;
-    child::run(
-        "the_newest_table_serves_ranks_that_encrypt",
-        &[LOOPBACK, LANES, key, encrypts],
-        || play(12),
-    );
+    child::run(&[LOOPBACK, LANES, key, encrypts], || play(12));
 }
 
 #[test]
 fn the_oldest_table_serves_ranks_with_a_key_without_lanes() {
-    child::run(
-        "the_oldest_table_serves_ranks_with_a_key_without_lanes",
-        &[LOOPBACK, NO_LANES, KEY],
-        || play(6),
-    );
+    child::run(&[LOOPBACK, NO_LANES, KEY], || play(6));
 }
 
 #[test]
 fn the_newest_table_serves_ranks_with_a_key() {
-    child::run(
-        "the_newest_table_serves_ranks_with_a_key",
-        &[LOOPBACK, LANES, KEY],
-        || play(12),
-    );
+    child::run(&[LOOPBACK, LANES, KEY], || play(12));
 }
 
 #[test]
 fn cuda_pointers_of_ranks_with_a_key() {
-    child::run(
-        "cuda_pointers_of_ranks_with_a_key",
-        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN, KEY],
-        || cuda_pointers(12),
-    );
+    child::run(&[LOOPBACK, LANES, CUDA_POINTERS, STANDIN, KEY], || {
+        cuda_pointers(12)
+    });
 }
 
 #[test]
 fn cuda_pointers_of_ranks_that_encrypt() {
     let [key, encrypts] = ENCRYPTED;
     child::run(
-        "cuda_pointers_of_ranks_that_encrypt",
         &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN, key, encrypts],
         || cuda_pointers(12),
     );
@@ -355,17 +318,13 @@ fn cuda_pointers_of_ranks_that_encrypt() {
 #[test]
 #[ignore = "large: run with --ignored"]
 fn the_largest_message_of_nccl_passes() {
-    child::run(
-        "the_largest_message_of_nccl_passes",
-        &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            let link = Link::new(&*table, context);
-            // The first comes over the comm's own connection, the second over lanes.
-            for _ in 0..2 {
-                link.transfer(1 << 30, 1 << 30);
-            }
-            link.close();
-        },
-    );
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        let link = Link::new(&*table, context);
+        // The first comes over the comm's own connection, the second over lanes.
+        for _ in 0..2 {
+            link.transfer(1 << 30, 1 << 30);
+        }
+        link.close();
+    });
 }

@@ -47,7 +47,7 @@ fn ranks(test: &str, part: &str, own: Rank<'_>, peers: &[Rank<'_>], is_refused: 
     if child::is_child(part) {
         return sender();
     }
-    child::run(test, &variables(own), || {
+    child::run_as(test, &variables(own), || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         for (number, peer) in peers.iter().enumerate() {
@@ -59,12 +59,12 @@ fn ranks(test: &str, part: &str, own: Rank<'_>, peers: &[Rank<'_>], is_refused: 
             if is_refused {
                 environment.push(("TCPX_TEST_REFUSED", "1"));
             }
-            let mut process = child::start(test, part, &environment);
+            let process = child::start(test, part, &environment);
             if !is_refused {
                 let receive = accepted(&*table, listen);
                 receive_all(&*table, receive, (MIB, MESSAGES), |_| true);
             }
-            assert!(process.wait().unwrap().success());
+            process.succeeds();
             if is_refused {
                 assert_eq!(table.close_listen(listen), 0);
             }

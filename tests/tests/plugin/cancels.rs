@@ -3,30 +3,15 @@
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Connection, Error, ErrorKind, Report, TcpNetwork, Transfer};
+use tcpx::{Error, ErrorKind, Report, TcpNetwork, Transfer};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::{Choices, Content};
 use tcpx_tests::double;
-use tcpx_tests::pair::{LONG, Listening, close, double_network};
-use tcpx_tests::process::wait;
+use tcpx_tests::pair::{LONG, Listening, close, double_network, moves};
+use tcpx_tests::support::wait;
 use tcpx_tests::withholding::Withholding;
 
 const ROUNDS: u64 = 150;
-
-/// One good transfer.
-fn transfer(server: &Connection, client: &Connection, number: u64, bytes: u64) {
-    let content = Content::new(1, number);
-    let source = Source::new(content, bytes, 0);
-    let destination = Destination::new(bytes, 17);
-    let receive = server
-        .receive(destination.slice(), 1)
-        .start()
-        .expect("room");
-    let send = client.send(source.slice(), 1).start().expect("room");
-    send.wait().expect("a good transfer");
-    receive.wait().expect("a good transfer");
-    assert_eq!(destination.defect(content), None);
-}
 
 fn ended(transfer: &Transfer) -> Result<Report, Error> {
     transfer.wait_timeout(LONG).expect("its deadline bounds it")
@@ -116,7 +101,7 @@ fn cancelled_and_dropped_transfers_leave_tcp_usable_and_their_memory_alone() {
                 destination.try_poison().then_some(())
             });
         }
-        transfer(&server, &client, round, 1 << 20);
+        moves(&client, &server, 1 << 20);
         assert_eq!(destination.touched(), None, "round {round}");
     }
     assert!(
@@ -171,7 +156,7 @@ fn cancelling_a_granted_transfer_of_a_plugin_ends_the_connection_and_says_so() {
         // Another connection has channels of its own.
         let listening = Listening::new(double_network(), |_| {}, |_| {});
         let (server, client) = listening.connect();
-        transfer(&server, &client, 1, 4 << 20);
+        moves(&client, &server, 4 << 20);
         assert_eq!(destination.touched(), None);
         close(server, client);
     }
@@ -193,7 +178,7 @@ fn cancelling_a_receive_that_nothing_matches_leaves_a_plugin_connection_usable()
         error.to_string().contains("nothing was delivered"),
         "{error}"
     );
-    transfer(&server, &client, 1, 3 << 20);
+    moves(&client, &server, 3 << 20);
     assert_eq!(destination.touched(), None);
     close(server, client);
 }

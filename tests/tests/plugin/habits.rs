@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tcpx::{Connection, Error, Network, Region};
+use tcpx::{Error, Network, Region};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
-use tcpx_tests::pair::{self, LONG, Listening};
+use tcpx_tests::pair::{self, LONG, Listening, moves};
 use tcpx_tests::support::until;
 use tcpx_tests::withholding::Withholding;
 use tcpx_tests::{child, double, habits};
@@ -41,27 +41,14 @@ fn environment(habits: &str) -> [(&str, &str); 2] {
     [(habits::OF, inner), (habits::HABITS, habits)]
 }
 
-fn moves(from: &Connection, to: &Connection) {
-    let (source, target) = (Region::host(BYTES).unwrap(), Region::host(BYTES).unwrap());
-    let mut bytes = vec![0; BYTES];
-    getrandom::fill(&mut bytes).unwrap();
-    source.write_from(0, &bytes).unwrap();
-    let receive = to.receive(target.all(), 1).start().unwrap();
-    let send = from.send(source.all(), 1).start().unwrap();
-    send.wait_timeout(LONG).unwrap().unwrap();
-    receive.wait_timeout(LONG).unwrap().unwrap();
-    assert!(target.with_bytes(.., |there| there == bytes).unwrap());
-}
-
 #[test]
 fn a_close_that_waits_for_the_peers_holds_no_goodbye() {
-    let name = "a_close_that_waits_for_the_peers_holds_no_goodbye";
-    child::run(name, &environment("closes-together"), || {
+    child::run(&environment("closes-together"), || {
         let listening = listening(network(PluginMemory::Host));
         for _ in 0..3 {
             let (server, client) = listening.connect();
-            moves(&server, &client);
-            moves(&client, &server);
+            moves(&server, &client, BYTES);
+            moves(&client, &server, BYTES);
             pair::close(server, client);
         }
     });
@@ -69,8 +56,7 @@ fn a_close_that_waits_for_the_peers_holds_no_goodbye() {
 
 #[test]
 fn a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation() {
-    let name = "a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation";
-    child::run(name, &environment("closes-together"), || {
+    child::run(&environment("closes-together"), || {
         // Its pool runs dry amid the transfer.
         let network = Withholding::after_consumes(network(PluginMemory::StandIn), 2);
         let one_channel = |options: &mut tcpx::Options| options.channels = 1;
@@ -96,25 +82,20 @@ fn a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation() {
 
 #[test]
 fn host_memory_needs_no_bounce_pool() {
-    child::run(
-        "host_memory_needs_no_bounce_pool",
-        &environment("no-pool"),
-        || {
-            let (server, client) = listening(network(PluginMemory::Host)).connect();
-            moves(&server, &client);
-            moves(&client, &server);
-            pair::close(server, client);
-        },
-    );
+    child::run(&environment("no-pool"), || {
+        let (server, client) = listening(network(PluginMemory::Host)).connect();
+        moves(&server, &client, BYTES);
+        moves(&client, &server, BYTES);
+        pair::close(server, client);
+    });
 }
 
 #[test]
 fn a_receive_that_waits_for_its_send_completes() {
-    let name = "a_receive_that_waits_for_its_send_completes";
-    child::run(name, &environment("receive-after-send"), || {
+    child::run(&environment("receive-after-send"), || {
         let (server, client) = listening(network(PluginMemory::Host)).connect();
-        moves(&server, &client);
-        moves(&client, &server);
+        moves(&server, &client, BYTES);
+        moves(&client, &server, BYTES);
         pair::close(server, client);
     });
 }
@@ -124,8 +105,8 @@ fn a_plugin_that_takes_every_liberty_moves_both_ways_and_ends_in_order() {
     let listening = listening(load(habits::liberal(), PluginMemory::Host));
     for _ in 0..3 {
         let (server, client) = listening.connect();
-        moves(&server, &client);
-        moves(&client, &server);
+        moves(&server, &client, BYTES);
+        moves(&client, &server, BYTES);
         pair::close(server, client);
     }
 }

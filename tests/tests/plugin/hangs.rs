@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tcpx::{Connection, Deadlines, Error, Event, Observer, Region};
 use tcpx_tests::child;
 use tcpx_tests::double::{Call, Fault};
-use tcpx_tests::pair::{self, LONG, Listening, double_network};
+use tcpx_tests::pair::{self, LONG, Listening, double_network, moves};
 use tcpx_tests::panicking::Panicking;
 use tcpx_tests::support::until;
 use tcpx_tests::withholding::Withholding;
@@ -38,22 +38,6 @@ fn listening(options: fn(&mut tcpx::Options)) -> Listening {
     Listening::new(double_network(), options, options)
 }
 
-fn moves(server: &Connection, client: &Connection) {
-    let mut bytes = vec![0; 3 * CHUNK];
-    getrandom::fill(&mut bytes).unwrap();
-    let (source, target) = (
-        Region::host(bytes.len()).unwrap(),
-        Region::host(bytes.len()).unwrap(),
-    );
-    source.write_from(0, &bytes).unwrap();
-    target.write_from(0, &vec![0xA5; bytes.len()]).unwrap();
-    let receive = server.receive(target.all(), 1).start().unwrap();
-    let send = client.send(source.all(), 1).start().unwrap();
-    send.wait_timeout(LONG).unwrap().unwrap();
-    receive.wait_timeout(LONG).unwrap().unwrap();
-    assert!(target.with_bytes(.., |there| there == bytes).unwrap());
-}
-
 fn within<T>(bound: Duration, what: &str, work: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let answer = work();
@@ -63,140 +47,126 @@ fn within<T>(bound: Duration, what: &str, work: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_call_that_hangs_holds_no_caller_and_no_other_connection() {
-    child::run(
-        "a_call_that_hangs_holds_no_caller_and_no_other_connection",
-        &[],
-        || {
-            for call in [
-                Call::RegMr,
-                Call::Isend,
-                Call::Irecv,
-                Call::Test,
-                Call::Consumed,
-            ] {
-                let (server, client) = listening(impatient).connect();
-                let (other_server, other_client) =
-                    Listening::new(Arc::new(tcpx::TcpNetwork::default()), patient, patient)
-                        .connect();
-                let fault = Fault::hangs(call, 0);
-                let memory = Region::host(4 * CHUNK).unwrap();
-                let target = Region::host(4 * CHUNK).unwrap();
-                let receive = within(BOUND, "starting", || {
-                    server.receive(target.all(), 1).start()
-                });
-                let send = within(BOUND, "starting", || client.send(memory.all(), 1).start());
-                until("the call hangs", || fault.is_hanging().then_some(()));
+    child::run(&[], || {
+        for call in [
+            Call::RegMr,
+            Call::Isend,
+            Call::Irecv,
+            Call::Test,
+            Call::Consumed,
+        ] {
+            let (server, client) = listening(impatient).connect();
+            let (other_server, other_client) =
+                Listening::new(Arc::new(tcpx::TcpNetwork::default()), patient, patient).connect();
+            let fault = Fault::hangs(call, 0);
+            let memory = Region::host(4 * CHUNK).unwrap();
+            let target = Region::host(4 * CHUNK).unwrap();
+            let receive = within(BOUND, "starting", || {
+                server.receive(target.all(), 1).start()
+            });
+            let send = within(BOUND, "starting", || client.send(memory.all(), 1).start());
+            until("the call hangs", || fault.is_hanging().then_some(()));
 
-                // Neither end's memory can be given up, so the wait says that instead.
-                let ended: Vec<_> = [receive, send]
-                    .into_iter()
-                    .map(|transfer| {
-                        within(BOUND, "waiting", || transfer.and_then(tcpx::Transfer::wait))
-                    })
-                    .collect();
-                assert!(ended.iter().all(Result::is_err), "{call:?}: {ended:?}");
-                let stuck = |end: &Connection| {
-                    within(BOUND, "status", || end.status())
-                        .iter()
-                        .any(|line| line.contains("inside one call of the network"))
-                };
-                assert!(stuck(&server) || stuck(&client), "{call:?}");
-                for end in [&server, &client] {
-                    within(BOUND, "statistics", || end.statistics());
-                    let more = Region::host(16).unwrap();
-                    // On the end that hangs it does not start; on the other the connection is lost.
-                    let refused = within(BOUND, "one more", || end.send(more.all(), 2).start());
-                    if let Ok(transfer) = refused {
-                        within(BOUND, "its end", || transfer.wait()).expect_err("the peer hangs");
-                    }
-                }
-                moves(&other_server, &other_client);
-                for end in [server, client] {
-                    within(BOUND, "closing", || end.close(Duration::from_millis(100)))
-                        .expect_err("it hangs");
-                }
-                // The call returns after all: then everything is let go of.
-                drop(fault);
-                for region in [&memory, &target] {
-                    until("the memory is free", || region.with_bytes(.., |_| ()).ok());
+            // Neither end's memory can be given up, so the wait says that instead.
+            let ended: Vec<_> = [receive, send]
+                .into_iter()
+                .map(|transfer| {
+                    within(BOUND, "waiting", || transfer.and_then(tcpx::Transfer::wait))
+                })
+                .collect();
+            assert!(ended.iter().all(Result::is_err), "{call:?}: {ended:?}");
+            let stuck = |end: &Connection| {
+                within(BOUND, "status", || end.status())
+                    .iter()
+                    .any(|line| line.contains("inside one call of the network"))
+            };
+            assert!(stuck(&server) || stuck(&client), "{call:?}");
+            for end in [&server, &client] {
+                within(BOUND, "statistics", || end.statistics());
+                let more = Region::host(16).unwrap();
+                // On the end that hangs it does not start; on the other the connection is lost.
+                let refused = within(BOUND, "one more", || end.send(more.all(), 2).start());
+                if let Ok(transfer) = refused {
+                    within(BOUND, "its end", || transfer.wait()).expect_err("the peer hangs");
                 }
             }
-        },
-    );
+            moves(&other_client, &other_server, 3 * CHUNK);
+            for end in [server, client] {
+                within(BOUND, "closing", || end.close(Duration::from_millis(100)))
+                    .expect_err("it hangs");
+            }
+            // The call returns after all: then everything is let go of.
+            drop(fault);
+            for region in [&memory, &target] {
+                until("the memory is free", || region.with_bytes(.., |_| ()).ok());
+            }
+        }
+    });
 }
 
 #[test]
 fn a_set_up_call_that_hangs_ends_at_the_deadline_of_the_set_up() {
-    child::run(
-        "a_set_up_call_that_hangs_ends_at_the_deadline_of_the_set_up",
-        &[],
-        || {
-            for call in [
-                Call::Properties,
-                Call::Listen,
-                Call::Connect,
-                Call::Accept,
-                Call::CloseListen,
-            ] {
-                let listening = listening(|options| {
-                    patient(options);
-                    options.connect_timeout = Duration::from_secs(2);
-                });
-                let fault = Fault::hangs(call, 0);
-                let (server, client) = within(BOUND, "the set-up", || listening.try_connect());
-                assert!(server.is_err() && client.is_err(), "{call:?}");
-                let words = format!("{} {}", server.unwrap_err(), client.unwrap_err());
-                assert!(words.contains("plugin"), "{call:?}: {words}");
-                drop(fault);
-                // On a busy machine it may take longer than it may.
-                let (server, client) =
-                    until("a set-up in time", || match listening.try_connect() {
-                        (Ok(server), Ok(client)) => Some((server, client)),
-                        _ => None,
-                    });
-                moves(&server, &client);
-            }
-        },
-    );
+    child::run(&[], || {
+        for call in [
+            Call::Properties,
+            Call::Listen,
+            Call::Connect,
+            Call::Accept,
+            Call::CloseListen,
+        ] {
+            let listening = listening(|options| {
+                patient(options);
+                options.connect_timeout = Duration::from_secs(2);
+            });
+            let fault = Fault::hangs(call, 0);
+            let (server, client) = within(BOUND, "the set-up", || listening.try_connect());
+            assert!(server.is_err() && client.is_err(), "{call:?}");
+            let words = format!("{} {}", server.unwrap_err(), client.unwrap_err());
+            assert!(words.contains("plugin"), "{call:?}: {words}");
+            drop(fault);
+            // On a busy machine it may take longer than it may.
+            let (server, client) = until("a set-up in time", || match listening.try_connect() {
+                (Ok(server), Ok(client)) => Some((server, client)),
+                _ => None,
+            });
+            moves(&client, &server, 3 * CHUNK);
+        }
+    });
 }
 
 #[test]
 fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit_and_is_named() {
-    child::run(
-        "a_close_that_hangs_holds_nobody_who_closes_with_a_limit_and_is_named",
-        &[],
-        || {
-            for (call, name) in [
-                (Call::DeregMr, "deregMr or close"),
-                (Call::CloseSend, "closeSend"),
-                (Call::CloseRecv, "closeRecv"),
-            ] {
+    child::run(&[], || {
+        for (call, name) in [
+            (Call::DeregMr, "deregMr or close"),
+            (Call::CloseSend, "closeSend"),
+            (Call::CloseRecv, "closeRecv"),
+        ] {
+            let (server, client) = listening(patient).connect();
+            let others = listening(patient).connect();
+            moves(&client, &server, 3 * CHUNK);
+            let fault = Fault::hangs(call, 0);
+            // The call has begun by then.
+            let limit = Duration::from_secs(3);
+            let ends = std::thread::scope(|scope| {
+                let other = scope.spawn(|| client.close(limit));
+                let ours = within(BOUND, "closing", || server.close(limit));
+                [ours, within(BOUND, "closing", || other.join().unwrap())]
+            });
+            let stuck = |end: &Result<(), Error>| match end {
+                Err(Error::CloseStuck { call, .. }) => call.contains(name),
+                _ => false,
+            };
+            assert!(ends.iter().any(stuck), "{call:?}: {ends:?}");
+            if call != Call::DeregMr {
+                moves(&others.1, &others.0, 3 * CHUNK);
                 let (server, client) = listening(patient).connect();
-                let others = listening(patient).connect();
-                moves(&server, &client);
-                let fault = Fault::hangs(call, 0);
-                // The call has begun by then.
-                let limit = Duration::from_secs(3);
-                let ends = std::thread::scope(|scope| {
-                    let other = scope.spawn(|| client.close(limit));
-                    let ours = within(BOUND, "closing", || server.close(limit));
-                    [ours, within(BOUND, "closing", || other.join().unwrap())]
-                });
-                let stuck = |end: &Result<(), Error>| match end {
-                    Err(Error::CloseStuck { call, .. }) => call.contains(name),
-                    _ => false,
-                };
-                assert!(ends.iter().any(stuck), "{call:?}: {ends:?}");
-                if call != Call::DeregMr {
-                    moves(&others.0, &others.1);
-                    let (server, client) = listening(patient).connect();
-                    moves(&server, &client);
-                }
-                drop(fault);
-                pair::close(others.0, others.1);
+                moves(&client, &server, 3 * CHUNK);
             }
-        },
-    );
+            drop(fault);
+            pair::close(others.0, others.1);
+        }
+    });
 }
 
 /// Hears that chunks of a tag were given to the network.
@@ -215,56 +185,52 @@ impl Observer for Posted {
 
 #[test]
 fn memory_stays_held_while_the_close_that_gives_it_back_hangs() {
-    child::run(
-        "memory_stays_held_while_the_close_that_gives_it_back_hangs",
-        &[],
-        || {
-            let posted = Arc::new(Posted(2, AtomicBool::new(false)));
-            let listening = Listening::new(
-                double_network(),
-                |server| {
-                    impatient(server);
-                    // Its pool runs dry amid the first transfer.
-                    server.network = Withholding::after_consumes(double_network(), 2);
-                    server.observer = Some(posted.clone());
-                },
-                impatient,
-            );
-            let (server, client) = listening.connect();
-            let regions: Vec<_> = (0..4).map(|_| Region::host(8 * CHUNK).unwrap()).collect();
-            let receives: Vec<_> = [1, 2]
-                .map(|tag| {
-                    server
-                        .receive(regions[tag].all(), tag as u64)
-                        .start()
-                        .unwrap()
-                })
-                .into();
-            let _sends = [(1, 0), (2, 3)].map(|(tag, region): (u64, usize)| {
-                client.send(regions[region].all(), tag).start().unwrap()
-            });
-            until("both are in flight", || {
-                posted.1.load(Ordering::SeqCst).then_some(())
-            });
-            let fault = Fault::hangs(Call::CloseRecv, 0);
-            receives[0].cancel();
-            until("the close hangs", || fault.is_hanging().then_some(()));
-            receives[1].cancel();
-            for (receive, region) in receives.iter().zip(&regions[1..]) {
-                let ended = within(BOUND, "its end", || receive.wait_timeout(LONG)).unwrap();
-                let error = ended.unwrap_err();
-                assert!(matches!(error, Error::MemoryHeld { .. }), "{error}");
-                region.with_bytes(.., |_| ()).unwrap_err();
-            }
-            let status = within(BOUND, "status", || server.status());
-            let names = |line: &String| line.contains("closeRecv of the plugin has not returned");
-            assert!(status.iter().any(names), "{status:?}");
-            drop(fault);
-            for region in &regions {
-                until("the memory is free", || region.with_bytes(.., |_| ()).ok());
-            }
-        },
-    );
+    child::run(&[], || {
+        let posted = Arc::new(Posted(2, AtomicBool::new(false)));
+        let listening = Listening::new(
+            double_network(),
+            |server| {
+                impatient(server);
+                // Its pool runs dry amid the first transfer.
+                server.network = Withholding::after_consumes(double_network(), 2);
+                server.observer = Some(posted.clone());
+            },
+            impatient,
+        );
+        let (server, client) = listening.connect();
+        let regions: Vec<_> = (0..4).map(|_| Region::host(8 * CHUNK).unwrap()).collect();
+        let receives: Vec<_> = [1, 2]
+            .map(|tag| {
+                server
+                    .receive(regions[tag].all(), tag as u64)
+                    .start()
+                    .unwrap()
+            })
+            .into();
+        let _sends = [(1, 0), (2, 3)].map(|(tag, region): (u64, usize)| {
+            client.send(regions[region].all(), tag).start().unwrap()
+        });
+        until("both are in flight", || {
+            posted.1.load(Ordering::SeqCst).then_some(())
+        });
+        let fault = Fault::hangs(Call::CloseRecv, 0);
+        receives[0].cancel();
+        until("the close hangs", || fault.is_hanging().then_some(()));
+        receives[1].cancel();
+        for (receive, region) in receives.iter().zip(&regions[1..]) {
+            let ended = within(BOUND, "its end", || receive.wait_timeout(LONG)).unwrap();
+            let error = ended.unwrap_err();
+            assert!(matches!(error, Error::MemoryHeld { .. }), "{error}");
+            region.with_bytes(.., |_| ()).unwrap_err();
+        }
+        let status = within(BOUND, "status", || server.status());
+        let names = |line: &String| line.contains("closeRecv of the plugin has not returned");
+        assert!(status.iter().any(names), "{status:?}");
+        drop(fault);
+        for region in &regions {
+            until("the memory is free", || region.with_bytes(.., |_| ()).ok());
+        }
+    });
 }
 
 #[test]
@@ -305,7 +271,7 @@ fn a_network_that_panics_ends_its_connection_and_no_other() {
         end(send).expect_err("the other end is gone");
         within(LONG, "closing", || bad_server.close(LONG)).expect_err("it panicked");
         within(LONG, "closing", || bad_client.close(LONG)).expect_err("it was lost");
-        moves(&server, &client);
+        moves(&client, &server, 3 * CHUNK);
         until("the memory is free", || target.with_bytes(.., |_| ()).ok());
     }
 }

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use tcpx::{Connection, Deadlines, Error, Region, Report};
+use tcpx::{Connection, Deadlines, Error, Level};
 use tcpx_tests::double::{self, Call, Fault, Lie};
-use tcpx_tests::pair::{LONG, Listening, double_network};
+use tcpx_tests::pair::{LONG, Listening, double_network, try_move};
 use tcpx_tests::support::until;
 
 const CHUNK: usize = 512 << 10;
@@ -22,34 +22,6 @@ fn one_channel(options: &mut tcpx::Options) {
         stall: Duration::from_secs(10),
         total: None,
     };
-}
-
-fn random(len: usize) -> (Region, Vec<u8>) {
-    let mut bytes = vec![0; len];
-    getrandom::fill(&mut bytes).unwrap();
-    let region = Region::host(len).unwrap();
-    region.write_from(0, &bytes).unwrap();
-    (region, bytes)
-}
-
-/// Moves fresh bytes; what both ends say, and whether the destination has them.
-fn transfer(
-    server: &Connection,
-    client: &Connection,
-    len: usize,
-) -> (Result<Report, Error>, Result<Report, Error>, bool) {
-    let (source, bytes) = random(len);
-    let destination = Region::host(len).unwrap();
-    destination.write_from(0, &vec![0xA5; len]).unwrap();
-    let receive = server.receive(destination.all(), 3).start();
-    let send = client.send(source.all(), 3).start();
-    let end = |transfer: Result<tcpx::Transfer, Error>| {
-        transfer.and_then(|transfer| transfer.wait_timeout(LONG).expect("it ends"))
-    };
-    let (receive, send) = (end(receive), end(send));
-    // Whatever the end was, nothing holds the memory.
-    let same = destination.with_bytes(.., |there| there == bytes).unwrap();
-    (receive, send, same)
 }
 
 fn part(server: Connection, client: Connection) {
@@ -73,16 +45,16 @@ fn lied_to(lie: Lie) -> Error {
     leaving_nothing_open(|| {
         let (server, client) = connected();
         // Every slot of the queue has held a chunk before: what is left in it looks right.
-        let (received, sent, same) = transfer(&server, &client, 32 * CHUNK);
+        let (received, sent, defect) = try_move(&client, &server, 32 * CHUNK, Level::Placed);
         assert!(
-            received.is_ok() && sent.is_ok() && same,
+            received.is_ok() && sent.is_ok() && defect.is_none(),
             "{received:?} {sent:?}"
         );
         double::lie_next(lie);
-        let (received, sent, same) = transfer(&server, &client, 2 * CHUNK);
+        let (received, sent, defect) = try_move(&client, &server, 2 * CHUNK, Level::Placed);
         assert!(
             received.is_err() && sent.is_err(),
-            "{lie:?} was believed, contents the same: {same}; {received:?} {sent:?}"
+            "{lie:?} was believed, contents: {defect:?}; {received:?} {sent:?}"
         );
         found = received.err();
         part(server, client);
@@ -169,7 +141,7 @@ fn an_error_from_any_call_of_a_transfer_ends_it_and_names_the_call() {
                     after
                 };
                 let fault = Fault::returns(call, code, after);
-                let (received, sent, _) = transfer(&server, &client, 8 * CHUNK);
+                let (received, sent, _) = try_move(&client, &server, 8 * CHUNK, Level::Placed);
                 assert_named(name, code, [received.err(), sent.err()]);
                 part(server, client);
                 drop(fault);
@@ -215,9 +187,9 @@ fn an_error_from_a_call_that_gives_something_back_changes_no_outcome() {
         leaving_nothing_open(|| {
             let fault = Fault::returns(call, 2, 0);
             let (server, client) = connected();
-            let (received, sent, same) = transfer(&server, &client, 8 * CHUNK);
+            let (received, sent, defect) = try_move(&client, &server, 8 * CHUNK, Level::Placed);
             assert!(
-                received.is_ok() && sent.is_ok() && same,
+                received.is_ok() && sent.is_ok() && defect.is_none(),
                 "{received:?} {sent:?}"
             );
             part(server, client);

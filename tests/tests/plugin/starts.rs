@@ -49,7 +49,7 @@ fn each_fault(test: &str, faults: &[String], body: impl Fn(usize)) {
                     (double::FAULT_VARIABLE, fault.as_str()),
                     (CASE, &number.to_string()),
                 ];
-                child::run(test, &environment, || {});
+                child::run_as(test, &environment, || {});
             });
         }
     });
@@ -143,10 +143,8 @@ fn a_constructor_that_hangs_ends_in_time_and_the_process_can_leave() {
 
 #[test]
 fn a_constructor_that_hangs_does_not_hold_who_lets_go_of_another_plugin() {
-    let test = "a_constructor_that_hangs_does_not_hold_who_lets_go_of_another_plugin";
     plugin_file::path();
     child::run(
-        test,
         &[
             (double::FAULT_VARIABLE, double::LOADING_HANGS),
             child::LOOPBACK,

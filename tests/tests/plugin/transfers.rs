@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use tcpx::{Connection, Event, Level, Observer, Options, ProgressMode, Region, UnpackMethod};
 use tcpx_tests::double;
 use tcpx_tests::pair::{LONG, Listening, double_network};
-use tcpx_tests::process::wait;
 use tcpx_tests::scenario::sizes_up_to;
+use tcpx_tests::support::wait;
 
 #[derive(Default)]
 struct Fragments(Mutex<Vec<usize>>);
