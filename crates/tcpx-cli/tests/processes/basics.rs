@@ -1,21 +1,17 @@
 use std::process::Command;
 
-use crate::support::{Running, Server, program, tcpx};
+use crate::support::{Server, ask, passes, program, run, tcpx};
 
 /// A right key that no server of these tests has made.
 const OTHER_KEY: &str = "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB";
 
-fn run(arguments: &[&str]) -> crate::support::Ended {
-    Running::start(tcpx(arguments)).end()
-}
-
 #[test]
 fn help_names_each_variable_beside_its_flag() {
     let help = [
-        run(&["demo", "--help-all"]),
-        run(&["transfer", "--help-all"]),
-        run(&["perf", "client", "--help-all"]),
-        run(&["--help-all"]),
+        ask(&["demo", "--help-all"]),
+        ask(&["transfer", "--help-all"]),
+        ask(&["perf", "client", "--help-all"]),
+        ask(&["--help-all"]),
     ];
     let text: String = help
         .iter()
@@ -42,8 +38,8 @@ fn help_names_each_variable_beside_its_flag() {
 #[test]
 fn help_is_short_and_shows_experts_the_rest() {
     for command in [&["transfer"][..], &["perf", "client"], &["bench", "net"]] {
-        let usual = run(&[command, &["--help"]].concat());
-        let all = run(&[command, &["--help-all"]].concat());
+        let usual = ask(&[command, &["--help"]].concat());
+        let all = ask(&[command, &["--help-all"]].concat());
         let lines = |ended: &crate::support::Ended| ended.assert_code(0).stdout.lines().count();
         assert!(
             lines(&usual) < 80 && lines(&usual) < lines(&all),
@@ -54,7 +50,7 @@ fn help_is_short_and_shows_experts_the_rest() {
         all.assert_says("--loops").assert_says("--nccl-interfaces");
         usual.assert_says("--help-all").assert_says("--timeout");
     }
-    run(&["receive", "-h"])
+    ask(&["receive", "-h"])
         .assert_says("Examples:")
         .assert_says("-o, --out");
 }
@@ -70,7 +66,7 @@ fn wrong_command_lines_end_with_two() {
         &["perf", "client"],
         &["no-such-command"],
     ] {
-        run(arguments).assert_code(2);
+        ask(arguments).assert_code(2);
     }
 }
 
@@ -80,15 +76,12 @@ fn an_empty_variable_counts_as_unset() {
     command
         .env("UCCL_TCPX_CHUNK_BYTES", "")
         .env("UCCL_TCPX_DEBUG", "");
-    Running::start(command)
-        .end()
-        .assert_code(1)
-        .assert_complains("needs a key");
+    run(command).assert_code(1).assert_complains("needs a key");
 }
 
 #[test]
 fn devices_answers_with_and_without_a_driver() {
-    let ended = run(&["devices"]);
+    let ended = ask(&["devices"]);
     ended
         .assert_code(0)
         .assert_says("GPUs:")
@@ -125,7 +118,7 @@ fn nobody_at_the_port_is_one_line_and_a_hint() {
     let port = socket.local_addr().expect("bound").port().to_string();
     let mut command = tcpx(&["connection", "127.0.0.1", "--host", "--port", &port]);
     command.env("TCPX_KEY", OTHER_KEY);
-    let ended = Running::start(command).end();
+    let ended = run(command);
     ended
         .assert_code(1)
         .assert_says("connection: FAILED")
@@ -157,15 +150,12 @@ fn a_wrong_key_is_named_and_spends_nothing() {
     let server = Server::start(tcpx(&["connection", "server", "--host"]));
     let mut stranger = server.client(&["connection"], &["--host"]);
     stranger.env("TCPX_KEY", OTHER_KEY);
-    Running::start(stranger)
-        .end()
+    run(stranger)
         .assert_code(1)
         .assert_complains("key")
         .assert_says("FAILED");
     let client = server.client(&["connection"], &["--host"]);
-    let (server, client) = server.finish(client);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(server.finish(client));
 }
 
 #[test]
@@ -200,9 +190,7 @@ fn a_key_file_serves_both_sides_and_is_not_printed() {
     ]));
     assert!(!server.invitation.contains(key), "{}", server.invitation);
     let client = server.client(&["connection"], &["--host", "--key-file", path]);
-    let (server, client) = server.finish(client);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(server.finish(client));
 }
 
 #[test]
@@ -211,12 +199,11 @@ fn a_client_whose_key_file_is_removed_is_shut_out_at_once() {
     let keys = folder.path().join("keys");
     let (keys, bob) = (keys.to_str().expect("text"), keys.join("bob.key"));
     for name in ["ann", "bob", "ann"] {
-        Running::start(tcpx(&["key", keys, name]))
-            .end()
+        ask(&["key", keys, name])
             .assert_code(0)
             .assert_says("TCPX_KEY=");
     }
-    let listed = Running::start(tcpx(&["key", keys])).end();
+    let listed = ask(&["key", keys]);
     listed.assert_code(0).assert_says("ann").assert_says("bob");
     // As the host of the client has it.
     let [ann_there, bob_there] = ["ann", "bob"].map(|name| {
@@ -234,14 +221,9 @@ fn a_client_whose_key_file_is_removed_is_shut_out_at_once() {
     assert_eq!(server.key, None, "{}", server.invitation);
     std::fs::remove_file(&bob).expect("removed");
     let shut_out = server.client(&["connection"], &["--host", "--key-file", &bob_there]);
-    Running::start(shut_out)
-        .end()
-        .assert_code(1)
-        .assert_complains("key");
+    run(shut_out).assert_code(1).assert_complains("key");
     let client = server.client(&["connection"], &["--host", "--key-file", &ann_there]);
-    let (server, client) = server.finish(client);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(server.finish(client));
 }
 
 #[test]
@@ -270,9 +252,7 @@ fn lost_output_is_an_error_of_every_command() {
 fn the_handshake_is_told_as_json() {
     let server = Server::start(tcpx(&["connection", "server", "--host"]));
     let client = server.client(&["connection"], &["--host", "--json"]);
-    let (server, client) = server.finish(client);
-    server.assert_code(0);
-    client.assert_code(0);
+    let (_, client) = passes(server.finish(client));
     let value: serde_json::Value = serde_json::from_str(&client.stdout).expect("JSON");
     assert_eq!(value["schema"], "tcpx.connection");
     assert_eq!(value["network"], "tcp");
@@ -285,7 +265,7 @@ fn the_handshake_is_told_as_json() {
         "--port",
         "1",
     ];
-    let ended = run(&nobody);
+    let ended = ask(&nobody);
     ended.assert_code(1);
     let value: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
     assert_eq!(
@@ -302,20 +282,20 @@ fn a_truncated_plugin_file_is_an_error_before_it_is_loaded() {
     // Its headers promise more than there is.
     std::fs::write(&cut, &program[..program.len().min(20_000)]).expect("written");
     let cut = cut.to_str().expect("text");
-    let ended = run(&["transfer", "server", "--host", "--plugin", cut]);
+    let ended = ask(&["transfer", "server", "--host", "--plugin", cut]);
     ended.assert_code(1).assert_complains("cut.so");
 }
 
 #[test]
 fn the_version_says_what_the_program_was_built_from() {
-    let ended = Running::start(tcpx(&["--version"])).end();
+    let ended = ask(&["--version"]);
     ended
         .assert_code(0)
         .assert_says(concat!("tcpx ", env!("CARGO_PKG_VERSION")));
     for line in ["commit   ", "target   ", "plugin   tcpx-nccl "] {
         ended.assert_says(line);
     }
-    let short = Running::start(tcpx(&["-V"])).end();
+    let short = ask(&["-V"]);
     assert_eq!(short.assert_code(0).stdout.lines().count(), 1);
 }
 

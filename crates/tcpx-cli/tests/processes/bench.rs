@@ -2,7 +2,7 @@ use std::io::Write;
 
 use serde_json::Value;
 
-use crate::support::{Ended, Running, tcpx};
+use crate::support::{Ended, ask, run, tcpx};
 
 /// Enough for every part to run; figures are nobody's business here.
 const SHORT: [&str; 8] = [
@@ -18,8 +18,8 @@ const SHORT: [&str; 8] = [
 
 const HERE: [&str; 6] = ["bench", "net", "--from", "host", "--to", "host"];
 
-fn run(arguments: &[&[&str]]) -> Ended {
-    Running::start(tcpx(&arguments.concat())).end()
+fn bench(arguments: &[&[&str]]) -> Ended {
+    ask(&arguments.concat())
 }
 
 /// The names of a report's rows but those of 99th percentiles, which need many times.
@@ -42,7 +42,7 @@ fn two_processes_measure_every_mode_beside_plain_loops() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("net.json");
     let file = file.to_str().expect("a path");
-    let ended = run(&[&HERE, &SHORT, &["--peer", "raw", "--json"]]);
+    let ended = bench(&[&HERE, &SHORT, &["--peer", "raw", "--json"]]);
     let names = names(&ended);
     // For each of two sizes: round trips, then two modes of two depths, each with two contenders.
     assert_eq!(names.len(), 2 * (1 + 2 * 2) * 2, "{names:#?}");
@@ -55,18 +55,18 @@ fn two_processes_measure_every_mode_beside_plain_loops() {
     assert!(ended.stdout.contains(" of raw"), "{}", ended.stdout);
     // Repeated runs become one report.
     std::fs::write(file, &ended.stdout).expect("written");
-    let shown = run(&[&["bench", "show", file, file, "--subject", "Twice", "--json"]]);
+    let shown = bench(&[&["bench", "show", file, file, "--subject", "Twice", "--json"]]);
     let report: Value =
         serde_json::from_str(&shown.assert_code(0).stdout).expect("one JSON document");
     assert_eq!(
         (&report["subject"], &report["rows"][0]["runs"]),
         (&"Twice".into(), &2.into())
     );
-    run(&[&["bench", "show", file]])
+    bench(&[&["bench", "show", file]])
         .assert_code(0)
         .assert_says("300000 B, 3 in flight: tcpx");
     std::fs::write(file, "figures").expect("written");
-    run(&[&["bench", "show", file]])
+    bench(&[&["bench", "show", file]])
         .assert_code(1)
         .assert_complains("not a benchmark file");
 }
@@ -82,7 +82,7 @@ fn puts_and_gets_stand_beside_sends_whole_and_in_pieces() {
         "latency,one",
         "--json",
     ];
-    let names = names(&run(&[&HERE, &SHORT, &ops]));
+    let names = names(&bench(&[&HERE, &SHORT, &ops]));
     // Round trips have three contenders; what streams has pieces too, but for a message of one piece.
     assert_eq!(names.len(), 2 * 3 + 2 * 3 + 2 * 5, "{names:#?}");
     let pieces = "300000 B, 3 in flight: tcpx, gets of 1 KiB";
@@ -102,7 +102,7 @@ fn another_library_is_measured_on_command_or_left_out_with_its_reason() {
     let (_one, right) = answers("right", r#"{"figures":{"rate":2.5},"polls":true}"#);
     let (_other, wrong) = answers("wrong", r#"{"error":"no such library"}"#);
     let peers = ["--modes", "one", "--peer", &right, "--peer", &wrong];
-    run(&[&HERE, &SHORT, &peers])
+    bench(&[&HERE, &SHORT, &peers])
         .assert_code(0)
         .assert_says("1 KiB, 3 in flight: right")
         .assert_says(" of right")
@@ -123,7 +123,7 @@ fn iperf3_stands_beside_the_deepest_streaming() {
         );
         return;
     }
-    let names = names(&run(&[
+    let names = names(&bench(&[
         &HERE,
         &SHORT,
         &["--peer", "iperf3", "--modes", "one", "--json"],
@@ -134,23 +134,21 @@ fn iperf3_stands_beside_the_deepest_streaming() {
 
 #[test]
 fn a_benchmark_that_cannot_be_is_refused_before_anything_is_measured() {
-    run(&[&HERE, &["--sizes", "0"]])
+    bench(&[&HERE, &["--sizes", "0"]])
         .assert_code(2)
         .assert_complains("0 bytes");
-    run(&[&HERE, &SHORT, &["--peer", "x=/nonexistent"]])
+    bench(&[&HERE, &SHORT, &["--peer", "x=/nonexistent"]])
         .assert_code(1)
         .assert_complains("/nonexistent");
     let mut without = tcpx(&[&HERE[..], &["--peer", "iperf3"]].concat());
     without.env("PATH", "/nonexistent");
-    Running::start(without)
-        .end()
+    run(without)
         .assert_code(1)
         .assert_complains("iperf3 cannot be started")
         .assert_complains("leave --peer iperf3 out");
     let mut control = tcpx(&HERE);
     control.env("TCPX_CONGESTION", "no_such");
-    Running::start(control)
-        .end()
+    run(control)
         .assert_code(1)
         .assert_complains("congestion control `no_such` cannot be used")
         .assert_complains("/proc/sys/net/ipv4/tcp_available_congestion_control has `");
@@ -159,6 +157,6 @@ fn a_benchmark_that_cannot_be_is_refused_before_anything_is_measured() {
 #[test]
 fn both_ends_and_the_plain_loops_use_the_congestion_control_that_was_chosen() {
     let chosen = ["--peer", "raw", "--modes", "one", "--congestion", "reno"];
-    let ended = run(&[&HERE, &SHORT, &chosen]);
+    let ended = bench(&[&HERE, &SHORT, &chosen]);
     ended.assert_code(0).assert_says("streams, reno");
 }

@@ -1,11 +1,11 @@
 use tcpx_tests::plugin_file;
 
-use crate::support::{Running, tcpx};
+use crate::support::{ask, run};
 
 #[test]
 fn the_demo_compares_every_byte_of_every_path() {
     plugin_file::path();
-    let ended = Running::start(tcpx(&["demo", "--size", "8MiB", "--host"])).end();
+    let ended = ask(&["demo", "--size", "8MiB", "--host"]);
     ended
         .assert_code(0)
         .assert_says("demo: PASSED")
@@ -44,15 +44,14 @@ fn the_demo_compares_every_byte_of_every_path() {
 
 #[test]
 fn a_plugin_that_is_not_there_is_named() {
-    let ended = Running::start(tcpx(&[
+    let ended = ask(&[
         "demo",
         "--size",
         "1MiB",
         "--host",
         "--plugin",
         "/nonexistent.so",
-    ]))
-    .end();
+    ]);
     ended
         .assert_code(1)
         .assert_complains("/nonexistent.so")
@@ -66,6 +65,6 @@ fn the_program_alone_shows_the_embedded_network() {
     std::fs::copy(env!("CARGO_BIN_EXE_tcpx"), &alone).expect("copied");
     let mut command = std::process::Command::new(&alone);
     command.args(["demo", "--host", "--size", "1MiB"]);
-    let ended = Running::start(command).end();
+    let ended = run(command);
     ended.assert_code(0).assert_says("plugin: left out");
 }

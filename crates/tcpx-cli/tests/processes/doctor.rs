@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tcpx_tests::double;
 
-use crate::support::{Running, tcpx};
+use crate::support::{ask, run, tcpx};
 
 fn double() -> &'static str {
     double::path().to_str().expect("text")
@@ -19,7 +19,7 @@ fn double() -> &'static str {
 fn examine(folder: &Path, id: &str) -> (String, String) {
     let mut command = tcpx(&["doctor", "--plugin", double(), "--json"]);
     command.env("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX", folder);
-    let ended = Running::start(command).end();
+    let ended = run(command);
     let report: Value = serde_json::from_str(&ended.stdout).expect("JSON");
     let blocking = report["blocking"].as_u64().expect("a number");
     ended.assert_code(i32::from(blocking > 0));
@@ -50,16 +50,14 @@ fn sockets_of_a_daemon_that_is_dead_absent_or_alive_are_told_apart() {
 
 #[test]
 fn a_check_is_explained_with_what_it_finds_here_and_an_unknown_one_is_refused() {
-    Running::start(tcpx(&["doctor", "--explain", "d004"]))
-        .end()
+    ask(&["doctor", "--explain", "d004"])
         .assert_code(0)
         .assert_says("TCPX-D004 kernel")
         .assert_says("here      ");
-    Running::start(tcpx(&["doctor", "--explain", "D999"]))
-        .end()
+    ask(&["doctor", "--explain", "D999"])
         .assert_code(2)
         .assert_complains("--explain all");
-    let all = Running::start(tcpx(&["doctor", "--explain", "all", "--json"])).end();
+    let all = ask(&["doctor", "--explain", "all", "--json"]);
     all.assert_code(0);
     let all: Value = serde_json::from_str(&all.stdout).expect("JSON");
     let all = all["checks"].as_array().expect("checks");
@@ -68,7 +66,7 @@ fn a_check_is_explained_with_what_it_finds_here_and_an_unknown_one_is_refused() 
 
 #[test]
 fn what_is_well_takes_one_line_each() {
-    let ended = Running::start(tcpx(&["doctor", "--plugin", double()])).end();
+    let ended = ask(&["doctor", "--plugin", double()]);
     ended.assert_says("TCPX-D004 ").assert_says("TCPX-D013 ok ");
     let lines = |start: &str| {
         ended
@@ -99,8 +97,7 @@ fn errors_name_the_check_that_explains_them() {
         "--port",
         &port,
     ];
-    Running::start(tcpx(&client))
-        .end()
+    ask(&client)
         .assert_code(1)
         .assert_complains("check: `tcpx doctor --explain TCPX-D037`");
     let missing = [
@@ -111,8 +108,7 @@ fn errors_name_the_check_that_explains_them() {
         "--plugin",
         "/nonexistent/x.so",
     ];
-    Running::start(tcpx(&missing))
-        .end()
+    ask(&missing)
         .assert_code(1)
         .assert_complains("check: `tcpx doctor --explain TCPX-D010`");
     let directory = tempfile::tempdir().expect("a directory");
@@ -129,7 +125,7 @@ fn errors_name_the_check_that_explains_them() {
         "--plugin",
         text,
     ];
-    let ended = Running::start(tcpx(&server)).end();
+    let ended = ask(&server);
     ended
         .assert_code(1)
         .assert_complains("check: `tcpx doctor --explain TCPX-D011`");
@@ -141,7 +137,7 @@ fn a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after() {
     const NAME: &str = "a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after";
     let folder = tempfile::tempdir().expect("a folder");
     // Mounts of a namespace of our own end with its last process.
-    let run = |script: &str| {
+    let shell = |script: &str| {
         let mut command = Command::new("unshare");
         let mount = "mount -t tmpfs -o noexec none \"$1\" && cp \"$2\" \"$1/x.so\"";
         command
@@ -151,7 +147,7 @@ fn a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after() {
             .stdin(Stdio::null());
         command
     };
-    if !run("true")
+    if !shell("true")
         .output()
         .is_ok_and(|output| output.status.success())
     {
@@ -159,14 +155,14 @@ fn a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after() {
         let _ = writeln!(std::io::stderr(), "skipped: {NAME}: {why}");
         return;
     }
-    let found = Running::start(run("exec \"$3\" doctor --plugin \"$1/x.so\"")).end();
+    let found = run(shell("exec \"$3\" doctor --plugin \"$1/x.so\""));
     found
         .assert_code(1)
         .assert_says("TCPX-D012 BLOCKS")
         .assert_says("mount -o remount,exec");
     let flags = "--host --insecure --port 0 --plugin";
     let script = format!("exec \"$3\" connection server {flags} \"$1/x.so\"");
-    let named = Running::start(run(&script)).end();
+    let named = run(shell(&script));
     named
         .assert_code(1)
         .assert_complains("hint: copy it to a file system that is not mounted noexec")

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::support::{Ended, Running, Server, tcpx};
+use crate::support::{Ended, Server, ask, run, tcpx};
 
 /// The variables that a process was started with.
 fn started_with(pid: u32) -> BTreeMap<String, String> {
@@ -61,7 +61,7 @@ fn a_search_for_the_plugin_starts_no_build() {
     std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).expect("executable");
     let mut command = tcpx(&["env", "nccl"]);
     command.env("CARGO", &tool).env("PATH", folder.path());
-    Running::start(command).end();
+    run(command);
     assert!(!ran.exists(), "the program ran {}", tool.display());
 }
 
@@ -72,10 +72,10 @@ fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
     let program = env!("CARGO_BIN_EXE_tcpx");
     let line = format!("set -e; eval \"$({program} env nccl --plugin {missing})\"; echo went on");
     command.args(["-c", &line]);
-    let ended = Running::start(command).end();
+    let ended = run(command);
     ended.assert_code(1).assert_complains(missing);
     assert_eq!(ended.stdout, "");
-    let json = Running::start(tcpx(&["env", "nccl", "--plugin", missing, "--json"])).end();
+    let json = ask(&["env", "nccl", "--plugin", missing, "--json"]);
     json.assert_code(1);
     serde_json::from_str::<serde_json::Value>(&json.stdout).expect("JSON alone");
 }
@@ -92,8 +92,7 @@ fn a_value_that_stops_google_s_plugin_is_kept_and_warned_of() {
     command
         .args(["--host", "--port", "1", "--timeout", "5s"])
         .env("NCCL_DYNAMIC_CHUNK_SIZE", "0");
-    Running::start(command)
-        .end()
+    run(command)
         .assert_code(1)
         .assert_complains("NCCL_DYNAMIC_CHUNK_SIZE=0 (yours: ")
         .assert_complains("warning: NCCL_DYNAMIC_CHUNK_SIZE: ");
@@ -101,13 +100,13 @@ fn a_value_that_stops_google_s_plugin_is_kept_and_warned_of() {
 
 #[test]
 fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
-    let printed = Running::start(tcpx(&["env", "tcpx"])).end();
+    let printed = ask(&["env", "tcpx"]);
     printed.assert_code(0);
     let script = format!("{}\nexec \"$0\" env tcpx --json", printed.stdout);
     let mut shell = std::process::Command::new("sh");
     shell.args(["-ec", &script, env!("CARGO_BIN_EXE_tcpx")]);
     shell.stdin(std::process::Stdio::null());
-    let again = Running::start(shell).end();
+    let again = run(shell);
     again.assert_code(0);
     let settings = variables(&again);
     let chunk = settings
@@ -123,7 +122,7 @@ fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
 
 #[test]
 fn the_lines_for_nccl_name_the_file_and_keep_it_loaded() {
-    let ended = Running::start(tcpx(&["env", "nccl", "--plugin", double(), "--json"])).end();
+    let ended = ask(&["env", "nccl", "--plugin", double(), "--json"]);
     ended.assert_code(0);
     let settings = variables(&ended);
     let value = |name: &str| {
@@ -134,6 +133,6 @@ fn the_lines_for_nccl_name_the_file_and_keep_it_loaded() {
     assert!(Path::new(path).is_absolute() && Path::new(path).is_file());
     assert_eq!(value("NCCL_NET"), Some("GPUDirectTCPX_v7"));
     assert_eq!(value("NCCL_NET_PLUGIN_REF_COUNT"), Some("1"));
-    let bad = Running::start(tcpx(&["env", "nccl", "--plugin", "/proc/self/exe"])).end();
+    let bad = ask(&["env", "nccl", "--plugin", "/proc/self/exe"]);
     bad.assert_code(1).assert_complains("hint: ");
 }

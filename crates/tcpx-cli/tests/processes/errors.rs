@@ -2,13 +2,9 @@
 
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::support::{Running, Server, tcpx};
-
-fn run(command: Command) -> crate::support::Ended {
-    Running::start(command).end()
-}
+use crate::support::{Server, passes, run, tcpx};
 
 #[test]
 fn a_wrong_variable_is_blamed_and_not_its_flag() {
@@ -36,9 +32,8 @@ fn a_chunk_size_meant_for_nccl_is_left_out() {
         command.env("NCCL_P2P_NET_CHUNKSIZE", foreign);
         let server = Server::start(command);
         let client = server.client(&["connection"], &["--host"]);
-        let (server, client) = server.finish(client);
-        client.assert_code(0);
-        server.assert_code(0).assert_complains(&format!(
+        let (server, _) = passes(server.finish(client));
+        server.assert_complains(&format!(
             "NCCL_P2P_NET_CHUNKSIZE={foreign} is no chunk size"
         ));
     }
@@ -87,8 +82,7 @@ fn a_server_s_last_words_count_the_clients_it_refused() {
     server
         .running
         .find_aside(|line| line.contains("connection refused"));
-    let pid = i32::try_from(server.running.pid()).expect("a process id");
-    kill_process(Pid::from_raw(pid).expect("a process id"), Signal::TERM).expect("signalled");
+    server.running.signal(Signal::TERM);
     let ended = server.running.end();
     ended.assert_code(143);
     ended.assert_complains("2 connections were refused in all");

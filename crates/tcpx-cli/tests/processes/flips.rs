@@ -2,16 +2,15 @@
 //! contents, and after a success all of them are.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use tcpx_tests::faults::{count, random};
 use tcpx_tests::proxy::{Flips, Proxy};
 
-use crate::support::{Running, Server, tcpx};
+use crate::support::{Server, run, tcpx};
 
 /// A flip through the engine alone costs a hundredth of one through processes.
 const DEARER: u64 = 100;
@@ -76,7 +75,7 @@ fn send(
     server.port = relay.address().port().to_string();
     let send = ["send", source.to_str().expect("text")];
     let client = server.client(&send, &[&["--host"], &limits[..2], plain].concat());
-    let client = Running::start(client).end();
+    let client = run(client);
     let server = server.running.end();
     let arrived = arrived(out);
     let succeeded = [&client, &server].map(|end| end.code == Some(0));

@@ -2,9 +2,10 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::support::{Running, tcpx};
+use tcpx_tests::support::until;
+
+use crate::support::{Running, ask, run, tcpx};
 
 const SHORT: [&str; 4] = ["--size", "1MiB", "--rounds", "3"];
 
@@ -59,7 +60,7 @@ fn the_hosts_of_a_list_are_measured_pair_by_pair() {
     let others = [1, 2].map(|place| Running::start(host(&list, place, &key)));
     let mut first = host(&list, 0, &key);
     first.arg("--json");
-    let ended = Running::start(first).end();
+    let ended = run(first);
     let report: serde_json::Value =
         serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
     let rows = report["rows"].as_array().expect("rows");
@@ -100,7 +101,7 @@ fn what_a_launcher_started_is_measured_pair_by_pair() {
     let (port, key) = (free_port(), key());
     let others = [(MPIRUN, "1"), (SRUN, "2"), (INDEXED, "3")]
         .map(|(launcher, other)| Running::start(rank(launcher, other, "4", &port, &key)));
-    let ended = Running::start(rank(TORCHRUN, "0", "4", &port, &key)).end();
+    let ended = run(rank(TORCHRUN, "0", "4", &port, &key));
     ended.assert_code(0).assert_says("perf: PASSED");
     for from in 0..4 {
         for to in (0..4).filter(|to| *to != from) {
@@ -119,8 +120,7 @@ fn a_rank_that_does_not_come_is_named_and_the_others_are_measured() {
     let mut first = rank(TORCHRUN, "0", "3", &port, &key);
     // Enough for the other one on two busy cores.
     first.args(["--wait", "20s"]);
-    Running::start(first)
-        .end()
+    run(first)
         .assert_code(1)
         .assert_says("0: 127.0.0.1 host -> 2: 127.0.0.1 host")
         .assert_complains("rank 1 did not come");
@@ -134,8 +134,7 @@ fn a_host_that_does_not_answer_is_named_and_the_others_are_measured() {
     let mut first = host(&list, 0, &key);
     // Enough for the other one on two busy cores.
     first.args(["--wait", "20s"]);
-    Running::start(first)
-        .end()
+    run(first)
         .assert_code(1)
         .assert_says("0: 127.0.0.1 host -> 1: 127.0.0.1 host")
         .assert_complains("2: 127.0.0.1:");
@@ -151,15 +150,10 @@ fn a_rank_obeys_nobody_without_its_key() {
     first.args(["--wait", "12s"]);
     let first = Running::start(first);
     // It listens, so that the other one is not refused because nobody does.
-    let until = Instant::now() + Duration::from_secs(60);
-    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
-        assert!(Instant::now() < until, "nobody listens");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Running::start(other)
-        .end()
-        .assert_code(1)
-        .assert_complains("key");
+    until("somebody who listens", || {
+        TcpStream::connect(format!("127.0.0.1:{port}")).ok()
+    });
+    run(other).assert_code(1).assert_complains("key");
     first
         .end()
         .assert_code(1)
@@ -172,26 +166,19 @@ fn hosts_that_cannot_be_measured_are_refused() {
         let hosts = list(lines);
         let mut command = tcpx(&["perf", "--insecure", "--hosts"]);
         command.arg(hosts.path()).args(SHORT);
-        Running::start(command)
-            .end()
-            .assert_code(2)
-            .assert_complains(why);
+        run(command).assert_code(2).assert_complains(why);
     };
     refused("127.0.0.1:1\n", "127.0.0.1:1 alone");
     refused("127.0.0.1:1\n127.0.0.1:2\n", "2 of its lines are addresses");
-    let missing = Running::start(tcpx(&["perf", "--insecure", "--hosts", "/nonexistent"])).end();
+    let missing = ask(&["perf", "--insecure", "--hosts", "/nonexistent"]);
     missing.assert_code(1).assert_complains("/nonexistent");
     let list = hosts(2);
     let mut without = host(&list, 0, "");
     without.env_remove("TCPX_KEY");
-    Running::start(without)
-        .end()
-        .assert_code(2)
-        .assert_complains("need one key");
+    run(without).assert_code(2).assert_complains("need one key");
     let mut alone = tcpx(&["perf"]);
     alone.env_remove("RANK");
-    Running::start(alone)
-        .end()
+    run(alone)
         .assert_code(2)
         .assert_complains("give --hosts FILE");
 }

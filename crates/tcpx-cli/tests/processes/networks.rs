@@ -7,7 +7,7 @@ use std::process::Command;
 use tcpx_tests::namespaces::{Hosts, skips};
 
 use crate::files::contents;
-use crate::support::{Running, Server, program};
+use crate::support::{Running, Server, program, run};
 
 const TCPX: &str = env!("CARGO_BIN_EXE_tcpx");
 
@@ -22,7 +22,7 @@ fn moves(folder: &Path, address: &str, bind: &[&str], start: impl Fn(bool) -> Co
     let send = ["send", file, address, "--host", "--port", &server.port];
     let mut send = program(start(true), &send);
     send.env("TCPX_KEY", server.key.as_ref().expect("a fresh key"));
-    Running::start(send).end().assert_code(0);
+    run(send).assert_code(0);
     let invitation = server.invitation.clone();
     server.running.end().assert_code(0);
     let arrived = fs::read(folder.join("out/weights.bin")).expect("arrived");

@@ -2,11 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Ended, Running, Server, tcpx};
-
-fn run(arguments: &[&str]) -> Ended {
-    Running::start(tcpx(arguments)).end()
-}
+use crate::support::{Ended, Server, ask, run, tcpx};
 
 /// The one JSON document on standard output.
 #[track_caller]
@@ -36,7 +32,7 @@ fn commands_without_a_peer_print_one_object_with_a_schema() {
             "interfaces",
         ),
     ] {
-        let ended = run(arguments);
+        let ended = ask(arguments);
         let object = told(&ended);
         assert_eq!(object["schema"], schema, "{arguments:?}");
         assert_eq!(object["version"], 1, "{arguments:?}");
@@ -91,7 +87,7 @@ fn errors_are_in_the_object_too() {
             2,
         ),
     ] {
-        let ended = run(arguments);
+        let ended = ask(arguments);
         ended.assert_code(code).assert_complains("error: ");
         let object = told(&ended);
         assert_eq!(
@@ -145,7 +141,7 @@ fn the_variable_does_not_switch_a_flag_off() {
 
     let mut wrong = tcpx(&["devices"]);
     wrong.env("RUST_LOG", "tcpx=loud");
-    let ended = Running::start(wrong).end();
+    let ended = run(wrong);
     ended.assert_code(2).assert_complains("RUST_LOG=tcpx=loud");
 }
 
@@ -153,7 +149,7 @@ fn the_variable_does_not_switch_a_flag_off() {
 fn quiet_leaves_errors_and_the_line_for_the_other_side() {
     let mut command = tcpx(&["perf", "server", "host", "-q", "--bind", "127.0.0.1"]);
     command.args(["--port", "0", "--wait", "100ms"]);
-    let ended = Running::start(command).end();
+    let ended = run(command);
     ended.assert_code(1);
     assert_eq!(ended.stdout, "");
     ended

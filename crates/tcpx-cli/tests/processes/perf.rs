@@ -1,7 +1,8 @@
+use rustix::process::Signal;
 use serde_json::Value;
 use tcpx::{Auth, Endpoint, Options};
 
-use crate::support::{Ended, Running, Server, scattering, tcpx};
+use crate::support::{Ended, Server, run, scattering, tcpx};
 
 /// The median of the row whose name ends so.
 fn figure(report: &Value, name: &str) -> Option<f64> {
@@ -109,7 +110,7 @@ fn a_client_that_wants_something_else_is_told_so() {
 
 #[test]
 fn a_server_that_stays_measures_every_direction_and_time() {
-    let mut server = Server::start(tcpx(&[
+    let server = Server::start(tcpx(&[
         "perf",
         "server",
         "host",
@@ -131,7 +132,7 @@ fn a_server_that_stays_measures_every_direction_and_time() {
         (&["--bidir", "-P", "4"], "both ways, sum", true),
     ] {
         let client = server.client(&["perf", "client"], &[&quick[..], flags].concat());
-        let client = Running::start(client).end();
+        let client = run(client);
         let report = report(&client);
         assert!(figure(&report, direction) > Some(0.0), "{report}");
         assert_eq!(figure(&report, "p50").is_some(), has_times, "{report}");
@@ -147,12 +148,9 @@ fn a_server_that_stays_measures_every_direction_and_time() {
     }
     // Somebody who wants something else does not end it.
     let other = server.client(&["connection"], &[]);
-    Running::start(other).end().assert_code(1);
+    run(other).assert_code(1);
     let again = server.client(&["perf", "client"], &["host", "-n", "3"]);
-    Running::start(again)
-        .end()
-        .assert_code(0)
-        .assert_says("3 transfers");
+    run(again).assert_code(0).assert_says("3 transfers");
     drop(silent);
-    server.running.kill();
+    server.running.signal(Signal::KILL);
 }

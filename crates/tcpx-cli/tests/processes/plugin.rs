@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tcpx_tests::{bad_plugin, double, habits, plugin_file};
 
-use crate::support::{Ended, Running, Server, tcpx};
+use crate::support::{Ended, Running, Server, ask, passes, run, tcpx};
 
 /// A busy host may take long.
 const PATIENT: [&str; 2] = ["--timeout", "5m"];
@@ -15,7 +15,7 @@ const PATIENT: [&str; 2] = ["--timeout", "5m"];
 fn check(path: &Path, more: &[&str]) -> Ended {
     let path = path.to_str().expect("text");
     let command = [&["plugin", path], &PATIENT[..]].concat();
-    Running::start(tcpx(&[&command[..], more].concat())).end()
+    ask(&[&command[..], more].concat())
 }
 
 /// The bad plugin, bad in one way.
@@ -23,7 +23,7 @@ fn check_bad(way: &str, more: &[&str]) -> Ended {
     let path = bad_plugin::path().to_str().expect("text");
     let mut command = tcpx(&[&["plugin", path], more].concat());
     command.env(bad_plugin::WAY, way);
-    Running::start(command).end()
+    run(command)
 }
 
 fn json(ended: &Ended) -> Value {
@@ -117,7 +117,7 @@ fn over_loopback_no_zero_copy_is_asked_for_unless_you_do() {
         let mut command = tcpx(&[&["plugin", path, "--json"], &PATIENT[..]].concat());
         command.env("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "lo");
         command.envs(yours.map(|value| (ZERO_COPY, value)));
-        let ended = Running::start(command).end();
+        let ended = run(command);
         let report = json(ended.assert_code(0));
         let variables = report["variables"].as_array().expect("variables");
         let told = variables.iter().find(|one| one["name"] == ZERO_COPY);
@@ -134,7 +134,7 @@ fn an_interface_of_yours_stays_in_the_demo_of_a_vendor_s_plugin() {
     let path = double::path().to_str().expect("text");
     let mut command = tcpx(&["demo", "--size", "1KiB", "--host", "--plugin", path]);
     command.env("NCCL_SOCKET_IFNAME", "^docker");
-    let ended = Running::start(command).end();
+    let ended = run(command);
     ended
         .assert_code(0)
         .assert_complains("NCCL_SOCKET_IFNAME=^docker (yours: ");
@@ -147,7 +147,7 @@ fn check_habits(habits: &str) -> Ended {
     command
         .env(habits::OF, double::path())
         .env(habits::HABITS, habits);
-    Running::start(command).end()
+    run(command)
 }
 
 #[test]
@@ -197,9 +197,7 @@ fn transfer_and_perf(plugin: &Path, variables: &[(&str, &Path)]) {
         let server = Server::start(server);
         let mut client = server.client(before, &[after, &link].concat());
         client.envs(variables.iter().copied());
-        let (server, client) = server.finish(client);
-        server.assert_code(0);
-        client.assert_code(0);
+        passes(server.finish(client));
     };
     run(
         &["receive", "--host", "--out", &text(&out)],
@@ -239,8 +237,7 @@ fn a_name_without_a_folder_means_the_file_in_this_folder() {
     command
         .current_dir(directory.path())
         .env(bad_plugin::WAY, "init-fails");
-    Running::start(command)
-        .end()
+    run(command)
         .assert_code(1)
         .assert_complains("init returned 3");
 }
@@ -397,8 +394,7 @@ fn a_plugin_that_hangs_holds_no_transfer_and_no_exit() {
             path,
         ]);
         command.env(double::FAULT_VARIABLE, fault);
-        Running::start(command)
-            .end()
+        run(command)
             .assert_code(1)
             .assert_complains(words)
             .assert_complains(id);

@@ -8,52 +8,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tcpx::{Auth, Connection, Endpoint, Level, Options, Region, Transfer};
 
-use crate::files::{contents, fetch, list_tree, names_in, send, sender, serve, signal};
-use crate::support::{Ended, Running, Server, tcpx};
-
-struct Places {
-    _directory: tempfile::TempDir,
-    /// What is sent or shared, and what it goes into.
-    from: PathBuf,
-    out: PathBuf,
-}
-
-impl Places {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let [from, out] = ["from", "out"].map(|name| {
-            let path = directory.path().join(name);
-            fs::create_dir(&path).expect("created");
-            path
-        });
-        Self {
-            _directory: directory,
-            from,
-            out,
-        }
-    }
-
-    fn write(&self, path: &str, bytes: usize) -> PathBuf {
-        let path = self.from.join(path);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        fs::write(&path, contents(bytes)).expect("written");
-        path
-    }
-}
+use crate::files::{Places, contents, fetch, list_tree, names_in, send, sender, serve};
+use crate::support::{Running, Server, passes, run, tcpx};
 
 fn share(folder: &Path) -> Server {
     let folder = folder.to_str().expect("text");
     Server::start(tcpx(&["send", "--host", "--serve", folder]))
-}
-
-fn run(command: Command) -> Ended {
-    Running::start(command).end()
 }
 
 #[test]
@@ -85,7 +52,7 @@ fn a_shared_folder_is_fetched_from_by_one_client_after_another() {
         list_tree(&places.out.join("model")),
         list_tree(&places.from.join("model"))
     );
-    signal(&server.running, rustix::process::Signal::TERM);
+    server.running.signal(Signal::TERM);
     server.running.end().assert_code(0);
 }
 
@@ -179,11 +146,66 @@ fn offer(entries: &serde_json::Value, dry_run: bool) -> (serde_json::Value, serd
     (offer, manifest)
 }
 
-fn entry(path: &str, mode: u32, bytes: usize) -> serde_json::Value {
+fn file(bytes: usize) -> serde_json::Value {
+    serde_json::json!({ "file": { "bytes": bytes, "on_disk": bytes } })
+}
+
+fn entry(path: &str, kind: serde_json::Value) -> serde_json::Value {
     serde_json::json!({
-        "path": path, "mode": mode, "seconds": 0, "nanoseconds": 0,
-        "kind": { "file": { "bytes": bytes, "on_disk": bytes } },
+        "path": path, "mode": 0o644, "seconds": 0, "nanoseconds": 0, "kind": kind,
     })
+}
+
+/// Asks the server to take this, as no client of ours would, and is refused.
+fn refused(server: &Server, (mut offer, manifest): (serde_json::Value, serde_json::Value)) {
+    let peer = Peer::connect(server);
+    let word = peer.expect(4);
+    offer["want"] = "push".into();
+    peer.say(1, &offer);
+    peer.say(5, &manifest);
+    let told = peer.hear(word);
+    assert!(told.starts_with(r#"{"Err":{"why":"#), "{manifest}: {told}");
+}
+
+#[test]
+fn hostile_names_are_refused_and_nothing_is_written() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("out");
+    fs::create_dir(&out).expect("created");
+    let link = |target: &str| serde_json::json!({ "link": { "target": target } });
+    for entries in [
+        vec![entry("../escaped", file(5))],
+        vec![entry("/tmp/escaped", file(5))],
+        vec![entry("..", file(5))],
+        vec![entry("", file(5))],
+        vec![entry("a\nb", file(5))],
+        vec![entry("\u{1b}[2J", file(5))],
+        vec![entry("l", link("..")), entry("l/escaped", file(5))],
+        vec![entry("l", link("../escaped"))],
+    ] {
+        let server = serve(&out, &[]);
+        refused(&server, offer(&entries.into(), false));
+        let server = server.running.end();
+        server.assert_code(1);
+        let escaped = server.stderr.escape_debug();
+        assert!(!server.stderr.contains('\u{1b}'), "{escaped}");
+        assert!(names_in(&out).is_empty(), "{escaped}");
+        assert_eq!(names_in(directory.path()), ["out"], "{escaped}");
+    }
+}
+
+#[test]
+fn a_list_of_files_that_differs_from_its_digest_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = serve(directory.path(), &[]);
+    let (mut offer, manifest) = offer(&vec![entry("b", file(0))].into(), false);
+    offer["digest"] = blake3::hash(b"another list").to_string().into();
+    refused(&server, (offer, manifest));
+    let server = server.running.end();
+    server
+        .assert_code(1)
+        .assert_complains("digests of the list");
+    assert!(names_in(directory.path()).is_empty());
 }
 
 #[test]
@@ -210,7 +232,7 @@ fn a_server_gives_a_client_nothing_that_it_did_not_ask_for() {
         let peer = Peer(endpoint.accept(Duration::from_secs(60)).expect("a client"));
         peer.hear(peer.expect(1));
         let answer = peer.expect(4);
-        let (offer, manifest) = offer(&vec![entry(path, 0o644, 5)].into(), dry_run);
+        let (offer, manifest) = offer(&vec![entry(path, file(5))].into(), dry_run);
         peer.say(9, &serde_json::json!({ "Ok": offer }));
         peer.say(5, &manifest);
         if more.is_empty() {
@@ -236,7 +258,9 @@ fn a_sender_learns_no_digest_and_changes_no_mode() {
     for guess in [None, Some(blake3::hash(b"a guess").to_string())] {
         let peer = Peer::connect(&server);
         let [answer, present, kept, word] = [2, 6, 8, 4].map(|tag| peer.expect(tag));
-        let (mut offer, manifest) = offer(&vec![entry("secret", 0o666, 5_000)].into(), false);
+        let mut secret = entry("secret", file(5_000));
+        secret["mode"] = 0o666.into();
+        let (mut offer, manifest) = offer(&vec![secret].into(), false);
         offer["want"] = "push".into();
         peer.say(1, &offer);
         peer.say(5, &manifest);
@@ -273,7 +297,7 @@ fn silent_and_slow_clients_delay_no_other() {
     drop(writer);
     slow.end().assert_code(0);
     assert!(fs::read(places.out.join("slow")).expect("there") == contents(3 << 20));
-    signal(&server.running, rustix::process::Signal::TERM);
+    server.running.signal(Signal::TERM);
     server.running.end().assert_code(0);
     drop(silent);
 }
@@ -313,9 +337,7 @@ fn the_snapshot_of_a_hub_arrives_as_files() {
     symlink("../../blobs/1234", snapshot.join("model.safetensors")).expect("linked");
     symlink("../../../blobs/1234", snapshot.join("deep/config.json")).expect("linked");
     symlink("..", snapshot.join("deep/loop")).expect("linked");
-    let (server, client) = send(serve(&places.out, &[]), &snapshot, &[]);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(send(serve(&places.out, &[]), &snapshot, &[]));
     for name in ["model.safetensors", "deep/config.json"] {
         let path = places.out.join("main").join(name);
         assert!(path.symlink_metadata().expect("there").is_file(), "{name}");
@@ -349,9 +371,7 @@ fn names_of_any_script_arrive() {
         places.write(&format!("tree/{name}"), 100);
     }
     let tree = places.from.join("tree");
-    let (server, client) = send(serve(&places.out, &[]), &tree, &[]);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(send(serve(&places.out, &[]), &tree, &[]));
     assert_eq!(list_tree(&places.out.join("tree")), list_tree(&tree));
 }
 
@@ -369,9 +389,7 @@ fn patterns_choose_what_is_sent() {
     }
     let model = places.from.join("m");
     let more = ["--include", "*.bin", "--exclude", "logs/"];
-    let (server, client) = send(serve(&places.out, &[]), &model, &more);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(send(serve(&places.out, &[]), &model, &more));
     let there: Vec<_> = list_tree(&places.out.join("m")).into_keys().collect();
     assert_eq!(there, ["", "a.bin", "deep", "deep/c.bin"]);
     // With a slash it is the path that counts; a client that fetches says it to the server.
@@ -416,9 +434,7 @@ fn holes_stay_holes() {
     file.write_all_at(&contents(100_000), 20 << 20)
         .expect("written");
     file.set_len((64 << 20) + 5).expect("sized");
-    let (server, client) = send(serve(&places.out, &[]), &path, &[]);
-    server.assert_code(0);
-    client.assert_code(0);
+    passes(send(serve(&places.out, &[]), &path, &[]));
     let there = places.out.join("image").metadata().expect("there");
     assert_eq!(there.len(), (64 << 20) + 5);
     assert!(there.blocks() * 512 < 1 << 20, "{} blocks", there.blocks());
@@ -436,9 +452,7 @@ fn a_limited_rate_is_kept_at_either_end() {
         };
         let started = Instant::now();
         let server = serve(&places.out, &[&["--overwrite"], limit("receiver")].concat());
-        let (server, client) = send(server, &file, limit("sender"));
-        server.assert_code(0);
-        client.assert_code(0);
+        passes(send(server, &file, limit("sender")));
         // The first of three pieces goes at once.
         assert!(started.elapsed() >= Duration::from_secs(1), "{limited}");
         fs::remove_file(places.out.join("a")).expect("removed");
@@ -554,7 +568,7 @@ fn two_servers_and_two_clients_leave_whole_files_in_one_folder() {
 fn a_client_that_lies_about_what_it_has_harms_itself_alone() {
     let places = Places::new();
     places.write("a", 5_000);
-    let mut server = share(&places.from);
+    let server = share(&places.from);
     let wanted = serde_json::json!({
         "want": "pull", "paths": ["a"], "follow": false, "include": [], "exclude": [],
         "dry_run": false,
@@ -594,7 +608,7 @@ fn a_client_that_lies_about_what_it_has_harms_itself_alone() {
     assert!(peer.hear(word).contains("a longer list"));
     run(fetch(&server, &["a"], &places.out, &[])).assert_code(0);
     assert!(fs::read(places.out.join("a")).expect("there") == contents(5_000));
-    server.running.kill();
+    server.running.signal(Signal::KILL);
     let ended = server.running.end();
     assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
 }

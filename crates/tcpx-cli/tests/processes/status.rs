@@ -4,14 +4,12 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
+use tcpx_tests::support::until;
 
-use crate::support::{Running, Server, tcpx};
-
-/// Longer than any process here takes to come as far as a test wants it.
-const LONG: Duration = Duration::from_secs(60);
+use crate::support::{Running, Server, run, tcpx};
 
 /// A command whose socket lies in `folder`.
 fn apart(mut command: Command, folder: &Path) -> Command {
@@ -21,16 +19,11 @@ fn apart(mut command: Command, folder: &Path) -> Command {
 
 /// What the processes tell, once `wanted` takes something from it.
 fn told<T>(folder: &Path, arguments: &[&str], wanted: impl Fn(&Value) -> Option<T>) -> T {
-    let until = Instant::now() + LONG;
-    loop {
+    until("what is wanted is told", || {
         let arguments = [&["status", "--json"], arguments].concat();
-        let ended = Running::start(apart(tcpx(&arguments), folder)).end();
-        let told: Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
-        if let Some(found) = wanted(&told) {
-            return found;
-        }
-        assert!(Instant::now() < until, "not told: {told}");
-    }
+        let ended = run(apart(tcpx(&arguments), folder));
+        wanted(&serde_json::from_str(&ended.stdout).expect("one JSON document"))
+    })
 }
 
 /// The connections of process `pid`, if it has some.
@@ -55,10 +48,10 @@ fn a_running_transfer_tells_its_lanes_and_who_acts_next() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let serving = apart(tcpx(&["perf", "server", "host"]), folder);
-    let mut server = Server::start(serving);
+    let server = Server::start(serving);
     let sizes = ["host", "--size", "4MiB", "--iterations", "1000000"];
     let client = server.client(&["perf", "client"], &sizes);
-    let mut client = Running::start(apart(client, folder));
+    let client = Running::start(apart(client, folder));
 
     let (pid, text) = (client.pid(), client.pid().to_string());
     let connection = told(folder, &[&text], |told| {
@@ -80,7 +73,7 @@ fn a_running_transfer_tells_its_lanes_and_who_acts_next() {
     assert_eq!(mode.mode() & 0o777, 0o600);
 
     let shown = apart(tcpx(&["status", &text, "--interval", "100ms"]), folder);
-    let shown = Running::start(shown).end();
+    let shown = run(shown);
     shown
         .assert_code(0)
         .assert_says(&format!("process {pid}, tcpx"))
@@ -89,8 +82,8 @@ fn a_running_transfer_tells_its_lanes_and_who_acts_next() {
 
     // Killed, they leave their sockets behind, which the next look removes.
     let gone = [pid, server.running.pid()];
-    client.kill();
-    server.running.kill();
+    client.signal(Signal::KILL);
+    server.running.signal(Signal::KILL);
     drop(client);
     drop(server);
     told(folder, &[], |told| {
@@ -116,7 +109,7 @@ fn silent_processes_are_each_asked_once() {
     });
 
     let shown = apart(tcpx(&["status", "--interval", "1ms"]), folder.path());
-    let shown = Running::start(shown).end();
+    let shown = run(shown);
     shown.assert_code(0);
     for (pid, listener) in pids.iter().zip(listeners) {
         shown.assert_says(&format!("process {pid} does not answer within 3s"));
@@ -138,7 +131,7 @@ fn a_folder_that_others_may_enter_is_named_and_not_asked() {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(&sockets, open).expect("open to others");
     let _listener = UnixListener::bind(sockets.join("4194307.sock")).expect("a socket");
-    let shown = Running::start(apart(tcpx(&["status"]), folder.path())).end();
+    let shown = run(apart(tcpx(&["status"]), folder.path()));
     let named = format!("{} is another user's, or open to others", sockets.display());
     shown.assert_code(0).assert_says(&named);
     assert!(!shown.stdout.contains("4194307"), "{}", shown.stdout);
@@ -148,7 +141,7 @@ fn a_folder_that_others_may_enter_is_named_and_not_asked() {
 fn a_process_that_is_not_there_is_an_error_in_json_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let status = apart(tcpx(&["status", "1", "--json"]), folder.path());
-    let ended = Running::start(status).end();
+    let ended = run(status);
     ended.assert_code(1).assert_complains("process 1");
     let told: Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
     assert_eq!(
@@ -191,16 +184,12 @@ fn metrics_count_refused_peers_and_show_no_peer() {
     });
     let mut stranger = tcpx(&["connection", "127.0.0.1", "--port", &port]);
     stranger.arg("--insecure");
-    Running::start(stranger).end().assert_code(1);
+    run(stranger).assert_code(1);
 
-    let until = Instant::now() + LONG;
-    let text = loop {
-        let text = get(&address, "/metrics");
-        if text.contains("\ntcpx_peers_refused_total 1\n") {
-            break text;
-        }
-        assert!(Instant::now() < until, "{text}");
-    };
+    let text = until("a refused peer", || {
+        Some(get(&address, "/metrics"))
+            .filter(|text| text.contains("\ntcpx_peers_refused_total 1\n"))
+    });
     assert!(text.starts_with("HTTP/1.0 200 OK\r\n"), "{text}");
     assert!(text.contains("application/openmetrics-text"), "{text}");
     assert!(text.ends_with("# EOF\n"), "{text}");

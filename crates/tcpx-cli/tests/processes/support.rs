@@ -1,9 +1,12 @@
 //! Starting the program, reading what it prints, and never waiting without an end.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tcpx_tests::process;
 
 /// Far more than the slowest of these steps takes on two busy cores.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -72,10 +75,28 @@ impl Ended {
     }
 }
 
+/// Runs it to its end.
+pub(crate) fn run(command: Command) -> Ended {
+    Running::start(command).end()
+}
+
+/// Runs the program to its end.
+pub(crate) fn ask(arguments: &[&str]) -> Ended {
+    run(tcpx(arguments))
+}
+
+/// Both ends of a server and its client, which are good.
+#[track_caller]
+pub(crate) fn passes((server, client): (Ended, Ended)) -> (Ended, Ended) {
+    server.assert_code(0);
+    client.assert_code(0);
+    (server, client)
+}
+
 /// A running program; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
-    child: Child,
+    child: process::Running,
     stdout: Receiver<String>,
     stderr: Receiver<String>,
     seen: String,
@@ -84,7 +105,7 @@ pub(crate) struct Running {
 impl Running {
     /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     pub(crate) fn start(mut command: Command) -> Self {
@@ -96,7 +117,7 @@ impl Running {
         let stdout = lines(child.stdout.take().expect("a pipe"));
         let stderr = lines(child.stderr.take().expect("a pipe"));
         Self {
-            child,
+            child: process::Running(child),
             stdout,
             stderr,
             seen: String::new(),
@@ -112,7 +133,7 @@ impl Running {
             .expect("the program starts");
         let lines_for_people = lines(child.stderr.take().expect("a pipe"));
         Self {
-            child,
+            child: process::Running(child),
             stdout: lines_for_people,
             stderr: mpsc::channel().1,
             seen: String::new(),
@@ -153,8 +174,8 @@ impl Running {
         }
     }
 
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("killed");
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.child.signal(signal);
     }
 
     /// Waits for the end.
@@ -169,19 +190,12 @@ impl Running {
         // The pipes end with the process, so the wait for it below is short.
         stdout.push_str(&drain(&self.stdout, until, before));
         let stderr = drain(&self.stderr, until, before);
-        let code = self.child.wait().expect("it ends").code();
+        let code = self.child.0.wait().expect("it ends").code();
         Ended {
             code,
             stdout,
             stderr,
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

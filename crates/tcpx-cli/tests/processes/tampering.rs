@@ -1,14 +1,13 @@
 //! Files through a relay that knows what they hold, and changes it.
 
-use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
-use crate::support::{Ended, Running, Server, tcpx};
+use crate::support::{Ended, Server, ask, run, tcpx};
 
 /// What stands in the file, and what the relay makes of it.
 const RIGHT: &[u8; 16] = b"what was written";
@@ -120,7 +119,7 @@ fn send(more: &[&str]) -> ([Ended; 2], usize, Files) {
     server.port = relay.address.port().to_string();
     let send = ["send", source.to_str().expect("text")];
     let client = server.client(&send, &[&["-v", "--host"], more].concat());
-    let client = Running::start(client).end();
+    let client = run(client);
     let server = server.running.end();
     let entries = fs::read_dir(&out).expect("readable");
     let named = entries.map(|entry| {
@@ -174,7 +173,7 @@ fn one_side_alone_cannot_send_in_the_clear() {
         end.assert_code(1).assert_complains("--plain");
     }
     let both = ["transfer", "127.0.0.1", "--plain", "--encrypt"];
-    let ended = Running::start(tcpx(&both)).end();
+    let ended = ask(&both);
     ended.assert_code(2).assert_complains("contradict");
     let server = Server::start(tcpx(&["transfer", "server", "--host", "--insecure"]));
     let client = server.client(&["transfer"], &["--host", "--insecure"]);

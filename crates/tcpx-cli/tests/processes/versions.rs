@@ -3,10 +3,11 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use tcpx_tests::plugin_file;
 
 use crate::files::{self, contents};
-use crate::support::{Ended, Running, Server, tcpx};
+use crate::support::{Ended, Server, passes, run, tcpx};
 
 /// A program, and the versions that it says it speaks: those of its release if there are none.
 type Side<'a> = (&'a str, &'a str);
@@ -33,7 +34,7 @@ fn transferring(server: Side<'_>, client: Side<'_>, network: &[&str]) -> (Server
     let server = Server::start(by(server, &command));
     let more = [&["--host", "--timeout", "20s"], network].concat();
     let command = server.client(&["transfer"], &more);
-    let client = Running::start(by(client, &command)).end();
+    let client = run(by(client, &command));
     (server, client)
 }
 
@@ -53,9 +54,7 @@ fn assert_file_moves(receiver: Side<'_>, sender: Side<'_>) {
     let command = tcpx(&["receive", "--host", "--out", out_text]);
     let server = Server::start(by(receiver, &command));
     let client = by(sender, &files::sender(&server, &[&file], &[]));
-    let (server, client) = server.finish(client);
-    client.assert_code(0);
-    server.assert_code(0);
+    passes(server.finish(client));
     assert!(fs::read(out.join("weights")).expect("arrived") == contents(3_000_001));
 }
 
@@ -88,7 +87,7 @@ fn releases_without_a_common_version_name_both_and_the_older_one() {
                 .iter()
                 .all(|said| line.contains(said))
         });
-        server.running.kill();
+        server.running.signal(Signal::KILL);
     }
 }
 
