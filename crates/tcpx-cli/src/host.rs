@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Rlimit;
 use serde::Serialize;
 use tcpx_net::interfaces::Interface;
 
@@ -34,13 +35,6 @@ pub(crate) struct Mount {
     pub(crate) allows_programs: bool,
 }
 
-/// A limit of this process: what it may use, and up to where it may raise that. `None`: no limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bounds {
-    pub(crate) soft: Option<u64>,
-    pub(crate) hard: Option<u64>,
-}
-
 /// The host. Every answer comes within a bounded time.
 pub(crate) trait Host {
     /// A variable of this process; an empty one counts as unset.
@@ -58,7 +52,7 @@ pub(crate) trait Host {
     /// The network interfaces, by name.
     fn interfaces(&self) -> Result<Vec<Interface>, String>;
     /// The limit on files that this process has open.
-    fn open_files(&self) -> Bounds;
+    fn open_files(&self) -> Rlimit;
     /// What a plugin file holds; nothing of it runs.
     fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError>;
     /// Asks the CUDA driver for its GPUs. May start threads.

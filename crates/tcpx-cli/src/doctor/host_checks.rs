@@ -1,9 +1,10 @@
 //! Checks of the host, whatever network is used.
 
+use rustix::process::Rlimit;
 use tcpx_net::interfaces::InterfaceKind;
 
 use super::check::{Context, Finding};
-use crate::host::{Bounds, Driver, gpu_addresses, is_for_others, number};
+use crate::host::{Driver, gpu_addresses, is_for_others, number};
 
 /// Open files below which a few peers with many lanes run out.
 const ENOUGH_FILES: u64 = 1024;
@@ -57,15 +58,15 @@ pub(super) fn interfaces(context: &Context<'_>) -> Finding {
     ))
 }
 
-fn bound(value: Option<u64>, show: impl Fn(u64) -> String) -> String {
-    value.map_or_else(|| "no limit".to_owned(), show)
-}
-
 /// Files that may be open.
 pub(super) fn open_files(context: &Context<'_>) -> Finding {
-    let Bounds { soft, hard } = context.host.open_files();
-    let show = |count: u64| count.to_string();
-    let measured = format!("limit {}, at most {}", bound(soft, show), bound(hard, show));
+    let Rlimit {
+        current: soft,
+        maximum: hard,
+    } = context.host.open_files();
+    let show =
+        |limit: Option<u64>| limit.map_or_else(|| "no limit".to_owned(), |count| count.to_string());
+    let measured = format!("limit {}, at most {}", show(soft), show(hard));
     if soft.is_none_or(|count| count >= ENOUGH_FILES) {
         return Finding::fine(measured);
     }
@@ -73,7 +74,7 @@ pub(super) fn open_files(context: &Context<'_>) -> Finding {
         Some(most) if most < ENOUGH_FILES => Finding::warning(measured),
         _ => Finding::warning(measured).with_fix(format!(
             "run `ulimit -n {}` in the shell that starts the program",
-            bound(hard.map(|most| most.min(65_536)), show).replace("no limit", "65536")
+            hard.unwrap_or(65_536).min(65_536)
         )),
     }
 }

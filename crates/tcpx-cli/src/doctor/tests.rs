@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use nccl_net::AbiVersion;
+use rustix::process::Rlimit;
 
 use super::*;
-use crate::host::Bounds;
 use crate::host::tests::{FakeHost, no_driver};
 use crate::plugin_file::contents::{Contents, ExportedTable, PluginKind};
 
@@ -154,9 +154,9 @@ fn no_reachable_interface_blocks() {
 #[test]
 fn a_small_limit_is_warned_of_and_raised_where_the_hard_limit_allows() {
     let mut host = healthy();
-    let bounds = Bounds {
-        soft: Some(256),
-        hard: Some(4096),
+    let bounds = Rlimit {
+        current: Some(256),
+        maximum: Some(4096),
     };
     assert_finds("TCPX-D003", Verdict::Warning, "256", |host| {
         host.open_files = bounds;

@@ -8,11 +8,11 @@ use std::sync::OnceLock;
 
 use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit};
 use tcpx_memory::driver;
 use tcpx_net::interfaces::{Interface, interfaces};
 
-use super::{Bounds, Driver, FileKind, Host, Mount};
+use super::{Driver, FileKind, Host, Mount};
 use crate::environment::set_by_us;
 use crate::plugin_file::contents::{self, Contents, ContentsError};
 
@@ -98,12 +98,8 @@ impl Host for RealHost {
         interfaces().map_err(|error| error.to_string())
     }
 
-    fn open_files(&self) -> Bounds {
-        let limit = getrlimit(Resource::Nofile);
-        Bounds {
-            soft: limit.current,
-            hard: limit.maximum,
-        }
+    fn open_files(&self) -> Rlimit {
+        getrlimit(Resource::Nofile)
     }
 
     fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError> {

@@ -20,7 +20,7 @@ pub(crate) struct FakeHost {
     /// The deepest holds; without one the mounts cannot be read.
     pub(crate) mounts: Vec<Mount>,
     pub(crate) interfaces: Vec<Interface>,
-    pub(crate) open_files: Bounds,
+    pub(crate) open_files: Rlimit,
     pub(crate) contents: BTreeMap<PathBuf, Contents>,
     pub(crate) driver: Driver,
     /// Sockets, and whether somebody listens there.
@@ -29,9 +29,9 @@ pub(crate) struct FakeHost {
 
 impl Default for FakeHost {
     fn default() -> Self {
-        let unlimited = Bounds {
-            soft: None,
-            hard: None,
+        let unlimited = Rlimit {
+            current: None,
+            maximum: None,
         };
         Self {
             variables: BTreeMap::new(),
@@ -189,7 +189,7 @@ impl Host for FakeHost {
         Ok(self.interfaces.clone())
     }
 
-    fn open_files(&self) -> Bounds {
+    fn open_files(&self) -> Rlimit {
         self.open_files
     }
 
