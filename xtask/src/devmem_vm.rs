@@ -118,6 +118,7 @@ fn prepare(sources: &Path, work: &Path) -> Result<Result<machine::Machine, NotHe
     for (program, package) in [
         ("qemu-system-x86_64", "qemu-system-x86"),
         ("dpkg-deb", "dpkg"),
+        ("curl", "curl"),
     ] {
         if !packages::is_there(program) {
             return no(&format!(

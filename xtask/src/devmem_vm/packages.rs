@@ -1,7 +1,6 @@
 //! Getting the packages, and building the driver with what is in them.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -62,13 +61,13 @@ pub(super) fn tree(pins: &Pins, work: &Path) -> Result<Result<PathBuf, String>> 
 /// Downloads a package unless it lies there already; its contents decide.
 fn obtain(package: &Package, from: &[String], store: &Path) -> Result<Result<(), String>> {
     let file = store.join(package.name());
-    if is_it(package, &file)? {
+    if is_it(package, &file) {
         return Ok(Ok(()));
     }
     let part = store.join("part");
     for address in package.addresses(from) {
         let got = download(&address, &part)?;
-        if got && is_it(package, &part)? {
+        if got && is_it(package, &part) {
             fs::rename(&part, &file)?;
             return Ok(Ok(()));
         }
@@ -80,30 +79,12 @@ fn obtain(package: &Package, from: &[String], store: &Path) -> Result<Result<(),
 }
 
 fn download(address: &str, to: &Path) -> Result<bool> {
-    let mut command = if is_there("curl") {
-        let mut command = Command::new("curl");
-        command.args([
-            "-fsSL",
-            "--retry",
-            "2",
-            "--connect-timeout",
-            "20",
-            "--max-time",
-            "300",
-            "-o",
-        ]);
-        command.arg(to).arg(address);
-        command
-    } else if is_there("wget") {
-        let mut command = Command::new("wget");
-        command
-            .args(["-q", "--tries=2", "--timeout=30", "-O"])
-            .arg(to)
-            .arg(address);
-        command
-    } else {
-        return Ok(false);
-    };
+    let mut command = Command::new("curl");
+    command
+        .args(["-fsSL", "--retry", "2", "--connect-timeout", "20"])
+        .args(["--max-time", "300", "-o"])
+        .arg(to)
+        .arg(address);
     let status = command
         .stdin(Stdio::null())
         .status()
@@ -112,22 +93,10 @@ fn download(address: &str, to: &Path) -> Result<bool> {
 }
 
 /// Whether a file is the package, to the last byte.
-fn is_it(package: &Package, file: &Path) -> Result<bool> {
-    let Ok(mut opened) = fs::File::open(file) else {
-        return Ok(false);
-    };
-    if opened.metadata()?.len() != package.bytes {
-        return Ok(false);
-    }
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match opened.read(&mut buffer)? {
-            0 => break,
-            count => hash.update(&buffer[..count]),
-        }
-    }
-    Ok(hex(&hash.finalize()) == package.sha256)
+fn is_it(package: &Package, file: &Path) -> bool {
+    fs::read(file).is_ok_and(|found| {
+        found.len() as u64 == package.bytes && hex(&Sha256::digest(found)) == package.sha256
+    })
 }
 
 /// The driver, built inside the packages' files. The inner error says why nothing can be built here at
