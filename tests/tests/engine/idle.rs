@@ -83,8 +83,7 @@ fn idle_over(name: &str, network: &Arc<dyn Network>) {
 
 #[test]
 fn open_idle_connections_cost_less_than_a_thousandth_of_a_core_each() {
-    let test = "open_idle_connections_cost_less_than_a_thousandth_of_a_core_each";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let network = TcpNetwork::new(TcpOptions {
             lanes: 4,
             ..TcpOptions::default()
@@ -95,8 +94,7 @@ fn open_idle_connections_cost_less_than_a_thousandth_of_a_core_each() {
 
 #[test]
 fn so_do_those_of_a_plugin_which_can_only_be_polled() {
-    let test = "so_do_those_of_a_plugin_which_can_only_be_polled";
-    child::run(test, &[], || {
+    child::run(&[], || {
         idle_over("plugin", &double_network());
     });
 }

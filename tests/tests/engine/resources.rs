@@ -108,8 +108,7 @@ fn return_to_the_baseline(listening: &Listening, connections: u64) {
 
 #[test]
 fn connections_give_descriptors_and_threads_back() {
-    let test = "connections_give_descriptors_and_threads_back";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let listening = Listening::new(double_network(), |_| {}, |_| {});
         let before = double::stats();
         return_to_the_baseline(&listening, 60);

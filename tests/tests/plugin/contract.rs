@@ -76,8 +76,7 @@ fn posted(outcome: PostOutcome) -> Ticket {
 
 #[test]
 fn the_plugin_s_own_record_says_how_far_a_request_is() {
-    let test = "the_plugin_s_own_record_says_how_far_a_request_is";
-    child::run(test, &[], || {
+    child::run(&[], || {
         // As it starts, it does what its variable says.
         plugin();
         double::set_pool_bytes(2 * PAGE);
@@ -125,8 +124,7 @@ fn the_plugin_s_own_record_says_how_far_a_request_is() {
 
 #[test]
 fn a_record_of_another_layout_tells_nothing() {
-    let test = "a_record_of_another_layout_tells_nothing";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let len = PAGE;
         let (sender, mut receiver) = pair();
         let mut target = Pages::new(len);
@@ -151,8 +149,7 @@ fn a_missing_version_names_those_that_are_there() {
 
 #[test]
 fn withheld_consumption_stalls_reception_and_consuming_resumes_it() {
-    let test = "withheld_consumption_stalls_reception_and_consuming_resumes_it";
-    child::run(test, &[], || {
+    child::run(&[], || {
         const LEN: usize = 64 << 10;
         const MESSAGES: usize = 24;
         // Less than 16 messages of at least 16 pages each.
@@ -254,8 +251,7 @@ fn withheld_consumption_stalls_reception_and_consuming_resumes_it() {
 
 #[test]
 fn comms_and_registrations_end_exactly_once_in_whatever_order_they_are_dropped() {
-    let test = "comms_and_registrations_end_exactly_once_in_whatever_order_they_are_dropped";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let before = double::stats();
         let mut memory = Pages::new(PAGE);
         let data = memory.as_mut_ptr();

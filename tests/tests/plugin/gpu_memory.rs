@@ -66,8 +66,7 @@ fn transfer(to: &Connection, from: &Connection, into: RegionSlice, of: RegionSli
 
 #[test]
 fn every_unpacker_gathers_from_pinned_and_gpu_pools() {
-    let test = "every_unpacker_gathers_from_pinned_and_gpu_pools";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let gpu = gpu();
         for place in [PoolPlace::Pinned, PoolPlace::Gpu] {
             double::set_pool_place(place);
@@ -93,8 +92,7 @@ fn every_unpacker_gathers_from_pinned_and_gpu_pools() {
 
 #[test]
 fn host_memory_beside_a_gpu_is_moved_as_it_lies() {
-    let test = "host_memory_beside_a_gpu_is_moved_as_it_lies";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let gpu = gpu();
         double::set_pool_place(PoolPlace::Gpu);
         let (server, client) = pair(&gpu, 1, UnpackMethod::Kernel);
@@ -113,8 +111,7 @@ fn host_memory_beside_a_gpu_is_moved_as_it_lies() {
 
 #[test]
 fn gpu_memory_that_does_not_start_at_a_page_is_refused_by_the_plugin() {
-    let test = "gpu_memory_that_does_not_start_at_a_page_is_refused_by_the_plugin";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let gpu = gpu();
         double::set_pool_place(PoolPlace::Gpu);
         let (server, client) = pair(&gpu, 1, UnpackMethod::Kernel);

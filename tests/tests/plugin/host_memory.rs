@@ -37,8 +37,7 @@ fn transfer(
 /// Slots are taken whatever the memory, so they must be given back whatever the memory.
 #[test]
 fn more_messages_than_the_queue_has_slots_arrive() {
-    let test = "more_messages_than_the_queue_has_slots_arrive";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let (server, client) = connected();
         for len in [0, 1, 23, 4097, 16 * (512 << 10), 64 << 20] {
             let (received, same) = transfer(&server, &client, len, Level::Placed);
@@ -50,8 +49,7 @@ fn more_messages_than_the_queue_has_slots_arrive() {
 
 #[test]
 fn a_lie_in_a_size_ends_in_an_error() {
-    let test = "a_lie_in_a_size_ends_in_an_error";
-    child::run(test, &[], || {
+    child::run(&[], || {
         for lie in Lie::IN_SIZE {
             let (server, client) = connected();
             double::lie_next(lie);
@@ -66,8 +64,7 @@ fn a_lie_in_a_size_ends_in_an_error() {
 /// Nothing but the contents tells that bytes in place came short when the plugin tells no size.
 #[test]
 fn a_completion_without_its_bytes_is_found_by_comparing_checksums() {
-    let test = "a_completion_without_its_bytes_is_found_by_comparing_checksums";
-    child::run(test, &[], || {
+    child::run(&[], || {
         let (server, client) = connected();
         double::lie_next(Lie::DoneEarly);
         let (received, same) = transfer(&server, &client, 4 << 20, Level::Verified);
