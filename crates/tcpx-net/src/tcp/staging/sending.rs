@@ -267,7 +267,7 @@ impl Shared {
                     self.report(Event::Copied { slot });
                 }
                 self.transmit.enqueue(outgoing);
-                self.wake_sender();
+                self.wake_sender_of_copy();
                 // While it was copied, the monitor may have found nothing to look after.
                 self.attention.draw();
                 if self.closing.load(Ordering::Acquire) {
