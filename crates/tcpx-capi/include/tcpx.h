@@ -306,6 +306,45 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_DELIVERED_UNKNOWN 4
 
 /**
+ * What this side takes of its peer at a time, each at most 2^20; 0: the default, which is many. The peer keeps the rest,
+ * and begins that as others end: nothing fails for it, but a batch of more pieces than fit at all.
+ */
+typedef struct tcpx_limits {
+    /**
+     * Puts into windows of this side.
+     */
+    uint32_t puts;
+    /**
+     * Notifications, those included that the program has not collected.
+     */
+    uint32_t notifications;
+    /**
+     * Gets from its windows.
+     */
+    uint32_t gets;
+    /**
+     * Sends for which no receive is there.
+     */
+    uint32_t asks;
+    /**
+     * Receives of the peer that wait for sends of this side.
+     */
+    uint32_t windows;
+    /**
+     * Tags whose sends it counts.
+     */
+    uint32_t tags;
+    /**
+     * Pieces of batches.
+     */
+    uint32_t pieces;
+    /**
+     * Windows that a batch names.
+     */
+    uint32_t list_windows;
+} tcpx_limits;
+
+/**
  * Settings of an endpoint or a connection. Fill it with zeros: every zero means the default.
  */
 typedef struct tcpx_options {
@@ -369,9 +408,13 @@ typedef struct tcpx_options {
      */
     const char *key_file;
     /**
+     * What this side takes of its peer at a time.
+     */
+    struct tcpx_limits limits;
+    /**
      * Zeros.
      */
-    uint64_t reserved[7];
+    uint64_t reserved[3];
 } tcpx_options;
 
 /**

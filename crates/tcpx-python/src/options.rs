@@ -1,5 +1,6 @@
 //! Arguments of Python as settings of the engine.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,6 +130,7 @@ pub(crate) struct Settings {
     encrypt: bool,
     local: Option<String>,
     progress: String,
+    limits: Option<HashMap<String, u32>>,
     gpu: Option<u32>,
     timeout: Option<f64>,
 }
@@ -182,6 +184,23 @@ impl Settings {
         let mut options = Options::new(Arc::new(TcpNetwork::new(network)), auth);
         options.encrypt = self.encrypt;
         options.progress = progress_mode(&self.progress)?;
+        let limits = &mut options.limits;
+        for (name, value) in self.limits.iter().flatten() {
+            *match name.as_str() {
+                "puts" => &mut limits.puts,
+                "notifications" => &mut limits.notifications,
+                "gets" => &mut limits.gets,
+                "asks" => &mut limits.asks,
+                "windows" => &mut limits.windows,
+                "tags" => &mut limits.tags,
+                "pieces" => &mut limits.pieces,
+                "list_windows" => &mut limits.list_windows,
+                other => {
+                    let wrong = format!("limits: there is none of the name {other:?}");
+                    return Err(crate::error::setting(&wrong));
+                }
+            } = *value;
+        }
         if let Some(ordinal) = self.gpu {
             let no_gpu = |error| crate::error::setting(&format!("gpu={ordinal}: {error}"));
             options.gpu = Some(Gpu::open(ordinal).map_err(no_gpu)?);

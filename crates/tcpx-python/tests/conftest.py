@@ -27,11 +27,11 @@ def open_both(
 
 
 def connect_pair(
-    progress: str = "background", encrypt: bool = False
+    progress: str = "background", encrypt: bool = False, limits: dict[str, int] | None = None
 ) -> tuple[tcpx.Connection, tcpx.Connection]:
     """Both ends of a connection over loopback; `progress` is that of the client."""
-    with tcpx.Endpoint("127.0.0.1:0", encrypt=encrypt, timeout=PATIENCE) as server:
-        return open_both(server, encrypt=encrypt, progress=progress)
+    with tcpx.Endpoint("127.0.0.1:0", encrypt=encrypt, timeout=PATIENCE, limits=limits) as server:
+        return open_both(server, encrypt=encrypt, progress=progress, limits=limits)
 
 
 @pytest.fixture

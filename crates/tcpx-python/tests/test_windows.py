@@ -128,6 +128,38 @@ def test_as_many_puts_as_may_be_run_beside_the_peers_gets(pair):
         put.wait(PATIENCE)
 
 
+def test_sides_that_take_two_of_each_take_all_in_turn():
+    names = ("puts", "notifications", "gets", "asks", "windows", "tags", "pieces", "list_windows")
+    user, owner = connect_pair(limits=dict.fromkeys(names, 2))
+    size, count = 66_000, 20
+    memory = bytearray(size * count)
+    window = owner.expose(memory)
+    sent = [bytes([at]) * size for at in range(count)]
+    puts = [user.put(one, window.key, at * size) for at, one in enumerate(sent)]
+    for put in puts:
+        put.wait(PATIENCE)
+    got = [bytearray(size) for _ in range(count)]
+    came = [bytearray(size) for _ in range(count)]
+    gets = [user.get(one, window.key, at * size) for at, one in enumerate(got)]
+    sends = [user.send(one, tag=at % 7) for at, one in enumerate(sent)]
+    told = [user.notify(bytes([at])) for at in range(count)]
+    receives = [owner.recv(one, tag=at % 7) for at, one in enumerate(came)]
+    for at in range(count):
+        assert owner.notification().wait(PATIENCE) == bytes([at])
+    for one in gets + sends + told + receives:
+        one.wait(PATIENCE)
+    assert got == came == sent
+    # What can never fit is refused.
+    batch = user.batch()
+    for at in range(3):
+        batch = batch.put(sent[at], window.key, 2 * at * size)
+    with pytest.raises(tcpx.Error, match="lists of 2 pieces"):
+        batch.start()
+    for limits in ({"put": 2}, {"puts": 0}):
+        with pytest.raises(tcpx.SettingError, match="put"):
+            tcpx.Endpoint("127.0.0.1:0", limits=limits)
+
+
 def test_gets_that_end_unanswered_leave_the_connection_well():
     code = """
 import sys, tcpx

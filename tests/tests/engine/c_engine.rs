@@ -169,6 +169,12 @@ fn a_program_makes_the_progress_of_its_connections_by_itself() {
 }
 
 #[test]
+fn a_program_in_c_sets_what_its_side_takes() {
+    passes("limits", C, &source("limits.c"));
+    passes("limits_sanitized", SANITIZED, &source("limits.c"));
+}
+
+#[test]
 fn clients_of_a_folder_of_keys_have_names() {
     for (test, build) in [("key_ring", C), ("key_ring_sanitized", SANITIZED)] {
         let Some(program) = program(test, build, &source("key_ring.c")) else {

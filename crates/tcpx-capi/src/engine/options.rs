@@ -25,7 +25,7 @@ pub(super) unsafe fn connection_options(
     let Some(given) = (unsafe { options.as_ref() }) else {
         return Ok(Options::tcp(auth()?));
     };
-    if given.reserved != [0; 7] {
+    if given.reserved != [0; 3] {
         return Err(not_zero("tcpx_options"));
     }
     let auth = match (
@@ -84,6 +84,21 @@ pub(super) unsafe fn connection_options(
     made.dead_after = or(given.dead_after_ms, made.dead_after);
     made.deadlines = deadlines(given.timeout_ms, given.stall_ms).unwrap_or(made.deadlines);
     made.one_time = given.one_time != 0;
+    let (limits, given) = (&mut made.limits, &given.limits);
+    for (limit, given) in [
+        (&mut limits.puts, given.puts),
+        (&mut limits.notifications, given.notifications),
+        (&mut limits.gets, given.gets),
+        (&mut limits.asks, given.asks),
+        (&mut limits.windows, given.windows),
+        (&mut limits.tags, given.tags),
+        (&mut limits.pieces, given.pieces),
+        (&mut limits.list_windows, given.list_windows),
+    ] {
+        if given != 0 {
+            *limit = given;
+        }
+    }
     Ok(made)
 }
 

@@ -82,6 +82,29 @@ pub struct tcpx_queue(());
 /// Gives memory back to the program; see tcpx_region_wrap.
 pub type tcpx_release_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
+/// What this side takes of its peer at a time, each at most 2^20; 0: the default, which is many. The peer keeps the rest,
+/// and begins that as others end: nothing fails for it, but a batch of more pieces than fit at all.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct tcpx_limits {
+    /// Puts into windows of this side.
+    pub puts: u32,
+    /// Notifications, those included that the program has not collected.
+    pub notifications: u32,
+    /// Gets from its windows.
+    pub gets: u32,
+    /// Sends for which no receive is there.
+    pub asks: u32,
+    /// Receives of the peer that wait for sends of this side.
+    pub windows: u32,
+    /// Tags whose sends it counts.
+    pub tags: u32,
+    /// Pieces of batches.
+    pub pieces: u32,
+    /// Windows that a batch names.
+    pub list_windows: u32,
+}
+
 /// Settings of an endpoint or a connection. Fill it with zeros: every zero means the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -117,8 +140,10 @@ pub struct tcpx_options {
     /// In place of `key`: a file that holds it. For an endpoint also a folder with a key for each client, as
     /// `tcpx key FOLDER NAME` makes it; tcpx_connection_client names who came. NULL: none.
     pub key_file: *const c_char,
+    /// What this side takes of its peer at a time.
+    pub limits: tcpx_limits,
     /// Zeros.
-    pub reserved: [u64; 7],
+    pub reserved: [u64; 3],
 }
 
 /// Settings of one transfer. Fill it with zeros: every zero means the default.

@@ -13,7 +13,7 @@ from ._errors import Error
 from ._tcpx import generate_key
 
 if TYPE_CHECKING:
-    from ._tcpx import Dialling, Local, NextConnection, Progress, Settings
+    from ._tcpx import Dialling, Limits, Local, NextConnection, Progress, Settings
 
 __all__ = ["Accepting", "Connecting", "Connection", "Endpoint", "connect", "generate_key"]
 
@@ -31,6 +31,7 @@ def _settings(
     local: Local | None,
     gpu: int | None,
     progress: Progress,
+    limits: Limits | None,
     timeout: float | None,
 ) -> Settings:
     """What is not given is as the environment says."""
@@ -46,6 +47,7 @@ def _settings(
         "local": local,
         "gpu": gpu,
         "progress": progress,
+        "limits": limits,
         "timeout": timeout,
     }
 
@@ -130,6 +132,10 @@ class Endpoint(_tcpx.Endpoint):
         gpu: The GPU whose memory is moved; host memory only by default.
         progress: ``background`` (a thread of the engine sees to what comes) or ``manual``: only waits, tests,
             awaiting and :meth:`Connection.progress` make progress.
+        limits: What this side takes of its peer at a time, as ``{"gets": 2}``: ``puts`` into its windows and
+            ``gets`` from them, ``notifications`` that nobody has collected, ``asks`` (sends without a receive),
+            ``windows`` (receives that wait for sends of this side), ``tags``, and of batches ``pieces`` and
+            ``list_windows``. The peer keeps the rest, and begins that as others end; nothing fails for it.
         timeout: Seconds for the whole set-up of a connection; 10 by default.
     """
 
@@ -144,9 +150,12 @@ class Endpoint(_tcpx.Endpoint):
         local: Local | None = None,
         gpu: int | None = None,
         progress: Progress = "background",
+        limits: Limits | None = None,
         timeout: float | None = None,
     ) -> Endpoint:
-        settings = _settings(key, key_file, insecure, encrypt, local, gpu, progress, timeout)
+        settings = _settings(
+            key, key_file, insecure, encrypt, local, gpu, progress, limits, timeout
+        )
         return super().__new__(cls, listen, settings)
 
     @overload
@@ -195,6 +204,7 @@ def connect(
     local: Local | None = None,
     gpu: int | None = None,
     progress: Progress = "background",
+    limits: Limits | None = None,
     timeout: float | None = None,
 ) -> Connecting:
     """Connects to a listening :class:`Endpoint`.
@@ -204,7 +214,7 @@ def connect(
         key: The key of the listening side; by default that of the line, else ``TCPX_KEY``.
         key_file: In place of ``key``: a file that holds it.
         insecure: Connect without a key, to a side that listens without one.
-        encrypt, local, gpu, progress: As for :class:`Endpoint`.
+        encrypt, local, gpu, progress, limits: As for :class:`Endpoint`.
         timeout: Seconds for the whole set-up; 10 by default. The other side must accept meanwhile.
     """
     words = address.split()
@@ -212,7 +222,7 @@ def connect(
         if key_file is None:
             key = key or words[0].removeprefix("TCPX_KEY=")
         address = words[1]
-    settings = _settings(key, key_file, insecure, encrypt, local, gpu, progress, timeout)
+    settings = _settings(key, key_file, insecure, encrypt, local, gpu, progress, limits, timeout)
 
     def open_within(limit: float | None) -> Connection:
         return _tcpx.connect(address, {**settings, "timeout": limit})

@@ -25,6 +25,26 @@ Rights: TypeAlias = Literal["get", "put", "get+put"]
 def generate_key() -> str:
     """A fresh key of 128 bits for a listening side, as text. Its ``Endpoint.key`` is for connecting sides."""
 
+class Limits(TypedDict, total=False):
+    """What a side takes of its peer at a time, each from 1 to 2**20; what is not given is the default, which is many."""
+
+    puts: int
+    """Puts into windows of this side."""
+    notifications: int
+    """Notifications, those included that nobody has collected."""
+    gets: int
+    """Gets from its windows."""
+    asks: int
+    """Sends for which no receive is there."""
+    windows: int
+    """Receives of the peer that wait for sends of this side."""
+    tags: int
+    """Tags whose sends it counts."""
+    pieces: int
+    """Pieces of batches."""
+    list_windows: int
+    """Windows that a batch names."""
+
 class Settings(TypedDict):
     key: str | None
     key_file: str | PathLike[str] | None
@@ -33,6 +53,7 @@ class Settings(TypedDict):
     local: Local | None
     gpu: int | None
     progress: Progress
+    limits: Limits | None
     timeout: float | None
 
 def connect(address: str, settings: Settings) -> Connection: ...
