@@ -52,6 +52,8 @@ pub struct Manners {
     pub lanes: u16,
     /// Says much more than its peer gives credit for.
     pub floods: bool,
+    /// What it says that it takes.
+    pub limits: tcpx::Limits,
 }
 
 /// Length of its chunks and those that it grants.
@@ -215,7 +217,7 @@ impl Liar {
             eager_credit: 64 << 10,
             heartbeat_ms: 10_000,
             dead_after_ms: 60_000,
-            limits: tcpx::Limits::default(),
+            limits: liar.manners.limits,
             memory: "host".into(),
             software: "by hand".into(),
         })));

@@ -124,6 +124,18 @@ fn local(seed: u64) -> Option<LocalSizes> {
     })
 }
 
+/// Drawn apart, too. A liar takes the place of a set-up for as long as that may last.
+fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
+    let mut random = Random::new(seed.rotate_left(32));
+    Bounds {
+        frames: random.pick(&[1, 2, 16]),
+        pending: random.pick(&[1, 2, 32]),
+        set_ups: if lies { 16 } else { random.pick(&[1, 2, 16]) },
+        retry: Duration::from_millis(random.pick(&[1, 50])),
+        ..bounds
+    }
+}
+
 const TINY: &[usize] = &[0, 1, 7, 23, 100, 1000];
 const SMALL: &[usize] = &[0, 1, 100, 4096, 4097, 16_384, 20_000, 40_000];
 const STREAM: &[usize] = &[4_096, 8_192, 16_384, 20_000];
@@ -263,7 +275,9 @@ impl Plan {
             jobs: random.pick(&[1, 2, 64]),
             parts: random.pick(&[1, 2, 256]),
             vain_windows: random.pick(&[1, 2, 8]),
+            ..Bounds::default()
         };
+        let bounds = other_bounds(seed, bounds, liar.is_some());
         Self {
             system: system::Settings {
                 seed,
@@ -468,13 +482,15 @@ impl Plan {
                 lies.push(lie);
             }
         }
+        let seed = random.next();
         Manners {
-            seed: random.next(),
+            seed,
             lies,
             early: random.one_in(3),
             pause: Duration::from_millis(random.pick(&[0, 0, 20, 2_000, 40_000])),
             lanes: random.pick(&[0, 0, 0, 0, 0, 40]),
             floods: random.one_in(4) && is_coarse && item(),
+            limits: Self::limits(&mut Random::new(!seed)),
         }
     }
 }

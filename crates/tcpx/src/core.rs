@@ -58,9 +58,6 @@ const STEPS: u32 = 32;
 /// Looks at copies under way, which cost nothing, between two at the socket.
 const LOOKS_AT_COPIES: usize = 64;
 
-/// Time for the last frames to reach the socket once the session has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-
 /// See the module's documentation.
 pub(crate) struct Core {
     pub(crate) session: Session,
@@ -485,7 +482,12 @@ impl Core {
         let (Some(ended), Some(at)) = (&self.ended, self.ended_at) else {
             return None;
         };
-        let waited = at.elapsed() >= LAST_WORDS;
+        // The last frames have as long to reach the socket as a silent peer counts as alive.
+        let patience = self
+            .session
+            .agreed()
+            .map_or(Duration::ZERO, |agreed| agreed.dead_after);
+        let waited = at.elapsed() >= patience;
         if waited {
             self.control.forget();
         }
@@ -500,7 +502,7 @@ impl Core {
             self.finished = true;
             self.history.close(self.counters(), !orderly);
         }
-        (!waited).then_some(at + LAST_WORDS)
+        (!waited).then_some(at + patience)
     }
 
     /// How the connection ended, once nothing of it is left.

@@ -53,7 +53,7 @@ impl Endpoint {
         })?;
         Ok(Self {
             _told: Told::new(listener.local_addr(), listener.nudge()),
-            set_ups: SetUps::new(listener.nudge(), HELD),
+            set_ups: SetUps::new(listener.nudge(), options.bounds.set_ups, HELD),
             listener,
             generation: fork::generation(),
             options,

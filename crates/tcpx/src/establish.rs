@@ -53,7 +53,14 @@ pub(crate) fn establish(
     let (side, is_addressed) = (authenticated.side, config.addressed);
     let is_client = side == Side::Client;
     let control = Control::new(control, is_addressed, is_client, options.encrypt);
-    let mut set_up = SetUp::new(control, config, authenticated.peer, deadline, tells)?;
+    let mut set_up = SetUp::new(
+        control,
+        config,
+        options.bounds,
+        authenticated.peer,
+        deadline,
+        tells,
+    )?;
     let again = || {
         let session = authenticated.session.clone();
         (session, side, authenticated.lanes.clone())

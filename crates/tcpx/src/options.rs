@@ -41,6 +41,17 @@ pub struct Bounds {
     pub jobs: usize,
     /// Operations of a batch that are under way at a time.
     pub parts: usize,
+    /// How long the start of a send may wait for a small message's bytes: by default several times what the copy takes on
+    /// a GPU at rest.
+    pub small_read: Duration,
+    /// Pause before a copy worker is tried again whose queue other connections have filled.
+    pub retry: Duration,
+    /// Set-ups of peers at a time; further ones wait at the listener.
+    pub set_ups: usize,
+    /// Frames that a set-up takes before it looks at the clock.
+    pub frames: usize,
+    /// What the peer says ahead of its turn while a set-up waits for lanes; more stays in the socket.
+    pub pending: usize,
     /// As in [`tcpx_wire::session::Config`].
     pub vain_windows: u8,
 }
@@ -51,6 +62,11 @@ impl Default for Bounds {
             turn: Duration::from_micros(200),
             jobs: 64,
             parts: 256,
+            small_read: Duration::from_micros(50),
+            retry: Duration::from_millis(1),
+            set_ups: 16,
+            frames: 16,
+            pending: 32,
             vain_windows: 8,
         }
     }

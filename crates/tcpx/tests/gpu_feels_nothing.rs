@@ -54,7 +54,11 @@ impl Memory {
 
 /// A pair of connections that move all sizes both ways; with an end in order, or in the middle of a transfer.
 fn connections(gpu: &Gpu, memory: &Memory, in_order: bool) {
-    let (server, client) = pair(|_, options| options.gpu = Some(gpu.clone()));
+    let (server, client) = pair(|_, options| {
+        options.gpu = Some(gpu.clone());
+        // As a rule in time, never, and after a while.
+        options.bounds.small_read = Duration::from_micros(u64::from(random(1)[0] % 3) * 50);
+    });
     for size in SIZES {
         memory.transfer(&server, &client, size);
         memory.transfer(&client, &server, size);

@@ -1,7 +1,6 @@
 //! Messages that travel with their announcement: their bytes go over the control connection, at once.
 
 use std::io;
-use std::time::Duration;
 
 use tcpx_memory::{
     Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, SmallRead, Work,
@@ -15,10 +14,6 @@ use super::Core;
 use super::tokens::Token;
 
 const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
-
-/// How long the start of a send may wait for a small message's bytes: several times what the copy
-/// takes on a GPU at rest.
-const READ_LIMIT: Duration = Duration::from_micros(50);
 
 impl Core {
     /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
@@ -36,7 +31,10 @@ impl Core {
             _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
                 from.append_to(&mut payload).map(|()| SmallRead::Whole)
             }
-            Some(small) => small.read(&from.all(), fence, READ_LIMIT, token, &mut payload),
+            Some(small) => {
+                let limit = self.bounds.small_read;
+                small.read(&from.all(), fence, limit, token, &mut payload)
+            }
             None => Ok(SmallRead::NotStarted),
         };
         if read == Ok(SmallRead::Whole) {

@@ -1,7 +1,7 @@
 //! Work for the copy worker: unpacking, digests; and its ends.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tcpx_memory::{BouncePool, Job, KeyedTag, MemoryError, SubmitError, UnpackMethod, Work};
 use tcpx_net::Ticket;
@@ -16,8 +16,6 @@ use super::tokens::Token;
 use crate::event::{ChunkEvent, Event};
 use crate::sink::Finished;
 
-/// Pause before a worker is tried again whose queue other connections have filled.
-const QUEUE_RETRY: Duration = Duration::from_millis(1);
 /// Fragments shown in an event.
 const SAMPLE: usize = 8;
 /// Bytes of the first fragment shown in an event.
@@ -197,7 +195,7 @@ impl Core {
     /// under way whose end would be the occasion.
     pub(super) fn retry_jobs_at(&self) -> Option<Instant> {
         let is_stuck = self.jobs_under_way == 0 && !self.waiting_jobs.is_empty();
-        is_stuck.then(|| Instant::now() + QUEUE_RETRY)
+        is_stuck.then(|| Instant::now() + self.bounds.retry)
     }
 
     /// Takes what the copy worker has finished; `true` if anything was.

@@ -11,8 +11,6 @@ use tcpx_net::ListenerNudge;
 use crate::connection::Connection;
 use crate::error::Error;
 
-/// Most set-ups at a time; further peers wait at the listener.
-const MOST: usize = 16;
 /// How long one that has ended waits for those whose clients were told before: far longer than what those say last is
 /// under way. A client that leaves it out holds up others for no longer.
 pub(super) const HELD: Duration = Duration::from_secs(1);
@@ -45,14 +43,17 @@ impl State {
 pub(super) struct SetUps {
     state: Arc<Mutex<State>>,
     nudge: ListenerNudge,
+    most: usize,
     held: Duration,
 }
 
 impl SetUps {
-    pub(super) fn new(nudge: ListenerNudge, held: Duration) -> Self {
+    /// So many at a time.
+    pub(super) fn new(nudge: ListenerNudge, most: usize, held: Duration) -> Self {
         Self {
             state: Arc::default(),
             nudge,
+            most,
             held,
         }
     }
@@ -75,7 +76,7 @@ impl SetUps {
     }
 
     pub(super) fn are_full(&self) -> bool {
-        lock(&self.state).running >= MOST
+        lock(&self.state).running >= self.most
     }
 
     /// Starts one, which ends by its own deadline, and calls what it is given before it tells its client that this side is
@@ -191,7 +192,7 @@ mod tests {
             congestion: Congestion::Automatic,
         });
         let listener = listener.unwrap();
-        let set_ups = SetUps::new(listener.nudge(), held);
+        let set_ups = SetUps::new(listener.nudge(), 16, held);
         let names = [Some("first"), None, Some("second"), Some("third")];
         let running = names.map(|name| start(&set_ups, name));
         let ends_at = Instant::now() + LIMIT;

@@ -12,12 +12,12 @@ use tcpx_wire::{Frame, Session, Time};
 use crate::control::Control;
 use crate::driver::timespec;
 use crate::error::Error;
+use crate::options::Bounds;
 use crate::wait::micros_since;
 
-/// Messages of the peer that may come before their turn; one round of set-up is two or three.
-const MOST_PENDING: usize = 64;
-/// Frames taken before the clock is looked at.
-const FRAMES_AT_A_TIME: usize = 16;
+/// Messages that no peer needs to send ahead of their turn while this side waits for its part; one round of set-up is two
+/// or three.
+const TOO_MANY: usize = 64;
 /// How long a side that gives up waits for the peer to have heard why, and how long when its own time is over.
 const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(50));
 /// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause and has to come from
@@ -30,6 +30,7 @@ pub(super) struct SetUp<'a> {
     pub(super) peer: Peer,
     pub(super) origin: Instant,
     pub(super) deadline: Instant,
+    bounds: Bounds,
     /// Actions that came before their time.
     pub(super) pending: VecDeque<Action>,
     /// Called before the peer may hear that this side is ready.
@@ -40,6 +41,7 @@ impl<'a> SetUp<'a> {
     pub(super) fn new(
         control: Control,
         config: Config,
+        bounds: Bounds,
         peer: Peer,
         deadline: Instant,
         tells: &'a mut dyn FnMut(),
@@ -52,6 +54,7 @@ impl<'a> SetUp<'a> {
             peer,
             origin: Instant::now(),
             deadline,
+            bounds,
             pending: VecDeque::new(),
             tells,
         })
@@ -114,11 +117,9 @@ impl<'a> SetUp<'a> {
                 None => Error::Closed { peer: self.peer },
             });
         }
-        if self.pending.len() > MOST_PENDING {
+        if self.pending.len() > self.bounds.pending + TOO_MANY {
             return Err(NetworkError::Control {
-                reason: format!(
-                    "the peer sent more than {MOST_PENDING} set-up messages ahead of their turn"
-                ),
+                reason: "the peer sent too many set-up messages ahead of their turn".to_owned(),
             }
             .into());
         }
@@ -171,7 +172,7 @@ impl<'a> SetUp<'a> {
     /// Feeds frames that have arrived to the session, a few at a time, so that a peer that never
     /// stops sending outlasts neither the deadline nor the memory; `true` if there were any.
     fn take_frames(&mut self) -> Result<bool, Error> {
-        for taken in 0..FRAMES_AT_A_TIME {
+        for taken in 0..self.bounds.frames {
             let frame = match self.control.receive() {
                 Ok(Some(Frame::Received { .. })) => continue,
                 Ok(Some(frame)) => frame,
@@ -193,17 +194,16 @@ impl<'a> SetUp<'a> {
     /// Whether more may come before its time. A peer that is ready says what it likes while this side still waits for
     /// lanes; what is too much stays in the socket meanwhile.
     fn has_room(&self) -> bool {
-        2 * self.pending.len() <= MOST_PENDING
+        self.pending.len() < self.bounds.pending
     }
 
-    /// Takes and says what there is, without waiting.
-    fn hear(&mut self) -> Result<(), Error> {
-        if self.has_room() {
-            self.take_frames()?;
-        }
+    /// Takes and says what there is, without waiting; `true` if it has taken something, and more may be there.
+    fn hear(&mut self) -> Result<bool, Error> {
+        let has_heard = self.has_room() && self.take_frames()?;
         self.keep_actions()?;
         self.keep_time();
-        self.transmit()
+        self.transmit()?;
+        Ok(has_heard)
     }
 
     /// The set-up ends with an error, or with that of the peer if it gave up first; else the peer is told why.
@@ -243,12 +243,15 @@ impl<'a> SetUp<'a> {
             _ => Duration::ZERO,
         };
         let until = self.deadline.min(Instant::now() + wait);
+        self.pending.clear();
         loop {
             match self.hear() {
                 Err(theirs @ Error::Network(NetworkError::GivenUp { .. })) => return Some(theirs),
                 Err(_) => return None,
-                Ok(()) if Instant::now() >= until => return None,
-                Ok(()) => self.sleep(Vec::new(), until),
+                Ok(_) if Instant::now() >= until => return None,
+                // Nobody takes the rest any more, which would be in the way.
+                Ok(true) => self.pending.clear(),
+                Ok(false) => self.sleep(Vec::new(), until),
             }
         }
     }
@@ -313,8 +316,9 @@ impl Exchange for SetUp<'_> {
         descriptors: Vec<PollFd<'_>>,
         deadline: Instant,
     ) -> Result<(), NetworkError> {
-        self.hear().map_err(for_network)?;
-        self.sleep(descriptors, deadline);
-        self.hear().map_err(for_network)
+        if !self.hear().map_err(for_network)? {
+            self.sleep(descriptors, deadline);
+        }
+        self.hear().map_err(for_network).map(drop)
     }
 }

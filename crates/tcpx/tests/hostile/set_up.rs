@@ -22,6 +22,11 @@ const NEVER: Duration = Duration::from_secs(600);
 fn options(auth: &Auth) -> Options {
     let mut options = Options::tcp(auth.clone());
     options.connect_timeout = NEVER;
+    let mut drawn = [0; 2];
+    getrandom::fill(&mut drawn).expect("randomness");
+    let [frames, pending] = drawn.map(|one| usize::from(one % 4));
+    options.bounds.frames = [1, 1, 2, 16][frames];
+    options.bounds.pending = [2, 2, 3, 32][pending];
     options
 }
 
