@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::array;
 use crate::crc::crc32c;
 use crate::frame::{Settings, TransferId};
 
@@ -63,12 +64,12 @@ impl ChunkHeader {
             arrived,
         };
         let hex = |number: u32| format!("0x{number:08x}");
-        let magic = u32::from_le_bytes(field(bytes, 0));
+        let magic = u32::from_le_bytes(array(bytes, 0));
         if magic != Self::MAGIC {
             return Err(error("magic", hex(Self::MAGIC), hex(magic)));
         }
-        let [kind, attempt] = field(bytes, 4);
-        let number = u16::from_le_bytes(field(bytes, 6));
+        let [kind, attempt] = array(bytes, 4);
+        let number = u16::from_le_bytes(array(bytes, 6));
         let payload = match (kind, number) {
             (Self::FOLLOWS, 0) => ChunkPayload::Follows,
             (Self::FOLLOWS, _) => return Err(error("entry", "0".to_owned(), number.to_string())),
@@ -79,16 +80,16 @@ impl ChunkHeader {
             }
         };
         let sum = crc32c(&bytes[..CRC_AT]);
-        let arrived = u32::from_le_bytes(field(bytes, CRC_AT));
+        let arrived = u32::from_le_bytes(array(bytes, CRC_AT));
         if arrived != sum {
             return Err(error("checksum", hex(sum), hex(arrived)));
         }
         let header = Self {
-            sequence: u64::from_le_bytes(field(bytes, 8)),
-            transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
-            offset: u64::from_le_bytes(field(bytes, 24)),
-            total: u64::from_le_bytes(field(bytes, 32)),
-            length: u32::from_le_bytes(field(bytes, 40)),
+            sequence: u64::from_le_bytes(array(bytes, 8)),
+            transfer: TransferId(u64::from_le_bytes(array(bytes, 16))),
+            offset: u64::from_le_bytes(array(bytes, 24)),
+            total: u64::from_le_bytes(array(bytes, 32)),
+            length: u32::from_le_bytes(array(bytes, 40)),
             attempt,
             payload,
         };
@@ -149,11 +150,6 @@ impl ChunkPayload {
 }
 
 const CRC_AT: usize = 44;
-
-/// `LENGTH` bytes at a constant place inside the header.
-fn field<const LENGTH: usize>(bytes: &[u8; ChunkHeader::BYTES], at: usize) -> [u8; LENGTH] {
-    std::array::from_fn(|index| bytes[at + index])
-}
 
 /// Bytes on a lane that are not the header of a possible chunk: they were damaged on the way, the lane has lost its place,
 /// or the peer is of another version.

@@ -7,8 +7,6 @@
 //! moved opens no more than one that was changed. A direction's key is replaced by the next one behind the record with
 //! which it has sealed [`REKEY_BYTES`].
 
-use std::fmt;
-
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use thiserror::Error;
 use zeroize::Zeroizing;
@@ -188,14 +186,7 @@ impl Direction {
     }
 }
 
-impl fmt::Debug for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direction")
-            .field("number", &self.number)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
-}
+hidden!(Direction);
 
 /// The key of a secret, and the secret that comes after it.
 fn derive(secret: &[u8; SECRET_BYTES]) -> (LessSafeKey, Zeroizing<[u8; SECRET_BYTES]>) {

@@ -36,6 +36,11 @@ macro_rules! secret {
     };
 }
 
+/// Bytes at a place that their holder has.
+fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
 pub mod chunk_header;
 pub mod crc;
 mod derive;

@@ -162,9 +162,12 @@ impl Session {
     }
 }
 
-/// A frame for a transfer that does not exist.
-fn unknown(frame: &'static str, transfer: TransferId) -> SessionError {
-    unexpected(frame, "a live transfer", format!("{transfer} is not"))
+/// What a frame can be about.
+const LIVE: &str = "a live transfer";
+
+/// A frame about a transfer that it cannot be about.
+fn is_not(frame: &'static str, expected: &'static str, transfer: TransferId) -> SessionError {
+    unexpected(frame, expected, format!("transfer {transfer} is not"))
 }
 
 fn unexpected(

@@ -4,6 +4,7 @@ use super::field::{self, PayloadBytes};
 use super::{
     EAGER, Frame, FrameError, HEADER_BYTES, LEAST_PLAIN_BYTES, MAGIC, MAX_BODY_BYTES, kind_name,
 };
+use crate::array;
 use crate::crc::{crc32c, crc32c_of_parts};
 
 /// Bytes from a frame's start whose checksum is taken in one go: most frames are no longer.
@@ -243,32 +244,14 @@ struct Header {
 
 impl Header {
     fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
-        let [
-            m0,
-            m1,
-            kind,
-            fields,
-            l0,
-            l1,
-            l2,
-            l3,
-            s0,
-            s1,
-            s2,
-            s3,
-            c0,
-            c1,
-            c2,
-            c3,
-        ] = *bytes;
-        let magic = u16::from_le_bytes([m0, m1]);
+        let (magic, [kind, fields]) = (u16::from_le_bytes(array(bytes, 0)), array(bytes, 2));
         if magic != MAGIC {
             return Err(FrameError::Magic { arrived: magic });
         }
         let Some(frame) = kind_name(kind) else {
             return Err(FrameError::kind(kind));
         };
-        let arrived = u32::from_le_bytes([l0, l1, l2, l3]);
+        let arrived = u32::from_le_bytes(array(bytes, 4));
         let body_bytes = arrived as usize;
         // Of other kinds it is 0.
         if fields != 0 && (kind != EAGER || usize::from(fields) > body_bytes) {
@@ -283,8 +266,8 @@ impl Header {
             kind,
             fields: fields.into(),
             body_bytes,
-            sequence: u32::from_le_bytes([s0, s1, s2, s3]),
-            crc: u32::from_le_bytes([c0, c1, c2, c3]),
+            sequence: u32::from_le_bytes(array(bytes, 8)),
+            crc: u32::from_le_bytes(array(bytes, 12)),
         })
     }
 }

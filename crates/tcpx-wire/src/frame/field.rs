@@ -321,6 +321,7 @@ structures! {
     Place { window: u64, secret: WindowSecret, offset: u64 }
     PlacedChunks { first: u32, bits: u64 }
     Exposure { entry: u16, mark: u64, bytes: u32 }
+    TimeLeft { stall_ms: u32, total_ms: u32 }
 }
 
 /// Enums whose variants have fields: their number, then those.
@@ -355,20 +356,6 @@ choices! {
         1 Put { to: Extent, notified: Notified, left: TimeLeft }
         2 Reply { request: u64 }
         3 Notification { first: TransferId, count: u32 }
-    }
-}
-
-impl Field for TimeLeft {
-    fn put(&self, out: &mut Vec<u8>) {
-        self.stall_ms.put(out);
-        self.total_ms.put(out);
-    }
-
-    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
-        Ok(Self {
-            stall_ms: u32::take(body, "stall_ms")?,
-            total_ms: u32::take(body, "total_ms")?,
-        })
     }
 }
 

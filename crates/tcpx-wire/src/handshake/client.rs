@@ -5,11 +5,12 @@ use zeroize::Zeroizing;
 
 use super::message::{
     Collector, HEAD_BYTES, Head, KEYED_BYTES, MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL,
-    SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
+    SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
 use super::{Build, Established, HandshakeError, Message, Session, SessionId, Step};
+use crate::array;
 use crate::key::ClientKey;
 
 /// Opens a session.
@@ -117,10 +118,22 @@ impl ClientHandshake {
             (true, 1) | (false, 0) => {}
             (true, 0) => return Err(HandshakeError::KeyNotExpected),
             (false, 1) => return Err(HandshakeError::KeyRequired),
-            (_, arrived) => return Err(value("authentication", "0 or 1", arrived.into())),
+            (_, arrived) => {
+                return Err(HandshakeError::value(
+                    MESSAGE,
+                    "authentication",
+                    "0 or 1",
+                    arrived,
+                ));
+            }
         }
         if head.padding() != 0 {
-            return Err(value("padding", "0", head.padding()));
+            return Err(HandshakeError::value(
+                MESSAGE,
+                "padding",
+                "0",
+                head.padding(),
+            ));
         }
         let payload = noise::read::<SESSION_BYTES>(&mut state, &hello[HEAD_BYTES..])
             .ok_or(HandshakeError::WrongKey)?;
@@ -166,11 +179,4 @@ enum State {
     Ended,
 }
 
-fn value(field: &'static str, expected: &'static str, arrived: u64) -> HandshakeError {
-    HandshakeError::Value {
-        message: "server hello",
-        field,
-        expected,
-        arrived,
-    }
-}
+const MESSAGE: &str = "server hello";

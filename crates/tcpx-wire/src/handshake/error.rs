@@ -108,6 +108,22 @@ pub enum HandshakeError {
     Ended,
 }
 
+impl HandshakeError {
+    pub(super) fn value(
+        message: &'static str,
+        field: &'static str,
+        expected: &'static str,
+        arrived: impl Into<u64>,
+    ) -> Self {
+        Self::Value {
+            message,
+            field,
+            expected,
+            arrived: arrived.into(),
+        }
+    }
+}
+
 /// The beginning of what a stranger sent, at most 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FirstBytes {
@@ -169,14 +185,7 @@ impl Status {
             5 => Self::UnknownSession,
             6 => Self::LaneOutOfRange,
             7 => Self::WrongKey,
-            _ => {
-                return Err(HandshakeError::Value {
-                    message,
-                    field: "status",
-                    expected: "0 to 7",
-                    arrived: arrived.into(),
-                });
-            }
+            _ => return Err(HandshakeError::value(message, "status", "0 to 7", arrived)),
         })
     }
 }

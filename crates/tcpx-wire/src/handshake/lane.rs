@@ -9,12 +9,13 @@ use zeroize::Zeroizing;
 use super::error::Status;
 use super::message::{
     Collector, HEAD_BYTES, Head, LANE_ANSWER_BYTES, LANE_CLAIM_BYTES, LANE_HELLO_BYTES,
-    LANE_NONCE_BYTES, LANE_PROOF_BYTES, PURPOSE_LANE, PURPOSE_RESUME, array,
+    LANE_NONCE_BYTES, LANE_PROOF_BYTES, PURPOSE_LANE, PURPOSE_RESUME,
 };
 use super::noise::{MARK_BYTES, mark};
 use super::server::ServerStep;
 use super::session::SessionKey;
 use super::{Build, HandshakeError, Message, Session, SessionId, Version};
+use crate::array;
 use crate::derive::{expand, extract};
 use crate::frame::Settings;
 use crate::lane_seal::LaneKeys;
@@ -291,11 +292,8 @@ pub(super) fn request(
     hello: [u8; LANE_HELLO_BYTES],
     nonce: [u8; LANE_NONCE_BYTES],
 ) -> Result<ServerStep, HandshakeError> {
-    let value = |field, expected, arrived| HandshakeError::Value {
-        message: "lane hello",
-        field,
-        expected,
-        arrived,
+    let value = |field, expected, arrived: u64| {
+        HandshakeError::value("lane hello", field, expected, arrived)
     };
     if head.auth > 1 {
         return Err(value("authentication", "0 or 1", head.auth.into()));
@@ -329,24 +327,8 @@ pub(super) fn request(
     }))
 }
 
-impl std::fmt::Debug for LaneServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LaneServer")
-            .field("accepted", &self.accepted)
-            .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for LaneRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LaneRequest")
-            .field("session", &self.session)
-            .field("lane", &self.lane)
-            .field("lanes", &self.lanes)
-            .field("resumes", &self.resumes)
-            .finish_non_exhaustive()
-    }
-}
+hidden!(LaneServer);
+hidden!(LaneRequest);
 
 /// The answer that ends a lane's handshake.
 fn refused(status: Status, protocol: Version) -> Message {

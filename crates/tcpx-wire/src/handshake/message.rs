@@ -8,7 +8,7 @@ use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
 use super::{Build, HandshakeError, Version};
 use crate::key::KeyId;
-use crate::record;
+use crate::{array, record};
 
 /// First bytes of every connection, both ways. The line ends and the control character make a
 /// text protocol differ, and a transport that translates line ends damage it visibly.
@@ -127,12 +127,7 @@ impl Head {
                 HandshakeError::LaneOutOfRange { lane, lanes }
             }
             (Status::Version | Status::UnknownSession | Status::LaneOutOfRange, _) => {
-                HandshakeError::Value {
-                    message,
-                    field: "status",
-                    expected: "0, 2 to 4 or 7",
-                    arrived: self.kind.into(),
-                }
+                HandshakeError::value(message, "status", "0, 2 to 4 or 7", self.kind)
             }
         })
     }
@@ -234,9 +229,4 @@ impl Collector {
         self.held += missing;
         *input = rest;
     }
-}
-
-/// `LENGTH` bytes at a constant place that the message has.
-pub(super) fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
-    std::array::from_fn(|index| bytes[at + index])
 }

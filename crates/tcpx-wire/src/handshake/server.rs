@@ -7,13 +7,14 @@ use super::error::Status;
 use super::message::{
     CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, LANE_HELLO_BYTES, MARKED_BYTES,
     OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES, SERVER_HELLO_BYTES,
-    SESSION_BYTES, array,
+    SESSION_BYTES,
 };
 use super::noise::{self, MARK_BYTES, Secret};
 use super::session::SessionKey;
 use super::{
     Build, Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane,
 };
+use crate::array;
 use crate::key::{Identity, KeyId};
 
 /// Answers one accepted connection.
@@ -155,12 +156,8 @@ impl ServerHandshake {
                 }
             }
             other => {
-                return Err(HandshakeError::Value {
-                    message: "hello",
-                    field: "purpose",
-                    expected: "0 (control), 1 (lane) or 2 (control again)",
-                    arrived: other.into(),
-                });
+                let known = "0 (control), 1 (lane) or 2 (control again)";
+                return Err(HandshakeError::value("hello", "purpose", known, other));
             }
         }
         self.state = State::Hello;
@@ -181,7 +178,14 @@ impl ServerHandshake {
             (true, 1) | (false, 0) => return Ok(None),
             (true, 0) => (Status::KeyRequired, HandshakeError::KeyRequired),
             (false, 1) => (Status::KeyNotExpected, HandshakeError::KeyNotExpected),
-            (_, arrived) => return Err(value("authentication", "0 or 1", arrived.into())),
+            (_, arrived) => {
+                return Err(HandshakeError::value(
+                    MESSAGE,
+                    "authentication",
+                    "0 or 1",
+                    arrived,
+                ));
+            }
         };
         Ok(Some(self.refuse(status, error)))
     }
@@ -194,7 +198,12 @@ impl ServerHandshake {
         fresh: &mut dyn FnMut(&[u8; MARK_BYTES]) -> bool,
     ) -> Result<ServerStep, HandshakeError> {
         if head.padding() != 0 {
-            return Err(value("padding", "0", head.padding()));
+            return Err(HandshakeError::value(
+                MESSAGE,
+                "padding",
+                "0",
+                head.padding(),
+            ));
         }
         if self.busy {
             return Ok(self.refuse(Status::Busy, HandshakeError::Busy));
@@ -295,23 +304,9 @@ impl ServerHandshake {
     }
 }
 
-impl std::fmt::Debug for ServerHandshake {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServerHandshake")
-            .field("key", &self.key)
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
-}
+hidden!(ServerHandshake);
 
-fn value(field: &'static str, expected: &'static str, arrived: u64) -> HandshakeError {
-    HandshakeError::Value {
-        message: "client hello",
-        field,
-        expected,
-        arrived,
-    }
-}
+const MESSAGE: &str = "client hello";
 
 #[derive(Debug)]
 enum State {

@@ -55,12 +55,7 @@ impl Established {
         match Status::parse("welcome", status)? {
             Status::Ok => Ok(()),
             Status::Busy => Err(HandshakeError::Busy),
-            _ => Err(HandshakeError::Value {
-                message: "welcome",
-                field: "status",
-                expected: "0 or 4",
-                arrived: status.into(),
-            }),
+            _ => Err(HandshakeError::value("welcome", "status", "0 or 4", status)),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::HandshakeError;
-use super::message::array;
+use crate::array;
 
 /// A version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

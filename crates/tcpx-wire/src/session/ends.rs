@@ -11,7 +11,7 @@ use super::operation::{
     End, Expired, Operation, OperationClock, Origin, Progress, Stage, Stopping,
 };
 use super::stall::OperationKind;
-use super::{unexpected, unknown};
+use super::{LIVE, is_not};
 use crate::frame::{CancelReason, Detail, Frame, Level, NumberUse, Role, TransferId};
 use crate::time::Time;
 
@@ -248,9 +248,7 @@ impl Session {
             self.drop_arrival(&arrival);
             self.cancel_operation(now, operation, cause.clone());
         }
-        let found = self.operations.named(role, transfer);
-        let found =
-            found.and_then(|operation| Some((operation, self.operations.get_mut(operation)?)));
+        let found = self.operations.find(role, transfer);
         let is_posted = |it: &Operation| matches!(it.stage, Stage::Posted(_));
         let Some((operation, it)) =
             found.filter(|(_, it)| is_posted(it) || it.wire == Some(transfer))
@@ -283,22 +281,17 @@ impl Session {
         const FRAME: &str = "cancelled";
         self.check_known(FRAME, transfer, from)?;
         let role = from.other();
-        let operation = self.operations.named(role, transfer);
-        let found = operation.and_then(|operation| {
-            let it = self.operations.get_mut(operation)?;
-            let is_posted = matches!(it.stage, Stage::Posted(_));
-            (is_posted || it.wire == Some(transfer)).then_some((operation, it))
-        });
+        let found = self.operations.find(role, transfer);
+        let is_posted = |it: &Operation| matches!(it.stage, Stage::Posted(_));
         // Else it ended here before the cancel came, or began anew meanwhile.
-        let Some((operation, it)) = found else {
+        let Some((operation, it)) =
+            found.filter(|(_, it)| is_posted(it) || it.wire == Some(transfer))
+        else {
             return Ok(());
         };
         let Some(stopping) = it.stopping().filter(|stopping| !stopping.is_peer_quiet) else {
-            return Err(unexpected(
-                FRAME,
-                "a transfer that is being cancelled, once",
-                format!("transfer {transfer} is not"),
-            ));
+            let expected = "a transfer that is being cancelled, once";
+            return Err(is_not(FRAME, expected, transfer));
         };
         stopping.is_peer_quiet = true;
         self.settle(now, operation);
@@ -320,7 +313,7 @@ impl Session {
         };
         match known {
             true => Ok(()),
-            false => Err(unknown(frame, transfer)),
+            false => Err(is_not(frame, LIVE, transfer)),
         }
     }
 

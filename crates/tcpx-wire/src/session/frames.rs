@@ -9,7 +9,7 @@ use super::matching::{Announced, Arrival, PostedWindow, fits};
 use super::one_sided::Allowed;
 use super::operation::{Moving, Operation, Origin, Stage};
 use super::stream::Plan;
-use super::{unexpected, unknown};
+use super::{LIVE, is_not, unexpected};
 use crate::frame::{
     Destination, Eager, Frame, GoodbyeReason, Grant, Level, Limits, NumberUse, PlacedChunks,
     RefuseReason, Role, Settings, Tag, TransferId,
@@ -205,12 +205,8 @@ impl Session {
 
     /// The send that a frame of its receiver names.
     fn live(&mut self, frame: &'static str, transfer: TransferId) -> Live<'_> {
-        let operation = self.operations.named(Role::Sender, transfer);
-        let found = operation.and_then(|operation| {
-            let it = self.operations.get_mut(operation)?;
-            Some((operation, it))
-        });
-        found.ok_or_else(|| unknown(frame, transfer))
+        let found = self.operations.find(Role::Sender, transfer);
+        found.ok_or_else(|| is_not(frame, LIVE, transfer))
     }
 
     fn granted(
@@ -223,11 +219,7 @@ impl Session {
         let (level, agreed) = (grant.level, self.agreed);
         let (operation, it) = self.live(FRAME, transfer)?;
         let Some(agreed) = agreed.filter(|_| matches!(it.stage, Stage::Asked)) else {
-            return Err(unexpected(
-                FRAME,
-                "a transfer that waits",
-                format!("transfer {transfer} does not"),
-            ));
+            return Err(is_not(FRAME, "a transfer that waits", transfer));
         };
         let (bytes, asked) = (it.bytes, it.asked);
         if level < asked {
@@ -307,11 +299,8 @@ impl Session {
             _ => false,
         };
         if !is_legal {
-            return Err(unexpected(
-                FRAME,
-                "a transfer that was not granted or placed",
-                format!("transfer {transfer} was"),
-            ));
+            let expected = "a transfer that was not granted or placed";
+            return Err(is_not(FRAME, expected, transfer));
         }
         let bytes = it.bytes;
         let cause = match reason {
@@ -343,13 +332,7 @@ impl Session {
         let (operation, it) = self.live(FRAME, transfer)?;
         match &mut it.stage {
             Stage::Eager { done, .. } if it.is_begun && !*done => *done = true,
-            _ => {
-                return Err(unexpected(
-                    FRAME,
-                    "an eager transfer, once",
-                    format!("transfer {transfer} is none or was placed"),
-                ));
-            }
+            _ => return Err(is_not(FRAME, "an eager transfer, once", transfer)),
         }
         it.clock.progressed(now);
         self.settle(now, operation);
@@ -364,16 +347,11 @@ impl Session {
     ) -> Result<(), SessionError> {
         const FRAME: &str = "placed";
         let holds = self.config.hold_until_placed;
-        let found = self.operations.named(Role::Sender, transfer);
-        let found = found.and_then(|found| Some((found, self.operations.get_mut(found)?)));
-        let (operation, it) = found.ok_or_else(|| unknown(FRAME, transfer))?;
+        let found = self.operations.find(Role::Sender, transfer);
+        let (operation, it) = found.ok_or_else(|| is_not(FRAME, LIVE, transfer))?;
         let (is_quiet, is_reported) = (it.is_quiet(), it.is_reported());
         let Stage::Moving(moving) = &mut it.stage else {
-            return Err(unexpected(
-                FRAME,
-                "a granted transfer",
-                format!("transfer {transfer} is not"),
-            ));
+            return Err(is_not(FRAME, "a granted transfer", transfer));
         };
         let was_got = moving.all_placed();
         let stream = &mut self.streams[Role::Sender as usize];
@@ -429,11 +407,8 @@ impl Session {
                 _ => false,
             };
         let Some(expected) = it.digests.ours.filter(|_| is_due) else {
-            return Err(unexpected(
-                FRAME,
-                "a placed transfer whose checksum was sent, once",
-                format!("transfer {transfer} is not"),
-            ));
+            let expected = "a placed transfer whose checksum was sent, once";
+            return Err(is_not(FRAME, expected, transfer));
         };
         if matches != (tag == expected) {
             return Err(unexpected(
@@ -462,23 +437,19 @@ impl Session {
         tag: u128,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "digest";
-        let found = self.operations.named(Role::Receiver, transfer);
         let was_named = |window| window < self.posting.next_window;
+        let found = self.operations.find(Role::Receiver, transfer);
         if found.is_none() && transfer.window().is_some_and(was_named) {
             // Its window was closed before.
             return Ok(());
         }
-        let found = found.and_then(|found| Some((found, self.operations.get_mut(found)?)));
-        let (operation, it) = found.ok_or_else(|| unknown(FRAME, transfer))?;
+        let (operation, it) = found.ok_or_else(|| is_not(FRAME, LIVE, transfer))?;
         let is_wanted = it.digests.theirs.is_none()
             && it.level == Level::Verified
             && matches!(it.stage, Stage::Posted(_) | Stage::Moving(_));
         if !is_wanted {
-            return Err(unexpected(
-                FRAME,
-                "a granted transfer to be verified, once",
-                format!("transfer {transfer} is not"),
-            ));
+            let expected = "a granted transfer to be verified, once";
+            return Err(is_not(FRAME, expected, transfer));
         }
         it.digests.theirs = Some(tag);
         if !it.is_matched() {

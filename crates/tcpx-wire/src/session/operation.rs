@@ -648,6 +648,16 @@ impl Table {
         }
     }
 
+    /// The same, and what it is.
+    pub(super) fn find(
+        &mut self,
+        role: Role,
+        transfer: TransferId,
+    ) -> Option<(OperationId, &mut Operation)> {
+        let operation = self.named(role, transfer)?;
+        Some((operation, self.get_mut(operation)?))
+    }
+
     pub(super) fn name(&mut self, operation: OperationId, transfer: TransferId) {
         self.names[operation.role() as usize].insert(transfer, operation);
     }
