@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::cmsg::{Binding, GatherError, Gathered, HostPiece, Received};
 use crate::tokens::{TokenError, TokenSet};
 use tcpx_memory::{BouncePool, RegionSlice};
-use tcpx_wire::scatter::{Fragment, ScatterList};
+use tcpx_wire::{Fragment, ScatterList};
 
 use super::landing::Landing;
 use super::pool_use::PoolUse;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 pub use tcpx_lanes::dial::Way;
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
+use tcpx_wire::ScatterList;
 use tcpx_wire::frame::Exposure;
-use tcpx_wire::scatter::ScatterList;
 
 use crate::error::ChannelError;
 pub use crate::tcp::Exposed;

@@ -4,12 +4,10 @@
 //! sequence, CRC32C) and a body of at most [`MAX_BODY_BYTES`].
 
 mod decoder;
-mod detail;
 mod encode;
 mod error;
 mod field;
 mod payload;
-mod placed;
 mod settings;
 
 use crate::pieces::MAX_PART_BYTES;
@@ -19,11 +17,9 @@ use crate::window::Place;
 use field::{Body, Field};
 
 pub use decoder::FrameDecoder;
-pub use detail::Detail;
 pub use encode::{encode, encode_head};
 pub use error::FrameError;
-pub use payload::{Eager, Exposure, Payload};
-pub use placed::PlacedChunks;
+pub use payload::{Detail, Eager, Exposure, Payload, PlacedChunks};
 #[cfg(test)]
 pub(crate) use settings::drawn_limits;
 pub use settings::{InvalidSettings, Limits, Settings};

@@ -54,13 +54,14 @@ pub mod pieces;
 pub mod plan;
 pub mod range_set;
 pub mod record;
-pub mod scatter;
 pub mod session;
 pub mod time;
 pub mod window;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError, ChunkPayload};
-pub use descriptor::{Descriptor, Descriptors, EvenList, EvenPieces, Limits, ScatterError};
+pub use descriptor::{
+    Descriptor, Descriptors, EvenList, EvenPieces, Fragment, Limits, ScatterError, ScatterList,
+};
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
 pub use key::{
     AnyKey, ClientKey, Clients, Identity, Key, KeyError, KeyId, KeyName, KeyNameError, KnownClient,
@@ -68,7 +69,6 @@ pub use key::{
 pub use numbered::Numbered;
 pub use pieces::{PieceList, PieceListError, PieceRun};
 pub use plan::{ChunkPlan, Taper};
-pub use scatter::{Fragment, ScatterList};
 pub use session::Session;
 pub use time::Time;
 pub use window::{Place, Rights, WindowKey, WindowKeyError, WindowSecret};

@@ -1,6 +1,7 @@
 //! A connection to one peer: where sends and receives start.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,16 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_net::ChannelStats;
+use tcpx_net::{ChannelStats, Peer};
 use tcpx_wire::frame::{Destination, Extent, Notified, TimeLeft};
 use tcpx_wire::session::{
     Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
 };
-use tcpx_wire::{Level, PieceList, Place, Role, Tag};
+use tcpx_wire::{KeyName, Level, PieceList, Place, Role, Tag};
 
 mod one_sided;
 mod patience;
-mod peer;
 mod shared;
 mod told;
 mod watching;
@@ -30,7 +30,6 @@ use crate::transfer::{Transfer, TransferState};
 pub(crate) use one_sided::Deferred;
 pub use one_sided::{Batch, PreparedBatch};
 pub(crate) use patience::Patience;
-pub use peer::PeerInfo;
 pub(crate) use shared::Shared;
 
 /// How long a close waits for memory that is let go of when its time is over.
@@ -218,6 +217,33 @@ impl fmt::Debug for Connection {
             .field("path", &self.path())
             .field("handles", &Arc::strong_count(&self.handle))
             .finish_non_exhaustive()
+    }
+}
+
+/// Who is at the other end, and what both sides agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerInfo {
+    /// Address of the control connection.
+    pub address: SocketAddr,
+    /// At a server whose keys have names ([`KeyRing`](crate::KeyRing)): that of the key with which the client proved itself.
+    pub key: Option<KeyName>,
+    /// Name of the network.
+    pub network: String,
+    /// Data channels.
+    pub channels: u16,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// The memory that the peer moves, in its words.
+    pub memory: String,
+    /// The peer's software.
+    pub software: String,
+}
+
+impl PeerInfo {
+    /// As errors name it.
+    fn name(&self) -> Peer {
+        Peer::new(self.address, self.key)
     }
 }
 

@@ -19,8 +19,6 @@ mod stopping;
 mod talk;
 #[cfg(test)]
 pub(crate) mod tests;
-mod tokens;
-mod unpacker;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,19 +36,19 @@ use crate::driver::Turn;
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::options::Bounds;
-use crate::sink::{Finished, Sink};
 use crate::wait::micros_since;
 
 use ahead::Ahead;
 use channels::ChannelState;
 use history::History;
+use jobs::Finished;
+pub(crate) use jobs::{Sink, Unpacker};
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
+use operation::Token;
 pub(crate) use operation::{Operation, Readers};
 use pace::Pace;
 pub(crate) use resume::Resume;
-use tokens::Token;
-pub(crate) use unpacker::Unpacker;
 
 /// Short steps of a turn, frames and actions, between two looks at the clock.
 const STEPS: u32 = 32;

@@ -36,6 +36,7 @@ use crate::control::Asks;
 use crate::core::Core;
 use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
+use crate::wait::LIVENESS_CHECK;
 use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, look};
 use descriptors::{Descriptors, Woken};
 
@@ -498,6 +499,27 @@ impl Shared {
             }
         }
         watch
+    }
+
+    /// Waits until `ended`, at most until `limit`: makes the progress itself where it can, and else sleeps, as often as
+    /// that is not so; whether it is.
+    pub(crate) fn wait(
+        self: &Arc<Self>,
+        limit: Instant,
+        ended: impl Fn() -> bool,
+        sleep: impl Fn(Duration),
+    ) -> bool {
+        if self.drive(&ended, limit) {
+            return true;
+        }
+        let _watch = self.watch();
+        loop {
+            let left = limit.saturating_duration_since(Instant::now());
+            if ended() || left.is_zero() {
+                return ended();
+            }
+            sleep(left.min(LIVENESS_CHECK));
+        }
     }
 
     fn progress_until(

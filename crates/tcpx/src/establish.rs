@@ -17,12 +17,11 @@ use tcpx_wire::{Settings, handshake};
 
 use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
-use crate::core::{Core, Parts, Resume, Unpacker};
+use crate::core::{Core, Parts, Resume, Sink, Unpacker};
 use crate::driver::{Driver, READ};
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::{Options, ProgressMode};
-use crate::sink::Sink;
 use set_up::SetUp;
 
 /// What the handshake left.

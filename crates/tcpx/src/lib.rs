@@ -47,7 +47,6 @@ mod options;
 mod progress_lease;
 mod report;
 mod requests;
-mod sink;
 mod transfer;
 mod wait;
 mod window;

@@ -120,16 +120,12 @@ impl Notifications {
     }
 
     /// Sleeps until there is one, at most for `limit`.
-    pub(crate) fn wait(&self, limit: Duration) -> Found {
+    pub(crate) fn sleep(&self, limit: Duration) {
         let mut inbox = lock(&self.inbox);
         let nothing = |inbox: &mut Inbox| inbox.waiting.is_empty() && !inbox.ended;
         inbox.sleeping += 1;
-        let (mut inbox, _) = self
-            .changed
-            .wait_timeout_while(inbox, limit, nothing)
-            .unwrap_or_else(PoisonError::into_inner);
-        inbox.sleeping -= 1;
-        self.take_from(&mut inbox)
+        let slept = self.changed.wait_timeout_while(inbox, limit, nothing);
+        slept.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
     }
 }
 
@@ -144,10 +140,8 @@ mod tests {
         assert!(!notifications.is_ready());
         assert!(notifications.push(vec![1]).is_none());
         assert!(notifications.end().is_none());
-        assert_eq!(
-            notifications.wait(Duration::ZERO),
-            Found::Notification(vec![1])
-        );
+        notifications.sleep(Duration::MAX);
+        assert_eq!(notifications.take(), Found::Notification(vec![1]));
         assert!(notifications.is_ready());
         assert_eq!(notifications.take(), Found::Ended);
         assert_eq!(notifications.take_collected(), (1, 1));

@@ -288,6 +288,15 @@ impl TransferState {
         true
     }
 
+    /// Sleeps until the end, at most for `limit`.
+    fn sleep(&self, limit: Duration) {
+        let mut inner = lock(&self.inner);
+        inner.sleeping += 1;
+        let runs = |inner: &mut Inner| inner.outcome.is_none();
+        let slept = self.ended.wait_timeout_while(inner, limit, runs);
+        slept.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
+    }
+
     fn forget_waker(&self) {
         let forgotten = lock(&self.inner).notify.take();
         drop(forgotten);
@@ -347,34 +356,11 @@ impl Transfer {
             let outcome = self.state.outcome();
             return outcome.or_else(|| self.connection.0.stuck().map(Err));
         }
-        let started = Instant::now();
-        let has_ended = || self.state.has_ended();
-        if self
-            .connection
-            .0
-            .drive(has_ended, deadline(started, timeout))
-            && let Some(outcome) = self.state.outcome()
-        {
-            return Some(outcome);
-        }
-        let _watch = self.connection.0.watch();
-        let mut inner = lock(&self.state.inner);
-        loop {
-            if let Some(outcome) = &inner.outcome {
-                return Some(outcome.clone());
-            }
-            let left = timeout.saturating_sub(started.elapsed());
-            if left.is_zero() {
-                return self.connection.0.stuck().map(Err);
-            }
-            inner.sleeping += 1;
-            inner = self
-                .state
-                .ended
-                .wait_timeout(inner, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-            inner.sleeping -= 1;
+        let limit = deadline(Instant::now(), timeout);
+        let (has_ended, sleep) = (|| self.state.has_ended(), |left| self.state.sleep(left));
+        match self.connection.0.wait(limit, has_ended, sleep) {
+            true => self.state.outcome(),
+            false => self.connection.0.stuck().map(Err),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Windows of this side: memory that the peer may write and read.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::lock;
@@ -9,7 +9,7 @@ use tcpx_wire::WindowKey;
 
 use crate::connection::Shared;
 use crate::error::Error;
-use crate::wait::{LIVENESS_CHECK, deadline};
+use crate::wait::deadline;
 
 /// Memory that is open to the peer of one connection, see
 /// [`Connection::expose`](crate::Connection::expose). Dropping it revokes it, without waiting.
@@ -44,24 +44,16 @@ impl Window {
         shared.check_process()?;
         shared.revoke(self.key.window);
         let limit = deadline(Instant::now(), timeout);
-        if shared.drive(|| self.uses.are_over(), limit) && self.uses.are_over() {
+        let (are_over, sleep) = (|| self.uses.are_over(), |left| self.uses.sleep(left));
+        if shared.wait(limit, are_over, sleep) {
             return Ok(());
         }
-        let _watch = shared.watch();
-        loop {
-            let left = limit.saturating_duration_since(Instant::now());
-            if self.uses.wait(left.min(LIVENESS_CHECK)) {
-                return Ok(());
-            }
-            if left.is_zero() {
-                let stuck = Error::TimedOut {
-                    peer: shared.peer_name(),
-                    what: "the end of what uses the window",
-                    limit: timeout,
-                };
-                return Err(shared.stuck().unwrap_or(stuck));
-            }
-        }
+        let stuck = Error::TimedOut {
+            peer: shared.peer_name(),
+            what: "the end of what uses the window",
+            limit: timeout,
+        };
+        Err(shared.stuck().unwrap_or(stuck))
     }
 }
 
@@ -124,12 +116,9 @@ impl Uses {
     }
 
     /// Sleeps until that is so, at most for `limit`.
-    fn wait(&self, limit: Duration) -> bool {
+    fn sleep(&self, limit: Duration) {
         let going = |state: &mut State| !state.is_over();
-        let waited = self
-            .over
-            .wait_timeout_while(lock(&self.state), limit, going);
-        waited.unwrap_or_else(PoisonError::into_inner).0.is_over()
+        drop((self.over).wait_timeout_while(lock(&self.state), limit, going));
     }
 }
 

@@ -2,8 +2,8 @@
 
 use nccl_net::{LoadMeta, QueueSlot, RecvComm};
 use tcpx_net::plugin::Offload;
-use tcpx_wire::scatter::{Fragment, ScatterList};
 use tcpx_wire::{Descriptors, descriptor::Limits};
+use tcpx_wire::{Fragment, ScatterList};
 
 use crate::error::{Failure, Outcome};
 use crate::plugin::codes::TCPX_PLUGIN_FAULT;

@@ -1,6 +1,6 @@
 //! The pieces of many receives as one scatter list.
 
-use tcpx_wire::scatter::{Fragment, ScatterList};
+use tcpx_wire::{Fragment, ScatterList};
 use thiserror::Error;
 
 use super::dialect::Binding;

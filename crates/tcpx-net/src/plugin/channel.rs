@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
 use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
-use tcpx_wire::scatter::{Fragment, ScatterList};
+use tcpx_wire::{Fragment, ScatterList};
 
 use super::PluginMemory;
 use super::closer::{Closer, Closing, LONG_CLOSE};

@@ -1,5 +1,6 @@
-//! Bytes that travel in a frame.
+//! What frames carry: payload, sets of chunks, text for a person.
 
+use std::fmt;
 use std::ops::Deref;
 
 use super::{Destination, Frame, Level, TransferId};
@@ -113,5 +114,114 @@ impl Deref for Payload {
 
     fn deref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+/// Chunks of one transfer, out of [`PlacedChunks::SPAN`] that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedChunks {
+    /// The first chunk of the range.
+    pub first: u32,
+    /// Bit `i` stands for chunk `first + i`.
+    pub bits: u64,
+}
+
+impl PlacedChunks {
+    /// Chunks that a range spans.
+    pub const SPAN: u32 = u64::BITS;
+
+    /// The set of exactly one chunk.
+    pub fn single(chunk: u32) -> Self {
+        Self {
+            first: chunk,
+            bits: 1,
+        }
+    }
+
+    /// The chunks in the set, ascending. What lies beyond the last number is that one, which no transfer has.
+    pub fn iter(self) -> impl Iterator<Item = u32> {
+        let bits = (0..Self::SPAN).filter(move |bit| self.bits >> bit & 1 == 1);
+        bits.map(move |bit| self.first.saturating_add(bit))
+    }
+}
+
+/// Text for a person, at most [`Detail::MAX_BYTES`] of UTF-8.
+///
+/// Made from a longer text it keeps the beginning, cut between two characters: an explanation is
+/// better short than missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Detail(String);
+
+impl Detail {
+    /// Most bytes a detail holds.
+    pub const MAX_BYTES: usize = 512;
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Detail {
+    fn from(mut text: String) -> Self {
+        let end = text.floor_char_boundary(Self::MAX_BYTES);
+        text.truncate(end);
+        Self(text)
+    }
+}
+
+impl From<&str> for Detail {
+    fn from(text: &str) -> Self {
+        let end = text.floor_char_boundary(Self::MAX_BYTES);
+        Self(text.get(..end).unwrap_or_default().to_owned())
+    }
+}
+
+impl Deref for Detail {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Detail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_names_its_chunks_in_order_and_never_wraps() {
+        let set = |first| PlacedChunks {
+            first,
+            bits: 1 | 1 << 5 | 1 << 63,
+        };
+        assert!(set(100).iter().eq([100, 105, 163]));
+        assert!(
+            set(u32::MAX - 5)
+                .iter()
+                .eq([u32::MAX - 5, u32::MAX, u32::MAX])
+        );
+        assert!(PlacedChunks::single(7).iter().eq([7]));
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let text = "é".repeat(400);
+        assert_eq!(Detail::from(text.as_str()).len(), 512);
+        let odd = format!("x{text}");
+        assert_eq!(Detail::from(odd.as_str()).len(), 511);
+        assert_eq!(Detail::from(odd.clone()).as_str(), &odd[..511]);
+    }
+
+    #[test]
+    fn a_short_text_is_kept_whole() {
+        assert_eq!(Detail::from("peer closed").as_str(), "peer closed");
+        assert_eq!(Detail::from(String::new()), Detail::default());
     }
 }

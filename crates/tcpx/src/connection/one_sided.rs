@@ -19,7 +19,7 @@ use crate::drive::EngineWatch;
 use crate::error::Error;
 use crate::notifications::Found;
 use crate::transfer::{Operations, Transfer, TransferState};
-use crate::wait::{LIVENESS_CHECK, deadline};
+use crate::wait::deadline;
 use crate::window::Window;
 
 impl Connection {
@@ -111,15 +111,12 @@ impl Connection {
             found = notifications.take();
         } else if found == Found::Nothing {
             let limit = deadline(Instant::now(), timeout);
-            if shared.drive(|| notifications.is_ready(), limit) {
-                found = notifications.take();
-            }
-            let _watch = (found == Found::Nothing).then(|| shared.watch());
+            let is_ready = || notifications.is_ready();
+            // Another thread may be faster.
             while found == Found::Nothing
-                && let left = limit.saturating_duration_since(Instant::now())
-                && !left.is_zero()
+                && shared.wait(limit, is_ready, |left| notifications.sleep(left))
             {
-                found = notifications.wait(left.min(LIVENESS_CHECK));
+                found = notifications.take();
             }
         }
         match self.found(found)? {

@@ -12,8 +12,8 @@ use tcpx_memory::{Gpu, InContext, MemoryKind, fork};
 use tcpx_net::Peer;
 use tcpx_wire::session::OperationId;
 
+use super::PeerInfo;
 use super::patience::Patience;
-use super::peer::PeerInfo;
 use super::watching::Watching;
 use crate::core::Core;
 use crate::drive::ProgressOwner;

@@ -7,7 +7,7 @@ use tcpx_net::Direction;
 use tcpx_wire::session::OperationId;
 
 use super::Core;
-use super::tokens::Token;
+use super::operation::Token;
 
 /// Fences that are looked at ahead; those of more operations are looked at when their bytes move.
 const FENCES: usize = 64;

@@ -323,7 +323,7 @@ pub(super) mod tests {
     fn lists_come_back_without_the_room_of_a_long_one() {
         let mut unpacker = super::super::Unpacker::new(CopyWorker::host().unwrap(), None);
         let mut list = unpacker.take_list();
-        let entries = (0..100_000u64).map(|index| tcpx_wire::scatter::Fragment {
+        let entries = (0..100_000u64).map(|index| tcpx_wire::Fragment {
             source_offset: index * 3,
             length: 1,
             destination_offset: index,

@@ -3,14 +3,14 @@
 use tcpx_lanes::lock;
 use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
-use tcpx_wire::scatter::ScatterList;
+use tcpx_wire::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
 use tcpx_wire::{Role, TransferId};
 
 use super::Core;
 use super::channels::Unconsumed;
-use super::operation::{InFlight, Operation};
-use super::tokens::Token;
+
+use super::operation::{InFlight, Operation, Token};
 use crate::error::Error;
 use crate::event::{ChunkEvent, Event};
 

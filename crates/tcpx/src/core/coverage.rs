@@ -58,7 +58,7 @@ impl Coverage {
 mod tests {
     use super::*;
     use tcpx_wire::descriptor::Limits;
-    use tcpx_wire::scatter::{Fragment, ScatterList};
+    use tcpx_wire::{Fragment, ScatterList};
 
     fn part(spans: &[(u64, u32)]) -> Descriptors {
         let list: ScatterList = spans

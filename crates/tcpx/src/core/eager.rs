@@ -11,7 +11,7 @@ use tcpx_wire::frame::{Eager, Exposure, MAX_EAGER_BYTES};
 use tcpx_wire::session::{DataFailure, OperationId, OperationKind, SendRequest};
 
 use super::Core;
-use super::tokens::Token;
+use super::operation::Token;
 
 const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
 

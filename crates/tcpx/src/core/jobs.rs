@@ -1,20 +1,24 @@
 //! Work for the copy worker: unpacking, digests; and its ends.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use tcpx_memory::{BouncePool, Job, KeyedTag, MemoryError, SubmitError, UnpackMethod, Work};
+use tcpx_lanes::lock;
+use tcpx_memory::{
+    BouncePool, CompletionSink, CopyWorker, Job, KeyedTag, MemoryError, SubmitError, UnpackMethod,
+    Work,
+};
 use tcpx_net::Ticket;
+use tcpx_wire::ScatterList;
 use tcpx_wire::descriptor::{Descriptors, Limits};
-use tcpx_wire::scatter::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
 use super::coverage::Coverage;
-use super::operation::InFlight;
-use super::tokens::Token;
+use super::operation::{InFlight, Token};
+use crate::driver::{DrivenId, Driver};
 use crate::event::{ChunkEvent, Event};
-use crate::sink::Finished;
 
 /// Fragments shown in an event.
 const SAMPLE: usize = 8;
@@ -321,5 +325,93 @@ impl Core {
             sample,
             probe,
         });
+    }
+}
+
+/// Lists kept for the next chunks, and descriptors that one of them keeps room for.
+const LISTS_KEPT: usize = 32;
+const ROOM_KEPT: usize = 4096;
+
+/// How unpacking is done on this connection.
+#[derive(Debug)]
+pub(crate) struct Unpacker {
+    pub(crate) worker: Arc<CopyWorker>,
+    pub(crate) method: Option<UnpackMethod>,
+    /// Lists of chunks that have ended, so that a chunk needs no new memory.
+    pub(super) lists: Vec<Arc<Descriptors>>,
+}
+
+impl Unpacker {
+    pub(crate) fn new(worker: Arc<CopyWorker>, method: Option<UnpackMethod>) -> Self {
+        Self {
+            worker,
+            method,
+            lists: Vec::new(),
+        }
+    }
+
+    /// A list that nobody else has.
+    pub(super) fn take_list(&mut self) -> Arc<Descriptors> {
+        self.lists.pop().unwrap_or_default()
+    }
+
+    /// Keeps a list for the next chunk, unless somebody else still has it; without room that few chunks need.
+    pub(super) fn give_list_back(&mut self, mut list: Arc<Descriptors>) {
+        if self.lists.len() < LISTS_KEPT
+            && let Some(ours) = Arc::get_mut(&mut list)
+        {
+            ours.clear();
+            ours.shrink_to(ROOM_KEPT);
+            self.lists.push(list);
+        }
+    }
+}
+
+/// Result of one job of the copy worker.
+pub(crate) type Finished = (u64, Result<u64, MemoryError>);
+
+/// Collects results and wakes the driver of the connection.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    finished: Mutex<Vec<Finished>>,
+    /// A thread of the program looks for results by itself.
+    looked_for: AtomicBool,
+    driver: Arc<Driver>,
+    id: DrivenId,
+}
+
+impl Sink {
+    pub(crate) fn new(driver: Arc<Driver>, id: DrivenId) -> Arc<Self> {
+        Arc::new(Self {
+            finished: Mutex::new(Vec::new()),
+            looked_for: AtomicBool::new(false),
+            driver,
+            id,
+        })
+    }
+
+    /// Says whether somebody looks for results without being woken. Whoever stops takes a last look
+    /// afterwards.
+    pub(crate) fn set_looked_for(&self, looked_for: bool) {
+        self.looked_for.store(looked_for, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_results(&self) -> bool {
+        !lock(&self.finished).is_empty()
+    }
+
+    /// Moves the results so far to `into`, which is empty; both vectors keep their room.
+    pub(crate) fn take(&self, into: &mut Vec<Finished>) {
+        let mut finished = lock(&self.finished);
+        std::mem::swap(&mut *finished, into);
+    }
+}
+
+impl CompletionSink for Sink {
+    fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+        lock(&self.finished).push((token, result));
+        if !self.looked_for.load(Ordering::SeqCst) {
+            self.driver.wake(self.id);
+        }
     }
 }

@@ -12,7 +12,7 @@ use tcpx_wire::session::{
 };
 use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
 
-use super::tokens::Token;
+use super::operation::Token;
 use super::{Core, Operation, Readers};
 use crate::connection::Deferred;
 use crate::error::{Error, OperationName};

@@ -1,14 +1,15 @@
-//! One send or receive in progress.
+//! Operations in progress, and what is waited for of them: requests on channels and jobs on the copy worker, by token.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tcpx_memory::{Fence, Lease, UnpackMethod};
-use tcpx_net::Exposed;
-use tcpx_wire::session::{Completed, OperationKind};
-use tcpx_wire::{Role, TransferId};
+use tcpx_memory::{Fence, KeyedTag, Lease, UnpackMethod};
+use tcpx_net::{Exposed, Ticket};
+use tcpx_wire::session::{Completed, OperationId, OperationKind};
+use tcpx_wire::{Descriptors, Role, TransferId};
 
+use super::Core;
 use super::actions::Outcome;
 use super::coverage::Coverage;
 use crate::connection::Deferred;
@@ -204,4 +205,30 @@ impl Operation {
 pub(crate) struct InFlight {
     pub(crate) event: ChunkEvent,
     pub(crate) posted: Instant,
+}
+
+/// What a request or job was about.
+pub(super) enum Token {
+    Send(OperationId, InFlight),
+    Receive(OperationId, InFlight),
+    /// With its list, to be used again, and whether the chunk is whole with it.
+    Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>, bool),
+    /// A window, and when it was opened.
+    Window(OperationId, Instant),
+    /// GPU work of the program that a receive comes after.
+    Fence(OperationId),
+    /// Of the memory of an operation.
+    Digest(OperationId, Arc<KeyedTag>),
+    Eager(OperationId),
+    /// A copy of an operation's memory that took too long to be of use.
+    SmallRead(OperationId),
+}
+
+impl Core {
+    /// Names a request or job.
+    pub(super) fn new_token(&mut self, token: Token) -> u64 {
+        self.next_token += 1;
+        self.tokens.insert(self.next_token, token);
+        self.next_token
+    }
 }

@@ -8,8 +8,7 @@ use tcpx_wire::ChunkPlan;
 use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
-use super::operation::InFlight;
-use super::tokens::Token;
+use super::operation::{InFlight, Token};
 use crate::event::{ChunkEvent, Event};
 
 impl Core {

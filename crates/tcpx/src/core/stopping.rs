@@ -4,7 +4,7 @@ use tcpx_net::Cancel;
 use tcpx_wire::session::OperationId;
 
 use super::Core;
-use super::tokens::Token;
+use super::operation::Token;
 
 impl Core {
     /// As [`Self::stop_data`] for an operation that begins anew, as its window was closed before a send came to it.
