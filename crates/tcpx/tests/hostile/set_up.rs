@@ -200,7 +200,9 @@ fn a_client_that_another_one_overtakes_hears_that_the_server_is_busy() {
 #[test]
 fn a_client_that_gives_up_before_its_lanes_is_not_waited_for() {
     let auth = Auth::Key(key());
-    let endpoint = Endpoint::listen(local(), options(&auth)).expect("a free port");
+    let mut options = options(&auth);
+    (options.bounds.frames, options.bounds.pending) = (1, 2);
+    let endpoint = Endpoint::listen(local(), options).expect("a free port");
     let address = endpoint.local_addr();
     for says_why in [true, false] {
         let (mut peer, session) = Peer::connect(address, &auth);
@@ -211,12 +213,15 @@ fn a_client_that_gives_up_before_its_lanes_is_not_waited_for() {
         let until = DialOptions::until(Instant::now() + LONG);
         let _lane = dial_lane(tcpx_net::Way::to(address), &session, 0, 2, &until).expect("a lane");
         if says_why {
+            // Behind more than the other side takes at a time, and nothing else comes.
+            (0..400).for_each(|counter| peer.send(&Frame::Heartbeat { counter }));
             peer.send(&Frame::Goodbye {
                 reason: GoodbyeReason::Error,
                 detail: "\x1b[2Jthe second\nlane found no way".into(),
             });
+        } else {
+            peer.stream.shutdown(Shutdown::Write).expect("it is open");
         }
-        peer.stream.shutdown(Shutdown::Write).expect("it is open");
         let error = endpoint.accept(LONG).map(drop).expect_err("no set-up");
         match error {
             Error::Network(NetworkError::GivenUp { reason, .. }) if says_why => {
