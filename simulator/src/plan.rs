@@ -132,6 +132,9 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
         pending: random.pick(&[1, 2, 32]),
         set_ups: if lies { 16 } else { random.pick(&[1, 2, 16]) },
         retry: Duration::from_millis(random.pick(&[1, 50])),
+        eager_credit: random.pick(&[1, 100_000, 2 << 20]),
+        unread_bytes: random.pick(&[1, 100, 1 << 20]),
+        backlog: random.pick(&[0, 20, 1 << 16]),
         ..bounds
     }
 }

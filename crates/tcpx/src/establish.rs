@@ -302,7 +302,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
         send_window: options.send_window.unwrap_or(send_window),
         receive_window: options.receive_window.unwrap_or(receive_window),
         eager_limit,
-        eager_credit: EAGER_CREDIT.max(eager_limit),
+        eager_credit: options.bounds.eager_credit.max(eager_limit),
         heartbeat_ms: millis(options.heartbeat),
         dead_after_ms: millis(options.dead_after),
         limits: options.limits,
@@ -323,6 +323,8 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     })?;
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;
+    config.unread_bytes = options.bounds.unread_bytes;
+    config.backlog = options.bounds.backlog;
     config.vain_windows = options.bounds.vain_windows;
     config.cancellable = network.is_addressed;
     config.addressed = network.is_addressed;
@@ -335,6 +337,3 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     }
     Ok(config)
 }
-
-/// Eager bytes that a side holds for messages without a receive.
-const EAGER_CREDIT: u32 = 2 * 1024 * 1024;

@@ -52,7 +52,13 @@ pub struct Bounds {
     pub frames: usize,
     /// What the peer says ahead of its turn while a set-up waits for lanes; more stays in the socket.
     pub pending: usize,
+    /// Eager bytes that a side holds for messages without a receive; not less than its longest one.
+    pub eager_credit: u32,
     /// As in [`tcpx_wire::session::Config`].
+    pub unread_bytes: u64,
+    /// As there.
+    pub backlog: u64,
+    /// As there.
     pub vain_windows: u8,
 }
 
@@ -67,6 +73,9 @@ impl Default for Bounds {
             set_ups: 16,
             frames: 16,
             pending: 32,
+            eager_credit: 2 << 20,
+            unread_bytes: 1 << 20,
+            backlog: 1 << 16,
             vain_windows: 8,
         }
     }
