@@ -538,8 +538,6 @@ pub enum RefuseReason {
     Cancelled,
     /// The receiver shuts down.
     Shutdown,
-    /// The matching receive's deadline passed.
-    DeadlineExpired,
     /// There is no such window, or its key is another one.
     UnknownWindow,
     /// The window's rights do not allow it.
@@ -554,11 +552,10 @@ pub enum RefuseReason {
 
 impl RefuseReason {
     /// Each at its number on the wire.
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 8] = [
         Self::TooLarge { capacity: 0 },
         Self::Cancelled,
         Self::Shutdown,
-        Self::DeadlineExpired,
         Self::UnknownWindow,
         Self::NotPermitted,
         Self::OutOfRange,
@@ -581,8 +578,6 @@ pub enum CancelReason {
     MemoryFailed = 3,
     /// The side shuts down.
     Shutdown = 4,
-    /// The other side broke the protocol in this transfer.
-    Protocol = 5,
 }
 
 /// Why a session ends.

@@ -183,9 +183,7 @@ numbered! {
     Role "0 or 1" [Sender, Receiver];
     Notified "0 to 2" [No, First, Next];
     NumberUse "0 to 3" [Skipped, Used, Ended, Forgotten];
-    CancelReason "0 to 5" [
-        Requested, DeadlineExpired, ChannelFailed, MemoryFailed, Shutdown, Protocol
-    ];
+    CancelReason "0 to 4" [Requested, DeadlineExpired, ChannelFailed, MemoryFailed, Shutdown];
     GoodbyeReason "0 to 2" [Normal, Shutdown, Error];
 }
 
@@ -373,7 +371,7 @@ impl Field for RefuseReason {
     }
 
     fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
-        let reason = body.one_of(field, "0 to 8", &Self::ALL)?;
+        let reason = body.one_of(field, "0 to 7", &Self::ALL)?;
         match (reason, u64::take(body, "capacity")?) {
             (Self::TooLarge { .. }, capacity) => Ok(Self::TooLarge { capacity }),
             (reason, 0) => Ok(reason),

@@ -327,7 +327,6 @@ fn refusal(reason: RefuseReason) -> &'static str {
         RefuseReason::TooLarge { .. } => "it is too large; post a receive that is large enough",
         RefuseReason::Cancelled => "its receive was cancelled; send again when it is ready",
         RefuseReason::Shutdown => "it shuts down; connect again",
-        RefuseReason::DeadlineExpired => "its receive's deadline passed; allow more time there",
         RefuseReason::UnknownWindow => {
             "its window does not exist, or was revoked; get a new key from the window's owner"
         }
@@ -358,7 +357,6 @@ fn cancellation(reason: CancelReason) -> &'static str {
         CancelReason::ChannelFailed => "a data channel failed",
         CancelReason::MemoryFailed => "its memory failed",
         CancelReason::Shutdown => "it shuts down",
-        CancelReason::Protocol => "this side broke the protocol",
     }
 }
 

@@ -88,7 +88,6 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         any::<u64>().prop_map(|capacity| RefuseReason::TooLarge { capacity }),
         Just(RefuseReason::Cancelled),
         Just(RefuseReason::Shutdown),
-        Just(RefuseReason::DeadlineExpired),
         Just(RefuseReason::UnknownWindow),
         Just(RefuseReason::NotPermitted),
         Just(RefuseReason::OutOfRange),
@@ -138,7 +137,6 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         Just(CancelReason::ChannelFailed),
         Just(CancelReason::MemoryFailed),
         Just(CancelReason::Shutdown),
-        Just(CancelReason::Protocol),
     ];
     let goodbye = prop_oneof![
         Just(GoodbyeReason::Normal),
