@@ -22,7 +22,7 @@ mod session;
 mod version;
 
 pub use client::ClientHandshake;
-pub use error::{FirstBytes, HandshakeError};
+pub use error::HandshakeError;
 pub use lane::{LaneAccepted, LaneClient, LaneRequest, LaneServer};
 pub use message::Message;
 pub(crate) use noise::public_key;

@@ -38,7 +38,7 @@ use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
 use crate::wait::LIVENESS_CHECK;
 use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, look};
-use descriptors::{Descriptors, Woken};
+use descriptors::Descriptors;
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
 pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
@@ -422,9 +422,9 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the connection has news, at most until `until`; `None` if that cannot be had
-    /// here.
-    fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> Option<Woken> {
+    /// Sleeps until the connection has news, at most until `until`; whether the control socket may have some. `None` if
+    /// that cannot be had here.
+    fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> Option<bool> {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
         core.pace.attend(false);
@@ -447,7 +447,7 @@ impl Shared {
         core.set_looked_for(false);
         if core.sink.has_results() {
             descriptors.wake_up();
-            return Some(Woken::by_anything());
+            return Some(true);
         }
         let due = core.due.map(|due| core.instant_of(due));
         let until = due.map_or(until, |due| due.min(until));
@@ -456,7 +456,7 @@ impl Shared {
         drop(core);
         if ended() {
             descriptors.wake_up();
-            return Some(Woken::by_anything());
+            return Some(true);
         }
         Some(descriptors.sleep(until, exact))
     }
@@ -612,7 +612,7 @@ impl Shared {
             }
             let sleeps = may_sleep && vain < VAIN_SLEEPS;
             match sleeps.then(|| self.sleep(ended, limit)) {
-                Some(Some(woken)) => has_frames = woken.for_control,
+                Some(Some(for_control)) => has_frames = for_control,
                 Some(None) | None => break false,
             }
             vain += 1;

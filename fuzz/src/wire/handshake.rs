@@ -85,7 +85,10 @@ fn step(side: &mut Side, input: &mut &[u8], outcome: &mut Outcome) -> bool {
             None => Next::NeedMore,
         }),
         Side::LaneServer(server) => server.receive(input).map(|proved| match proved {
-            Some(_) => Next::Done,
+            Some(accepted) => {
+                assert!(accepted.lane < accepted.lanes);
+                Next::Done
+            }
             None => Next::NeedMore,
         }),
         Side::Server(server) => match server.receive(input) {
@@ -95,20 +98,17 @@ fn step(side: &mut Side, input: &mut &[u8], outcome: &mut Outcome) -> bool {
                 outcome.sent.extend_from_slice(&established.welcome());
                 Ok(Next::Done)
             }
-            Ok(ServerStep::Lane(request)) => {
-                assert!(request.lane() < request.lanes());
-                match request.accept(&SESSION.key) {
-                    Ok((lane, answer)) => {
-                        *side = Side::LaneServer(lane);
-                        Ok(Next::Send(answer.to_vec()))
-                    }
-                    Err(refusal) => {
-                        let (send, error) = *refusal;
-                        outcome.sent.extend_from_slice(&send);
-                        Err(error)
-                    }
+            Ok(ServerStep::Lane(request)) => match request.accept(&SESSION.key) {
+                Ok((lane, answer)) => {
+                    *side = Side::LaneServer(lane);
+                    Ok(Next::Send(answer.to_vec()))
                 }
-            }
+                Err(refusal) => {
+                    let (send, error) = *refusal;
+                    outcome.sent.extend_from_slice(&send);
+                    Err(error)
+                }
+            },
             Ok(ServerStep::Refuse { send, error }) => {
                 outcome.sent.extend_from_slice(&send);
                 Err(error)

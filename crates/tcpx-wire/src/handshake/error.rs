@@ -1,7 +1,5 @@
 //! Why a handshake failed.
 
-use std::fmt;
-
 use thiserror::Error;
 
 use super::Mismatch;
@@ -12,11 +10,11 @@ use super::Mismatch;
 pub enum HandshakeError {
     /// The peer speaks another protocol.
     #[error(
-        "the peer is not tcpx: expected its greeting, {first_bytes} arrived; check address and port"
+        "the peer is not tcpx: expected its greeting, \"{first_bytes}\" arrived; check address and port"
     )]
     NotTcpx {
-        /// The first bytes, up to 8.
-        first_bytes: FirstBytes,
+        /// The first bytes, up to 8, what is no ASCII escaped.
+        first_bytes: String,
     },
     /// No version of the protocol is spoken by both sides.
     #[error("{0}")]
@@ -121,42 +119,6 @@ impl HandshakeError {
             expected,
             arrived: arrived.into(),
         }
-    }
-}
-
-/// The beginning of what a stranger sent, at most 8 bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct FirstBytes {
-    bytes: [u8; 8],
-    length: usize,
-}
-
-impl FirstBytes {
-    pub(super) fn new(bytes: &[u8]) -> Self {
-        let mut held = [0; 8];
-        let length = bytes.len().min(held.len());
-        held[..length].copy_from_slice(&bytes[..length]);
-        Self {
-            bytes: held,
-            length,
-        }
-    }
-
-    /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-}
-
-impl fmt::Display for FirstBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.as_bytes().escape_ascii())
-    }
-}
-
-impl fmt::Debug for FirstBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -182,7 +182,6 @@ impl LaneRequest {
         let derived = derive(key, &self.hello, said);
         proof.copy_from_slice(&derived[..CLIENT_PROOF_AT]);
         let server = LaneServer {
-            lane: self.lane,
             expected: array(&*derived, CLIENT_PROOF_AT),
             accepted: Some(LaneAccepted {
                 session: self.session,
@@ -213,26 +212,10 @@ impl LaneRequest {
     pub fn session(&self) -> SessionId {
         self.session
     }
-
-    /// The lane it wants to be; below [`Self::lanes`].
-    pub fn lane(&self) -> u16 {
-        self.lane
-    }
-
-    /// It wants to take the place of the control connection instead.
-    pub fn resumes(&self) -> bool {
-        self.resumes
-    }
-
-    /// The number of lanes it believes the session to have; 1 to [`Settings::MAX_CHANNELS`].
-    pub fn lanes(&self) -> u16 {
-        self.lanes
-    }
 }
 
 /// Waits for a lane's proof, on the server.
 pub struct LaneServer {
-    lane: u16,
     /// The proof.
     expected: [u8; LANE_PROOF_BYTES],
     /// Gone once the handshake ended.
@@ -268,7 +251,9 @@ impl LaneServer {
         };
         match self.expected.ct_eq(&proof).into() {
             true => Ok(Some(accepted)),
-            false => Err(HandshakeError::LaneProof { lane: self.lane }),
+            false => Err(HandshakeError::LaneProof {
+                lane: accepted.lane,
+            }),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use super::error::{FirstBytes, Status};
+use super::error::Status;
 use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
 use super::{Build, HandshakeError, Version};
@@ -189,7 +189,7 @@ impl Collector {
         let compared = self.held.min(MAGIC.len());
         if self.bytes[..compared] != MAGIC[..compared] {
             return Err(HandshakeError::NotTcpx {
-                first_bytes: FirstBytes::new(&self.bytes[..compared]),
+                first_bytes: self.bytes[..compared].escape_ascii().to_string(),
             });
         }
         Ok((self.held >= HEAD_BYTES).then(|| Head::parse(&array(&self.bytes, 0))))
@@ -198,12 +198,7 @@ impl Collector {
     /// The whole message; `None` when more input is needed.
     pub(super) fn message<const BYTES: usize>(&mut self, input: &mut &[u8]) -> Option<[u8; BYTES]> {
         const { assert!(BYTES <= LONGEST) };
-        self.fill(input, BYTES);
-        if self.held < BYTES {
-            return None;
-        }
-        self.held = 0;
-        Some(array(&self.bytes, 0))
+        self.bytes(input, BYTES).map(|bytes| array(bytes, 0))
     }
 
     /// The whole message, as long as its beginning says; `None` when more input is needed.

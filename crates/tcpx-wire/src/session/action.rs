@@ -10,7 +10,7 @@ use crate::plan::ChunkPlan;
 
 /// Names one send or receive of this side; never reused within a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OperationId(u64);
+pub struct OperationId(pub(super) u64);
 
 impl OperationId {
     pub(super) fn new(role: Role, number: u64) -> Self {
@@ -33,11 +33,6 @@ impl OperationId {
     /// The transfer of a send; `None` for a receive, whose transfer is known once it is matched.
     pub fn sent_transfer(self) -> Option<TransferId> {
         (self.0 & 1 == 0).then_some(TransferId(self.0 >> 1))
-    }
-
-    /// As a number, for logs and tables.
-    pub fn as_u64(self) -> u64 {
-        self.0
     }
 }
 

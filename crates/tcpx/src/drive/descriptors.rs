@@ -19,20 +19,6 @@ const CALLED: u64 = 0;
 const CHANNELS: u64 = 1;
 const CONTROL: u64 = 2;
 
-/// What has ended a sleep.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Woken {
-    /// The control socket may have something to read, or its end.
-    pub(super) for_control: bool,
-}
-
-impl Woken {
-    /// It is not known.
-    pub(super) fn by_anything() -> Self {
-        Self { for_control: true }
-    }
-}
-
 /// What one thread at a time sleeps on.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors {
@@ -138,9 +124,10 @@ impl Descriptors {
         }
     }
 
-    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`.
-    pub(super) fn sleep(&self, until: Instant, exact: bool) -> Woken {
-        let mut woken = Woken::by_anything();
+    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`; whether the
+    /// control socket may have something to read, or its end.
+    pub(super) fn sleep(&self, until: Instant, exact: bool) -> bool {
+        let mut for_control = true;
         if let Some(Some(set)) = self.set.get() {
             let left = until.saturating_duration_since(Instant::now());
             let wait = if exact { wait } else { wait_about };
@@ -148,7 +135,7 @@ impl Descriptors {
             // Interrupted or not, the caller looks at everything.
             if let Ok((events, _)) = wait(&set.epoll, &mut space, left) {
                 let has = |what| events.iter().any(|event| event.data.u64() == what);
-                woken.for_control = has(CONTROL);
+                for_control = has(CONTROL);
                 if has(CALLED) {
                     // Draining an empty counter is no error worth knowing.
                     let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
@@ -156,7 +143,7 @@ impl Descriptors {
             }
         }
         self.wake_up();
-        woken
+        for_control
     }
 
     /// The calling thread sleeps no longer.
@@ -227,10 +214,10 @@ mod tests {
         prepare_sleep(&descriptors, &near, true);
         assert!(sleeps_at_once(&descriptors), "there is room to write");
         prepare_sleep(&descriptors, &near, false);
-        assert!(!descriptors.sleep(Instant::now() + short, true).for_control);
+        assert!(!descriptors.sleep(Instant::now() + short, true));
         prepare_sleep(&descriptors, &near, false);
         far.write_all(b"news").expect("written");
-        assert!(descriptors.sleep(Instant::now() + LONG, true).for_control);
+        assert!(descriptors.sleep(Instant::now() + LONG, true));
     }
 
     #[test]

@@ -242,7 +242,7 @@ impl Pair {
 
     /// Watches an operation that the peer began; no tag orders it.
     pub(super) fn watch_peers(&mut self, side: usize, operation: OperationId, bytes: u64) {
-        self.watch(side, operation, bytes, Tag(1 << 40 | operation.as_u64()));
+        self.watch(side, operation, bytes, Tag(1 << 40 | operation.0));
     }
 
     pub(super) fn get(&mut self, side: usize, request: GetRequest) -> OperationId {
