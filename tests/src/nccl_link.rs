@@ -244,50 +244,35 @@ impl<'a> Link<'a> {
 /// What the relays take each connection of the plugin's for.
 pub const ANY: Line = Line::Control;
 
-/// Relays in front of a listen comm, for a comm's first connection, and in front of its process's door, for
-/// those that take its place, and for lanes.
-#[derive(Debug)]
-pub struct Relays {
-    /// For the first connection.
-    pub first: Proxy,
-    /// For all others.
-    pub door: Proxy,
+/// Puts a relay into the way of who connects to the door that a handle names: for comms' own connections, and lanes.
+pub fn relay(handle: &mut [u8; 128]) -> Proxy {
+    let port = u16::from_le_bytes([handle[56], handle[57]]);
+    let proxy = Proxy::start(([127, 0, 0, 1], port).into());
+    handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
+    proxy
 }
 
-impl Relays {
-    /// Puts relays into the way of who connects to a handle.
-    pub fn new(handle: &mut [u8; 128]) -> Self {
-        let mut relay = |at: usize| {
-            let port = u16::from_le_bytes([handle[at], handle[at + 1]]);
-            let proxy = Proxy::start(([127, 0, 0, 1], port).into());
-            handle[at..at + 2].copy_from_slice(&proxy.address().port().to_le_bytes());
-            proxy
-        };
-        Self {
-            first: relay(12),
-            door: relay(56),
-        }
-    }
-}
-
-/// A link through relays.
-pub fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Relays) {
+/// A link through a relay.
+pub fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Proxy) {
     let (listen, mut handle) = listening(table, context);
-    let relays = Relays::new(&mut handle);
-    (Link::between(table, context, listen, handle), relays)
+    let proxy = relay(&mut handle);
+    (Link::between(table, context, listen, handle), proxy)
 }
 
-/// Runs `body` while every connection through `relays` is reset whenever so many bytes have passed.
-pub fn under_resets(relays: &[&Proxy], bytes: u64, body: impl FnOnce()) {
+/// The connections of a comm.
+pub const PAIR: u32 = 2;
+
+/// Runs `body` while every connection through a relay is reset whenever so many bytes have passed.
+pub fn under_resets(proxy: &Proxy, bytes: u64, body: impl FnOnce()) {
     let done = AtomicBool::new(false);
-    let carried = || -> u64 { relays.iter().map(|relay| relay.carried(ANY)).sum() };
+    let carried = || proxy.carried(ANY);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut before = 0;
             while !done.load(Ordering::SeqCst) {
                 if carried() > before + bytes {
                     before = carried();
-                    relays.iter().for_each(|relay| relay.reset(ANY));
+                    proxy.reset(ANY);
                 }
                 std::thread::yield_now();
             }

@@ -22,6 +22,8 @@ use crate::faults::random;
 const LOOK: Duration = Duration::from_millis(20);
 /// Bytes moved at a time.
 const PIECE: usize = 16 << 10;
+/// Pieces of a stream among which its hello is: behind it anything may look like one.
+const EARLY: u32 = 4;
 
 /// What happens to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +81,10 @@ struct State {
     up: u64,
     down: u64,
     opened: u32,
-    /// The number of its first stream of payload.
+    /// The number of its first stream; under NCCL of its first one of payload.
     first: Option<u32>,
+    /// That of its last one of payload under NCCL; 0: none came.
+    payload: u32,
     woken: bool,
     /// No stream takes the first one's place.
     last: bool,
@@ -137,10 +141,23 @@ impl Board {
         let opens = !line.last && !self.cut.load(Ordering::SeqCst);
         line.opened += u32::from(opens);
         stream.number.store(line.opened, Ordering::SeqCst);
-        if opens && !stream.answers {
+        if opens {
             line.first.get_or_insert(line.opened);
         }
         opens
+    }
+
+    /// A piece came early on a stream to its server: payload of a comm or lane under NCCL begins with its hello.
+    fn look_for_hello(&self, stream: &Stream, piece: &[u8]) {
+        let is_hello = |word: &[u8]| word == b"TxCo" || word == b"TxLn";
+        if piece.windows(4).any(is_hello) {
+            let mut lines = self.lock();
+            let line = lines.entry(stream.line).or_default();
+            if line.payload == 0 {
+                line.first = Some(stream.number());
+            }
+            line.payload = stream.number();
+        }
     }
 
     /// Until a stream that is swallowed goes on, or is reset.
@@ -195,6 +212,16 @@ impl Proxy {
     /// Where to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// As [`break_line`](Self::break_line), of the last stream of payload that came: that of a comm, once it is
+    /// connected.
+    pub fn break_last(&self, line: Line, bytes: u64, fault: Fault) {
+        let mut lines = self.board.lock();
+        let last = lines.entry(line).or_default();
+        last.first = Some(last.payload);
+        drop(lines);
+        self.break_line(line, bytes, fault);
     }
 
     /// The line's first stream of payload gets this fault after `bytes` bytes in both directions together.
@@ -306,8 +333,6 @@ struct Stream {
     /// Which of the line's streams it is, from 1 on; 0 while it is none: a lane that its client opens early, and does not
     /// want after all or the server does not know yet, was never one.
     number: AtomicU32,
-    /// It brings answers back alone, as the second connection of a comm or lane under NCCL does.
-    answers: bool,
     /// The server has answered a lane's hello: what its client says next proves it.
     answered: AtomicBool,
 }
@@ -346,7 +371,6 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
             _ => Line::ControlAgain,
         },
         number: AtomicU32::new(0),
-        answers: head.starts_with(b"TxLa") || head.starts_with(b"TxCa"),
         answered: AtomicBool::new(false),
     };
     let mut left = None;
@@ -370,6 +394,7 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
 fn pump(from: &End, to: &End, up: bool, mut left: Option<u64>, stream: &Stream, board: &Board) {
     let mut piece = vec![0; PIECE];
     let mut held = Vec::new();
+    let mut early = if up { EARLY } else { 0 };
     loop {
         let room = {
             let mut lines = board.lock();
@@ -419,6 +444,10 @@ fn pump(from: &End, to: &End, up: bool, mut left: Option<u64>, stream: &Stream, 
             }
             Err(_) => return end_as_told(from, to, stream, board),
         };
+        if early > 0 {
+            early -= 1;
+            board.look_for_hello(stream, &piece[..count]);
+        }
         board.pass(&mut piece[..count], stream.kind(), &mut left);
         if room.is_none() {
             held.extend_from_slice(&piece[..count]);

@@ -186,7 +186,6 @@ impl Inflow {
         self.received += bytes as u64;
         self.stats.bytes_received += bytes as u64;
         self.stats.bytes_in_pool += added.device;
-        self.stats.wire_calls += 1;
         if let Some(first) = self.posted.front_mut() {
             first.done += bytes as u64;
             if first.done >= first.length {
@@ -286,7 +285,6 @@ impl Inflow {
         }
         let pool = Arc::clone(&self.target.as_ref()?.pool);
         let list = fragments.to_vec();
-        self.stats.fragments += list.len() as u64;
         let empty = self.spare.pop().unwrap_or_default();
         let tokens = std::mem::replace(&mut self.tokens, empty);
         let pinned = std::mem::take(&mut self.pinned);
@@ -299,7 +297,6 @@ impl Inflow {
             return None;
         }
         let list: ScatterList = self.gathered.host_pieces().iter().map(fragment).collect();
-        self.stats.fragments += list.len() as u64;
         let bytes = self.landing.hand_on();
         let ticket = self.ticket(Part::Host { bytes });
         Some((Arc::clone(self.landing.pool()), list, ticket))

@@ -127,6 +127,11 @@ impl SocketError {
         !matches!(self, Self::CutOff { .. } | Self::Handshake { .. })
     }
 
+    /// The peer says so: its process is gone, crowded, or not the one that is looked for. Silence says nothing.
+    pub const fn is_answer(&self) -> bool {
+        matches!(self, Self::Refused { .. }) || !self.is_silence()
+    }
+
     /// The peer hung up before the handshake was over, as one does that has more connections than it takes.
     pub const fn is_hang_up(&self) -> bool {
         matches!(

@@ -12,6 +12,8 @@ use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice,
 };
 
+use crate::socket_calls::{Moved, Span};
+
 /// A pipe between memory and one socket.
 #[derive(Debug)]
 pub(crate) struct PagePipe {
@@ -53,28 +55,22 @@ impl PagePipe {
         self.loaded > 0
     }
 
-    /// Moves some of `bytes` bytes at `start` to the non-blocking `socket` and says how many; `None`: the
-    /// socket has no room now. Call it with the rest until there is none: what an earlier call has loaded
-    /// is the beginning of that rest.
+    /// Moves some of `span` to the non-blocking `socket`. Call it with the rest until there is none: what an earlier
+    /// call has loaded is the beginning of that rest.
     ///
     /// # Errors
     /// The system refuses. While nothing [is loaded](Self::is_loaded), the bytes can be sent in another
     /// way; otherwise what the pipe has taken is still to be sent.
     ///
     /// # Safety
-    /// The range is readable memory. Pages that are written to before the peer has read them arrive
+    /// The span is readable memory. Pages that are written to before the peer has read them arrive
     /// changed.
-    pub(crate) unsafe fn send(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        start: *const u8,
-        bytes: usize,
-    ) -> io::Result<Option<usize>> {
+    pub(crate) unsafe fn send(&mut self, socket: BorrowedFd<'_>, span: Span) -> io::Result<Moved> {
         if self.loaded == 0 {
-            // SAFETY: the caller vouches for the range.
-            self.loaded = unsafe { self.load(start, bytes.min(self.bytes)) }?;
+            // SAFETY: the caller vouches for the span.
+            self.loaded = unsafe { self.load(span.first(self.bytes)) }?;
         }
-        let more = if bytes > self.loaded {
+        let more = if span.len() > self.loaded {
             SpliceFlags::MORE
         } else {
             SpliceFlags::empty()
@@ -83,9 +79,9 @@ impl PagePipe {
         match retry_on_intr(|| splice(&self.read, None, socket, None, self.loaded, flags)) {
             Ok(moved) => {
                 self.loaded = self.loaded.saturating_sub(moved);
-                Ok(Some(moved))
+                Ok(Moved::Bytes(moved))
             }
-            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::AGAIN) => Ok(Moved::WouldBlock),
             Err(error) => Err(error.into()),
         }
     }
@@ -93,19 +89,15 @@ impl PagePipe {
     /// Puts references to pages into the empty pipe; how many of their bytes.
     ///
     /// # Safety
-    /// The range is readable memory.
-    unsafe fn load(&self, start: *const u8, bytes: usize) -> io::Result<usize> {
-        let range = libc::iovec {
-            iov_base: start.cast_mut().cast(),
-            iov_len: bytes,
-        };
+    /// The span is readable memory.
+    unsafe fn load(&self, span: Span) -> io::Result<usize> {
         loop {
-            // SAFETY: the caller vouches for the range; its pages stay alive by the references that the
-            // pipe takes.
+            // SAFETY: the caller vouches for the span, which is an iovec; its pages stay alive by the references that
+            // the pipe takes.
             let loaded = unsafe {
                 libc::vmsplice(
                     self.write.as_raw_fd(),
-                    &raw const range,
+                    (&raw const span).cast(),
                     1,
                     libc::SPLICE_F_NONBLOCK,
                 )
@@ -154,7 +146,7 @@ mod tests {
         while sent < bytes.len() {
             let rest = &bytes[sent..];
             // SAFETY: `bytes` outlives the reading and does not change.
-            if let Some(moved) = unsafe { pipe.send(to, rest.as_ptr(), rest.len()) }.unwrap() {
+            if let Moved::Bytes(moved) = unsafe { pipe.send(to, Span::of(rest)) }.unwrap() {
                 sent += moved;
             } else {
                 assert!(pipe.is_loaded());
@@ -207,7 +199,7 @@ mod tests {
             let bytes = pattern(4096);
             let mut pipe = PagePipe::new(4096).unwrap();
             // SAFETY: `bytes` outlives the pipe.
-            let error = unsafe { pipe.send(to.as_fd(), bytes.as_ptr(), bytes.len()) }.unwrap_err();
+            let error = unsafe { pipe.send(to.as_fd(), Span::of(&bytes)) }.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
             assert!(pipe.is_loaded(), "the bytes are still to be sent");
             // SAFETY: the set lives on the stack and is initialised before it is read.
@@ -229,8 +221,9 @@ mod tests {
     fn unreadable_memory_is_refused_before_loading() {
         let (to, _from) = UnixStream::pair().unwrap();
         let mut pipe = PagePipe::new(4096).unwrap();
+        let nowhere = Span::new(std::ptr::without_provenance_mut(64), 64);
         // SAFETY: page 0 is mapped by nobody, which is what the kernel is to say.
-        let refused = unsafe { pipe.send(to.as_fd(), std::ptr::without_provenance(64), 64) };
+        let refused = unsafe { pipe.send(to.as_fd(), nowhere) };
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EFAULT));
         assert!(!pipe.is_loaded());
     }

@@ -144,15 +144,11 @@ impl Resend {
     }
 
     /// The message of a number follows all others, with so many bytes; gives where it ends. Its memory is what is
-    /// written again unless it `is_lost`.
-    pub fn begin(&mut self, sequence: u64, bytes: usize, is_lost: bool) -> u64 {
+    /// written again.
+    pub fn begin(&mut self, sequence: u64, bytes: usize) -> u64 {
         let start = self.end();
         let end = start + bytes as u64;
-        let what = if is_lost {
-            What::Lost(sequence)
-        } else {
-            What::Message(sequence)
-        };
+        let what = What::Message(sequence);
         self.parts.push_back(Part { start, end, what });
         end
     }
@@ -344,7 +340,7 @@ mod tests {
                     let sequence = self.messages;
                     let bytes: Vec<u8> = (0..size).map(|at| at as u8 ^ sequence as u8).collect();
                     self.messages += 1;
-                    self.resend.begin(sequence, size, false);
+                    self.resend.begin(sequence, size);
                     self.sent.extend(&bytes);
                     self.current = Some((sequence, bytes.clone()));
                     bytes
@@ -468,7 +464,7 @@ mod tests {
         let mut resend = Resend::default();
         resend.push(&[1; 10]);
         resend.wrote(10);
-        resend.begin(4, 100, false);
+        resend.begin(4, 100);
         resend.wrote(60);
         // It is still there.
         resend.rewind(30).unwrap();
@@ -477,8 +473,9 @@ mod tests {
         resend.lose_last();
         assert_eq!(resend.rewind(109), Err(Impossible::Lost { sequence: 4 }));
         resend.rewind(110).unwrap();
-        resend.begin(5, 100, true);
+        resend.begin(5, 100);
         resend.wrote(10);
+        resend.lose_messages();
         resend.rewind(120).unwrap();
         assert_eq!(resend.next(), Next::Message(5, 10));
         resend.wrote(1);
@@ -489,7 +486,7 @@ mod tests {
     fn what_lies_nowhere_is_known_until_it_is_read() {
         let mut resend = Resend::default();
         resend.push(&[1; 10]);
-        resend.begin(4, 100, false);
+        resend.begin(4, 100);
         resend.wrote(110);
         assert!(!resend.has_lost());
         // Its caller takes the memory back.

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::page_pipe::PagePipe;
-
 use crate::socket_calls::{self as calls, Moved, Part, Span};
 
 /// With a smaller pipe, which a user with many of them gets, copying costs less than the calls.
@@ -38,66 +37,30 @@ impl Drop for Permit {
     }
 }
 
-/// A pipe between memory and one socket.
-#[derive(Debug)]
-pub struct Splice {
-    pipe: PagePipe,
-    _permit: Permit,
-}
-
-impl Splice {
-    /// A pipe that takes at most `bytes` at a time.
-    ///
-    /// # Errors
-    /// The system gives none that is worth it; send copies then.
-    pub fn new(bytes: usize) -> io::Result<Self> {
-        Self::counted_by(bytes, &PIPES)
+/// A pipe that takes at most `bytes` at a time; none that is not worth it.
+fn pipe(bytes: usize, pipes: &'static AtomicUsize) -> io::Result<(PagePipe, Permit)> {
+    let permit = Permit::take(pipes)?;
+    let pipe = PagePipe::new(bytes)?;
+    if pipe.capacity()? < MIN_PIPE_BYTES {
+        return Err(io::Error::other(
+            "the user's pipes are at their limit; raise fs.pipe-user-pages-soft",
+        ));
     }
-
-    fn counted_by(bytes: usize, pipes: &'static AtomicUsize) -> io::Result<Self> {
-        let permit = Permit::take(pipes)?;
-        let pipe = PagePipe::new(bytes)?;
-        if pipe.capacity()? < MIN_PIPE_BYTES {
-            return Err(io::Error::other(
-                "the user's pipes are at their limit; raise fs.pipe-user-pages-soft",
-            ));
-        }
-        Ok(Self {
-            pipe,
-            _permit: permit,
-        })
-    }
-
-    /// Bytes that it has taken and the socket has not.
-    pub const fn is_loaded(&self) -> bool {
-        self.pipe.is_loaded()
-    }
-
-    /// Moves bytes of `span` to the socket. Call it with the rest until there is none: what an earlier call has
-    /// loaded is the beginning of that rest.
-    ///
-    /// # Errors
-    /// The system refuses. While nothing [is loaded](Self::is_loaded), the bytes can be sent in another
-    /// way, and this pipe be dropped.
-    ///
-    /// # Safety
-    /// The span is readable memory.
-    unsafe fn send(&mut self, socket: impl AsFd, span: Span) -> io::Result<Moved> {
-        // SAFETY: the caller vouches for the span.
-        let moved = unsafe { self.pipe.send(socket.as_fd(), span.start(), span.len()) }?;
-        Ok(moved.map_or(Moved::WouldBlock, Moved::Bytes))
-    }
+    Ok((pipe, permit))
 }
 
 /// How one lane lends memory: by a pipe that it makes when it first does, and else by copying, once the system
 /// has refused.
 #[derive(Debug)]
-pub enum Lender {
+pub struct Lender(State);
+
+#[derive(Debug)]
+enum State {
     /// Not tried yet; bytes that the pipe takes at most.
     Untried(usize),
     /// By pages.
-    Ready(Splice),
-    /// By copying; with the reason, until it was [taken](Self::take_refusal).
+    Ready(PagePipe, #[expect(dead_code, reason = "it is held")] Permit),
+    /// By copying; with the reason, until it was [taken](Lender::take_refusal).
     Refused(Option<io::Error>),
 }
 
@@ -111,6 +74,16 @@ pub struct Sent {
 }
 
 impl Lender {
+    /// One whose pipe takes at most `bytes` at a time.
+    pub const fn new(bytes: usize) -> Self {
+        Self(State::Untried(bytes))
+    }
+
+    /// One that copies.
+    pub const fn never() -> Self {
+        Self(State::Refused(None))
+    }
+
     /// Sends `head`, and then `payload` without a copy, in as many calls as it takes: each gets what is left.
     ///
     /// # Errors
@@ -124,26 +97,26 @@ impl Lender {
         head: &[u8],
         payload: Span,
     ) -> io::Result<Sent> {
-        if let Self::Untried(bytes) = *self {
-            *self = match Splice::new(bytes) {
-                Ok(splice) => Self::Ready(splice),
-                Err(error) => Self::Refused(Some(error)),
+        if let State::Untried(bytes) = self.0 {
+            self.0 = match pipe(bytes, &PIPES) {
+                Ok((pipe, permit)) => State::Ready(pipe, permit),
+                Err(error) => State::Refused(Some(error)),
             };
         }
         let copied = |moved| Sent { moved, lent: false };
-        if let Self::Ready(splice) = self {
+        if let State::Ready(pipe, _) = &mut self.0 {
             if !head.is_empty() {
                 return calls::send_more(socket, head).map(copied);
             }
             // SAFETY: the caller vouches for the payload.
-            match unsafe { splice.send(&socket, payload) } {
+            match unsafe { pipe.send(socket.as_fd(), payload) } {
                 Ok(moved) => {
                     let lent = matches!(moved, Moved::Bytes(_));
                     return Ok(Sent { moved, lent });
                 }
                 // What the pipe has taken and the socket has not is still to be sent.
-                Err(error) if splice.is_loaded() || !is_refusal(&error) => return Err(error),
-                Err(error) => *self = Self::Refused(Some(error)),
+                Err(error) if pipe.is_loaded() || !is_refusal(&error) => return Err(error),
+                Err(error) => self.0 = State::Refused(Some(error)),
             }
         }
         // SAFETY: the head is borrowed; the caller vouches for the payload.
@@ -167,9 +140,9 @@ impl Lender {
 
     /// Why it copies from now on, the first time that it is asked.
     pub fn take_refusal(&mut self) -> Option<io::Error> {
-        match self {
-            Self::Refused(error) => error.take(),
-            Self::Untried(_) | Self::Ready(_) => None,
+        match &mut self.0 {
+            State::Refused(error) => error.take(),
+            State::Untried(_) | State::Ready(..) => None,
         }
     }
 }
@@ -199,10 +172,10 @@ mod tests {
         let mut permits: Vec<_> = (0..MOST_PIPES)
             .map(|_| Permit::take(&PIPES).unwrap())
             .collect();
-        assert!(Splice::counted_by(256 << 10, &PIPES).is_err());
+        assert!(pipe(256 << 10, &PIPES).is_err());
         permits.pop();
-        let last = Splice::counted_by(256 << 10, &PIPES).unwrap();
-        assert!(Splice::counted_by(256 << 10, &PIPES).is_err());
+        let last = pipe(256 << 10, &PIPES).unwrap();
+        assert!(pipe(256 << 10, &PIPES).is_err());
         drop((last, permits));
         assert_eq!(PIPES.load(Ordering::Relaxed), 0);
     }

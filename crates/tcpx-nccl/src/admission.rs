@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
@@ -13,11 +14,13 @@ use tcpx_lanes::hello::send_message;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket::prepare_comm;
 use tcpx_wire::Key;
-use tcpx_wire::handshake::{Established, SessionId};
+use tcpx_wire::handshake::Established;
 
 use crate::error;
 use crate::held::{Listener, Stream};
+use crate::lanes::runtime::Runtime;
 use crate::link::Link;
+use crate::resume::Comeback;
 
 /// Time for a handshake, which the other side polls like we do.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
@@ -27,6 +30,8 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub(crate) struct Admission {
     door: Door<Listener, Stream>,
     protection: Protection,
+    /// Where comms' own connections come in, if this is where comms are introduced.
+    runtime: Option<Arc<Runtime>>,
     admitted: VecDeque<Admitted>,
     lines: LineQuota,
 }
@@ -36,16 +41,21 @@ pub(crate) struct Admission {
 pub(crate) struct Admitted {
     pub(crate) link: Link,
     pub(crate) peer: SocketAddr,
-    /// Names it at both ends.
-    pub(crate) session: SessionId,
+    /// Where the connections of the comm that it introduces come.
+    pub(crate) comeback: Option<Comeback>,
 }
 
 impl Admission {
-    pub(crate) fn new(socket: Listener, (key, protection): (&Key, Protection)) -> Self {
+    pub(crate) fn new(
+        socket: Listener,
+        (key, protection): (&Key, Protection),
+        runtime: Option<Arc<Runtime>>,
+    ) -> Self {
         let congestion = Congestion::Automatic;
         Self {
             door: Door::new(socket, Some(key.identity()), congestion, HANDSHAKE_TIME),
             protection,
+            runtime,
             admitted: VecDeque::new(),
             lines: LineQuota::new(Instant::now()),
         }
@@ -107,11 +117,15 @@ impl Admission {
         peer: SocketAddr,
     ) -> io::Result<Admitted> {
         prepare_comm(&stream)?;
+        // Before the peer can dial them.
+        let (session, peer_ip) = (established.session.id, peer.ip());
+        let runtime = self.runtime.as_deref();
+        let comeback = runtime.map(|runtime| Comeback::new(runtime, session, peer_ip));
         send_message(&stream, &established.welcome())?;
         Ok(Admitted {
             link: Link::new(stream, Some(established.records), self.protection),
             peer,
-            session: established.session.id,
+            comeback,
         })
     }
 
@@ -163,7 +177,7 @@ mod tests {
         let socket = listen_on(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = socket.local_addr().unwrap();
         let key = Key::generate(&mut |bytes| bytes.fill(7));
-        let mut admission = Admission::new(socket, (&key, Protection::None));
+        let mut admission = Admission::new(socket, (&key, Protection::None), None);
         let log = Log::new(HostLogger::default(), c"TCPX");
         let stop = AtomicBool::new(false);
         let until = Instant::now() + Duration::from_secs(60);

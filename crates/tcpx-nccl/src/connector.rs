@@ -1,4 +1,4 @@
-//! A connect under way: the comm's own connection, then the lanes that it shares.
+//! A connect under way: the connection that introduces the comm, the lanes that it shares, its own pair of connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,15 +7,12 @@ use std::time::{Duration, Instant};
 use nccl_net::ResultCode;
 use nccl_net::export::{NetConnect, NetError};
 use tcpx_lanes::sealing::Protection;
-use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::ClientKey;
 
-use crate::dialer::{Dialer, Dialled, Unreached};
+use crate::dialer::{Dialer, Dialled};
 use crate::handle::{Door, Handle};
-use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
-use crate::lanes::hello::{Greeting, Part, Resumption};
 use crate::lanes::lane_set::{Connecting, Peer};
 use crate::link::Link;
 use crate::plugin::Shared;
@@ -25,8 +22,6 @@ use crate::stall::Stall;
 
 /// The peer must have accepted by then.
 const CONNECT_TIME: Duration = Duration::from_secs(120);
-/// The door of its process answers by itself.
-const DOOR_TIME: Duration = Duration::from_secs(15);
 
 /// A connect under way; the host polls it.
 #[derive(Debug)]
@@ -34,7 +29,7 @@ pub struct Connector {
     shared: Arc<Shared>,
     local: SocketAddr,
     peer: SocketAddr,
-    door: Option<Door>,
+    door: Door,
     listen_id: u64,
     started: Instant,
     stall: Stall,
@@ -43,59 +38,14 @@ pub struct Connector {
 
 #[derive(Debug)]
 enum Phase {
-    /// The comm's own connection.
-    Own(Box<Dialer>),
-    /// The lanes, with the comm's connection at hand.
+    /// The connection that introduces the comm to its receiver.
+    First(Box<Dialer>),
+    /// The lanes, with that at hand.
     Lanes(Dialled, Route),
-    /// The connection for its answers, with the others at hand; there is none without a door that can be reached.
-    Answers(Dialled, Option<Carriage>, Option<Box<Dialer>>),
-    /// The receiver's word that it has that.
-    Word(Dialled, Option<Carriage>, Box<Answers>),
+    /// The comm's own pair.
+    Pair(Dialled, Option<Carriage>, Box<Resume>),
     /// Over.
     Ended,
-}
-
-/// The connection for answers, and the first of them as far as it came.
-#[derive(Debug)]
-struct Answers {
-    link: Link,
-    word: [u8; HEADER_BYTES],
-    have: usize,
-}
-
-impl Answers {
-    /// A connection to the door of the receiver's process, for the answers to a comm's first one.
-    fn new(Dialled { link, .. }: Dialled, own: &Dialled) -> Result<Self, String> {
-        let resumption = Resumption {
-            session: own.session,
-            epoch: 0,
-        };
-        Greeting::Comm(resumption).send(Part::Answers, &link)?;
-        Ok(Self {
-            link,
-            word: [0; HEADER_BYTES],
-            have: 0,
-        })
-    }
-
-    /// Whether the receiver has answered.
-    fn poll(&mut self) -> Result<bool, String> {
-        match self.link.receive_bytes(&mut self.word[self.have..]) {
-            Ok(Moved::WouldBlock) => return Ok(false),
-            Ok(Moved::Bytes(bytes)) => self.have += bytes,
-            Ok(Moved::End) => return Err("the peer closed the connection".to_owned()),
-            Err(error) => return Err(error.to_string()),
-        }
-        if self.have < HEADER_BYTES {
-            return Ok(false);
-        }
-        match Header::decode(&FROM_RECEIVER, &self.word) {
-            Ok((Record::Read, Header { sequence: 0, .. })) => Ok(true),
-            found => Err(format!(
-                "expected a receiver that has read nothing, got {found:?}"
-            )),
-        }
-    }
 }
 
 impl Connector {
@@ -116,38 +66,40 @@ impl Connector {
             listen_id: handle.listen_id,
             started: now,
             stall: Stall::new(),
-            phase: Phase::Own(Box::new(dialer)),
+            phase: Phase::First(Box::new(dialer)),
         }
     }
 
     fn step(&mut self, now: Instant) -> Result<Option<SendComm>, String> {
         loop {
             match std::mem::replace(&mut self.phase, Phase::Ended) {
-                Phase::Own(mut dialer) => match dialer.poll(now).map_err(String::from)? {
-                    None => {
-                        self.phase = Phase::Own(dialer);
-                        return Ok(None);
-                    }
-                    Some(own) => {
-                        if let Some(local) = own.in_vain {
-                            self.shared.log.info(&format!(
+                Phase::First(mut dialer) => {
+                    match dialer.poll(now).map_err(|error| error.to_string())? {
+                        None => {
+                            self.phase = Phase::First(dialer);
+                            return Ok(None);
+                        }
+                        Some(first) => {
+                            if let Some(local) = first.in_vain {
+                                self.shared.log.info(&format!(
                                 "{} cannot be reached from {local}: the routes choose from where to connect to it",
                                 self.peer.ip()
                             ));
+                            }
+                            self.phase = match self.lanes() {
+                                None => self.pair(first, None),
+                                Some(route) => Phase::Lanes(first, route),
+                            };
                         }
-                        self.phase = match self.lanes() {
-                            None => self.answers(own, None, now),
-                            Some(route) => Phase::Lanes(own, route),
-                        };
                     }
-                },
-                Phase::Lanes(own, route) => match route.set.connect(now) {
+                }
+                Phase::Lanes(first, route) => match route.set.connect(now) {
                     Connecting::Waits => {
-                        self.phase = Phase::Lanes(own, route);
+                        self.phase = Phase::Lanes(first, route);
                         return Ok(None);
                     }
-                    Connecting::Ready(first) => {
-                        if first {
+                    Connecting::Ready(is_news) => {
+                        if is_news {
                             self.shared.log.info(&format!(
                                 "{} lanes to the process of {}, for the large messages of all comms",
                                 route.set.lanes(),
@@ -156,10 +108,10 @@ impl Connector {
                         }
                         // The last comm may have closed the set since we got it: then another one.
                         self.phase = match Carriage::new(route, self.shared.config.chunk_bytes) {
-                            Some(carriage) => self.answers(own, Some(carriage), now),
+                            Some(carriage) => self.pair(first, Some(carriage)),
                             None => match self.lanes() {
-                                None => self.answers(own, None, now),
-                                Some(route) => Phase::Lanes(own, route),
+                                None => self.pair(first, None),
+                                Some(route) => Phase::Lanes(first, route),
                             },
                         };
                     }
@@ -170,49 +122,26 @@ impl Connector {
                              connections to that host's ports (TCPX_PORT_RANGE chooses them)",
                             self.peer
                         ));
-                        self.phase = self.answers(own, None, now);
+                        self.phase = self.pair(first, None);
                     }
                 },
-                Phase::Answers(own, _, None) => return self.comm(own, None, None).map(Some),
-                Phase::Answers(own, carriage, Some(mut dialer)) => match dialer.poll(now) {
+                Phase::Pair(first, carriage, mut resume) => match resume.step(now, false) {
                     Ok(None) => {
-                        self.phase = Phase::Answers(own, carriage, Some(dialer));
+                        self.phase = Phase::Pair(first, carriage, resume);
                         return Ok(None);
                     }
-                    Ok(Some(dialled)) => {
-                        self.phase = match Answers::new(dialled, &own) {
-                            Ok(answers) => Phase::Word(own, carriage, Box::new(answers)),
-                            Err(_) => self.answers(own, carriage, now),
-                        };
+                    Ok(Some(links)) => {
+                        let comm = self.comm(first, carriage, *resume, links);
+                        return comm.map(Some).map_err(|error| error.to_string());
                     }
-                    Err(Unreached { why, .. }) => {
-                        self.shared.log.warn(&format!(
-                            "the process of {} cannot be reached at its door: {why}; connections that break do not come \
-                             back; see whether a firewall drops connections to that host's ports (TCPX_PORT_RANGE \
-                             chooses them)",
-                            self.peer
+                    Err(why) => {
+                        return Err(format!(
+                            "its process cannot be reached at port {}: {why}; see whether a firewall drops connections to \
+                             that host's ports (TCPX_PORT_RANGE chooses them)",
+                            self.door.port
                         ));
-                        self.shared
-                            .unreachable(self.door.map(|door| self.process(&door)), now);
-                        self.phase = Phase::Answers(own, None, None);
                     }
                 },
-                Phase::Word(own, carriage, mut answers) => {
-                    // A receiver that is gone says so on its first connection.
-                    let moved = socket::receive_bytes(&own.link, &mut [0]);
-                    if matches!(moved, Ok(Moved::End) | Err(_)) {
-                        return Err("the peer closed the connection".to_owned());
-                    }
-                    match answers.poll() {
-                        Ok(true) => return self.comm(own, carriage, Some(answers.link)).map(Some),
-                        Ok(false) => {
-                            self.phase = Phase::Word(own, carriage, answers);
-                            return Ok(None);
-                        }
-                        // It broke, and the first one did not.
-                        Err(_) => self.phase = self.answers(own, carriage, now),
-                    }
-                }
                 Phase::Ended => return Err("it has failed before".to_owned()),
             }
         }
@@ -220,8 +149,7 @@ impl Connector {
 
     /// The lanes to the peer's process, unless one side has none.
     fn lanes(&self) -> Option<Route> {
-        let door = self.door?;
-        match self.shared.lanes_to(self.process(&door), &door) {
+        match self.shared.lanes_to(self.process(), &self.door) {
             Ok(lanes) => lanes,
             Err(error) => {
                 self.shared.log.warn(&format!("no lanes: {error}"));
@@ -230,56 +158,44 @@ impl Connector {
         }
     }
 
-    /// Goes on to the connection for answers.
-    fn answers(&self, own: Dialled, carriage: Option<Carriage>, now: Instant) -> Phase {
-        let peer = self.door.map(|door| self.process(&door));
-        let peer = peer.filter(|peer| !self.shared.is_unreachable(peer, now));
-        let dialer = peer.map(|peer| Box::new(peer.dialer(now + DOOR_TIME)));
-        Phase::Answers(own, carriage, dialer)
+    /// Goes on to the comm's own pair.
+    fn pair(&self, first: Dialled, carriage: Option<Carriage>) -> Phase {
+        let resume = Resume::new(self.process(), first.session);
+        Phase::Pair(first, carriage, Box::new(resume))
     }
 
     fn comm(
         &self,
-        own: Dialled,
+        first: Dialled,
         carriage: Option<Carriage>,
-        answers: Option<Link>,
-    ) -> Result<SendComm, String> {
+        resume: Resume,
+        links: [Link; 2],
+    ) -> Result<SendComm, NetError> {
         let number = self.shared.number();
         let name = format!("send comm {number} to {}", self.peer);
-        let comeback = answers.and_then(|answers| self.comeback(&own, answers));
-        let shared = self.shared.clone();
-        SendComm::new(shared, own.link, number, name, carriage, comeback)
-            .map_err(|error| error.to_string())
+        let runtime = self.shared.runtime()?;
+        let local = self.local.ip();
+        // The peer finds our door where the connection comes from, if that is the device's address.
+        let is_there = links[0].local_addr().is_ok_and(|ours| ours.ip() == local);
+        let own_door = is_there.then(|| runtime.door(&self.shared, local));
+        let comeback = Comeback {
+            resume,
+            first: first.link,
+            door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
+            runtime,
+        };
+        SendComm::new(self.shared.clone(), links, number, name, carriage, comeback)
     }
 
     /// The peer's process.
-    fn process(&self, door: &Door) -> Peer {
+    fn process(&self) -> Peer {
         let config = &self.shared.config;
         Peer {
             local: self.local,
-            address: SocketAddr::new(self.peer.ip(), door.port),
-            key: config.handshake_key(&door.secret).0.client_key(),
+            address: SocketAddr::new(self.peer.ip(), self.door.port),
+            key: config.handshake_key(&self.door.secret).0.client_key(),
             protection: config.protection(),
         }
-    }
-
-    /// What brings the comm's connections back.
-    fn comeback(&self, own: &Dialled, answers: Link) -> Option<Comeback> {
-        let door = self.door?;
-        let runtime = self.shared.runtime();
-        let runtime = runtime
-            .inspect_err(|error| self.shared.log.warn(&error.to_string()))
-            .ok()?;
-        let local = self.local.ip();
-        // The peer finds our door where the connection comes from, if that is the device's address.
-        let is_there = own.link.local_addr().is_ok_and(|ours| ours.ip() == local);
-        let own_door = is_there.then(|| runtime.door(&self.shared, local));
-        Some(Comeback {
-            resume: Resume::new(self.process(&door), own.session),
-            answers,
-            door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
-            runtime,
-        })
     }
 
     fn report_stall(&mut self, now: Instant) {

@@ -41,34 +41,6 @@ fn known(now: Instant) -> MutexGuard<'static, Known> {
     known
 }
 
-/// Why no connection came about.
-#[derive(Debug, Clone)]
-pub(crate) struct Unreached {
-    pub(crate) why: String,
-    /// The peer says so: its process is gone, crowded, or not the one that is looked for. Silence says nothing.
-    pub(crate) is_answer: bool,
-}
-
-impl Unreached {
-    fn new(error: &SocketError) -> Self {
-        Self {
-            why: error.to_string(),
-            is_answer: matches!(
-                error,
-                SocketError::Refused { .. }
-                    | SocketError::CutOff { .. }
-                    | SocketError::Handshake { .. }
-            ),
-        }
-    }
-}
-
-impl From<Unreached> for String {
-    fn from(unreached: Unreached) -> Self {
-        unreached.why
-    }
-}
-
 /// An authenticated connection.
 #[derive(Debug)]
 pub(crate) struct Dialled {
@@ -142,16 +114,18 @@ impl Dialer {
     }
 
     /// The authenticated connection; `None`: not yet; an error says why there will be none.
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Dialled>, Unreached> {
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Dialled>, SocketError> {
         let opened = Attempt::poll(&mut self.dial, now);
         // A host has at least the way that its routes choose.
-        let opened = opened.map_err(|errors| Unreached::new(&errors[errors.len() - 1]))?;
+        let opened = opened.map_err(|mut errors| errors.swap_remove(errors.len() - 1))?;
         let Some((stream, way, established)) = opened else {
             return Ok(None);
         };
-        prepare_comm(&stream).map_err(|error| Unreached {
-            why: error.to_string(),
-            is_answer: false,
+        prepare_comm(&stream).map_err(|cause| SocketError::Io {
+            operation: "preparing a connection",
+            address: way.peer.to_string(),
+            cause: cause.into(),
+            hint: "",
         })?;
         let in_vain = self.learn(&way, now);
         Ok(Some(Dialled {
@@ -193,9 +167,9 @@ impl PairDialer {
 
 impl Attempt for PairDialer {
     type Link = [Link; 2];
-    type Error = Unreached;
+    type Error = SocketError;
 
-    fn poll(&mut self, now: Instant) -> Result<Option<[Link; 2]>, Unreached> {
+    fn poll(&mut self, now: Instant) -> Result<Option<[Link; 2]>, SocketError> {
         for (dialer, link) in self.dialers.iter_mut().zip(&mut self.links) {
             if link.is_none() {
                 *link = dialer.poll(now)?.map(|dialled| dialled.link);
@@ -334,7 +308,7 @@ mod tests {
             }
         };
         assert!(
-            unreached.is_answer && unreached.why.contains("refused"),
+            matches!(unreached, SocketError::Refused { .. }),
             "{unreached:?}"
         );
     }

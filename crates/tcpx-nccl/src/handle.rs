@@ -1,8 +1,8 @@
 //! What `listen` hands out and `connect` reads.
 //!
 //! Little endian: magic 8, highest version that the process speaks u16, address family u16 (4 or 6),
-//! port u16, lowest version u16, address 16, secret 16, listen id u64, and of the door for lanes:
-//! port u16 (0: none), 1 if lanes may come u8; release 3, zero 2; process u64, secret 16; check of
+//! port u16, lowest version u16, address 16, secret 16, listen id u64, and of the process's door:
+//! port u16, 1 if lanes may come u8; release 3, zero 2; process u64, secret 16; check of
 //! the key 16; the first bytes of the commit 8.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,7 +25,7 @@ pub struct Handle {
     /// Number of the listen comm in its process, for the logs of both sides.
     pub listen_id: u64,
     /// Where the process can be reached for lanes, and for connections that take another's place.
-    pub door: Option<Door>,
+    pub door: Door,
     /// What the listener's key makes of the secret; zero without one.
     pub check: [u8; 16],
     /// Which versions of the protocol, and which release that is.
@@ -82,12 +82,11 @@ impl Handle {
         bytes[12..14].copy_from_slice(&self.address.port().to_le_bytes());
         bytes[32..48].copy_from_slice(&self.secret);
         bytes[48..56].copy_from_slice(&self.listen_id.to_le_bytes());
-        if let Some(door) = &self.door {
-            bytes[56..58].copy_from_slice(&door.port.to_le_bytes());
-            bytes[58] = u8::from(door.lanes);
-            bytes[64..72].copy_from_slice(&door.process.to_le_bytes());
-            bytes[72..88].copy_from_slice(&door.secret);
-        }
+        let door = &self.door;
+        bytes[56..58].copy_from_slice(&door.port.to_le_bytes());
+        bytes[58] = u8::from(door.lanes);
+        bytes[64..72].copy_from_slice(&door.process.to_le_bytes());
+        bytes[72..88].copy_from_slice(&door.secret);
         bytes[88..104].copy_from_slice(&self.check);
         write_build(&mut bytes, &self.build);
         PeerHandle(bytes)
@@ -124,20 +123,20 @@ impl Handle {
                 return Err(bad(format!("expected address family 4 or 6, got {other}")));
             }
         };
-        let port = u16_at(12);
-        if port == 0 {
-            return Err(bad("expected a port above 0, got 0".to_owned()));
+        let (port, door) = (u16_at(12), u16_at(56));
+        if port == 0 || door == 0 {
+            return Err(bad("expected ports above 0, got 0".to_owned()));
         }
         Ok(Self {
             address: SocketAddr::new(ip, port),
             secret: array(&bytes[32..48]),
             listen_id: u64::from_le_bytes(array(&bytes[48..56])),
-            door: (u16_at(56) != 0).then(|| Door {
-                port: u16_at(56),
+            door: Door {
+                port: door,
                 process: u64::from_le_bytes(array(&bytes[64..72])),
                 secret: array(&bytes[72..88]),
                 lanes: bytes[58] & 1 == 1,
-            }),
+            },
             check: array(&bytes[88..104]),
             build,
         })
@@ -170,12 +169,12 @@ mod tests {
             address: address.parse().unwrap(),
             secret: *b"0123456789abcdef",
             listen_id: 77,
-            door: Some(Door {
+            door: Door {
                 port: 4001,
                 process: u64::MAX - 1,
                 secret: *b"fedcba9876543210",
                 lanes: true,
-            }),
+            },
             check: *b"what a key makes",
             build: Build::OURS,
         }
@@ -186,7 +185,7 @@ mod tests {
         for address in ["127.0.0.1:4000", "[fd00::12:34]:65535"] {
             let mut handle = handle(address);
             assert_eq!(Handle::decode(&handle.encode()).unwrap(), handle);
-            handle.door = None;
+            handle.door.lanes = false;
             assert_eq!(Handle::decode(&handle.encode()).unwrap(), handle);
         }
     }
@@ -194,12 +193,9 @@ mod tests {
     #[test]
     fn foreign_and_damaged_handles_are_refused() {
         let good = handle("127.0.0.1:4000").encode();
-        for (at, value) in [(0, 0), (10, 5), (12, 0)] {
+        for (at, value) in [(0, [0, b'c']), (10, [5, 0]), (12, [0, 0]), (56, [0, 0])] {
             let mut bytes = good;
-            bytes.0[at] = value;
-            if at == 12 {
-                bytes.0[13] = 0;
-            }
+            bytes.0[at..at + 2].copy_from_slice(&value);
             assert!(Handle::decode(&bytes).is_err(), "byte {at}");
         }
         assert!(Handle::decode(&PeerHandle([0; PeerHandle::BYTES])).is_err());

@@ -84,7 +84,7 @@ impl Drop for Inbound {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) name: String,
-    /// On which nothing goes back, and where answers go.
+    /// On which nothing goes back, and where answers go. Before both came, the connection that introduced the comm.
     link: Arc<Link>,
     answers: Option<Arc<Link>>,
     pub(crate) ring: Ring<Request>,
@@ -112,9 +112,9 @@ pub(crate) struct Inbound {
     /// The sender waits for that.
     owes_answer: bool,
     pub(crate) comeback: Option<Comeback>,
-    /// The door of the sender's process (port 0: unknown), whose connection can come back.
-    door: Option<u16>,
-    /// The connection broke.
+    /// The door of the sender's process; 0: unknown.
+    door: u16,
+    /// The connections broke, or have not come yet.
     waiting: Option<Waiting>,
     /// When a receive has waited for so long, the sender hears of it.
     asks_after: Duration,
@@ -147,9 +147,9 @@ impl Inbound {
             short_untold: 0,
             forged: AtomicU64::new(0),
             owes_answer: false,
+            waiting: comeback.is_some().then(Waiting::first),
             comeback,
-            door: None,
-            waiting: None,
+            door: 0,
             asks_after: STALL_BEHIND,
         }
     }
@@ -281,7 +281,7 @@ impl Inbound {
             Record::Door => {
                 self.header_bytes = 0;
                 self.door = match (u16::try_from(header.sequence), header.size) {
-                    (Ok(port), 0) => Some(port),
+                    (Ok(port), 0) => port,
                     _ => return Err(self.protocol("a port", format!("{header:?}"))),
                 };
             }

@@ -12,7 +12,6 @@ use crate::error;
 use crate::handle::Handle;
 use crate::held::Listener;
 use crate::interfaces::Interface;
-use crate::lanes::runtime::Runtime;
 use crate::plugin::{Shared, random};
 use crate::receive::RecvComm;
 
@@ -22,8 +21,6 @@ pub struct ListenComm {
     shared: Arc<Shared>,
     name: String,
     admission: Mutex<Admission>,
-    /// Keeps the process's door open from the first listen on.
-    _runtime: Arc<Runtime>,
 }
 
 impl ListenComm {
@@ -38,11 +35,7 @@ impl ListenComm {
         let secret = random::<{ Key::BYTES }>()?;
         let listen_id = shared.number();
         let runtime = shared.runtime()?;
-        // Without a door the peer's large messages come over the comm's own connection, which does not come back.
-        let door = runtime.door(shared, interface.address);
-        let door = door
-            .inspect_err(|error| shared.log.warn(&format!("no door: {error}")))
-            .ok();
+        let door = runtime.door(shared, interface.address)?;
         let (key, check) = shared.config.handshake_key(&secret);
         let handle = Handle {
             address,
@@ -52,11 +45,12 @@ impl ListenComm {
             check,
             build: *protocols::own_build(),
         };
+        let key = (&key, shared.config.protection());
         let comm = Self {
             shared: shared.clone(),
             name: format!("listen comm {listen_id} on {address}"),
-            admission: Mutex::new(Admission::new(socket, (&key, shared.config.protection()))),
-            _runtime: runtime,
+            // The process's door stays open from the first listen on.
+            admission: Mutex::new(Admission::new(socket, key, Some(runtime))),
         };
         Ok((handle.encode(), comm))
     }

@@ -1,11 +1,8 @@
 //! The plugin as a host program sees it: devices, listening, connecting.
 
-use std::collections::HashMap;
 use std::ffi::CStr;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
 
 use nccl_net::constants::MAX_NET_BYTES;
 use nccl_net::export::fork::PerProcess;
@@ -20,7 +17,7 @@ use crate::handle::{Door, Handle};
 use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
 use crate::lanes::lane_set::Peer;
-use crate::lanes::runtime::{self, Runtime, UNREACHABLE_TIME};
+use crate::lanes::runtime::{self, Runtime};
 use crate::listener::ListenComm;
 use crate::memory::Memory;
 use crate::receive::RecvComm;
@@ -64,8 +61,6 @@ pub(crate) struct Shared {
     numbers: AtomicU64,
     /// Lives as long as a comm uses it.
     runtime: PerProcess<Mutex<Weak<Runtime>>>,
-    /// Doors that could not be reached, from where, and when.
-    unreachable: PerProcess<Mutex<HashMap<(SocketAddr, SocketAddr), Instant>>>,
 }
 
 impl Shared {
@@ -97,21 +92,6 @@ impl Shared {
             set,
             _runtime: runtime,
         }))
-    }
-
-    /// The door of a process could not be reached.
-    pub(crate) fn unreachable(&self, peer: Option<Peer>, now: Instant) {
-        let route = peer.map(|peer| (peer.local, peer.address));
-        let mut known = lock(self.unreachable.get());
-        known.retain(|_, since| now.saturating_duration_since(*since) < UNREACHABLE_TIME);
-        known.extend(route.map(|route| (route, now)));
-    }
-
-    /// Whether it could not be reached lately.
-    pub(crate) fn is_unreachable(&self, peer: &Peer, now: Instant) -> bool {
-        let known = lock(self.unreachable.get());
-        let since = known.get(&(peer.local, peer.address));
-        since.is_some_and(|since| now.saturating_duration_since(*since) < UNREACHABLE_TIME)
     }
 
     /// A number that names a comm or listener in this process's log lines.
@@ -181,7 +161,6 @@ impl TcpxPlugin {
                 last_sender: AtomicU64::new(u64::MAX),
                 numbers: AtomicU64::new(0),
                 runtime: PerProcess::new(),
-                unreachable: PerProcess::new(),
             }),
         })
     }

@@ -14,7 +14,6 @@ use crate::landing::Landing;
 use crate::lanes::runtime::Runtime;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
-use crate::resume::Comeback;
 use crate::status::{Comm, Glance, Held, Told};
 
 /// A receiving comm.
@@ -34,7 +33,7 @@ struct State {
 }
 
 impl RecvComm {
-    /// A comm on an authenticated connection.
+    /// A comm that an authenticated connection introduces.
     pub(crate) fn new(
         shared: Arc<Shared>,
         admitted: Admitted,
@@ -47,8 +46,7 @@ impl RecvComm {
             .takes_lanes()
             .then(|| Landing::new(Arc::clone(&runtime), number, inline_bytes));
         let link = Arc::new(admitted.link);
-        let comeback = Comeback::new(&runtime, admitted.session, admitted.peer.ip());
-        let inbound = Inbound::new(link, name, lanes, Some(comeback));
+        let inbound = Inbound::new(link, name, lanes, admitted.comeback);
         let peer = inbound.peer();
         let state = State {
             inbound,
@@ -60,14 +58,7 @@ impl RecvComm {
             shared: Arc::clone(&shared),
             read: 0,
         };
-        if let Err(error) = runtime.monitor.watch(Box::new(tended)) {
-            let inbound = &mut state.lock().inbound;
-            let name = &inbound.name;
-            shared
-                .log
-                .warn(&format!("{name} does not come back: {error}"));
-            inbound.comeback = None;
-        }
+        runtime.watch_over(tended)?;
         Ok(Self {
             shared,
             state,

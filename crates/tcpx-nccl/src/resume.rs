@@ -1,13 +1,13 @@
-//! A comm's own pair of connections, for what it sends and for what its receiver answers, that breaks while both processes
-//! live: the sender's process dials another pair, over whatever way works, and the stream goes on where the receiver has
-//! read to.
+//! A comm's own pair of connections, for what it sends and for what its receiver answers. Where it breaks while both
+//! processes live, the sender's process dials another pair, over whatever way works, and the stream goes on where the
+//! receiver has read to. The first pair comes in the same way.
 //!
 //! An end in order is the peer's word and final; a connection broke if it was reset, or the peer's system leaves packets
 //! unanswered. Silence says nothing: a receiver may read nothing for as long as it likes. One that has waited for bytes,
 //! and says so, while they are long under way, has a broken connection too.
 //!
-//! The sender dials the door of the receiver's process, proves itself as a lane does and names the session of the comm's
-//! first connection. The receiver closes the pair before, says how far it has read, and repeats what it grants. A comm that
+//! The sender dials the door of the receiver's process, proves itself as a lane does and names the session of the
+//! connection that introduced the comm. The receiver closes the pair before, says how far it has read, and repeats what it grants. A comm that
 //! is gone answers with the end, a process that is gone with a refusal. The receiver cannot dial: while it waits, it looks
 //! whether the door of the sender's process is still there.
 
@@ -27,7 +27,7 @@ use tcpx_lanes::tcp_info::is_unanswered;
 use tcpx_lanes::{Congestion, SocketError, lock};
 use tcpx_wire::handshake::SessionId;
 
-use crate::dialer::{AGAIN_TIME, PairDialer, Unreached};
+use crate::dialer::{AGAIN_TIME, PairDialer};
 use crate::header::{Header, Record};
 use crate::held::Stream;
 use crate::lanes::group::Registry;
@@ -67,7 +67,7 @@ pub(crate) struct Resume {
     session: SessionId,
     epoch: u32,
     redial: Redial<PairDialer>,
-    /// How they broke, until others take their place.
+    /// How they broke, until others take their place; nothing of those that were never there.
     lost: Option<String>,
     /// They may have broken.
     is_doubtful: bool,
@@ -86,7 +86,7 @@ impl Resume {
             session,
             epoch: 0,
             redial: Redial::default(),
-            lost: None,
+            lost: Some(String::new()),
             is_doubtful: false,
             is_positioning: false,
             gone: None,
@@ -160,7 +160,7 @@ impl Resume {
                         session: self.session,
                         epoch: self.epoch,
                     };
-                    if Greeting::Comm(resumption).send_on_both(&links).is_err() {
+                    if !Greeting::Comm(resumption).send(&links) {
                         self.redial.broke(lane);
                         continue;
                     }
@@ -180,11 +180,14 @@ impl Resume {
         let bare = self.redial.bare(now);
         let is_over = bare.is_some_and(|bare| bare >= DEAD_AFTER);
         let why = match unreached {
-            Some(Unreached { why, is_answer }) if is_answer || is_over => why,
+            Some(error) if error.is_answer() || is_over => error.to_string(),
             _ if is_over => format!("nobody answered in {} s", DEAD_AFTER.as_secs()),
             _ => return Ok(None),
         };
-        let why = format!("{lost}; dialling it again: {why}");
+        let why = match lost.as_str() {
+            "" => why,
+            lost => format!("{lost}; dialling it again: {why}"),
+        };
         Err(self.gone.insert(why).clone())
     }
 
@@ -215,7 +218,10 @@ impl Resume {
 impl Resume {
     /// Of a comm whose receiver nobody reaches.
     pub(crate) fn of_nobody() -> Self {
-        Self::new(Peer::nobody(), SessionId([1; 16]))
+        Self {
+            lost: None,
+            ..Self::new(Peer::nobody(), SessionId([1; 16]))
+        }
     }
 
     /// A pair has come about.
@@ -237,16 +243,7 @@ pub(crate) struct Inbox {
 struct Next {
     /// Of the pair that came last.
     epoch: u32,
-    came: Option<Came>,
-}
-
-/// What came for a receive comm.
-#[derive(Debug)]
-pub(crate) enum Came {
-    /// The connection for the answers to what its first one brings.
-    Answers(Link),
-    /// A pair, payload's first, that takes the place of the one before.
-    Pair([Link; 2]),
+    came: Option<[Link; 2]>,
 }
 
 impl Inbox {
@@ -262,29 +259,15 @@ impl Inbox {
         lock(&self.next)
     }
 
-    /// The connection for the first answers came. The sender waits until it hears so.
-    pub(crate) fn answers(&self, link: Link) {
-        let mut next = self.lock();
-        // A sender that is not told has lost it already.
-        if next.epoch == 0 && matches!(tell(&link, 0, false), Ok(Moved::Bytes(_))) {
-            next.came = Some(Came::Answers(link));
-            self.announce();
-        }
-    }
-
-    /// A pair came; one of an older epoch is dropped.
+    /// A pair came, payload's first, that takes the place of the one before; one of an older epoch is dropped.
     pub(crate) fn put(&self, epoch: u32, pair: [Link; 2]) {
         let mut next = self.lock();
         if epoch > next.epoch {
-            let came = Some(Came::Pair(pair));
+            let came = Some(pair);
             *next = Next { epoch, came };
-            self.announce();
+            self.has_news.store(true, Ordering::Release);
+            self.attention.hurry();
         }
-    }
-
-    fn announce(&self) {
-        self.has_news.store(true, Ordering::Release);
-        self.attention.hurry();
     }
 
     pub(crate) fn has_news(&self) -> bool {
@@ -292,7 +275,7 @@ impl Inbox {
     }
 
     /// What came last, once.
-    pub(crate) fn take(&self) -> Option<Came> {
+    pub(crate) fn take(&self) -> Option<[Link; 2]> {
         if !self.has_news() {
             return None;
         }
@@ -319,7 +302,7 @@ pub(crate) struct Comeback {
 }
 
 impl Comeback {
-    /// For a comm whose first connection came about in this session; the monitor has to [watch](Inbox::attention) it.
+    /// For a comm that is introduced in this session; the monitor has to [watch](Inbox::attention) it.
     pub(crate) fn new(runtime: &Runtime, session: SessionId, peer: IpAddr) -> Self {
         let inbox = Arc::new(Inbox::new(runtime.monitor.attention()));
         runtime.registry.expect(session, &inbox);
@@ -345,9 +328,11 @@ pub(crate) struct Waiting {
     /// How the one before broke.
     pub(crate) why: String,
     since: Instant,
-    /// The door of the sender's process, once it is known.
+    /// The door of the sender's process, if it is known.
     door: Option<SocketAddr>,
     look: Presence,
+    /// There was none before: the connection that introduced the comm is there as long as its sender.
+    pub(crate) is_first: bool,
 }
 
 /// Whether the sender's process is there.
@@ -360,6 +345,14 @@ enum Presence {
 }
 
 impl Waiting {
+    /// For the first pair.
+    pub(crate) fn first() -> Self {
+        Self {
+            is_first: true,
+            ..Self::new("the comm was introduced".to_owned(), None)
+        }
+    }
+
     pub(crate) fn new(why: String, door: Option<SocketAddr>) -> Self {
         let now = Instant::now();
         Self {
@@ -367,6 +360,7 @@ impl Waiting {
             since: now,
             door,
             look: Presence::At(now),
+            is_first: false,
         }
     }
 
@@ -375,7 +369,7 @@ impl Waiting {
         if now.saturating_duration_since(self.since) >= DEAD_AFTER {
             let seconds = DEAD_AFTER.as_secs();
             return Some(format!(
-                "{}, and did not come back in {seconds} s",
+                "{}, and no connection came in {seconds} s",
                 self.why
             ));
         }
@@ -421,7 +415,6 @@ mod tests {
     use tcpx_lanes::monitor::Monitor;
 
     use super::*;
-    use crate::header::{FROM_RECEIVER, HEADER_BYTES};
 
     #[test]
     fn a_silent_receiver_is_waited_for_and_one_that_waits_in_vain_is_dialled() {
@@ -475,43 +468,16 @@ mod tests {
     }
 
     #[test]
-    fn a_comm_takes_what_came_last_and_says_that_its_first_answers_can_go() {
+    fn a_comm_takes_what_came_last() {
         let inbox = Inbox::new(Monitor::new("monitor").attention());
-        let (link, mut far) = Link::bare();
-        inbox.answers(link);
-        let mut word = [0; HEADER_BYTES];
-        far.read_exact(&mut word).unwrap();
-        let read = Header {
-            sequence: 0,
-            size: 0,
-        };
-        assert_eq!(
-            Header::decode(&FROM_RECEIVER, &word),
-            Ok((Record::Read, read))
-        );
-        assert!(matches!(inbox.take(), Some(Came::Answers(_))));
         let pair = || [Link::bare().0, Link::bare().0];
         inbox.put(2, pair());
         inbox.put(1, pair());
-        inbox.answers(Link::bare().0);
-        assert!(matches!(inbox.take(), Some(Came::Pair(_))));
+        assert!(inbox.take().is_some());
         inbox.put(2, pair());
         assert!(inbox.take().is_none(), "it was there");
         inbox.close();
         inbox.put(3, pair());
         assert!(inbox.take().is_none());
-    }
-
-    #[test]
-    fn answers_whose_comm_is_not_there_yet_wait_for_it() {
-        let registry = Registry::default();
-        let (link, mut far) = Link::bare();
-        registry.answers(SessionId([3; 16]), link);
-        let monitor = Monitor::new("monitor");
-        let [inbox, other] = [(); 2].map(|()| Arc::new(Inbox::new(monitor.attention())));
-        registry.expect(SessionId([4; 16]), &other);
-        registry.expect(SessionId([3; 16]), &inbox);
-        far.read_exact(&mut [0; HEADER_BYTES]).unwrap();
-        assert!(matches!(inbox.take(), Some(Came::Answers(_))));
     }
 }

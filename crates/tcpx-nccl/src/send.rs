@@ -83,15 +83,15 @@ pub struct SendComm {
     shared: Arc<Shared>,
     state: Told<State>,
     /// Keeps the monitor running; let go of last.
-    runtime: Option<Arc<Runtime>>,
+    runtime: Arc<Runtime>,
 }
 
 /// What brings a comm's connections back.
 #[derive(Debug)]
 pub(crate) struct Comeback {
     pub(crate) resume: Resume,
-    /// The connection for answers.
-    pub(crate) answers: Link,
+    /// The connection that introduced the comm.
+    pub(crate) first: Link,
     /// Port at which this process can be reached where the connection comes from; 0: none.
     pub(crate) door: u16,
     pub(crate) runtime: Arc<Runtime>,
@@ -102,7 +102,7 @@ struct State {
     /// Names the comm in this process.
     number: u64,
     name: String,
-    /// On which nothing comes back, and what comes back: without a comeback the same, where at most a refusal does.
+    /// On which nothing comes back, and what comes back.
     link: Arc<Link>,
     answers: Arc<Link>,
     ring: Ring<Request>,
@@ -125,53 +125,50 @@ struct State {
     /// Messages that the host was told are sent, and their bytes.
     sent: (u64, u64),
     resend: Resend,
-    resume: Option<Resume>,
+    resume: Resume,
     /// Connections and lanes that brought what the receiver did not seal.
     forged: AtomicU64,
     /// The connections before, until the receiver has let go of them.
-    before: Option<[Arc<Link>; 2]>,
+    before: Vec<Arc<Link>>,
     /// Draws the monitor's.
-    attention: Option<Attention>,
+    attention: Attention,
     /// What it sent before that ends here.
     messages_end: u64,
 }
 
 impl SendComm {
-    /// A comm on an authenticated connection, with the lanes for its large messages.
+    /// A comm on its own pair of connections, payload's first, with the lanes for its large messages.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        link: Link,
+        [link, answers]: [Link; 2],
         number: u64,
         name: String,
         carriage: Option<Carriage>,
-        comeback: Option<Comeback>,
+        comeback: Comeback,
     ) -> Result<Self, NetError> {
         let mut resend = Resend::with_room(COPIES);
-        let (mut resume, mut attention, mut runtime) = (None, None, None);
-        let link = Arc::new(link);
-        let mut answers = Arc::clone(&link);
-        if let Some(comeback) = comeback {
-            answers = Arc::new(comeback.answers);
-            let door = Header {
-                sequence: comeback.door.into(),
-                size: 0,
-            };
-            resend.push(&door.encode(Record::Door));
-            attention = Some(comeback.runtime.monitor.attention());
-            resume = Some(comeback.resume);
-            runtime = Some(comeback.runtime);
-        }
+        let Comeback {
+            resume,
+            first,
+            door,
+            runtime,
+        } = comeback;
+        let door = Header {
+            sequence: door.into(),
+            size: 0,
+        };
+        resend.push(&door.encode(Record::Door));
         if let Some(carriage) = &carriage {
             let group = Header::of_group(&carriage.set().group());
             resend.push(&group.encode(Record::Join));
         }
         let lanes_above = shared.config.inline_bytes;
         let peer = link.peer_addr();
-        let mut state = State {
+        let state = State {
             number,
             name,
-            link,
-            answers,
+            link: Arc::new(link),
+            answers: Arc::new(answers),
             ring: Ring::new(),
             next: 0,
             record: [0; HEADER_BYTES],
@@ -189,23 +186,12 @@ impl SendComm {
             resend,
             resume,
             forged: AtomicU64::new(0),
-            before: None,
-            attention,
+            before: vec![Arc::new(first)],
+            attention: runtime.monitor.attention(),
             messages_end: 0,
         };
-        // A few bytes on a fresh connection always fit its buffer.
-        state.write()?;
         let state = Told::new(state, peer);
-        if let Some(runtime) = &runtime {
-            let tended = Tended(state.glance(), Arc::clone(&shared));
-            runtime.monitor.watch(Box::new(tended)).map_err(|error| {
-                error::system(
-                    "starting the monitor",
-                    &error,
-                    "raise the limits on processes",
-                )
-            })?;
-        }
+        runtime.watch_over(Tended(state.glance(), Arc::clone(&shared)))?;
         Ok(Self {
             shared,
             state,
@@ -331,17 +317,12 @@ impl SendComm {
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
-        match &self.runtime {
-            Some(runtime) if ends_well && !state.is_over() => {
-                let rest = Rest::new(state, Arc::clone(&self.shared), Arc::clone(runtime));
-                // Without a thread, what the kernel has is all that arrives.
-                let _ = rest.start();
-            }
+        if ends_well && !state.is_over() {
+            Rest::start(state, Arc::clone(&self.shared), Arc::clone(&self.runtime));
+        } else {
             // The kernel brings what it has, and nothing comes back here that would have it drop some of it. A fork's copy
             // of the socket would hold back the end.
-            _ => {
-                let _ = state.link.shutdown(std::net::Shutdown::Write);
-            }
+            let _ = state.link.shutdown(std::net::Shutdown::Write);
         }
         ended.map(|_| ())
     }
@@ -448,7 +429,6 @@ impl State {
             link,
             ring,
             resend,
-            resume,
             ..
         } = self;
         let (sequence, from, is_new) = match resend.next() {
@@ -463,9 +443,8 @@ impl State {
             return Ok(0);
         };
         let total = request.total();
-        let is_short = request.size <= copied && resume.is_some();
         // The receiver says before long that it has read enough.
-        if is_new && is_short && resend.copied() + total > COPIES {
+        if is_new && request.size <= copied && resend.copied() + total > COPIES {
             return Ok(0);
         }
         let header = Header {
@@ -486,7 +465,7 @@ impl State {
             return self.wrote(moved);
         };
         if is_new {
-            resend.begin(sequence, total, resume.is_none());
+            resend.begin(sequence, total);
         }
         request.written = request.written.max(from + bytes);
         let end = resend.end();

@@ -260,10 +260,6 @@ pub struct ChannelStats {
     pub chunks_sent: u64,
     /// Chunks received to their last byte.
     pub chunks_received: u64,
-    /// Fragments of all scattered receives; 0 for networks that place bytes themselves.
-    pub fragments: u64,
-    /// Calls into the kernel or the plugin that moved payload, both directions.
-    pub wire_calls: u64,
     /// Bytes of cancelled or repeated chunks that were read and dropped.
     pub bytes_discarded: u64,
     /// Received bytes that a network card left in a bounce pool; the rest passed through the CPU.
@@ -505,8 +501,6 @@ impl std::ops::AddAssign for ChannelStats {
         self.bytes_received += other.bytes_received;
         self.chunks_sent += other.chunks_sent;
         self.chunks_received += other.chunks_received;
-        self.fragments += other.fragments;
-        self.wire_calls += other.wire_calls;
         self.bytes_discarded += other.bytes_discarded;
         self.bytes_in_pool += other.bytes_in_pool;
         self.bytes_spliced += other.bytes_spliced;

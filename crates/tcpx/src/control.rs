@@ -485,7 +485,7 @@ impl Control {
         match frame {
             Frame::Eager { payload, .. } if plain => {
                 let number = self.arrived_messages + self.messages.len() as u64;
-                let end = self.log.begin(number, bytes, false);
+                let end = self.log.begin(number, bytes);
                 self.messages.push_back((end, payload.into_bytes()));
             }
             Frame::Eager { payload, .. } => self.give_back(payload.into_bytes()),

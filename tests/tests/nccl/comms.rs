@@ -6,7 +6,7 @@ use std::ptr;
 
 use tcpx_tests::child::{self, ENCRYPTED, KEY, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::nccl_link::{
-    self, ANY, HOST, Link, MIB, Relays, content, good, relayed, started, until,
+    self, ANY, HOST, Link, MIB, PAIR, content, good, relayed, started, until,
 };
 use tcpx_tests::nccl_part::{Calls, Opaque};
 use tcpx_tests::proxy::Fault;
@@ -20,18 +20,18 @@ fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
         for version in 6..=12 {
             let (table, context) = started(version);
             // In a record, in a payload, and between two messages.
-            for after in [700, 9_000, 0] {
-                let (link, relays) = relayed(&*table, context);
+            for after in [10, 9_000, 0] {
+                let (link, proxy) = relayed(&*table, context);
                 link.transfer(8, 8);
                 match after {
-                    0 => relays.first.reset(ANY),
-                    after => relays.first.break_line(ANY, after, Fault::Reset),
+                    0 => proxy.reset(ANY),
+                    after => proxy.break_line(ANY, proxy.carried(ANY) + after, Fault::Reset),
                 }
                 for size in SIZES {
                     link.transfer(size, size.max(1));
                 }
                 // A dial that a busy machine does not answer within a second is made again.
-                assert!(relays.door.opened(ANY) > 1, "v{version}, {after}");
+                assert!(proxy.opened(ANY) > PAIR, "v{version}, {after}");
                 link.close();
             }
             assert_eq!(table.finalize(context), 0);
@@ -105,11 +105,11 @@ fn stream(link: &Link<'_>, messages: usize, size_of: impl Fn(usize) -> usize) ->
 /// Streams while every connection is reset after so many bytes.
 fn under_resets(messages: usize, size_of: impl Fn(usize) -> usize) {
     let (table, context) = started(12);
-    let (link, relays) = relayed(&*table, context);
-    nccl_link::under_resets(&[&relays.first, &relays.door], 700_000, || {
+    let (link, proxy) = relayed(&*table, context);
+    nccl_link::under_resets(&proxy, 700_000, || {
         assert_eq!(stream(&link, messages, size_of), 0);
     });
-    assert!(relays.door.opened(ANY) > 7);
+    assert!(proxy.opened(ANY) > 7 + PAIR);
     link.close();
 }
 
@@ -153,12 +153,10 @@ fn connections_and_lanes_with_a_key_that_are_reset_cost_no_message() {
 /// many came so with messages, and how many connections and lanes had brought what nobody had sealed.
 fn flips(every: u64, messages: usize, size_of: impl Fn(usize) -> usize) -> [u64; 3] {
     let (table, context) = started(12);
-    let (link, relays) = relayed(&*table, context);
-    for relay in [&relays.first, &relays.door] {
-        relay.flip([every..every + 1, 0..0]);
-    }
+    let (link, proxy) = relayed(&*table, context);
+    proxy.flip([every..every + 1, 0..0]);
     let changed = stream(&link, messages, size_of);
-    let flipped = relays.first.flipped() + relays.door.flipped();
+    let flipped = proxy.flipped();
     let own = std::process::id();
     let mut processes = tcpx_status::processes().found.into_iter();
     let (_, socket) = processes.find(|(pid, _)| *pid == own).unwrap();
@@ -223,13 +221,12 @@ fn changed_bits_cost_sealed_lanes_and_no_message() {
 /// Whether who listens on the way finds what stands in front of messages and of their parts on lanes, and what they hold.
 fn is_heard() -> [bool; 3] {
     let (table, context) = started(12);
-    let (link, relays) = relayed(&*table, context);
+    let (link, proxy) = relayed(&*table, context);
     link.warm();
-    relays.first.listen();
-    relays.door.listen();
+    proxy.listen();
     let size_of = |number: usize| [100, 3000, 40_000, 400_000][number % 4];
     assert_eq!(stream(&link, 60, size_of), 0);
-    let heard = [relays.first.heard(), relays.door.heard()].concat();
+    let heard = proxy.heard();
     link.close();
     let holds = |part: &[u8]| heard.windows(part.len()).any(|bytes| bytes == part);
     // Content is random, repeated in blocks that each begin with their number.
@@ -270,14 +267,14 @@ fn a_connection_that_brings_nothing_any_more_is_replaced() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
         for fault in [Fault::Stall, Fault::Swallow] {
-            let (link, relays) = relayed(&*table, context);
-            relays.first.break_line(ANY, 100_000, fault);
+            let (link, proxy) = relayed(&*table, context);
+            proxy.break_line(ANY, 100_000, fault);
             for size in SIZES.into_iter().cycle().take(48) {
                 link.transfer(size, size.max(1));
             }
-            assert!(relays.door.opened(ANY) > 1);
+            assert!(proxy.opened(ANY) > PAIR);
             // What it had comes late.
-            relays.first.wake(ANY);
+            proxy.wake(ANY);
             for size in SIZES {
                 link.transfer(size, size.max(1));
             }
@@ -290,10 +287,10 @@ fn a_connection_that_brings_nothing_any_more_is_replaced() {
 fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
-        let (link, relays) = relayed(&*table, context);
+        let (link, proxy) = relayed(&*table, context);
         link.transfer(8, 8);
-        let stalled = relays.first.carried(ANY) + 1000;
-        relays.first.break_line(ANY, stalled, Fault::Stall);
+        let stalled = proxy.carried(ANY) + 1000;
+        proxy.break_line(ANY, stalled, Fault::Stall);
         // Together they are more than the relay passes on before it looks at its orders.
         const COUNT: usize = 8;
         const LEN: usize = 16_000;
@@ -318,7 +315,7 @@ fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
         data.fill(0xee);
         let (rc, done, _) = table.test(receives[COUNT - 1]);
         assert_eq!((rc, done), (0, 0), "the relay holds it back");
-        relays.first.reset(ANY);
+        proxy.reset(ANY);
         for received in receives {
             assert_eq!(link.finish(received), LEN);
         }
@@ -333,27 +330,26 @@ fn a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more() {
     child::run(&[LOOPBACK, LANES, long], || {
         const LEN: usize = 100_000;
         let (table, context) = started(12);
-        let (link, Relays { first, door }) = relayed(&*table, context);
+        let (link, proxy) = relayed(&*table, context);
         link.transfer(8, 8);
         let wanted = content(LEN);
         let (mut data, mut target) = (wanted.clone(), vec![0; LEN]);
         let (_, from) = table.reg_mr(link.send, &mut data, HOST);
         let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-        let carried = || first.carried(ANY) + door.carried(ANY);
+        let carried = || proxy.carried(ANY);
         for _ in 0..10 {
             target.fill(0xee);
             let (before, at) = (carried(), target.as_mut_ptr());
             let (_, received) = table.irecv(link.receive, at, LEN, to, ptr::null_mut());
             let (_, sent) = table.isend(link.send, data.as_mut_ptr(), LEN, from);
-            until("the relays to pass it on", || {
+            until("the relay to pass it on", || {
                 let (rc, done, _) = table.test(sent);
                 assert_eq!((rc, done), (0, 0), "nobody has read it");
                 carried() >= before + LEN as u64
             });
-            let opened = door.opened(ANY);
-            first.reset(ANY);
-            door.reset(ANY);
-            until("another connection", || door.opened(ANY) > opened);
+            let opened = proxy.opened(ANY);
+            proxy.reset(ANY);
+            until("another connection", || proxy.opened(ANY) > opened);
             // All of it is here, and its receiver can tell nobody.
             assert_eq!(link.finish(received), LEN);
             assert!(target == wanted);
@@ -367,12 +363,13 @@ fn a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more() {
 /// the send and of the receive.
 fn long_message(table: &dyn Calls, context: Opaque, fault: Fault) -> [Result<usize, ()>; 2] {
     const LEN: usize = 300_000;
-    let (link, relays) = relayed(table, context);
+    let (link, proxy) = relayed(table, context);
     let (mut data, mut target) = (content(LEN), vec![0; LEN]);
     let (_, from) = table.reg_mr(link.send, &mut data, HOST);
     let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
-    let stalled = relays.first.carried(ANY) + 10_000;
-    relays.first.break_line(ANY, stalled, fault);
+    link.transfer(8, 8);
+    let stalled = proxy.carried(ANY) + 10_000;
+    proxy.break_last(ANY, stalled, fault);
     let at = target.as_mut_ptr();
     let (_, received) = table.irecv(link.receive, at, LEN, to, ptr::null_mut());
     let (_, sent) = table.isend(link.send, data.as_mut_ptr(), LEN, from);
@@ -389,9 +386,9 @@ fn long_message(table: &dyn Calls, context: Opaque, fault: Fault) -> [Result<usi
             }
         }
         // It is all in buffers of the kernel's.
-        if !is_reset && relays.first.carried(ANY) >= stalled {
+        if !is_reset && proxy.carried(ANY) >= stalled {
             is_reset = true;
-            relays.first.reset(ANY);
+            proxy.reset(ANY);
         }
         ends.iter().all(Option::is_some)
     });
@@ -406,7 +403,7 @@ fn long_message(table: &dyn Calls, context: Opaque, fault: Fault) -> [Result<usi
 fn a_long_message_waits_for_its_receiver_and_is_sent_again() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
-        // The first one of a comm takes no lanes.
+        // The first long one of a comm takes no lanes.
         let ends = long_message(&*table, context, Fault::Stall);
         assert_eq!(ends, [Ok(300_000), Ok(300_000)]);
     });
@@ -430,9 +427,9 @@ fn a_receiver_that_closes_while_its_connection_is_away_is_an_error() {
         let (table, context) = started(12);
         // Another comm, so that the process's door stays.
         let stays = Link::new(&*table, context);
-        let (link, relays) = relayed(&*table, context);
+        let (link, proxy) = relayed(&*table, context);
         link.transfer(8, 8);
-        relays.first.reset(ANY);
+        proxy.reset(ANY);
         assert_eq!(table.close_recv(link.receive), 0);
         let mut data = content(MIB / 16);
         let (_, from) = table.reg_mr(link.send, &mut data, HOST);
@@ -450,10 +447,10 @@ fn a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
         for comes_back in [true, false] {
-            let (link, relays) = relayed(&*table, context);
+            let (link, proxy) = relayed(&*table, context);
             link.transfer(8, 8);
-            let stalled = relays.first.carried(ANY) + 1000;
-            relays.first.break_line(ANY, stalled, Fault::Stall);
+            let stalled = proxy.carried(ANY) + 1000;
+            proxy.break_line(ANY, stalled, Fault::Stall);
             let (mut data, mut target) = (content(5000), vec![0; 5000]);
             let (_, from) = table.reg_mr(link.send, &mut data, HOST);
             let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
@@ -462,18 +459,18 @@ fn a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent() {
             let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 5000, from);
             assert_eq!(link.finish(sent), 5000);
             if !comes_back {
-                relays.door.refuse(ANY);
-                relays.first.reset(ANY);
+                proxy.refuse(ANY);
+                proxy.reset(ANY);
                 // Neither waits for the other without an end.
                 link.close();
                 continue;
             }
-            relays.first.reset(ANY);
+            proxy.reset(ANY);
             std::thread::scope(|scope| {
                 let received = Request(&*table, received);
                 let receiver = scope.spawn(move || received.end());
                 // The host calls nothing in between, so it may not know that the connection is away.
-                until("the monitor", || relays.door.opened(ANY) > 1);
+                until("the monitor", || proxy.opened(ANY) > PAIR);
                 assert_eq!(table.close_send(link.send), 0);
                 assert!(receiver.join().unwrap());
             });

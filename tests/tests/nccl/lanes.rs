@@ -8,14 +8,14 @@ use std::ptr;
 use rustix::process::Signal;
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    self, ANY, CUDA, HOST, Link, MIB, Relays, accepted, connected, content, good, handle_in,
+    self, ANY, CUDA, HOST, Link, MIB, PAIR, accepted, connected, content, good, handle_in,
     leave_handle, listening, relayed, started, until,
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
 use tcpx_tests::proxy::Fault;
 
-/// Connections to a door of a comm with two lanes: each lane has one for answers too, and so has the comm.
-const TWO_LANES: u32 = 5;
+/// Connections to a door of a comm with two lanes: each lane is a pair, and so is the comm's own.
+const TWO_LANES: u32 = 3 * PAIR;
 
 /// Waits until this process has so many threads of the plugin: one that has begun names itself a moment later, and one that was
 /// joined is listed a moment longer.
@@ -102,22 +102,24 @@ fn only_who_holds_a_secret_gets_in() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let (listen, handle) = listening(&*table, context);
-        // The comm's own secret lies at byte 32, the lanes' at 72.
-        let mut stranger = handle;
-        stranger[32] ^= 1;
-        let mut refused = false;
-        until("the stranger's end", || {
-            let (rc, comm) = table.connect(context, &mut stranger);
-            assert!(comm.is_null(), "a wrong secret got in");
-            refused |= rc != 0;
-            let (rc, comm) = table.accept(listen);
-            assert!(rc == 0 && comm.is_null());
-            refused
-        });
-        // The right peer with a wrong secret for lanes: its messages come without them.
-        let mut peer = handle;
-        peer[72] ^= 1;
-        let link = Link::between(&*table, context, listen, peer);
+        // The comm's own secret lies at byte 32, that of the process's door at 72.
+        for secret in [32, 72] {
+            let mut stranger = handle;
+            stranger[secret] ^= 1;
+            let mut refused = false;
+            until("the stranger's end", || {
+                let (rc, comm) = table.connect(context, &mut stranger);
+                assert!(comm.is_null(), "a wrong secret got in");
+                refused |= rc != 0;
+                let (rc, comm) = table.accept(listen);
+                assert!(rc == 0 && (comm.is_null() || secret == 72));
+                if !comm.is_null() {
+                    assert_eq!(table.close_recv(comm), 0);
+                }
+                refused
+            });
+        }
+        let link = Link::between(&*table, context, listen, handle);
         link.warm();
         link.close();
     });
@@ -324,7 +326,7 @@ fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
         for version in 6..=12 {
             let (table, context) = started(version);
             for fault in [Fault::Reset, Fault::Close] {
-                let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+                let (link, proxy) = relayed(&*table, context);
                 proxy.break_line(ANY, 5_000_000, fault);
                 for _ in 0..8 {
                     link.transfer(8 * MIB, 8 * MIB);
@@ -344,10 +346,10 @@ fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
 /// Moves messages of one kind of memory while every lane is reset whenever some bytes have passed.
 fn under_resets(kind: i32) {
     let (table, context) = started(12);
-    let (mut link, Relays { door: proxy, .. }) = relayed(&*table, context);
+    let (mut link, proxy) = relayed(&*table, context);
     link.kind = kind;
     link.warm();
-    nccl_link::under_resets(&[&proxy], 3_000_000, || {
+    nccl_link::under_resets(&proxy, 3_000_000, || {
         for _ in 0..8 {
             link.transfer(4 * MIB, 4 * MIB);
         }
@@ -422,7 +424,7 @@ fn what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         for round in 0..20 {
-            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+            let (link, proxy) = relayed(&*table, context);
             link.warm();
             let messages: Vec<_> = (0..8).map(|_| content(100_000 + round)).collect();
             let received = overwritten(&link, &messages, |number| {
@@ -447,7 +449,7 @@ fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
         ],
         || {
             let (table, context) = started(12);
-            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+            let (link, proxy) = relayed(&*table, context);
             link.warm();
             proxy.break_line(ANY, proxy.carried(ANY) + 20_000, Fault::Stall);
             let wanted = content(60_000);
@@ -479,7 +481,7 @@ fn a_lane_that_brings_nothing_any_more_is_replaced() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         for fault in [Fault::Stall, Fault::Swallow] {
-            let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+            let (link, proxy) = relayed(&*table, context);
             proxy.break_line(ANY, 5_000_000, fault);
             for _ in 0..8 {
                 link.transfer(8 * MIB, 8 * MIB);
@@ -499,13 +501,13 @@ fn a_lane_that_brings_nothing_any_more_is_replaced() {
 fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
     child::run(&[LOOPBACK, ("TCPX_NET_LANES", "1")], || {
         let (table, context) = started(12);
-        let (stays, Relays { door: proxy, .. }) = relayed(&*table, context);
+        let (stays, proxy) = relayed(&*table, context);
         let (listen, mut handle) = listening(&*table, context);
         handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
         let goes = Link::between(&*table, context, listen, handle);
         goes.warm();
-        // And each has a connection for answers.
-        assert_eq!(proxy.opened(ANY), 4, "they share it");
+        // And each comm has a pair of its own.
+        assert_eq!(proxy.opened(ANY), 3 * PAIR, "they share it");
         proxy.break_line(ANY, proxy.carried(ANY) + 5_000_000, Fault::Stall);
         let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
         let (_, from) = table.reg_mr(goes.send, &mut data, HOST);
@@ -530,7 +532,7 @@ fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
 fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
-        let (link, Relays { door: proxy, .. }) = relayed(&*table, context);
+        let (link, proxy) = relayed(&*table, context);
         proxy.break_line(ANY, 5_000_000, Fault::Reset);
         proxy.refuse(ANY);
         for _ in 0..8 {
@@ -616,7 +618,7 @@ fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
         let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
         let peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
         let mut handle = handle_in(&folder.path().join("echo"));
-        let Relays { door: proxy, .. } = Relays::new(&mut handle);
+        let proxy = nccl_link::relay(&mut handle);
         let link = Link::between(&*table, context, listen, handle);
         let Link { send, receive, .. } = link;
         let (mut data, mut target) = (content(ECHOED), vec![0; ECHOED]);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
-    ANY, HOST, Link, MIB, accepted, connected, content, handle_in, leave_handle, listening,
+    ANY, HOST, Link, MIB, PAIR, accepted, connected, content, handle_in, leave_handle, listening,
     relayed, started, until, until_calmly,
 };
 use tcpx_tests::nccl_messages::{receive_all, send_all};
@@ -204,8 +204,8 @@ fn is_late_under_resets(late: Duration, longest: usize) {
     let messages = MESSAGES.into_iter().filter(|(size, _)| *size <= longest);
     let mut streams: Vec<_> = messages
         .map(|(size, messages)| {
-            let (link, relays) = relayed(&*table, context);
-            (Stream::new(link, size, messages), relays)
+            let (link, proxy) = relayed(&*table, context);
+            (Stream::new(link, size, messages), proxy)
         })
         .collect();
     let start = Instant::now();
@@ -215,9 +215,8 @@ fn is_late_under_resets(late: Duration, longest: usize) {
         // For the first time when hardly anything was said.
         if start.elapsed() >= late * resets / RESETS {
             resets += 1;
-            for (_, relays) in &streams {
-                relays.first.reset(ANY);
-                relays.door.reset(ANY);
+            for (_, proxy) in &streams {
+                proxy.reset(ANY);
             }
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -229,8 +228,8 @@ fn is_late_under_resets(late: Duration, longest: usize) {
         }
         streams.iter().all(|(stream, _)| stream.is_over())
     });
-    for (stream, relays) in streams {
-        assert!(relays.door.opened(ANY) > 1, "{stream}");
+    for (stream, proxy) in streams {
+        assert!(proxy.opened(ANY) > PAIR, "{stream}");
         stream.link.close();
     }
 }

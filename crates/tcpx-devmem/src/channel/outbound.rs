@@ -105,7 +105,6 @@ impl DevmemChannel {
                 (Bytes::Host(part), _) => (self.calls.send(socket, part), None),
                 _ => return Ok(()),
             };
-            self.stats.wire_calls += 1;
             match sent {
                 Ok(sent) => {
                     if let Some(slot) = slot {
@@ -157,7 +156,6 @@ impl DevmemChannel {
                 return Ok(());
             }
             let sent = self.calls.send(companion.socket(), &part);
-            self.stats.wire_calls += 1;
             match sent {
                 Ok(sent) => {
                     self.outflow.wrote(sent);

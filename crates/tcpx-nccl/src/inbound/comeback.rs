@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::monitor::{Look, TICK};
-use tcpx_lanes::socket_calls::Moved;
+use tcpx_lanes::socket_calls::{Ended, Moved, ended};
 
 use super::Inbound;
 use crate::header::{HEADER_BYTES, Record};
 use crate::link::Link;
-use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Came, Waiting, tell};
+use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Waiting, tell};
 
 /// Longest time between two words of a receive that waits.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -21,15 +21,14 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 impl Inbound {
     /// The connection broke; `false` where that is the end.
     pub(super) fn leave(&mut self, why: &str) -> bool {
-        let (Some(comeback), Some(door), None) = (&self.comeback, self.door, self.sent_in_all)
-        else {
+        let (Some(comeback), None) = (&self.comeback, self.sent_in_all) else {
             return false;
         };
         // Where what came was not what the sender sealed, it has to hear of it; and it hears answers first.
         for link in self.answers.take().iter().chain([&self.link]) {
             tcpx_lanes::socket::abort(link.as_fd());
         }
-        let door = (door != 0).then(|| SocketAddr::new(comeback.peer, door));
+        let door = (self.door != 0).then(|| SocketAddr::new(comeback.peer, self.door));
         self.waiting = Some(Waiting::new(why.to_owned(), door));
         true
     }
@@ -39,17 +38,16 @@ impl Inbound {
         let Some(comeback) = &self.comeback else {
             return Ok(());
         };
-        let [link, answers] = match comeback.inbox.take() {
-            Some(Came::Pair(pair)) => pair,
-            Some(Came::Answers(link)) => {
-                self.begin_answers(link);
+        let Some([link, answers]) = comeback.inbox.take() else {
+            let Some(waiting) = &mut self.waiting else {
                 return Ok(());
-            }
-            None => {
-                let waiting = self.waiting.as_mut();
-                let why = waiting.and_then(|waiting| waiting.in_vain(Instant::now()));
-                return why.map_or(Ok(()), |why| Err(self.closed(why)));
-            }
+            };
+            let is_there = || matches!(ended(self.link.as_fd()), Ok(Ended::Not));
+            let why = match waiting.is_first && !is_there() {
+                true => Some("end of stream".to_owned()),
+                false => waiting.in_vain(Instant::now()),
+            };
+            return why.map_or(Ok(()), |why| Err(self.closed(why)));
         };
         // What has arrived need not be sent again.
         match self.read() {
@@ -70,22 +68,12 @@ impl Inbound {
             // What is told twice is no news.
             let _ = answers.send_whole(&lanes.told().encode(Record::Grant));
         }
-        self.begin_answers(answers);
+        self.answers = Some(Arc::new(answers));
         Ok(())
     }
 
-    /// Answers go over this connection, on which the sender knows what was read.
-    fn begin_answers(&mut self, link: Link) {
-        self.answers = Some(Arc::new(link));
-    }
-
-    /// Where what the sender must hear goes, as soon as it has sent anything: it waits for the connection for answers,
-    /// where there is to be one.
-    pub(super) fn answers(&mut self) -> &Link {
-        let came = self.comeback.as_ref().filter(|_| self.answers.is_none());
-        if let Some(Came::Answers(link)) = came.and_then(|comeback| comeback.inbox.take()) {
-            self.begin_answers(link);
-        }
+    /// Where what the sender must hear goes.
+    pub(super) fn answers(&self) -> &Link {
         self.answers.as_ref().unwrap_or(&self.link)
     }
 
@@ -120,7 +108,7 @@ impl Inbound {
     /// Says now and then how far the stream was read; a host that calls nothing more leaves that to the monitor.
     pub(super) fn acknowledge(&mut self) {
         let untold = self.bytes_read - self.bytes_told;
-        if untold == 0 || self.door.is_none() {
+        if untold == 0 {
             return;
         }
         if let Some(comeback) = &self.comeback {
@@ -158,7 +146,7 @@ impl Inbound {
         }
         // Whoever reads on tells it by itself.
         let is_quiet = std::mem::replace(before, self.bytes_read) == self.bytes_read;
-        let is_told = self.bytes_told == self.bytes_read || self.door.is_none();
+        let is_told = self.bytes_told == self.bytes_read;
         if is_told || is_quiet && !self.tell_read() {
             // What could not be told is what the next connection begins with.
             return Look::Asleep;

@@ -1,5 +1,4 @@
-//! Where lanes come in, and connections that take the place of a comm's own one: a listening socket of the process for
-//! each of its addresses.
+//! Where lanes and comms' own connections come in: a listening socket of the process for each of its addresses.
 
 use std::collections::VecDeque;
 use std::io;
@@ -64,7 +63,7 @@ impl LaneDoor {
         let wake = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
-            admission: Admission::new(listener, key),
+            admission: Admission::new(listener, key, None),
             wake: wake.clone(),
             stop: stop.clone(),
             loops,
@@ -249,10 +248,6 @@ impl Acceptor {
             Err(violation) => return refuse(&self.log, &peer.to_string(), &violation),
         };
         match greeting {
-            // The comm's first connection came another way.
-            Greeting::Comm(Resumption { session, epoch: 0 }) => {
-                return self.registry.answers(session, link);
-            }
             // The end of a connection tells its sender that the comm is gone.
             Greeting::Comm(Resumption { session, .. }) if self.registry.comm(session).is_none() => {
                 return;

@@ -1,9 +1,8 @@
 //! The receiving side's registry: peer processes with their lanes, and the comms that lanes fill.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
 
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::lock;
@@ -12,13 +11,7 @@ use tcpx_wire::handshake::SessionId;
 
 use super::hello::{GroupId, Hello};
 use super::inlet::Inlet;
-use crate::link::Link;
 use crate::resume::Inbox;
-
-/// Connections for answers of comms that are not there yet, and how long they stay: their first connections have been
-/// let in, by a thread that makes the comm next.
-const MOST_EARLY: usize = 1024;
-const EARLY_TIME: Duration = Duration::from_secs(10);
 
 /// The lanes of one sending process.
 #[derive(Debug, Default)]
@@ -131,9 +124,8 @@ impl Group {
 struct RegistryState {
     groups: HashMap<GroupId, Weak<Group>>,
     inlets: HashMap<u64, Arc<Inlet>>,
-    /// Receive comms, by the session of their first connection.
+    /// Receive comms, by the session that introduced them.
     comms: HashMap<SessionId, Arc<Inbox>>,
-    early: VecDeque<(Instant, SessionId, Link)>,
 }
 
 /// What lanes look things up in, once for a comm and then from their own memory.
@@ -168,37 +160,17 @@ impl Registry {
         inlet.close()
     }
 
-    /// A receive comm's connection can come back.
+    /// A receive comm's connections can come.
     pub(crate) fn expect(&self, session: SessionId, inbox: &Arc<Inbox>) {
-        let mut state = self.lock();
-        let at = state.early.iter().position(|(_, name, _)| *name == session);
-        if let Some((_, _, link)) = at.and_then(|at| state.early.remove(at)) {
-            inbox.answers(link);
-        }
-        state.comms.insert(session, Arc::clone(inbox));
+        self.lock().comms.insert(session, Arc::clone(inbox));
     }
 
-    /// The connection for the answers to a comm's first one is there.
-    pub(crate) fn answers(&self, session: SessionId, link: Link) {
-        let mut state = self.lock();
-        if let Some(inbox) = state.comms.get(&session) {
-            return inbox.answers(link);
-        }
-        let now = Instant::now();
-        let is_late = |at: &Instant| now.saturating_duration_since(*at) >= EARLY_TIME;
-        state.early.retain(|(at, ..)| !is_late(at));
-        if state.early.len() >= MOST_EARLY {
-            state.early.pop_front();
-        }
-        state.early.push_back((now, session, link));
-    }
-
-    /// It cannot any more.
+    /// They cannot any more.
     pub(crate) fn forget(&self, session: SessionId) {
         self.lock().comms.remove(&session);
     }
 
-    /// Where a connection goes that takes the place of a comm's own one; `None`: there is no such comm (any more).
+    /// Where a comm's own connections go; `None`: there is no such comm (any more).
     pub(crate) fn comm(&self, session: SessionId) -> Option<Arc<Inbox>> {
         self.lock().comms.get(&session).cloned()
     }

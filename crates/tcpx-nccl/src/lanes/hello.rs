@@ -1,5 +1,4 @@
-//! The first bytes behind a handshake at a process's door: whose lane it is, and which; or which comm's own connection
-//! it takes the place of.
+//! The first bytes behind a handshake at a process's door: whose lane it is, and which; or which comm's own connection.
 //!
 //! Both are pairs of connections, of which each carries bytes one way only, behind these first ones: payload, and what
 //! its receiver answers. A connection whose process ends before it has read all that came on it is reset by the system,
@@ -44,13 +43,13 @@ pub(crate) enum Greeting {
     Lane(Hello),
 }
 
-/// What a connection says first that takes the place of a comm's own one, or that joins its first one for answers: as a
-/// lane's, with 0 in place of lanes and number, and the session in which the comm's first connection came about for the
-/// group. What the receiver has read comes first of the answers, then the comm's stream goes on behind that.
+/// What a comm's own connection says first: as a lane's, with 0 in place of lanes and number, and the session that
+/// introduced the comm for the group. What the receiver has read comes first of the answers, then the comm's stream goes
+/// on behind that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resumption {
     pub(crate) session: SessionId,
-    /// From 1; those of a higher epoch take the place of those of a lower. 0: answers for the first one.
+    /// From 1; those of a higher epoch take the place of those of a lower.
     pub(crate) epoch: u32,
 }
 
@@ -126,20 +125,14 @@ impl Greeting {
         Ok((greeting, [Part::Payload, Part::Answers][part]))
     }
 
-    /// Says it first of all on a connection.
-    pub(crate) fn send(self, part: Part, link: &Link) -> Result<(), String> {
+    /// Says it first of all on both of a pair, payload's first; whether they took it.
+    pub(crate) fn send(self, links: &[Link; 2]) -> bool {
+        let mut greeted = links.iter().zip([Part::Payload, Part::Answers]);
         // A few bytes on a fresh connection always fit its buffer.
-        match link.send_whole(&self.encode(part)) {
-            Ok(Moved::Bytes(Self::BYTES)) => Ok(()),
-            moved => Err(format!("a fresh connection takes no bytes: {moved:?}")),
-        }
-    }
-
-    /// Says it on both of a pair, payload's first.
-    pub(crate) fn send_on_both(self, links: &[Link; 2]) -> Result<(), String> {
-        let parts = [Part::Payload, Part::Answers];
-        let mut greeted = links.iter().zip(parts);
-        greeted.try_for_each(|(link, part)| self.send(part, link))
+        greeted.all(|(link, part)| {
+            let moved = link.send_whole(&self.encode(part));
+            matches!(moved, Ok(Moved::Bytes(Self::BYTES)))
+        })
     }
 }
 

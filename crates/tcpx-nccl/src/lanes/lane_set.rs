@@ -12,13 +12,13 @@ use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::{Clock, Presence};
 use tcpx_lanes::lane_group::LaneGroup;
-use tcpx_lanes::lock;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
 use tcpx_lanes::redial::{News, Place, Redial};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::transport;
+use tcpx_lanes::{SocketError, lock};
 use tcpx_wire::ClientKey;
 
 use super::hello::{Greeting, GroupId, Hello};
@@ -26,7 +26,7 @@ use super::outlet::Chunk;
 use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
 use super::users::Users;
-use crate::dialer::{AGAIN_TIME, Dialer, PairDialer, Unreached};
+use crate::dialer::{AGAIN_TIME, Dialer, PairDialer};
 use crate::error;
 use crate::held::Stream;
 use crate::link::Link;
@@ -260,11 +260,11 @@ impl LaneSet {
         Connecting::Ready(true)
     }
 
-    /// Gives a lane that is connected to its loop.
-    fn start(&self, state: &mut LaneState, lane: u16, links: [Link; 2]) -> Result<(), String> {
+    /// Gives a lane that is connected to its loop; `false` where it has broken already.
+    fn start(&self, state: &mut LaneState, lane: u16, links: [Link; 2]) -> bool {
         let (Some(set), Some(place)) = (self.own.upgrade(), self.lanes.get(usize::from(lane)))
         else {
-            return Ok(());
+            return true;
         };
         let hello = Hello {
             group: self.group,
@@ -275,7 +275,9 @@ impl LaneSet {
         };
         // Also where one has broken already: the other one's peer may hear of it.
         state.epoch += 1;
-        Greeting::Lane(hello).send_on_both(&links)?;
+        if !Greeting::Lane(hello).send(&links) {
+            return false;
+        }
         state.standing = Standing::Works;
         let [link, answers] = links;
         let ((stream, seals), (answers, _)) = (link.into_lane(), answers.into_lane());
@@ -284,7 +286,7 @@ impl LaneSet {
         let lane = transmit_lane(set, lane, (stream, answers), seals);
         place.start(Box::new(lane));
         self.missing.fetch_sub(1, Ordering::SeqCst);
-        Ok(())
+        true
     }
 
     /// How many lanes brought what the peer did not seal.
@@ -423,13 +425,12 @@ impl LaneSet {
         let places: Vec<Place> = lanes.iter().map(|lane| lane.place(now)).collect();
         let until = now + if *done { AGAIN_TIME } else { CONNECT_TIME };
         let dial = |_| Some(PairDialer::new(|| self.peer.dialer(until)));
-        let mut unreached: Option<Unreached> = None;
+        let mut unreached: Option<SocketError> = None;
         for news in redial.advance(now, &places, dial) {
             match news {
                 News::Vacate(lane) => lanes[usize::from(lane)].end(&self.lanes[usize::from(lane)]),
                 News::Fill(lane, links) => {
-                    let started = self.start(&mut lanes[usize::from(lane)], lane, links);
-                    if started.is_err() {
+                    if !self.start(&mut lanes[usize::from(lane)], lane, links) {
                         redial.broke(lane);
                     } else if *done {
                         let address = self.peer.address;
@@ -442,7 +443,7 @@ impl LaneSet {
                     clock.rested(now);
                     clock.given_up();
                 }
-                News::Failed(_, error) if unreached.as_ref().is_none_or(|one| !one.is_answer) => {
+                News::Failed(_, error) if unreached.as_ref().is_none_or(|one| !one.is_answer()) => {
                     unreached = Some(error);
                 }
                 News::Failed(..) => {}
@@ -451,8 +452,7 @@ impl LaneSet {
         let next = (!redial.is_idle()).then(|| redial.next(now));
         let is_alone = self.missing.load(Ordering::SeqCst) >= self.lanes.len();
         let why = match unreached {
-            Some(Unreached { why, .. }) if !*done => Some(why),
-            Some(unreached) if is_alone && unreached.is_answer => Some(unreached.why),
+            Some(error) if !*done || is_alone && error.is_answer() => Some(error.to_string()),
             _ => None,
         };
         let is_over = redial.bare(now).is_some_and(|bare| bare >= DEAD_AFTER);

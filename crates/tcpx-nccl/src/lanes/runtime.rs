@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::EventLoops;
 use tcpx_lanes::lock;
-use tcpx_lanes::monitor::Monitor;
+use tcpx_lanes::monitor::{Monitor, Watched};
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
@@ -27,8 +27,8 @@ use crate::handle::Door;
 use crate::listener;
 use crate::plugin::{Shared, random};
 
-/// How long a peer whose door could not be reached is left alone.
-pub(crate) const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
+/// How long a peer to which no lanes could be opened is left alone.
+const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 
 /// Up to so many cores the loops only take them from NCCL's threads, which move the bytes faster.
 const FEW_CORES: usize = 4;
@@ -122,6 +122,13 @@ impl Runtime {
         watches.push((Arc::clone(worker), watch));
     }
 
+    /// Has the monitor look after something.
+    pub(crate) fn watch_over(&self, what: impl Watched + 'static) -> Result<(), NetError> {
+        let hint = "raise the limits on processes";
+        let watched = self.monitor.watch(Box::new(what));
+        watched.map_err(|error| error::system("starting the monitor", &error, hint))
+    }
+
     /// The door on an address, opened on first use.
     pub(crate) fn door(&self, shared: &Shared, address: IpAddr) -> Result<Door, NetError> {
         let mut doors = lock(&self.doors);
@@ -181,13 +188,7 @@ impl Runtime {
             self.log.clone(),
         );
         let tended = Tended(Arc::downgrade(&set));
-        self.monitor.watch(Box::new(tended)).map_err(|error| {
-            error::system(
-                "starting the lane monitor",
-                &error,
-                "raise the limits on processes",
-            )
-        })?;
+        self.watch_over(tended)?;
         set.tell_status();
         sets.insert(route, set.clone());
         Ok(Some(set))

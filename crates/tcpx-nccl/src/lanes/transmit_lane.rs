@@ -50,7 +50,7 @@ pub(super) fn transmit_lane(
         number,
         stream,
         answers,
-        lender: Lender::Untried(PIPE_BYTES),
+        lender: Lender::new(PIPE_BYTES),
         most_unacked,
         seal,
         why: None,

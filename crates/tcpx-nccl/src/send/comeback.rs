@@ -18,54 +18,48 @@ use crate::error;
 use crate::header::HEADER_BYTES;
 use crate::lanes::runtime::Runtime;
 use crate::plugin::Shared;
-use crate::resume::{Resume, copied_bytes};
+use crate::resume::copied_bytes;
 use crate::ring::Ring;
 use crate::status::Glance;
 
 impl State {
     /// Whether nothing can be written now.
     pub(super) fn is_away(&self) -> bool {
-        self.resume.as_ref().is_some_and(Resume::is_away)
+        self.resume.is_away()
     }
 
     /// Whether there is no connection to read from.
     pub(super) fn is_lost(&self) -> bool {
-        self.resume.as_ref().is_some_and(Resume::is_lost)
+        self.resume.is_lost()
     }
 
-    /// The connection broke; `false` where that is the end.
-    pub(super) fn lose(&mut self, why: String) -> bool {
-        let Some(resume) = &mut self.resume else {
-            return false;
-        };
-        resume.lose(why);
+    /// The connection broke.
+    pub(super) fn lose(&mut self, why: String) {
+        self.resume.lose(why);
         // An end in order would be the comm's.
-        let before = self.before.take();
-        for link in before.iter().flatten().chain([&self.link, &self.answers]) {
+        let before = std::mem::take(&mut self.before);
+        for link in before.iter().chain([&self.link, &self.answers]) {
             tcpx_lanes::socket::abort(link.as_fd());
         }
         self.record_bytes = 0;
-        if let Some(attention) = &self.attention {
-            attention.hurry();
-        }
-        true
+        self.attention.hurry();
     }
 
     /// Dials where the connection broke.
     pub(super) fn come_back(&mut self) -> Result<(), NetError> {
-        let Some(resume) = self.resume.as_mut().filter(|resume| resume.is_active()) else {
+        if !self.resume.is_active() {
             return Ok(());
-        };
+        }
         // Only the kernel has those bytes, which it may still bring.
         let must_stay = self.resend.has_lost();
-        match resume.step(Instant::now(), must_stay) {
+        match self.resume.step(Instant::now(), must_stay) {
             Ok(None) => Ok(()),
             Ok(Some([link, answers])) => {
                 // They may be alive and only silent: then their end must not reach the receiver before these do.
-                self.before = Some([
+                self.before = vec![
                     std::mem::replace(&mut self.link, Arc::new(link)),
                     std::mem::replace(&mut self.answers, Arc::new(answers)),
-                ]);
+                ];
                 self.record_bytes = 0;
                 Ok(())
             }
@@ -77,22 +71,17 @@ impl State {
 
     /// The receiver has read up to here.
     pub(super) fn heard(&mut self, read: u64, waits: bool) -> Result<(), NetError> {
-        let resume = self
-            .resume
-            .as_mut()
-            .filter(|resume| resume.is_positioning());
-        let result = match resume {
-            Some(resume) => {
-                resume.positioned();
-                for before in self.before.take().iter().flatten() {
-                    tcpx_lanes::socket::abort(before.as_fd());
-                }
-                self.resend.rewind(read)
+        let result = if self.resume.is_positioning() {
+            self.resume.positioned();
+            for before in self.before.drain(..) {
+                tcpx_lanes::socket::abort(before.as_fd());
             }
-            None => self.resend.acknowledged(read),
+            self.resend.rewind(read)
+        } else {
+            self.resend.acknowledged(read)
         };
-        if let Some(resume) = self.resume.as_mut().filter(|_| waits) {
-            resume.wanted(Instant::now(), read);
+        if waits {
+            self.resume.wanted(Instant::now(), read);
         }
         result.map_err(|impossible| match impossible {
             Impossible::Position {
@@ -119,22 +108,17 @@ impl State {
         match moved {
             Ok(Moved::Bytes(bytes)) => {
                 self.resend.wrote(bytes);
-                match &self.attention {
-                    Some(attention) => attention.draw(),
-                    // Nobody tells what was read, and nothing is sent again.
-                    None if self.resend.next() == Next::New => self.resend.forget(),
-                    None => {}
-                }
+                self.attention.draw();
                 Ok(bytes)
             }
             Ok(Moved::WouldBlock | Moved::End) => Ok(0),
             Err(error) => {
                 // The receiver may have said why before it hung up.
                 self.read_back()?;
-                if self.is_away() || self.lose(error.to_string()) {
-                    return Ok(0);
+                if !self.is_away() {
+                    self.lose(error.to_string());
                 }
-                Err(self.closed(error.to_string()))
+                Ok(0)
             }
         }
     }
@@ -148,9 +132,6 @@ impl State {
         let Source::Host(span) = request.source else {
             return;
         };
-        if self.resume.is_none() {
-            return;
-        }
         if request.size <= copied_bytes(self.carriage.is_some()) {
             let payload = match span.is_empty() {
                 true => &[][..],
@@ -179,9 +160,7 @@ impl State {
 
     /// The monitor's turn, for a host that calls nothing.
     fn tend(&mut self, shared: &Shared) -> Look {
-        if let Some(attention) = &self.attention {
-            attention.lower();
-        }
+        self.attention.lower();
         // The host is told by its next call.
         let _ = self.progress(shared);
         let unread = self.resend.is_unread().then(|| self.resend.read());
@@ -195,18 +174,17 @@ impl State {
             }
         }
         let must_stay = self.resend.has_lost();
-        let Some(resume) = self.resume.as_mut().filter(|_| self.failure.is_none()) else {
+        if self.failure.is_some() {
             return Look::Asleep;
-        };
+        }
+        let resume = &mut self.resume;
         if !resume.is_lost() && !must_stay {
             resume.look(Instant::now(), &self.link, unread);
         }
         if unread.is_none() && !resume.is_away() && !resume.is_active() {
             return Look::Asleep;
         }
-        if let Some(attention) = &self.attention {
-            attention.keep();
-        }
+        self.attention.keep();
         Look::In(if resume.is_active() { STEP } else { TICK })
     }
 }
@@ -229,28 +207,25 @@ pub(super) struct Rest {
     state: State,
     shared: Arc<Shared>,
     /// Without it the monitor would end.
-    runtime: Arc<Runtime>,
+    _runtime: Arc<Runtime>,
 }
 
 impl Rest {
-    pub(super) fn new(state: State, shared: Arc<Shared>, runtime: Arc<Runtime>) -> Self {
+    /// Has the monitor look after it until the receiver has read it, or is gone.
+    pub(super) fn start(state: State, shared: Arc<Shared>, runtime: Arc<Runtime>) {
         // The memory of its requests is the host's again.
         let (ring, next) = (Ring::new(), 0);
-        Self {
+        let rest = Self {
             state: State {
                 ring,
                 next,
                 ..state
             },
             shared,
-            runtime,
-        }
-    }
-
-    /// Has the monitor look after it until the receiver has read it, or is gone.
-    pub(super) fn start(self) -> io::Result<()> {
-        let runtime = Arc::clone(&self.runtime);
-        runtime.monitor.watch(Box::new(self))
+            _runtime: Arc::clone(&runtime),
+        };
+        // Without a thread, what the kernel has is all that arrives; the comm's own watch has made one.
+        let _ = runtime.watch_over(rest);
     }
 }
 
@@ -295,11 +270,11 @@ mod tests {
         let shared = TcpxPlugin::with_config(config, host).unwrap().shared();
         for breaks in [false, true] {
             let runtime = shared.runtime().unwrap();
-            let [(link, _far), (answers, _back)] = [Link::bare(), Link::bare()];
+            let [(link, _far), (answers, _back), (first, _)] = [(); 3].map(|()| Link::bare());
             let resume = Resume::of_nobody();
             let comeback = Comeback {
                 resume,
-                answers,
+                first,
                 door: 0,
                 runtime,
             };
@@ -307,17 +282,17 @@ mod tests {
             let shared = Arc::clone(&shared);
             let comm = SendComm::new(
                 Arc::clone(&shared),
-                link,
+                [link, answers],
                 number,
                 String::new(),
                 None,
-                Some(comeback),
+                comeback,
             )
             .unwrap();
             let mut state = comm.lock();
             state.lose("it was reset".to_owned());
             let [(link, mut far), (answers, mut back)] = [Link::bare(), Link::bare()];
-            state.resume.as_mut().unwrap().came([link, answers]);
+            state.resume.came([link, answers]);
             state.come_back().unwrap();
             assert!(state.is_away() && !state.is_lost());
             let mut hello = [0; crate::lanes::hello::Greeting::BYTES];

@@ -162,15 +162,15 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::header::{HEADER_BYTES, Header, Record};
-
+    use crate::header::{Header, Record};
     use crate::lanes::carriage::Route;
     use crate::lanes::lane_set::LaneSet;
     use crate::lanes::outlet::Chunk;
     use crate::link::Link;
     use crate::memory::Memory;
     use crate::plugin::{Shared, TcpxPlugin};
-    use crate::send::SendComm;
+    use crate::resume::Resume;
+    use crate::send::{Comeback, SendComm};
 
     const BYTES: usize = 300_000;
 
@@ -189,7 +189,10 @@ mod tests {
         set: Arc<LaneSet>,
         memory: Memory,
         bytes: Vec<u8>,
-        peer: Option<TcpStream>,
+        /// What the comm sends, and the receiver's answers.
+        peer: Option<[TcpStream; 2]>,
+        /// Bytes that the receiver has read.
+        read: u64,
     }
 
     impl Fixture {
@@ -203,19 +206,26 @@ mod tests {
             let set = LaneSet::without_lanes(true);
             let route = Route {
                 set: Arc::clone(&set),
-                _runtime: runtime,
+                _runtime: Arc::clone(&runtime),
             };
-            let (link, mut peer) = Link::bare();
+            let [(link, peer), (answers, mut back), (first, _)] = [(); 3].map(|()| Link::bare());
             let carriage = Carriage::new(route, BYTES);
             let number = shared.number();
             let name = number.to_string();
-            let comm = SendComm::new(shared, link, number, name, carriage, None).unwrap();
-            peer.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+            let comeback = Comeback {
+                resume: Resume::of_nobody(),
+                first,
+                door: 0,
+                runtime,
+            };
+            let links = [link, answers];
+            let comm = SendComm::new(shared, links, number, name, carriage, comeback).unwrap();
+            peer.set_nonblocking(true).unwrap();
             let grant = Header {
                 sequence: 1,
                 size: 5,
             };
-            peer.write_all(&grant.encode(Record::Grant)).unwrap();
+            back.write_all(&grant.encode(Record::Grant)).unwrap();
             let mut bytes = vec![3; BYTES];
             let region = MemoryRegion {
                 data: bytes.as_mut_ptr(),
@@ -228,7 +238,8 @@ mod tests {
                 set,
                 memory,
                 bytes,
-                peer: Some(peer),
+                peer: Some([peer, back]),
+                read: 0,
             }
         }
 
@@ -242,15 +253,32 @@ mod tests {
             self.comm.isend(buffer, 0, &self.memory).unwrap().unwrap()
         }
 
+        /// The receiver reads what has come, and says so.
+        fn receive(&mut self) {
+            let [peer, back] = self.peer.as_mut().unwrap();
+            let before = self.read;
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = peer.read(&mut bytes) {
+                self.read += count as u64;
+            }
+            if self.read > before {
+                let read = Header {
+                    sequence: self.read,
+                    size: 0,
+                };
+                back.write_all(&read.encode(Record::Read)).unwrap();
+            }
+        }
+
         /// Whether a message of so many bytes, which is over before the next one, takes lanes.
         fn takes_lanes(&mut self, len: usize) -> bool {
-            let peer = self.peer.as_mut().unwrap();
+            let [_, back] = self.peer.as_mut().unwrap();
             let granted = self.comm.lock().next + 1;
             let grant = Header {
                 sequence: granted,
                 size: 5,
             };
-            peer.write_all(&grant.encode(Record::Grant)).unwrap();
+            back.write_all(&grant.encode(Record::Grant)).unwrap();
             while self.comm.lock().granted < granted {
                 self.comm.lock().read_back().unwrap();
             }
@@ -261,10 +289,8 @@ mod tests {
                     chunk.acknowledged();
                     was_queued = true;
                 }
+                self.receive();
             }
-            let peer = self.peer.as_mut().unwrap();
-            let inline = if was_queued { 0 } else { HEADER_BYTES + len };
-            peer.read_exact(&mut vec![0; inline]).unwrap();
             was_queued
         }
 
@@ -312,7 +338,10 @@ mod tests {
             data: fixture.bytes.as_mut_ptr(),
             len: BYTES,
         };
-        let next = fixture.comm.isend(buffer, 0, &fixture.memory);
+        let mut next = fixture.comm.isend(buffer, 0, &fixture.memory);
+        while let Ok(Some(request)) = next {
+            next = fixture.comm.test(request).map(|_| Some(request));
+        }
         assert!(next.is_err(), "{next:?}");
     }
 

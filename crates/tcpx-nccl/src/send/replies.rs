@@ -13,7 +13,6 @@ use crate::error;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::link::is_forged;
 use crate::plugin::Shared;
-use crate::resume::Resume;
 
 impl State {
     /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
@@ -41,15 +40,15 @@ impl State {
                         Some(failure) => break failure,
                     }
                 }
-                Err(error) if self.lose(error.to_string()) => {
+                Err(error) => {
+                    self.lose(error.to_string());
                     self.forged
                         .fetch_add(u64::from(is_forged(&error)), Ordering::Relaxed);
                     return Ok(());
                 }
                 // A receiver that has everything may close before its lanes' answers are heard.
-                Ok(Moved::End) | Err(_) if self.is_with_lanes() => return Ok(()),
+                Ok(Moved::End) if self.is_with_lanes() => return Ok(()),
                 Ok(Moved::End) => break self.closed("end of stream".to_owned()),
-                Err(error) => break self.closed(error.to_string()),
             }
         };
         self.failure = Some(failure.clone());
@@ -64,7 +63,7 @@ impl State {
     /// A whole record came back; gives the failure that it means, if one.
     pub(super) fn answered(&mut self) -> Option<NetError> {
         let decoded = Header::decode(&FROM_RECEIVER, &self.record);
-        let is_positioning = self.resume.as_ref().is_some_and(Resume::is_positioning);
+        let is_positioning = self.resume.is_positioning();
         match decoded {
             Ok((Record::Read, read)) => self.heard(read.sequence, read.size != 0).err(),
             Ok((record, _)) if is_positioning => {

@@ -1,6 +1,7 @@
 //! Host memory: every size, order, limits, failures.
 
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use nccl_net::ResultCode;
 use nccl_net::export::{MemoryRegion, NetComm, NetConnect, NetListen, NetPlugin, NetRecv, NetSend};
@@ -144,6 +145,26 @@ fn a_closed_peer_is_a_system_error_again_and_again_on_either_side() {
 }
 
 #[test]
+fn a_sender_that_goes_while_it_connects_is_an_error() {
+    let plugin = plugin(host_config());
+    let (handle, listener) = plugin.listen(0).unwrap();
+    let mut connect = plugin.connect(0, &handle).unwrap();
+    let receive = until("the receiver", || {
+        assert!(connect.poll().unwrap().is_none());
+        listener.accept().unwrap()
+    });
+    let mut to = Registered::new(&receive, vec![0; 8], false);
+    let request = posted(receive.irecv(to.buffer(0, 8), 0, &to.memory));
+    assert_eq!(receive.test(request).unwrap(), None);
+    // It was introduced, and has dialled nothing yet.
+    drop(connect);
+    let began = Instant::now();
+    let error = until("the error", || receive.test(request).err());
+    assert_eq!(error.code(), ResultCode::SystemError, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(30), "{error}");
+}
+
+#[test]
 fn data_sent_before_the_close_still_arrives() {
     let pair = pair(&plugin(host_config()));
     let mut from = Registered::new(&pair.send, random(5000, 3), false);
@@ -227,18 +248,45 @@ fn connecting_where_nobody_listens_fails_at_once() {
 }
 
 #[test]
-fn listening_keeps_to_the_port_range_and_says_when_it_is_full() {
-    // A free port, found by the system a moment ago.
-    let port = {
-        let (handle, _listener) = plugin(host_config()).listen(0).unwrap();
-        Handle::decode(&handle).unwrap().address.port()
-    };
-    let plugin = plugin(Config {
-        ports: Some(port..=port),
-        ..host_config()
+fn a_peer_whose_process_cannot_be_reached_is_not_connected_to() {
+    let plugin = plugin(host_config());
+    let (handle, listener) = plugin.listen(0).unwrap();
+    let mut handle = Handle::decode(&handle).unwrap();
+    // Nobody listens there: it is bound, and no more.
+    let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    nobody.bind(&any.into()).unwrap();
+    let bound = nobody.local_addr().unwrap().as_socket().unwrap();
+    handle.door.port = bound.port();
+    let mut connect = plugin.connect(0, &handle.encode()).unwrap();
+    let mut accepted = None;
+    let error = until("the refusal", || {
+        accepted = accepted.take().or_else(|| listener.accept().unwrap());
+        connect.poll().err()
     });
-    let (handle, _listener) = plugin.listen(0).unwrap();
-    assert_eq!(Handle::decode(&handle).unwrap().address.port(), port);
+    assert_eq!(error.code(), ResultCode::SystemError);
+    let told = format!("cannot be reached at port {}", bound.port());
+    assert!(error.to_string().contains(&told), "{error}");
+}
+
+#[test]
+fn listening_keeps_to_the_port_range_and_says_when_it_is_full() {
+    // For a listener and the process's door. The system found the first a moment ago; others may have the second.
+    let (plugin, ports, (handle, _listener)) = until("two free ports", || {
+        let (handle, listener) = plugin(host_config()).listen(0).unwrap();
+        let port = Handle::decode(&handle).unwrap().address.port();
+        drop(listener);
+        let ports = port..=port.checked_add(1)?;
+        let plugin = plugin(Config {
+            ports: Some(ports.clone()),
+            ..host_config()
+        });
+        let listening = plugin.listen(0).ok()?;
+        Some((plugin, ports, listening))
+    });
+    let handle = Handle::decode(&handle).unwrap();
+    assert!(ports.contains(&handle.address.port()));
+    assert!(ports.contains(&handle.door.port));
     let error = plugin.listen(0).unwrap_err();
     assert_eq!(error.code(), ResultCode::SystemError);
     assert!(error.to_string().contains("TCPX_PORT_RANGE"), "{error}");

@@ -252,7 +252,6 @@ impl PluginChannel {
         while !self.sends.is_empty() {
             let Some(comm) = &mut self.send else { break };
             let done = comm.test_head();
-            self.stats.wire_calls += 1;
             match done {
                 Ok(Some(_)) => {
                     if let Some((token, slice)) = self.sends.pop_front() {
@@ -272,7 +271,6 @@ impl PluginChannel {
         while !self.receives.is_empty() {
             let Some(comm) = &mut self.receive else { break };
             let done = comm.test_head();
-            self.stats.wire_calls += 1;
             match done {
                 Ok(Some(done)) => {
                     let Some(receiving) = self.receives.pop_front() else {
@@ -317,7 +315,6 @@ impl PluginChannel {
                         call: "test (device queue)",
                         cause: error.to_string(),
                     })?;
-                self.stats.fragments += self.entries.len() as u64;
                 Payload::Scattered {
                     pool: Arc::clone(offload.pool()),
                     list: scatter_list(&self.entries, self.lists.pop().unwrap_or_default()),

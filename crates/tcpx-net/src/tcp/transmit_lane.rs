@@ -64,7 +64,7 @@ pub(super) struct Writing {
 impl Queue {
     fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>, seal: SendSeal) -> Self {
         let lender = match shared.parts.lend {
-            Lend::Always => Lender::Untried(WIRE_CALL),
+            Lend::Always => Lender::new(WIRE_CALL),
             Lend::OtherHosts if !may_be_near(&*socket) => {
                 let (of_lane, start) = (Arc::clone(&socket), given(&*socket).unwrap_or(u64::MAX));
                 let acknowledged = move |end: u64| {
@@ -73,9 +73,9 @@ impl Queue {
                 };
                 let acknowledged = Acknowledged(Box::new(acknowledged));
                 shared.transmit.lends(socket.lane, Some(acknowledged));
-                Lender::Untried(WIRE_CALL)
+                Lender::new(WIRE_CALL)
             }
-            Lend::OtherHosts | Lend::Never => Lender::Refused(None),
+            Lend::OtherHosts | Lend::Never => Lender::never(),
         };
         Self {
             shared,
@@ -264,9 +264,6 @@ impl Owner for Queue {
         if is_full {
             // What is queued does not wait for room here.
             self.shared.wake_sender();
-        } else if matches!(moved, Moved::Bytes(_)) {
-            let calls = &self.shared.counters.wire_calls;
-            calls.fetch_add(1, Ordering::Relaxed);
         }
         Ok(moved)
     }

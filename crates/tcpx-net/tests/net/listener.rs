@@ -389,25 +389,27 @@ enum Crowd {
     SilentFromEverywhere,
     /// Says what a client has said before, from the client's own address.
     Replays,
+    /// The same, from a thousand addresses.
+    ReplaysFromEverywhere,
 }
 
 impl Crowd {
-    /// Comes so often a second at most, until it is to stop; the last ones stay for a while.
-    fn come(self, address: SocketAddr, hello: &[u8], stop: &AtomicBool) {
+    /// Comes so often a second at most, until it is to stop; the last ones stay for a while. How often a second it was.
+    fn come(self, address: SocketAddr, hello: &[u8], stop: &AtomicBool) -> f64 {
         let a_second = match self {
-            Self::SilentFromEverywhere => 15_000,
+            Self::SilentFromEverywhere | Self::ReplaysFromEverywhere => 15_000,
             Self::Silent | Self::Replays => 1000,
         };
         let began = Instant::now();
         let mut open = std::collections::VecDeque::new();
         for number in 0_u32.. {
             if stop.load(Ordering::Relaxed) {
-                return;
+                return f64::from(number) / began.elapsed().as_secs_f64();
             }
             let due = began + Duration::from_secs(1) * number / a_second;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             let stranger = self.connect(address, number);
-            if let (Self::Replays, Ok(stranger)) = (self, &stranger) {
+            if let (Self::Replays | Self::ReplaysFromEverywhere, Ok(stranger)) = (self, &stranger) {
                 let _ = (&*stranger).write_all(hello);
             }
             open.extend(stranger);
@@ -415,12 +417,13 @@ impl Crowd {
                 open.pop_front();
             }
         }
+        unreachable!("nobody stops it");
     }
 
     fn connect(self, address: SocketAddr, number: u32) -> std::io::Result<TcpStream> {
         let kind = (socket2::Domain::IPV4, socket2::Type::STREAM);
         let socket = socket2::Socket::new(kind.0, kind.1, None)?;
-        if let Self::SilentFromEverywhere = self {
+        if let Self::SilentFromEverywhere | Self::ReplaysFromEverywhere = self {
             let last = (number % 1000 + 1).to_be_bytes();
             let from = Ipv4Addr::new(127, 1, last[2], last[3]);
             socket.bind(&SocketAddr::from((from, 0)).into())?;
@@ -434,10 +437,13 @@ impl Crowd {
 
 /// Connects once, over a network that takes so long each way, and says whether the server welcomed it; `None`: this
 /// process had no core.
-fn is_welcomed(address: SocketAddr, delay: Duration, entropy: u8) -> Option<bool> {
+fn is_welcomed(address: SocketAddr, delay: Duration, entropy: u32) -> Option<bool> {
     let began = Instant::now();
     let key = key(1).client_key();
-    let entropy = [entropy; ClientHandshake::ENTROPY_BYTES];
+    let entropy: Vec<u8> = entropy
+        .to_le_bytes()
+        .repeat(ClientHandshake::ENTROPY_BYTES / 4);
+    let entropy = entropy.try_into().unwrap();
     let (mut handshake, mut say) = ClientHandshake::new(Some(&key), &Build::OURS, entropy);
     let mut attempt = || -> std::io::Result<()> {
         let mut stream = TcpStream::connect(address)?;
@@ -461,28 +467,49 @@ fn is_welcomed(address: SocketAddr, delay: Duration, entropy: u8) -> Option<bool
     (is_in || began.elapsed() < 2 * delay + Duration::from_millis(300)).then_some(is_in)
 }
 
-#[test]
-fn a_client_is_in_after_its_round_trip_whoever_else_comes() {
+/// So many clients connect with each delay, one after the other, while crowds come.
+fn clients_come(clients: usize) {
     let listener = listener(Auth::Key(key(1)));
     let address = listener.local_addr();
     let recorded = ClientHandshake::new(Some(&key(1).client_key()), &Build::OURS, [1; 32]).1;
     let mut entropy = 1;
-    for crowd in [Crowd::Silent, Crowd::SilentFromEverywhere, Crowd::Replays] {
+    for crowd in [
+        Crowd::Silent,
+        Crowd::SilentFromEverywhere,
+        Crowd::Replays,
+        Crowd::ReplaysFromEverywhere,
+    ] {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| crowd.come(address, &recorded, &stop));
+            let came = scope.spawn(|| crowd.come(address, &recorded, &stop));
+            let mut busy = 0;
             // Until there are as many as there ever are.
             std::thread::sleep(Duration::from_millis(300));
-            for delay in [0, 0, 10, 10, 50, 50, 200, 200].map(Duration::from_millis) {
+            let delays = [0, 10, 50, 200].into_iter().cycle().take(4 * clients);
+            for delay in delays.map(Duration::from_millis) {
                 entropy += 1;
                 let is_in = is_welcomed(address, delay, entropy);
                 stop.store(is_in == Some(false), Ordering::Relaxed);
                 assert_ne!(is_in, Some(false), "{crowd:?}, {delay:?}");
-                if is_in == Some(true) {
-                    listener.accept(deadline()).unwrap();
+                match is_in {
+                    Some(_) => drop(listener.accept(deadline()).unwrap()),
+                    None => busy += 1,
                 }
             }
             stop.store(true, Ordering::Relaxed);
+            let a_second = came.join().unwrap();
+            println!("{crowd:?}, {a_second:.0} a second; {busy} clients had no core");
         });
     }
+}
+
+#[test]
+fn a_client_is_in_after_its_round_trip_whoever_else_comes() {
+    clients_come(2);
+}
+
+#[test]
+#[ignore = "two minutes"]
+fn each_client_is_in_after_its_round_trip_whoever_else_comes() {
+    clients_come(60);
 }
