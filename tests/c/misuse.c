@@ -345,9 +345,9 @@ static void settings(void)
     options.device = 4096;
     FAILS(TCPX_ERR_MEMORY, "", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
     options.memory = 0;
-    options.reserved[6] = 1;
+    options.reserved[2] = 1;
     FAILS(TCPX_ERR_ARGUMENT, "zeros", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
-    options.reserved[6] = 0;
+    options.reserved[2] = 0;
     options.key_file = "/nowhere";
     FAILS(TCPX_ERR_SETTING, "key_file", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
     options.key = NULL;
