@@ -1,4 +1,4 @@
-//! Event loops: a few threads that move bytes for every lane.
+//! Event loops: a few threads that move bytes for every lane, in both directions.
 //!
 //! Lanes are registered edge-triggered, so a lane that rests costs nothing and a change of what it
 //! waits for costs no system call. A loop without work sleeps in `epoll_wait`. Loops end when their
@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -135,6 +135,18 @@ struct Entry {
     queued: bool,
 }
 
+impl Entry {
+    /// Its sockets, and what for.
+    fn watched(&self) -> [Option<(BorrowedFd<'_>, epoll::EventFlags)>; 2] {
+        let incoming = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        let socket = (self.source.socket(), self.source.interest());
+        [
+            Some(socket),
+            self.source.answers().map(|one| (one, incoming)),
+        ]
+    }
+}
+
 /// What others know of a loop.
 #[derive(Debug)]
 struct Inbox {
@@ -156,17 +168,6 @@ struct Inbox {
 impl Inbox {
     fn sources(&self) -> usize {
         self.sources.load(Ordering::Relaxed)
-    }
-
-    fn remote(inbox: &Arc<Self>) -> Remote {
-        let place = Place {
-            flags: AtomicU8::new(0),
-            index: AtomicUsize::new(NOWHERE),
-        };
-        Remote {
-            place: Arc::new(place),
-            inbox: Arc::clone(inbox),
-        }
     }
 }
 
@@ -215,8 +216,8 @@ impl EventLoop {
         self.inbox.sources()
     }
 
-    fn remote(&self) -> Remote {
-        Inbox::remote(&self.inbox)
+    fn handle(&self) -> Loop {
+        Loop(Arc::clone(&self.inbox))
     }
 }
 
@@ -227,7 +228,7 @@ const PATIENCE: Duration = Duration::from_micros(300);
 const EXPECTANCE: Duration = Duration::from_micros(50);
 /// The waker among the sockets.
 const WAKER: u64 = u64::MAX;
-/// Most loops of a direction: no channel has more lanes.
+/// Most loops: no channel has more lanes.
 const MAX_LOOPS: u16 = MAX_LANES as u16;
 const EVENTS: usize = 64;
 /// Why a lane ends whose turn has panicked.
@@ -281,9 +282,9 @@ impl Runner {
                 }
             }
             for event in &events {
-                let index = event.data.u64();
-                if index != WAKER {
-                    self.queue(usize::try_from(index).unwrap_or(usize::MAX));
+                let (indexes, flags) = (event.data.u64(), event.flags);
+                if indexes != WAKER {
+                    self.happened(indexes, flags);
                 }
             }
             if self.inbox.waker.is_raised() {
@@ -357,25 +358,56 @@ impl Runner {
         if index == self.entries.len() {
             self.entries.push(None);
         }
-        let watch = |socket, interest| {
-            let data = epoll::EventData::new_u64(index as u64);
-            epoll::add(&self.poller, socket, data, interest | epoll::EventFlags::ET)
-        };
-        let incoming = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        let added = watch(entry.source.socket(), entry.source.interest()).and_then(|()| {
-            entry
-                .source
-                .answers()
-                .map_or(Ok(()), |one| watch(one, incoming))
-        });
+        let sockets = entry
+            .watched()
+            .map(|one| one.map(|(socket, _)| socket.as_raw_fd()));
         // From here on whoever raises a flag puts it on the list; what was raised before is seen now.
         entry.place.index.store(index, Ordering::SeqCst);
         self.entries[index] = Some(entry);
-        match added {
+        let mut sockets = sockets.into_iter().flatten();
+        match sockets.try_for_each(|socket| self.watch(socket)) {
             Ok(()) => self.look(index, false),
             Err(error) => {
                 tracing::error!(%error, "a lane could not be watched and is dropped");
                 self.remove(index);
+            }
+        }
+    }
+
+    /// Watches a socket for those that want it: as a rule both halves of a lane.
+    fn watch(&self, socket: RawFd) -> rustix::io::Result<()> {
+        let mut interest = epoll::EventFlags::ET;
+        let (mut indexes, mut descriptor) = (0, None);
+        for (index, entry) in (1u64..).zip(&self.entries) {
+            for (own, wanted) in entry.iter().flat_map(Entry::watched).flatten() {
+                if own.as_raw_fd() == socket {
+                    // At most two want one.
+                    indexes = indexes << 32 | index;
+                    interest |= wanted;
+                    descriptor = Some(own);
+                }
+            }
+        }
+        let Some(descriptor) = descriptor else {
+            return Ok(());
+        };
+        let data = epoll::EventData::new_u64(indexes);
+        match epoll::modify(&self.poller, descriptor, data, interest) {
+            Err(rustix::io::Errno::NOENT) => epoll::add(&self.poller, descriptor, data, interest),
+            done => done,
+        }
+    }
+
+    /// Something has happened to the socket of these, each counted from 1.
+    fn happened(&mut self, indexes: u64, flags: epoll::EventFlags) {
+        let ends = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
+        for index in [indexes >> 32, indexes & u64::from(u32::MAX)] {
+            let index = usize::try_from(index).unwrap_or(0).wrapping_sub(1);
+            let entry = self.entries.get(index).and_then(Option::as_ref);
+            // Of two that share a socket, what one waits for is nothing to the other: a look would be a call.
+            let is_alone = indexes >> 32 == 0;
+            if entry.is_some_and(|it| is_alone || flags.intersects(it.source.interest() | ends)) {
+                self.queue(index);
             }
         }
     }
@@ -413,9 +445,10 @@ impl Runner {
         let Some(mut entry) = self.entries.get_mut(index).and_then(Option::take) else {
             return;
         };
-        for socket in [Some(entry.source.socket()), entry.source.answers()] {
+        for (socket, _) in entry.watched().into_iter().flatten() {
             // Fails only for a source that was never added.
-            let _ = socket.map(|socket| epoll::delete(&self.poller, socket));
+            let _ = epoll::delete(&self.poller, socket);
+            let _ = self.watch(socket.as_raw_fd());
         }
         self.inbox.sources.fetch_sub(1, Ordering::Relaxed);
         entry.place.index.store(NOWHERE, Ordering::SeqCst);
@@ -425,89 +458,64 @@ impl Runner {
     }
 }
 
-/// Loops for both directions of lanes. Dropping them ends the threads and finishes every source.
+/// Loops for lanes. Dropping them ends the threads and finishes every source.
 #[derive(Debug)]
 pub struct EventLoops {
-    transmit: Vec<EventLoop>,
-    receive: Vec<EventLoop>,
+    loops: Vec<EventLoop>,
     /// Places that were given out together: first lanes, which are awake most, spread over the loops.
     spreads: AtomicUsize,
     process: u32,
 }
 
 impl EventLoops {
-    /// Starts `count` loops for each direction; their threads' names begin with `name`.
+    /// Starts `count` loops; their threads' names begin with `name`.
     ///
     /// # Errors
     /// The system gives no more threads or descriptors.
     pub fn start(name: &str, count: usize) -> io::Result<Self> {
         let mut loops = Self {
-            transmit: Vec::with_capacity(count),
-            receive: Vec::with_capacity(count),
+            loops: Vec::with_capacity(count),
             spreads: AtomicUsize::new(0),
             process: std::process::id(),
         };
         for index in 0..count {
-            let transmit = EventLoop::start(format!("{name}-tx-{index}"))?;
-            loops.transmit.push(transmit);
             loops
-                .receive
-                .push(EventLoop::start(format!("{name}-rx-{index}"))?);
+                .loops
+                .push(EventLoop::start(format!("{name}-loop-{index}"))?);
         }
         Ok(loops)
     }
 
-    /// How many there are in each direction.
-    pub fn per_direction(&self) -> usize {
-        self.receive.len()
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.loops.len()
     }
 
-    /// The place of one more lane's sending half, in the loop that has the fewest.
-    pub fn transmit(&self) -> Remote {
-        least_loaded(&self.transmit).remote()
-    }
-
-    /// The places of so many sending halves: one for each loop, those with the fewest sources first,
-    /// before any loop gets a second.
-    pub fn transmit_spread(&self, lanes: usize) -> Vec<Remote> {
-        self.spread(&self.transmit, lanes)
-    }
-
-    /// The place of one more lane's receiving half, in the loop that has the fewest.
-    pub fn receive(&self) -> Remote {
-        least_loaded(&self.receive).remote()
-    }
-
-    /// As [`transmit_spread`](Self::transmit_spread), of receiving halves.
-    pub fn receive_spread(&self, lanes: usize) -> Vec<Remote> {
-        self.spread(&self.receive, lanes)
-    }
-
-    fn spread(&self, loops: &[EventLoop], lanes: usize) -> Vec<Remote> {
-        let mut loops: Vec<_> = loops.iter().collect();
-        let first = self.spreads.fetch_add(1, Ordering::Relaxed) / 2 % loops.len().max(1);
+    /// So many loops, for a lane each: all of them before any comes twice, those with the fewest sources first.
+    pub fn spread(&self, lanes: usize) -> Vec<Loop> {
+        let mut loops: Vec<_> = self.loops.iter().collect();
+        let first = self.spreads.fetch_add(1, Ordering::Relaxed) % loops.len().max(1);
         loops.rotate_left(first);
         loops.sort_by_key(|one| one.sources());
         let places = loops.iter().cycle().take(lanes);
-        places.map(|one| one.remote()).collect()
+        places.map(|one| one.handle()).collect()
     }
 
-    /// All receiving loops, for a thread that accepts lanes or has news for every one of them.
-    pub fn receivers(&self) -> Receivers {
-        Receivers(self.receive.iter().map(|one| one.inbox.clone()).collect())
+    /// All loops, for a thread that accepts lanes or has news for every one of them.
+    pub fn all(&self) -> Loops {
+        Loops(self.loops.iter().map(EventLoop::handle).collect())
     }
 }
 
 impl Drop for EventLoops {
     fn drop(&mut self) {
-        let loops = || self.transmit.iter().chain(&self.receive);
         if self.process == std::process::id() {
-            for one in loops() {
+            for one in &self.loops {
                 one.inbox.stop.store(true, Ordering::SeqCst);
                 one.inbox.waker.wake();
             }
         }
-        for one in self.transmit.drain(..).chain(self.receive.drain(..)) {
+        for one in self.loops.drain(..) {
             if self.process != std::process::id() {
                 // A fork left the thread in the other process; there is nothing to end here.
                 std::mem::forget(one.thread);
@@ -520,19 +528,32 @@ impl Drop for EventLoops {
     }
 }
 
-fn least_loaded(loops: &[EventLoop]) -> &EventLoop {
-    let fewest = loops.iter().min_by_key(|one| one.sources());
-    fewest.unwrap_or(&loops[0])
+/// A loop, as other threads reach it. It keeps none running.
+#[derive(Debug, Clone)]
+pub struct Loop(Arc<Inbox>);
+
+impl Loop {
+    /// The place of one more source.
+    pub fn place(&self) -> Remote {
+        let place = Place {
+            flags: AtomicU8::new(0),
+            index: AtomicUsize::new(NOWHERE),
+        };
+        Remote {
+            place: Arc::new(place),
+            inbox: Arc::clone(&self.0),
+        }
+    }
 }
 
-/// The receiving loops, as other threads reach them. It keeps none running.
+/// All loops, as other threads reach them. It keeps none running.
 #[derive(Debug, Clone)]
-pub struct Receivers(Vec<Arc<Inbox>>);
+pub struct Loops(Vec<Loop>);
 
-impl Receivers {
+impl Loops {
     /// Gives every source a turn.
     pub fn resume_all(&self) {
-        for inbox in &self.0 {
+        for Loop(inbox) in &self.0 {
             inbox.resume_all.store(true, Ordering::Release);
             inbox.waker.wake();
         }
@@ -540,17 +561,16 @@ impl Receivers {
 
     /// Sources of all loops.
     pub fn sources(&self) -> usize {
-        self.0.iter().map(|inbox| inbox.sources()).sum()
+        self.0.iter().map(|one| one.0.sources()).sum()
     }
 
-    /// The place of one more source, in the loop that has the fewest; there is at least one.
-    pub fn place(&self) -> Option<Remote> {
-        let fewest = self.0.iter().min_by_key(|inbox| inbox.sources());
-        fewest.map(Inbox::remote)
+    /// The loop that has the fewest sources; there is at least one.
+    pub fn fewest(&self) -> Option<&Loop> {
+        self.0.iter().min_by_key(|one| one.0.sources())
     }
 }
 
-/// Event loops for each direction: as many as are asked for, or with 0 as suit this machine.
+/// Event loops: as many as are asked for, or with 0 as suit this machine.
 pub fn loops_wanted(asked: u16) -> usize {
     match asked {
         0 => loops_for(std::thread::available_parallelism().map_or(1, usize::from)),
@@ -567,7 +587,9 @@ fn loops_for(cores: usize) -> usize {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+
     use std::os::fd::AsFd;
 
     use super::*;
@@ -624,7 +646,7 @@ mod tests {
         let counts = [Arc::default(), Arc::default()];
         for _ in 0..ROUNDS {
             let loops = EventLoops::start("test", 1).unwrap();
-            for place in [loops.transmit(), loops.receive()] {
+            for place in loops.spread(2).iter().map(Loop::place) {
                 place.start(Box::new(counted(&place, &counts, &listener)));
             }
             drop(loops);
@@ -642,28 +664,109 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let counts = [Arc::default(), Arc::default()];
         let loops = EventLoops::start("test", 1).unwrap();
-        let (place, receivers) = (loops.transmit(), loops.receivers());
+        let all = loops.all();
         drop(loops);
-        for place in [place, receivers.place().unwrap()] {
+        let place = all.fewest().unwrap().place();
+        for place in [place.clone(), place] {
             place.start(Box::new(counted(&place, &counts, &listener)));
         }
         assert_eq!(counts.map(|count| count.load(Ordering::SeqCst)), [2; 2]);
-        assert_eq!(receivers.sources(), 0);
+        assert_eq!(all.sources(), 0);
     }
 
     #[test]
-    fn sending_halves_spread_over_all_loops_before_one_has_two() {
+    fn lanes_spread_over_all_loops_before_one_has_two() {
         let loops = EventLoops::start("test", 3).unwrap();
-        let places = loops.transmit_spread(7);
-        let of = |inbox: &Arc<Inbox>| {
-            let same = places
-                .iter()
-                .filter(|place| Arc::ptr_eq(&place.inbox, inbox));
-            same.count()
+        let spread = loops.spread(7);
+        let of = |one: &EventLoop| {
+            let same = |place: &&Loop| Arc::ptr_eq(&place.0, &one.inbox);
+            spread.iter().filter(same).count()
         };
-        let mut counts: Vec<_> = loops.transmit.iter().map(|one| of(&one.inbox)).collect();
+        let mut counts: Vec<_> = loops.loops.iter().map(of).collect();
         counts.sort_unstable();
         assert_eq!(counts, [2, 2, 3]);
+        assert!(
+            !Arc::ptr_eq(&loops.spread(1)[0].0, &spread[0].0),
+            "each begins elsewhere"
+        );
+    }
+
+    /// It moves a byte a turn, as often as one has come.
+    #[derive(Debug)]
+    struct Reading(Arc<TcpStream>, Arc<AtomicUsize>);
+
+    impl Source for Reading {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn interest(&self) -> epoll::EventFlags {
+            epoll::EventFlags::IN
+        }
+
+        fn turn(&mut self) -> Turn {
+            let mut byte = [0];
+            match rustix::io::read(&self.0, &mut byte) {
+                Ok(1) => {
+                    self.1.fetch_add(1, Ordering::SeqCst);
+                    Turn::Again
+                }
+                _ => Turn::Rest,
+            }
+        }
+    }
+
+    /// It counts its turns.
+    #[derive(Debug)]
+    struct Writing(Arc<TcpStream>, Arc<AtomicUsize>);
+
+    impl Source for Writing {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn interest(&self) -> epoll::EventFlags {
+            epoll::EventFlags::OUT
+        }
+
+        fn turn(&mut self) -> Turn {
+            match self.1.fetch_add(1, Ordering::SeqCst) {
+                0 => Turn::Rest,
+                _ => Turn::End,
+            }
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn pair() -> (TcpStream, Arc<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let far = listener.local_addr().and_then(TcpStream::connect);
+        let near = listener.accept().expect("it connects").0;
+        near.set_nonblocking(true).expect("a socket");
+        (far.expect("it listens"), Arc::new(near))
+    }
+
+    #[test]
+    fn both_halves_of_a_lane_are_watched_and_one_when_the_other_ends() {
+        let (mut far, near) = pair();
+        let loops = EventLoops::start("test", 1).unwrap();
+        let [here] = loops.spread(1).try_into().unwrap();
+        let (read, turns): (Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
+        let places = [here.place(), here.place()];
+        places[0].start(Box::new(Writing(Arc::clone(&near), Arc::clone(&turns))));
+        places[1].start(Box::new(Reading(near, Arc::clone(&read))));
+        let until = Instant::now() + LONG;
+        for count in 1..=3 {
+            far.write_all(&[0]).unwrap();
+            while read.load(Ordering::SeqCst) < count {
+                assert!(Instant::now() < until, "byte {count} was not read");
+                std::thread::yield_now();
+            }
+            // It ends, and the other half goes on.
+            places[0].resume();
+        }
+        assert!(turns.load(Ordering::SeqCst) >= 2);
     }
 
     #[test]
@@ -734,7 +837,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let loops = EventLoops::start("test", 1).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        let places = [loops.transmit(), loops.transmit()];
+        let here = &loops.spread(1)[0];
+        let places = [here.place(), here.place()];
         places[0].start(Odd::new(&listener, true, &tell));
         let hear = || told.recv_timeout(LIMIT).expect("it is told");
         assert_eq!([hear(), hear(), hear()], ["turn", "broke", "finish"]);
@@ -751,7 +855,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let loops = EventLoops::start("test", 1).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        let place = loops.transmit();
+        let place = loops.spread(1)[0].place();
         let hear = || told.recv_timeout(LIMIT).expect("it is told");
         for _ in 0..100 {
             place.start(Odd::new(&listener, false, &tell));
@@ -774,7 +878,8 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let hear = || told.recv_timeout(LIMIT).expect("it is told");
         // More than the list has room for.
-        let places: Vec<_> = (0..RAISED + 50).map(|_| loops.transmit()).collect();
+        let here = &loops.spread(1)[0];
+        let places: Vec<_> = (0..RAISED + 50).map(|_| here.place()).collect();
         for place in &places {
             place.start(Odd::new(&listener, false, &tell));
             drop(listener.accept());

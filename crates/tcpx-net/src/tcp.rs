@@ -63,8 +63,8 @@ pub struct TcpOptions {
     /// Lanes per channel when the user asks for none in particular; 0: one per event loop, and enough
     /// for every pair of cards. The smaller of both peers' numbers counts.
     pub lanes: u16,
-    /// Event-loop threads of this process for each direction, where its first connection asks; 0: one up
-    /// to four cores, else one for every two, at most twelve.
+    /// Event-loop threads of this process, where its first connection asks; 0: one for every two cores, at least two where
+    /// there are two, at most twelve.
     pub loops: u16,
     /// Most chunks in flight per direction; at least 1.
     pub window: u16,
@@ -152,7 +152,7 @@ impl TcpNetwork {
     /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
     /// anybody asked.
     fn lanes(&self, asked: u16) -> (u16, bool) {
-        let loops = || loops::per_direction(self.options.loops);
+        let loops = || loops::count(self.options.loops);
         let automatic = || u16::try_from(loops()).unwrap_or(1);
         let wanted = [asked, self.options.lanes]
             .into_iter()
@@ -222,9 +222,9 @@ impl Network for TcpNetwork {
             congestion_control = congestion,
             "lanes opened"
         );
-        let loops = loops::per_direction(self.options.loops);
+        let loops = loops::count(self.options.loops);
         let plural = if loops == 1 { "" } else { "s" };
-        ways.push_str(&format!(", {loops} event loop{plural} each way"));
+        ways.push_str(&format!(", {loops} event loop{plural}"));
         if let Some(congestion) = congestion {
             ways.push_str(&format!(", {congestion}"));
         }

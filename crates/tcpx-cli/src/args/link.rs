@@ -83,7 +83,7 @@ pub(crate) struct NetworkArgs {
     /// Data channels (plugin) or TCP lanes (tcp) [default: 1 channel; lanes to suit the host].
     #[arg(long, value_name = "N", env = "UCCL_TCPX_NUM_CHANNELS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) channels: Option<u16>,
-    /// Event loops of this process for each direction of TCP lanes [default: one for every two cores, at least 2 where there are two, at most 12].
+    /// Event loops of this process for TCP lanes [default: one for every two cores, at least 2 where there are two, at most 12].
     #[arg(hide = true, long, value_name = "N", env = "TCPX_LOOPS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) loops: Option<u16>,
     /// Bytes of one request [default: NCCL_P2P_NET_CHUNKSIZE, else 512KiB on a plugin and automatic on tcp].

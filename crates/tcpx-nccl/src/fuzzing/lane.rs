@@ -27,7 +27,7 @@ const TOO_LONG: Duration = Duration::from_secs(20);
 
 /// A place for the lane, which this test drives itself.
 static LOOPS: LazyLock<EventLoops> =
-    LazyLock::new(|| EventLoops::start("tcpx-nccl", 1).expect("two threads"));
+    LazyLock::new(|| EventLoops::start("tcpx-nccl", 1).expect("a thread"));
 
 /// Input: a byte that says how the stream is cut, then what the peer sends on its lane, whose checksums are
 /// made to fit.
@@ -54,7 +54,13 @@ pub fn lane(data: &[u8]) {
     }
     let ((near, mut far), (back, mut answers)) = (connection(), connection());
     let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
-    let lane = receive_lane([near, back], &hello, registry, LOOPS.receive(), log);
+    let lane = receive_lane(
+        [near, back],
+        &hello,
+        registry,
+        LOOPS.spread(1)[0].place(),
+        log,
+    );
     let mut lane = lane.expect("the first one of its group");
     let mut has_ended = false;
     let mut read = || {

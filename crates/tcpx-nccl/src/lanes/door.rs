@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::Log;
 use rustix::event::{PollFd, PollFlags};
-use tcpx_lanes::event_loop::Receivers;
+use tcpx_lanes::event_loop::{Loop, Loops};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket;
 use tcpx_lanes::socket_calls::Moved;
@@ -28,8 +28,9 @@ use crate::link::Link;
 
 /// Connections that may wait for the other one of their pair: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
-/// Lanes that a process has open; a peer that knows the secret must not fill its memory.
-const MAX_LANES: usize = 16_384;
+/// Halves of lanes that a process has open, its own sending ones among them; a peer that knows the secret must not fill
+/// its memory.
+const MOST_HALVES: usize = 32_768;
 /// Time to say what a connection is for, and for the other one of its pair to come; its peer dials both at once.
 const HELLO_TIME: Duration = Duration::from_secs(10);
 /// Between looks at the deadlines of those that have proved themselves.
@@ -54,12 +55,12 @@ impl LaneDoor {
         secret: [u8; Key::BYTES],
         key: (&Key, Protection),
         process: u64,
-        loops: Receivers,
+        loops: Loops,
         registry: Arc<Registry>,
         log: Arc<Log>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
-        let lanes = loops.place().is_some();
+        let lanes = loops.fewest().is_some();
         let wake = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
@@ -121,7 +122,7 @@ struct Acceptor {
     admission: Admission,
     wake: Arc<Waker>,
     stop: Arc<AtomicBool>,
-    loops: Receivers,
+    loops: Loops,
     registry: Arc<Registry>,
     log: Arc<Log>,
     /// Authenticated, and silent about what they are for.
@@ -276,12 +277,12 @@ impl Acceptor {
     /// Both connections of a lane are there.
     fn open(&self, hello: &Hello, pair: [Link; 2], peer: SocketAddr) {
         let open = self.loops.sources();
-        if open >= MAX_LANES {
+        if open >= MOST_HALVES {
             self.log
                 .warn(&format!("refused a lane from {peer}: {open} are open"));
             return;
         }
-        let Some(place) = self.loops.place() else {
+        let Some(place) = self.loops.fewest().map(Loop::place) else {
             return;
         };
         let (registry, log) = (self.registry.clone(), self.log.clone());

@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_group_is_gone_with_its_last_lane_and_not_before() {
         let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
-        let place = loops.receive();
+        let place = loops.spread(1)[0].place();
         let group = Group::default();
         assert!(!group.is_gone());
         group.entered(&hello(1, 2, 0), 7, &place).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn lanes_beyond_the_agreed_number_and_those_of_an_older_epoch_are_refused() {
         let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
-        let place = loops.receive();
+        let place = loops.spread(1)[0].place();
         let group = Group::default();
         group.entered(&hello(1, 2, 4), 7, &place).unwrap();
         for refused in [

@@ -685,7 +685,7 @@ mod tests {
     #[test]
     fn a_lane_of_which_one_connection_broke_is_no_half_of_the_next_one() {
         let loops = EventLoops::start("test", 1).unwrap();
-        let set = LaneSet::of_lanes(vec![loops.transmit()], false);
+        let set = LaneSet::of_lanes(vec![loops.spread(1)[0].place()], false);
         let now = Instant::now();
         let mut hellos = Vec::new();
         for breaks in [true, false] {

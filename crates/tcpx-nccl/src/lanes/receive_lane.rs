@@ -308,7 +308,7 @@ mod tests {
                 epoch,
             };
             let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
-            let place = self.loops.receive();
+            let place = self.loops.spread(1)[0].place();
             let registry = Arc::clone(&self.registry);
             let lane = receive_lane([link, back], &hello, registry, place, log);
             (lane.unwrap(), [peer, answers])

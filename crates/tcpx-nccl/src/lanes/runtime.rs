@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
-use tcpx_lanes::event_loop::EventLoops;
+use tcpx_lanes::event_loop::{EventLoops, Loop};
 use tcpx_lanes::lock;
 use tcpx_lanes::monitor::{Monitor, Watched};
 use tcpx_memory::{CopyWorker, FreeWatch};
@@ -68,7 +68,7 @@ impl Runtime {
             // A door and a monitor, for the comms' own connections.
             false => (0, 0),
         };
-        let loops = EventLoops::start("tcpx-nccl", threads).map_err(|error| {
+        let loops = EventLoops::start("tcpx-nccl", 2 * threads).map_err(|error| {
             error::system(
                 "starting event loops",
                 &error,
@@ -115,7 +115,7 @@ impl Runtime {
         if watches.iter().any(|(known, _)| Arc::ptr_eq(known, worker)) {
             return;
         }
-        let lanes = self.loops.receivers();
+        let lanes = self.loops.all();
         let watch = worker
             .pinned()
             .on_free(Arc::new(move || lanes.resume_all()));
@@ -144,7 +144,7 @@ impl Runtime {
                 shared.config.protection(),
             ),
             self.id,
-            self.loops.receivers(),
+            self.loops.all(),
             self.registry.clone(),
             shared.log.clone(),
         )
@@ -181,7 +181,11 @@ impl Runtime {
         let set = LaneSet::new(
             random()?,
             peer,
-            self.loops.transmit_spread(self.lanes),
+            self.loops
+                .spread(self.lanes)
+                .iter()
+                .map(Loop::place)
+                .collect(),
             &self.retentions,
             self.splice,
             self.monitor.attention(),

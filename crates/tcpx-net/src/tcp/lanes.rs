@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::socket::{canonical, limit_buffers};
 use tcpx_wire::lane_seal::LaneKeys;
 
@@ -26,7 +26,7 @@ pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
     format!("{NAME}, {lanes} {plural} to {peer}")
 }
 
-/// Hands the lanes to the event loops, of which `loops` a direction were asked for.
+/// Hands the lanes to the event loops, of which `loops` were asked for.
 pub(super) fn start(
     streams: Vec<JoinedLane>,
     peer: SocketAddr,
@@ -41,21 +41,17 @@ pub(super) fn start(
     };
     let loops = loops::get(loops).map_err(|cause| fail("starting the event loops", cause))?;
     let window = parts.window;
+    let lanes = streams.len();
+    let places = loops.spread(lanes);
     let shared =
         Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
     watch::register(&shared).map_err(|cause| fail("starting the watching thread", cause.into()))?;
     // Everything that can fail is done. All lanes have joined before the first one starts, so that
     // the first that dies is not the last.
-    let lanes = streams.len();
-    let places = loops.transmit_spread(lanes).into_iter();
     let joined: Vec<_> = (0u16..)
-        .zip(
-            streams
-                .into_iter()
-                .zip(places.zip(loops.receive_spread(lanes))),
-        )
-        .map(|(lane, (JoinedLane { stream, keys }, places))| {
-            let socket = shared.lane_socket(places, lane, stream, peer);
+        .zip(streams.into_iter().zip(places))
+        .map(|(lane, (JoinedLane { stream, keys }, place))| {
+            let socket = shared.lane_socket(&place, lane, stream, peer);
             shared.roster.join(&socket);
             (socket, keys)
         })
@@ -70,7 +66,7 @@ impl Shared {
     /// A stream as a lane; `peer` is what errors call it if the system does not know.
     fn lane_socket(
         &self,
-        (transmit, receive): (Remote, Remote),
+        place: &Loop,
         lane: u16,
         stream: TcpStream,
         peer: SocketAddr,
@@ -82,8 +78,8 @@ impl Shared {
             peer,
             lane,
             since: Instant::now(),
-            transmit,
-            receive,
+            transmit: place.place(),
+            receive: place.place(),
             ended_by_peer: AtomicBool::new(false),
         })
     }
@@ -109,8 +105,11 @@ impl Shared {
         }
         let JoinedLane { stream, keys } = joined;
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
-        let places = (loops.transmit(), loops.receive());
-        let socket = shared.lane_socket(places, lane, stream, peer);
+        let all = loops.all();
+        let Some(one) = all.fewest() else {
+            return false;
+        };
+        let socket = shared.lane_socket(one, lane, stream, peer);
         let (channel, peer) = (&shared.parts.name, socket.peer);
         let Some(joined) = shared.roster.join(&socket) else {
             return false;

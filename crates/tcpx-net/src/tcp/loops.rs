@@ -9,8 +9,8 @@ use crate::error::IoError;
 
 static LOOPS: PerProcess<OnceLock<Result<EventLoops, IoError>>> = PerProcess::new();
 
-/// The process's loops. The first use starts them, for as long as the process lives: `asked` in each
-/// direction, or with 0 as many as suit the machine; later ones take what there is.
+/// The process's loops. The first use starts them, for as long as the process lives: as many as are asked for, or with 0
+/// as suit the machine; later ones take what there is.
 pub(super) fn get(asked: u16) -> Result<&'static EventLoops, IoError> {
     LOOPS
         .get()
@@ -19,10 +19,10 @@ pub(super) fn get(asked: u16) -> Result<&'static EventLoops, IoError> {
         .map_err(Clone::clone)
 }
 
-/// Event loops per direction: those that run, else those that would be started.
-pub(super) fn per_direction(asked: u16) -> usize {
+/// Event loops: those that run, else those that would be started.
+pub(super) fn count(asked: u16) -> usize {
     match LOOPS.get().get() {
-        Some(Ok(loops)) => loops.per_direction(),
+        Some(Ok(loops)) => loops.count(),
         _ => loops_wanted(asked),
     }
 }

@@ -89,14 +89,15 @@ mod tests {
     fn lane(shared: &Arc<Shared>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let loops = crate::tcp::loops::get(1).unwrap();
+        let loops = crate::tcp::loops::get(1).unwrap().spread(1);
+        let place = loops[0].place();
         let socket = Arc::new(LaneSocket {
             since: Instant::now(),
             descriptor: stream.into(),
             peer: SocketAddr::from(([0, 0, 0, 0], 0)),
             lane: 0,
-            transmit: loops.transmit(),
-            receive: loops.receive(),
+            transmit: place.clone(),
+            receive: place,
             ended_by_peer: AtomicBool::new(false),
         });
         shared.roster.join(&socket);
