@@ -31,6 +31,10 @@ pub trait Source: Send + Debug {
     fn socket(&self) -> BorrowedFd<'_>;
     /// What to watch it for.
     fn interest(&self) -> epoll::EventFlags;
+    /// Whether it waits for that now, and not for [`Remote::resume`].
+    fn waits_for_it(&self) -> bool {
+        true
+    }
     /// Another socket, which is watched for what comes on it.
     fn answers(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -406,7 +410,11 @@ impl Runner {
             let entry = self.entries.get(index).and_then(Option::as_ref);
             // Of two that share a socket, what one waits for is nothing to the other: a look would be a call.
             let is_alone = indexes >> 32 == 0;
-            if entry.is_some_and(|it| is_alone || flags.intersects(it.source.interest() | ends)) {
+            let waited_for = |it: &Entry| {
+                let has_come = flags.intersects(it.source.interest()) && it.source.waits_for_it();
+                is_alone || has_come || flags.intersects(ends)
+            };
+            if entry.is_some_and(waited_for) {
                 self.queue(index);
             }
         }

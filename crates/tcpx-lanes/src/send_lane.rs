@@ -257,6 +257,10 @@ impl<O: Owner> Source for SendLane<O> {
         EventFlags::OUT
     }
 
+    fn waits_for_it(&self) -> bool {
+        self.current.is_some()
+    }
+
     fn answers(&self) -> Option<BorrowedFd<'_>> {
         self.owner.answers()
     }
