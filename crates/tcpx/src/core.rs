@@ -56,6 +56,10 @@ const STEPS: u32 = 32;
 /// Looks at copies under way, which cost nothing, between two at the socket.
 const LOOKS_AT_COPIES: usize = 64;
 
+/// Time for the last frames to reach the socket, and the peer, once the session has ended: both have said goodbye, and a
+/// peer that keeps its end open holds nobody.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// See the module's documentation.
 pub(crate) struct Core {
     pub(crate) session: Session,
@@ -480,12 +484,7 @@ impl Core {
         let (Some(ended), Some(at)) = (&self.ended, self.ended_at) else {
             return None;
         };
-        // The last frames have as long to reach the socket as a silent peer counts as alive.
-        let patience = self
-            .session
-            .agreed()
-            .map_or(Duration::ZERO, |agreed| agreed.dead_after);
-        let waited = at.elapsed() >= patience;
+        let waited = at.elapsed() >= LAST_WORDS;
         if waited {
             self.control.forget();
         }
@@ -500,7 +499,7 @@ impl Core {
             self.finished = true;
             self.history.close(self.counters(), !orderly);
         }
-        (!waited).then_some(at + patience)
+        (!waited).then_some(at + LAST_WORDS)
     }
 
     /// How the connection ended, once nothing of it is left.
