@@ -597,7 +597,6 @@ fn loops_for(cores: usize) -> usize {
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
-
     use std::os::fd::AsFd;
 
     use super::*;

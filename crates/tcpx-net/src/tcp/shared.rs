@@ -364,6 +364,7 @@ impl Shared {
         self.wake_another();
     }
 
+    /// Has lanes opened that were not at first, if what is queued is worth them.
     fn want_lanes(&self) {
         if self.transmit.queued_bytes() > MUCH && self.roster.want_unopened() {
             watch::wake();

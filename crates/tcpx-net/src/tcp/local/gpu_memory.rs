@@ -20,8 +20,8 @@ use rustix::net::{
 };
 use tcpx_lanes::lock;
 use tcpx_memory::{
-    CudaError, DeviceParts, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice,
-    RegionWatch, SegmentRow, Shareable, WeakRegion,
+    CudaError, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice, RegionWatch,
+    SegmentRow, Shareable, WeakRegion,
 };
 
 use super::super::CHUNK_BYTES;
@@ -260,21 +260,20 @@ impl GpuMemory {
 
     /// Whether the peer reads all of this where it lies, by one chunk. What it does not know is offered to it.
     pub(super) fn is_readable(self: &Arc<Self>, source: &RegionSlice) -> bool {
-        let parts = || source.device_parts(0..source.len()).ok().flatten();
-        let most = self.sizes.parts;
-        let in_few = |parts: DeviceParts<'_>| parts.take(most + 1).count() <= most;
-        parts().is_some_and(in_few) && self.is_known(source)
+        self.is_known(source, self.sizes.parts)
     }
 
-    /// Whether the peer reads all of this where it lies. What it does not know is offered to it.
-    fn is_known(self: &Arc<Self>, source: &RegionSlice) -> bool {
+    /// Whether the peer reads all of this where it lies, which is in so many parts at most. What it does not know is offered
+    /// to it.
+    fn is_known(self: &Arc<Self>, source: &RegionSlice, most: usize) -> bool {
         let Ok(Some(mut parts)) = source.device_parts(0..source.len()) else {
             return false;
         };
         let mut state = lock(&self.state);
         let mut find = state.finder();
-        if parts.all(|(at, len)| find(at, len as u64).is_some()) {
-            return true;
+        let mut few = parts.by_ref().take(most);
+        if few.all(|(at, len)| find(at, len as u64).is_some()) {
+            return parts.next().is_none();
         }
         drop(find);
         if !state.is_over {
@@ -310,7 +309,7 @@ impl GpuMemory {
 
     /// How long the chunks of a transfer may be that the peer reads where it lies, at most `longest`.
     pub(super) fn chunk_bytes(self: &Arc<Self>, source: &RegionSlice, longest: u32) -> Option<u32> {
-        if !self.is_known(source) {
+        if !self.is_known(source, usize::MAX) {
             return None;
         }
         let fits = |bytes: u32| {
