@@ -54,7 +54,7 @@ pub struct Config {
     pub lanes: Option<usize>,
     /// `TCPX_NET_RAILS`: devices that each interface stands for.
     pub rails: Option<usize>,
-    /// `TCPX_NET_THREADS`: event loops a direction.
+    /// `TCPX_NET_THREADS`: pairs of event loops.
     pub threads: Option<usize>,
     /// `TCPX_NET_INLINE_BYTES`: messages above take lanes, always.
     pub inline_bytes: usize,

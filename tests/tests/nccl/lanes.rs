@@ -41,7 +41,7 @@ fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
             for _ in 0..2 {
                 let links: Vec<_> = (0..16).map(|_| Link::new(&*table, context)).collect();
                 links.iter().for_each(Link::warm);
-                // Two loops a direction, the door and the monitor, whatever the number of comms.
+                // Two pairs of loops, the door and the monitor, whatever the number of comms.
                 until_threads(6);
                 links.into_iter().for_each(Link::close);
                 until_threads(0);

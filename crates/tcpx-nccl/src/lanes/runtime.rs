@@ -101,7 +101,7 @@ impl Runtime {
         if lanes > 0 {
             shared.log.info(&format!(
                 "messages above {} bytes leave NCCL's thread: {lanes} lanes to each peer process, \
-             {threads} loops a direction, on {cores} cores",
+             {threads} pairs of event loops, on {cores} cores",
                 shared.config.inline_bytes
             ));
         }
@@ -203,7 +203,7 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Loops a direction: one copies cold memory at some 3 to 4 GB/s.
+/// Pairs of loops: a loop copies cold memory at some 3 to 4 GB/s.
 fn threads_for(cores: usize) -> usize {
     (cores / 2).clamp(1, 12)
 }

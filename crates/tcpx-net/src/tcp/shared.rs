@@ -139,7 +139,7 @@ pub(super) struct Shared {
 pub(super) struct Parts {
     /// `tcp, 4 lanes to 10.0.0.2:12345`.
     pub(super) name: String,
-    /// What was chosen, for a person: ` over eth0 10.0.0.1 to 10.0.0.2, 1 event loop each way, cubic`.
+    /// What was chosen, for a person: ` over eth0 10.0.0.1 to 10.0.0.2, 1 event loop, cubic`.
     pub(super) ways: String,
     pub(super) lanes: u16,
     /// Chunks that may be on their way.
