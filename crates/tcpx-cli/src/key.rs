@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tcpx::{Auth, Key, KeyName, KeyRing, KeyRingError};
+use zeroize::Zeroizing;
 
 use crate::environment::PROGRAM_KEY;
 use crate::error::Error;
@@ -118,8 +119,10 @@ impl KeySources {
         if !io::stdin().is_terminal() && !io::stderr().is_terminal() {
             return Err(KeyError::Missing);
         }
-        let typed = rpassword::prompt_password("key (the server printed it): ")
-            .map_err(KeyError::Prompt)?;
+        let typed = Zeroizing::new(
+            rpassword::prompt_password("key (the server printed it): ")
+                .map_err(KeyError::Prompt)?,
+        );
         Ok((parse(&typed, "what was typed")?, KeyOrigin::Typed))
     }
 
