@@ -274,7 +274,7 @@ impl Channel for TcpChannel {
         let (token, name) = (window.token, window.window);
         self.shared.receive.open(window).map_err(|window| {
             self.bad_request(format!(
-                "window {} was opened after a later one, or beside too many; open windows in the order of their names",
+                "window {} was opened after a later one; open windows in the order of their names",
                 window.window
             ))
         })?;

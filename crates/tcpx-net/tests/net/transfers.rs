@@ -422,25 +422,6 @@ fn windows_are_opened_in_the_order_of_their_names() {
 }
 
 #[test]
-fn more_windows_than_may_be_open_are_refused_until_one_is_closed() {
-    let mut raw = raw_peer(1, options(false));
-    let destination = guarded(8);
-    let most = 1 << 14;
-    for name in 0..most {
-        open_window(&mut *raw.channel, name, destination.clone());
-    }
-    let next = whole_window(most, destination.clone());
-    let error = raw.channel.open_window(next).unwrap_err();
-    assert!(error.to_string().contains("beside too many"), "{error}");
-    write_chunk(&raw.lanes[0], 77, 8, 8);
-    assert_eq!(received(&mut *raw.channel, 1), [1077]);
-    open_window(&mut *raw.channel, most, destination.clone());
-    let next = whole_window(most + 1, destination);
-    assert!(raw.channel.open_window(next).is_err());
-    assert_eq!(raw.channel.in_flight(), 0, "nothing has come to the others");
-}
-
-#[test]
 fn more_staged_bytes_than_slots_flow_in_both_directions_at_once() {
     // 4 channels with 100 chunks of a slot's size each way want more slots than the pool has.
     let window = TcpOptions {

@@ -5,7 +5,6 @@ use proptest::strategy::Strategy;
 use thiserror::Error;
 
 use super::MAX_EAGER_BYTES;
-use crate::pieces::MAX_PIECES;
 
 /// A side's parameters; the first frame after the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +104,7 @@ impl Default for Limits {
             asks: 1024,
             windows: 1024,
             tags: 1 << 16,
-            pieces: MAX_PIECES,
+            pieces: 1 << 18,
             list_windows: 1 << 16,
         }
     }

@@ -10,8 +10,8 @@ use super::one_sided::{
 };
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Extent, Frame, RefuseReason, TransferId};
-use crate::pieces::{MAX_PIECES, PieceList};
+use crate::frame::{Extent, Frame, Limits, RefuseReason, TransferId};
+use crate::pieces::PieceList;
 use crate::window::{Place, Rights};
 
 const ROOM: u64 = 1 << 20;
@@ -128,13 +128,14 @@ fn rule_14_one_bad_piece_refuses_all_before_the_first_byte() {
 fn rule_13_whoever_names_pieces_holds_back_at_the_bound() {
     let mut pair = Pair::new(config(), 5);
     let window = expose(&mut pair, Rights::Put);
+    let most = Limits::default().pieces;
     let half: Vec<_> = (0..2)
-        .map(|_| list((0..u64::from(MAX_PIECES) / 2).map(|at| (place(window, at * 2), 1))))
+        .map(|_| list((0..u64::from(most) / 2).map(|at| (place(window, at * 2), 1))))
         .collect();
     let first = add(&mut pair, &half[0]);
     let second = add(&mut pair, &half[1]);
     let more = list([(place(window, 0), 1)]);
-    let full = RequestError::TooManyPieces { most: MAX_PIECES };
+    let full = RequestError::TooManyPieces { most };
     let refused = pair.with(0, |session, _| session.add_pieces(Arc::new(more.clone())));
     assert_eq!(refused, Err(full));
     pair.with(0, |session, _| session.drop_pieces(first));
@@ -255,7 +256,7 @@ fn rule_14_a_chunk_of_many_pieces_is_shorter() {
     assert_eq!(granted(1, 1 << 19), 512 << 10);
     assert_eq!(granted(1 << 11, 256), 256 << 10);
     assert_eq!(granted(1 << 17, 4), 8 << 10);
-    assert_eq!(granted(1 << 19, 1), 4 << 10);
+    assert_eq!(granted(1 << 18, 1), 4 << 10);
 }
 
 /// Parts of lists of the peer, and what names them; the last frame is one too many.
@@ -319,11 +320,12 @@ fn rule_13_lists_beyond_the_bound_end_the_connection() {
         part: vec![0xff],
     };
     assert!(unexpected(hostile(vec![bytes])));
-    let many = strided(0, MAX_PIECES.into(), 1);
+    let most = Limits::default().pieces.into();
+    let many = strided(0, most, 1);
     let full = hostile(vec![part(0, true, &many), part(1, false, &one)]);
     assert!(matches!(full, SessionError::TooMany { .. }));
     let nothing = |list| part(list, true, &PieceList::default());
-    let mut empty: Vec<_> = (0..=u64::from(MAX_PIECES)).map(nothing).collect();
+    let mut empty: Vec<_> = (0..=most).map(nothing).collect();
     assert!(matches!(
         hostile(std::mem::take(&mut empty)),
         SessionError::TooMany { .. }
