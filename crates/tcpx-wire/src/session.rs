@@ -122,7 +122,7 @@ impl Session {
             transmit: Outbox::new(Frame::from(config.ours.clone()), config.addressed),
             actions: VecDeque::new(),
             operations: Table::default(),
-            streams: Default::default(),
+            streams: [config.addressed; 2].map(ChunkStream::new),
             next_arrival: 0,
             matching: Matching::default(),
             one_sided: OneSided::default(),

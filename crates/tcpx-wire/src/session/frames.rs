@@ -190,7 +190,11 @@ impl Session {
         if self.agreed.is_some() {
             return Err(unexpected("settings", "them once", "they arrived again"));
         }
-        let agreed = Agreed::new(&self.config.ours, &theirs)?;
+        let mut agreed = Agreed::new(&self.config.ours, &theirs)?;
+        if self.config.addressed {
+            // The network spreads chunks over lanes of its own.
+            agreed.channels = 1;
+        }
         let [sends, receives] = &mut self.streams;
         sends.configure(agreed.channels, agreed.send_window);
         receives.configure(agreed.channels, agreed.receive_window);
@@ -266,7 +270,7 @@ impl Session {
         let stream = &mut self.streams[Role::Sender as usize];
         let plan = Plan::new(cut, stream.end(), channels, window);
         let bytes = plan.bytes();
-        stream.append(operation, plan.chunks);
+        stream.append(operation, &cut);
         it.level = level;
         it.stage = Stage::Moving(Box::new(Moving::new(plan, false)));
         it.clock.progressed(now);
@@ -1016,7 +1020,7 @@ impl Session {
             } else {
                 let stream = &mut self.streams[Role::Receiver as usize];
                 let first = stream.end();
-                stream.append(operation, cut.count());
+                stream.append(operation, &cut);
                 Plan::new(cut, first, agreed.channels, first)
             };
             self.begin_matched(operation, transfer, plan, level);

@@ -77,6 +77,201 @@ fn channel_of(sequence: u64, channels: u16) -> u16 {
     (sequence % u64::from(channels.max(1))) as u16
 }
 
+/// The chunk to post next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) owner: OperationId,
+    pub(super) index: u32,
+}
+
+/// Chunks of transfers that may be sent, or were granted, and which of them is next.
+#[derive(Debug)]
+pub(super) struct ChunkStream {
+    end: u64,
+    order: Order,
+    /// When the data plane last said something of a chunk.
+    pub(super) moved: Time,
+}
+
+#[derive(Debug)]
+enum Order {
+    /// The peer finds chunks by their numbers.
+    Numbered(Numbered),
+    /// The peer finds them by their window's name.
+    Turns(Turns),
+}
+
+impl ChunkStream {
+    /// Of no channel yet. Chunks of an addressed network come in any order.
+    pub(super) fn new(is_addressed: bool) -> Self {
+        Self {
+            end: 0,
+            order: match is_addressed {
+                true => Order::Turns(Turns::default()),
+                false => Order::Numbered(Numbered::default()),
+            },
+            moved: Time::default(),
+        }
+    }
+
+    /// At most `window` chunks of a channel are in flight at a time.
+    pub(super) fn configure(&mut self, channels: u16, window: u16) {
+        let window = window.into();
+        match &mut self.order {
+            Order::Numbered(numbered) => numbered.configure(channels, window),
+            Order::Turns(turns) => turns.window = window,
+        }
+    }
+
+    /// Sequence number of the next chunk to be granted.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// A transfer that is cut so may be sent, or was granted: its chunks have the next numbers.
+    pub(super) fn append(&mut self, owner: OperationId, cut: &ChunkPlan) {
+        let chunks = cut.count();
+        if chunks == 0 {
+            return;
+        }
+        let first = self.end;
+        let end = first + u64::from(chunks);
+        self.end = end;
+        match &mut self.order {
+            Order::Numbered(numbered) => numbered.transfers.push_back(Span {
+                first,
+                end,
+                owner: Some(owner),
+            }),
+            Order::Turns(turns) => {
+                let each = (TURN_BYTES / cut.chunk_bytes().max(1)).max(1);
+                turns.transfers.push_back(Turn {
+                    owner,
+                    first,
+                    next: first,
+                    end,
+                    each,
+                    left: each,
+                });
+            }
+        }
+    }
+
+    /// Leaves out what was not yet posted of the owner's transfer, whose chunks start at `first`. A
+    /// transfer without chunks has none to leave out; the chunk at `first` is then another's.
+    pub(super) fn drop_from(&mut self, owner: OperationId, first: u64) {
+        match &mut self.order {
+            Order::Numbered(numbered) => numbered.drop_from(owner, first),
+            Order::Turns(turns) => turns.drop_from(owner, first),
+        }
+    }
+
+    /// Takes the next chunk, if there is room for one.
+    pub(super) fn next(&mut self) -> Option<Slot> {
+        match &mut self.order {
+            Order::Numbered(numbered) => numbered.next(),
+            Order::Turns(turns) => turns.next(),
+        }
+    }
+
+    /// A posted chunk's place is free again.
+    pub(super) fn release(&mut self, chunk: &Chunk) {
+        let in_flight = match &mut self.order {
+            Order::Numbered(numbered) => {
+                let lane = numbered.lanes.get_mut(usize::from(chunk.channel));
+                lane.map(|lane| &mut lane.in_flight)
+            }
+            Order::Turns(turns) => Some(&mut turns.in_flight),
+        };
+        // Most end in the order in which they were posted.
+        if let Some(in_flight) = in_flight
+            && let Some(at) = in_flight.iter().position(|one| *one == chunk.sequence)
+        {
+            in_flight.remove(at);
+        }
+    }
+
+    /// No chunk is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        match &self.order {
+            Order::Numbered(numbered) => {
+                numbered.lanes.iter().all(|lane| lane.in_flight.is_empty())
+            }
+            Order::Turns(turns) => turns.in_flight.is_empty(),
+        }
+    }
+}
+
+/// Bytes that a transfer sends before the next one has its turn: a short one does not wait for the end of a long one,
+/// and neighbours of a long one can still be copied together.
+const TURN_BYTES: u32 = 4 << 20;
+
+/// Transfers take turns.
+#[derive(Debug, Default)]
+struct Turns {
+    window: usize,
+    /// In the order of their numbers.
+    transfers: VecDeque<Turn>,
+    /// Whose turn it is.
+    at: usize,
+    /// Sequence numbers; at most `window`.
+    in_flight: VecDeque<u64>,
+}
+
+/// Of a transfer.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    owner: OperationId,
+    first: u64,
+    /// The chunk to post next.
+    next: u64,
+    end: u64,
+    /// Chunks of a turn, and how many are left of this one.
+    each: u32,
+    left: u32,
+}
+
+impl Turns {
+    fn drop_from(&mut self, owner: OperationId, first: u64) {
+        let at = self.transfers.partition_point(|turn| turn.first < first);
+        let found = self.transfers.get(at);
+        if found.is_some_and(|turn| turn.first == first && turn.owner == owner) {
+            self.remove(at);
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.transfers.remove(at);
+        self.at -= usize::from(at < self.at);
+    }
+
+    fn next(&mut self) -> Option<Slot> {
+        if self.in_flight.len() >= self.window {
+            return None;
+        }
+        if self.at >= self.transfers.len() {
+            self.at = 0;
+        }
+        let at = self.at;
+        let turn = self.transfers.get_mut(at)?;
+        let slot = Slot {
+            owner: turn.owner,
+            // A transfer has at most u32::MAX chunks.
+            index: (turn.next - turn.first) as u32,
+        };
+        self.in_flight.push_back(turn.next);
+        turn.next += 1;
+        turn.left -= 1;
+        if turn.next == turn.end {
+            self.remove(at);
+        } else if turn.left == 0 {
+            turn.left = turn.each;
+            self.at += 1;
+        }
+        Some(slot)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Span {
     first: u64,
@@ -93,28 +288,17 @@ struct Lane {
     in_flight: VecDeque<u64>,
 }
 
-/// The chunk to post next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
-    pub(super) owner: OperationId,
-    pub(super) index: u32,
-}
-
-/// Chunks of transfers in the order in which they may be sent, or were granted. A channel carries every
-/// `channels`-th one in sequence order and at most `window` at a time.
+/// Chunks follow each other by their numbers. A channel carries every `channels`-th one and at most `window` at a time.
 #[derive(Debug, Default)]
-pub(super) struct ChunkStream {
+struct Numbered {
     window: usize,
-    end: u64,
     transfers: VecDeque<Span>,
     lanes: Vec<Lane>,
-    /// When the data plane last said something of a chunk.
-    pub(super) moved: Time,
 }
 
-impl ChunkStream {
-    pub(super) fn configure(&mut self, channels: u16, window: u16) {
-        self.window = window.into();
+impl Numbered {
+    fn configure(&mut self, channels: u16, window: usize) {
+        self.window = window;
         self.lanes = (0..u64::from(channels))
             .map(|next| Lane {
                 next,
@@ -129,27 +313,7 @@ impl ChunkStream {
         lane.is_some_and(|lane| lane.in_flight.len() < self.window)
     }
 
-    /// Sequence number of the next chunk to be granted.
-    pub(super) fn end(&self) -> u64 {
-        self.end
-    }
-
-    pub(super) fn append(&mut self, owner: OperationId, chunks: u32) {
-        if chunks == 0 {
-            return;
-        }
-        let first = self.end;
-        self.end += u64::from(chunks);
-        self.transfers.push_back(Span {
-            first,
-            end: self.end,
-            owner: Some(owner),
-        });
-    }
-
-    /// Leaves out what was not yet posted of the owner's transfer, whose chunks start at `first`. A
-    /// transfer without chunks has none to leave out; the chunk at `first` is then another's.
-    pub(super) fn drop_from(&mut self, owner: OperationId, first: u64) {
+    fn drop_from(&mut self, owner: OperationId, first: u64) {
         let at = self.transfers.partition_point(|span| span.end <= first);
         let owned = |span: &&mut Span| span.first == first && span.owner == Some(owner);
         let Some(span) = self.transfers.get_mut(at).filter(owned) else {
@@ -175,7 +339,7 @@ impl ChunkStream {
     }
 
     /// Takes the next chunk in sequence order among the channels with room.
-    pub(super) fn next(&mut self) -> Option<Slot> {
+    fn next(&mut self) -> Option<Slot> {
         loop {
             let channel = (0..self.lanes.len())
                 .filter(|&channel| self.has_room(channel))
@@ -186,15 +350,6 @@ impl ChunkStream {
                 return slot.map(|slot| self.take(channel, slot));
             }
             // Dropped chunks were skipped: another channel may come first now.
-        }
-    }
-
-    /// A posted chunk's place is free again.
-    pub(super) fn release(&mut self, chunk: &Chunk) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(chunk.channel))
-            && let Ok(at) = lane.in_flight.binary_search(&chunk.sequence)
-        {
-            lane.in_flight.remove(at);
         }
     }
 
@@ -240,31 +395,31 @@ impl ChunkStream {
             self.transfers.pop_front();
         }
     }
-
-    /// No chunk is in flight.
-    pub(super) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.in_flight.is_empty())
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::frame::Role;
 
-    fn stream(channels: u16, window: u16, chunks: u32) -> (ChunkStream, Plan) {
-        let mut stream = ChunkStream::default();
+    const CHUNK: u64 = 1 << 20;
+
+    fn stream(is_addressed: bool, channels: u16, window: u16, chunks: u32) -> (ChunkStream, Plan) {
+        let mut stream = ChunkStream::new(is_addressed);
         stream.configure(channels, window);
-        stream.append(OperationId::new(Role::Sender, 0), chunks);
-        (
-            stream,
-            Plan::new(
-                ChunkPlan::new(u64::from(chunks) * 4096, 4096, None).unwrap(),
-                0,
-                channels,
-                0,
-            ),
-        )
+        let plan = Plan::new(cut(chunks), 0, channels, 0);
+        stream.append(owner(0), &plan.cut);
+        (stream, plan)
+    }
+
+    fn owner(number: u64) -> OperationId {
+        OperationId::new(Role::Sender, number)
+    }
+
+    fn cut(chunks: u32) -> ChunkPlan {
+        ChunkPlan::even(u64::from(chunks) * CHUNK, CHUNK as u32)
     }
 
     fn post_all(stream: &mut ChunkStream) -> Vec<u32> {
@@ -277,13 +432,13 @@ mod tests {
     #[test]
     fn what_was_dropped_takes_one_place_in_whichever_order() {
         for backwards in [false, true] {
-            let (mut stream, _) = stream(1, 1, 10);
+            let (mut stream, _) = stream(false, 1, 1, 10);
             assert_eq!(post_all(&mut stream), [0]);
             let mut dropped: Vec<_> = (1..100)
                 .map(|number| {
-                    let (owner, first) = (OperationId::new(Role::Sender, number), stream.end());
-                    stream.append(owner, 3);
-                    (owner, first)
+                    let first = stream.end();
+                    stream.append(owner(number), &cut(3));
+                    (owner(number), first)
                 })
                 .collect();
             if backwards {
@@ -292,26 +447,105 @@ mod tests {
             for (owner, first) in dropped {
                 stream.drop_from(owner, first);
             }
-            assert_eq!(stream.transfers.len(), 2, "backwards: {backwards}");
+            let Order::Numbered(numbered) = &stream.order else {
+                panic!("{stream:?}");
+            };
+            assert_eq!(numbered.transfers.len(), 2, "backwards: {backwards}");
         }
     }
 
     #[test]
     fn only_the_number_in_flight_counts() {
-        let (mut stream, plan) = stream(1, 4, 100);
-        assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
-        for index in 1..4 {
-            stream.release(&plan.chunk(index));
+        for is_addressed in [false, true] {
+            let (mut stream, plan) = stream(is_addressed, 1, 4, 100);
+            assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
+            for index in 1..4 {
+                stream.release(&plan.chunk(index));
+            }
+            assert_eq!(post_all(&mut stream), [4, 5, 6]);
         }
-        assert_eq!(post_all(&mut stream), [4, 5, 6]);
     }
 
     #[test]
     fn a_place_is_given_back_once() {
-        let (mut stream, plan) = stream(1, 2, 100);
-        assert_eq!(post_all(&mut stream), [0, 1]);
-        stream.release(&plan.chunk(0));
-        stream.release(&plan.chunk(0));
-        assert_eq!(post_all(&mut stream), [2]);
+        for is_addressed in [false, true] {
+            let (mut stream, plan) = stream(is_addressed, 1, 2, 100);
+            assert_eq!(post_all(&mut stream), [0, 1]);
+            stream.release(&plan.chunk(0));
+            stream.release(&plan.chunk(0));
+            assert_eq!(post_all(&mut stream), [2]);
+        }
+    }
+
+    #[test]
+    fn a_short_transfer_does_not_wait_for_the_end_of_a_long_one() {
+        let (mut stream, _) = stream(true, 1, 64, 1000);
+        stream.append(owner(1), &cut(6));
+        stream.append(owner(2), &cut(1));
+        let mut next = |count| -> Vec<_> {
+            let slots = std::iter::from_fn(|| stream.next()).take(count);
+            slots.map(|slot| (slot.owner, slot.index)).collect()
+        };
+        let turn = |number, chunks: std::ops::Range<u32>| -> Vec<_> {
+            chunks.map(|index| (owner(number), index)).collect()
+        };
+        assert_eq!(next(4), turn(0, 0..4));
+        assert_eq!(next(4), turn(1, 0..4));
+        assert_eq!(next(1), turn(2, 0..1));
+        assert_eq!(next(4), turn(0, 4..8));
+        assert_eq!(next(2), turn(1, 4..6));
+        assert_eq!(next(9), turn(0, 8..17));
+    }
+
+    proptest! {
+        /// Whatever comes, goes and ends meanwhile, each transfer's chunks are posted in order, and none of one that was
+        /// dropped; nobody waits for more than a turn of each other one.
+        #[test]
+        fn transfers_take_turns(
+            steps in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u32..12), 1..200),
+        ) {
+            let mut stream = ChunkStream::new(true);
+            stream.configure(1, 3);
+            let mut live: Vec<(OperationId, Plan, u32, usize)> = Vec::new();
+            let mut in_flight = Vec::new();
+            for (number, (step, which, chunks)) in steps.into_iter().enumerate() {
+                match step {
+                    0 => {
+                        let owner = owner(number as u64);
+                        let plan = Plan::new(cut(chunks), stream.end(), 1, 0);
+                        stream.append(owner, &plan.cut);
+                        if chunks > 0 {
+                            live.push((owner, plan, 0, 0));
+                        }
+                    }
+                    1 if !live.is_empty() => {
+                        let (owner, plan, ..) = live.remove(which.index(live.len()));
+                        stream.drop_from(owner, plan.first_sequence);
+                    }
+                    2 if !in_flight.is_empty() => {
+                        let chunk = in_flight.remove(which.index(in_flight.len()));
+                        stream.release(&chunk);
+                    }
+                    _ => {
+                        let slot = stream.next();
+                        prop_assert_eq!(slot.is_none(), in_flight.len() == 3 || live.is_empty());
+                        let Some(slot) = slot else { continue };
+                        let others = live.len();
+                        for (_, _, _, waited) in &mut live {
+                            *waited += 1;
+                        }
+                        let at = live.iter().position(|(owner, ..)| *owner == slot.owner);
+                        let (_, plan, next, waited) = &mut live[at.unwrap()];
+                        prop_assert_eq!(slot.index, *next);
+                        prop_assert!(*waited <= 4 * (others + number));
+                        (*next, *waited) = (*next + 1, 0);
+                        in_flight.push(plan.chunk(slot.index));
+                        if *next == plan.chunks {
+                            live.remove(at.unwrap());
+                        }
+                    }
+                }
+            }
+        }
     }
 }

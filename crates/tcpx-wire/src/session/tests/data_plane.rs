@@ -222,7 +222,8 @@ impl Pair {
                     false => side.granted.contains(&transfer),
                 };
                 assert!(known, "posted before the window was known");
-                side.sends.post(chunk, agreed.channels, agreed.send_window);
+                side.sends
+                    .post(chunk, &agreed, agreed.send_window, !addressed);
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
                 assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
@@ -271,7 +272,7 @@ impl Pair {
             } => {
                 let agreed = *side.session.agreed().unwrap();
                 side.receives
-                    .post(chunk, agreed.channels, agreed.receive_window);
+                    .post(chunk, &agreed, agreed.receive_window, true);
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
                 assert!(chunk.offset + u64::from(chunk.length) <= watched.bytes);

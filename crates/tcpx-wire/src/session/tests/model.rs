@@ -78,14 +78,14 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn post(&mut self, chunk: Chunk, channels: u16, window: u16) {
+    pub(super) fn post(&mut self, chunk: Chunk, agreed: &Agreed, window: u16, in_order: bool) {
         assert_eq!(
             u64::from(chunk.channel),
-            chunk.sequence % u64::from(channels)
+            chunk.sequence % u64::from(agreed.channels)
         );
         let last = self.last.insert(chunk.channel, chunk.sequence);
         assert!(
-            last < Some(chunk.sequence),
+            last < Some(chunk.sequence) || !in_order,
             "channel out of order: {chunk:?}"
         );
         assert!(self.sequences.insert(chunk.sequence));
