@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Connection, Deadlines, Error, ErrorKind, Level, Region, Rights, WindowKey};
+use tcpx::{
+    CompletionQueue, Connection, Deadlines, Error, ErrorKind, Level, Region, Rights, WindowKey,
+};
 
 use crate::common::{self, contents, filled, random};
 
@@ -61,6 +63,30 @@ fn random_puts_and_gets_are_what_a_model_says() {
     }
     assert!(contents(&memory) == model);
     window.revoke(LONG).expect("nothing runs");
+}
+
+#[test]
+fn a_short_put_does_not_wait_for_a_long_one() {
+    const HUGE: usize = 512 << 20;
+    let (owner, user) = pair();
+    let memory = Region::host(HUGE + WINDOW).expect("memory");
+    let window = owner.expose(memory.all(), Rights::Put).expect("open");
+    let (key, source) = (window.key(), Region::host(HUGE).expect("memory"));
+    let queue = CompletionQueue::new().expect("a queue");
+    let long = user.put(source.all(), &key, 0).start().expect("room");
+    long.queue(&queue, 0);
+    let short = filled(&random(WINDOW));
+    let short = user.put(short.all(), &key, HUGE as u64);
+    short.start().expect("room").queue(&queue, 1);
+    let mut ended = Vec::new();
+    while ended.len() < 2 {
+        queue.poll(&mut ended, 2, LONG).expect("a queue");
+    }
+    let keys: Vec<_> = ended.iter().map(|completion| completion.key).collect();
+    assert_eq!(keys, [1, 0]);
+    for completion in ended {
+        completion.outcome.expect("placed");
+    }
 }
 
 #[test]
@@ -572,9 +598,9 @@ fn pieces_at_the_bound_are_refused_or_wait_for_others() {
         }
         batch
     };
-    let error = of((1 << 20) + 1, &key).start().expect_err("too many");
+    let error = of((1 << 18) + 1, &key).start().expect_err("too many");
     assert_eq!(error.kind(), ErrorKind::Setting, "{error}");
-    let most = of(1 << 20, &key).prepare().expect("room");
+    let most = of(1 << 18, &key).prepare().expect("room");
     let error = of(2, &key).start().expect_err("no room");
     assert!(error.to_string().contains("pieces at most"), "{error}");
     drop(most);
