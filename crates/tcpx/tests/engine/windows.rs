@@ -598,7 +598,7 @@ fn pieces_at_the_bound_are_refused_or_wait_for_others() {
         }
         batch
     };
-    let error = of((1 << 18) + 1, &key).start().expect_err("too many");
+    let error = of((1 << 20) + 1, &key).start().expect_err("too many");
     assert_eq!(error.kind(), ErrorKind::Setting, "{error}");
     let most = of(1 << 18, &key).prepare().expect("room");
     let error = of(2, &key).start().expect_err("no room");
