@@ -11,10 +11,9 @@ use tcpx_wire::lane_seal::{HEADER_BYTES, Sealer, TAG_BYTES};
 
 use crate::event_loop::{BROKE, Source, Turn};
 use crate::sealing::{NextRecord, ReceiveSeal};
+use crate::send_lane::TURN_BYTES;
 use crate::socket_calls::{self as calls, Moved};
 
-/// Bytes that a lane may read before the others of its loop get their turn.
-const TURN_BYTES: usize = 4 << 20;
 /// In the middle of many chunks the lane acknowledges no fewer bytes than this.
 const ACKNOWLEDGED_TOGETHER: u64 = 256 << 10;
 /// Bytes of an acknowledgement: how many bytes of the stream's chunks were read, to the end of a chunk.
@@ -43,6 +42,11 @@ pub trait Target: Send + Debug {
     /// lane for some of it copies nothing meanwhile.
     fn is_near(&self) -> bool {
         false
+    }
+
+    /// Bytes that the lane may read before the others of its loop get their turn.
+    fn turn_bytes(&self) -> usize {
+        TURN_BYTES
     }
 
     /// Whether the peer may expose chunks: their payload is [read](Self::read) where it lies, and nothing of it comes
@@ -565,7 +569,7 @@ impl<T: Target> Source for ReceiveLane<T> {
     }
 
     fn turn(&mut self) -> Turn {
-        let mut share = TURN_BYTES;
+        let mut share = self.target.turn_bytes();
         while share > 0 {
             let step = match self.step() {
                 Ok(Step::Rest) => self.dies_waiting().unwrap_or(Step::Rest),

@@ -15,8 +15,8 @@ use crate::event_loop::{BROKE, Source, Turn};
 use crate::receive_lane::{ACKNOWLEDGEMENT_BYTES, SEALED_ACKNOWLEDGEMENT_BYTES};
 use crate::socket_calls::{self as calls, Moved};
 
-/// Bytes that a lane may write before the others of its loop get their turn.
-const TURN_BYTES: usize = 4 << 20;
+/// Bytes that a lane may move before the others of its loop get their turn, by default.
+pub const TURN_BYTES: usize = 4 << 20;
 
 /// Whose chunks a lane carries. All of its answers are immediate: nothing here waits.
 pub trait Owner: Send + Debug {
@@ -29,6 +29,11 @@ pub trait Owner: Send + Debug {
     /// Where the peer says how far it has read, if it does.
     fn answers(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Bytes that the lane may write before the others of its loop get their turn.
+    fn turn_bytes(&self) -> usize {
+        TURN_BYTES
     }
 
     /// A turn begins; whether the lane goes on.
@@ -231,9 +236,10 @@ impl<O: Owner> SendLane<O> {
         if let Some((chunk, _)) = &mut self.current {
             self.owner.resume(chunk);
         }
-        let mut share = TURN_BYTES;
+        let most = self.owner.turn_bytes();
+        let mut share = most;
         while share > 0 {
-            if self.current.is_none() && share < TURN_BYTES {
+            if self.current.is_none() && share < most {
                 self.read_acknowledgements()?;
             }
             if let Some(turn) = self.take() {

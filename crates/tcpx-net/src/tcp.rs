@@ -34,6 +34,7 @@ mod transmit_table;
 mod watch;
 
 use tcpx_lanes::sealing::Protection;
+use tcpx_lanes::send_lane::TURN_BYTES;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_wire::Taper;
 
@@ -89,6 +90,9 @@ pub struct TcpOptions {
     /// For tests.
     #[doc(hidden)]
     pub local_sizes: LocalSizes,
+    /// Bytes that a lane moves before the others of its event loop get their turn; at least 1. For tests.
+    #[doc(hidden)]
+    pub turn_bytes: usize,
 }
 
 /// Who may read slots of pinned memory where they lie.
@@ -129,6 +133,7 @@ impl Default for TcpOptions {
             lend: Lend::of_process(),
             local: Local::of_process(),
             local_sizes: LocalSizes::default(),
+            turn_bytes: TURN_BYTES,
         }
     }
 }
@@ -244,6 +249,7 @@ impl Network for TcpNetwork {
             dead_after: setup.dead_after,
             protection,
             socket_buffer: self.options.socket_buffer,
+            turn_bytes: self.options.turn_bytes,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
             local,

@@ -18,9 +18,7 @@ use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, LEAST_PLAIN_BYTES, encod
 use tcpx_wire::handshake::{Established, HandshakeError};
 use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records, SESSION_OVER};
 
-/// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
-/// frame is bounded by a window of its own, so this only limits what lies in user memory.
-const MAX_QUEUED: u64 = 2 << 20;
+use crate::options::Bounds;
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;
@@ -41,10 +39,6 @@ const COPIED_BYTES: usize = 16 * 1024;
 
 /// Reads of what nobody wants at a time.
 const DRAINED_READS: usize = 16;
-
-/// The peer is told what has arrived after so many frames, or so many bytes of them.
-const TELL_FRAMES: u32 = 64;
-const TELL_BYTES: usize = 256 << 10;
 
 /// Why the control connection ended.
 #[derive(Debug)]
@@ -135,6 +129,9 @@ pub(crate) struct Control {
     taken: usize,
     /// Another connection may go on where this one breaks.
     resumable: bool,
+    /// As in [`Bounds`].
+    most_queued: u64,
+    told_after: (u32, usize),
     /// Frames and their bytes that the peer was not told to have arrived.
     untold: (u32, usize),
     /// Until the server has welcomed this client.
@@ -156,6 +153,7 @@ impl Control {
         resumable: bool,
         awaits_welcome: bool,
         encrypts: bool,
+        bounds: &Bounds,
     ) -> Self {
         Self {
             stream,
@@ -181,6 +179,8 @@ impl Control {
             sealed: Vec::new(),
             taken: 0,
             resumable,
+            most_queued: bounds.queued,
+            told_after: (bounds.told_frames, bounds.told_bytes),
             untold: (0, 0),
             awaits_welcome,
             is_positioning: false,
@@ -367,7 +367,7 @@ impl Control {
     /// Counts a frame, and tells the peer now and then what has arrived.
     fn tell(&mut self) -> Result<(), ControlEnd> {
         self.untold.0 += 1;
-        let due = self.untold.0 >= TELL_FRAMES || self.untold.1 >= TELL_BYTES;
+        let due = self.untold.0 >= self.told_after.0 || self.untold.1 >= self.told_after.1;
         if due && self.resumable && !self.finished_writing {
             self.untold = (0, 0);
             let read = self.decoder.read();
@@ -460,7 +460,7 @@ impl Control {
 
     /// Room for another frame from the session.
     pub(crate) fn has_room(&self) -> bool {
-        self.log.end() - self.log.read() < MAX_QUEUED
+        self.log.end() - self.log.read() < self.most_queued
     }
 
     /// Queues a frame; [`Control::flush`] sends it.
@@ -708,7 +708,7 @@ pub(crate) mod tests {
     }
 
     /// What each record of these sealed.
-    fn opened(records: &mut Records, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    pub(crate) fn opened(records: &mut Records, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         while let Some(length) = Records::length(bytes).unwrap() {
             let (sealed, rest) = bytes[LENGTH_BYTES..].split_at(length);
@@ -721,7 +721,7 @@ pub(crate) mod tests {
         all
     }
 
-    fn frames(bytes: &[u8], decoder: &mut FrameDecoder) -> Vec<Frame> {
+    pub(crate) fn frames(bytes: &[u8], decoder: &mut FrameDecoder) -> Vec<Frame> {
         let mut rest = bytes;
         std::iter::from_fn(|| decoder.next(&mut rest).unwrap()).collect()
     }
@@ -729,7 +729,7 @@ pub(crate) mod tests {
     #[test]
     fn nothing_of_a_frame_can_be_read_on_the_way() {
         let (stream, mut network, mut theirs) = connection(1);
-        let mut control = Control::new(stream, false, false, true);
+        let mut control = Control::new(stream, false, false, true, &Bounds::default());
         let said = [eager(0, 100), eager(1, MAX_EAGER_BYTES), eager(2, 0)];
         let mut bytes = Vec::new();
         for frame in &said {
@@ -762,8 +762,8 @@ pub(crate) mod tests {
         fn new(encrypts: bool) -> Self {
             let (sender, receiver, from, to) = Self::connect(1);
             Self {
-                sender: Control::new(sender, true, false, encrypts),
-                receiver: Control::new(receiver, true, false, encrypts),
+                sender: Control::new(sender, true, false, encrypts, &Bounds::default()),
+                receiver: Control::new(receiver, true, false, encrypts, &Bounds::default()),
                 from,
                 to,
             }
@@ -841,7 +841,7 @@ pub(crate) mod tests {
     #[test]
     fn what_is_read_begins_at_a_page_behind_what_was_kept() {
         let (stream, mut network, _) = connection(1);
-        let mut control = Control::new(stream, false, false, false);
+        let mut control = Control::new(stream, false, false, false, &Bounds::default());
         for kept in [0, 1, PAGE_BYTES, PAGE_BYTES + 1] {
             control.came = 7..7 + kept;
             control.input.resize(control.came.end, 0);
@@ -887,7 +887,7 @@ pub(crate) mod tests {
     #[test]
     fn what_is_short_is_sealed() {
         let (stream, mut network, _) = connection(1);
-        let mut control = Control::new(stream, false, false, false);
+        let mut control = Control::new(stream, false, false, false, &Bounds::default());
         control.queue(eager(0, LEAST_PLAIN_BYTES - 1)).unwrap();
         let bytes = sent(&mut control, &mut network);
         assert!(!bytes.windows(16).any(|some| some == [b'x'; 16]));
@@ -936,7 +936,7 @@ pub(crate) mod tests {
     fn a_bit_that_flips_on_the_way_never_makes_a_frame() {
         for bit in 0..8 * 60 {
             let (stream, mut network, mut theirs) = connection(1);
-            let mut control = Control::new(stream, false, false, false);
+            let mut control = Control::new(stream, false, false, false, &Bounds::default());
             let (mut plain, mut sealed) = (Vec::new(), Vec::new());
             encode(&Frame::Heartbeat { counter: 3 }, 0, &mut plain).unwrap();
             theirs.seal(&plain, &mut sealed);
@@ -965,7 +965,7 @@ pub(crate) mod tests {
     #[test]
     fn another_connection_goes_on_under_its_own_keys() {
         let (stream, mut network, mut theirs) = connection(1);
-        let mut control = Control::new(stream, true, false, false);
+        let mut control = Control::new(stream, true, false, false, &Bounds::default());
         let said: Vec<Frame> = (0..5).map(|number| eager(number, 100)).collect();
         let mut first = Vec::new();
         for frame in &said {

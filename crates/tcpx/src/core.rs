@@ -50,9 +50,6 @@ pub(crate) use operation::{Operation, Readers};
 use pace::Pace;
 pub(crate) use resume::Resume;
 
-/// Short steps of a turn, frames and actions, between two looks at the clock.
-const STEPS: u32 = 32;
-
 /// Looks at copies under way, which cost nothing, between two at the socket.
 const LOOKS_AT_COPIES: usize = 64;
 
@@ -218,8 +215,9 @@ impl Core {
 
     /// After a step of a turn, which may have been a long one: whether the turn has taken its time.
     fn is_spent(&mut self, was_long: bool) -> bool {
-        self.steps += if was_long { STEPS } else { 1 };
-        if self.steps < STEPS {
+        let most = self.bounds.steps;
+        self.steps += if was_long { most } else { 1 };
+        if self.steps < most {
             return false;
         }
         self.steps = 0;

@@ -51,7 +51,13 @@ pub(crate) fn establish(
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let (side, is_addressed) = (authenticated.side, config.addressed);
     let is_client = side == Side::Client;
-    let control = Control::new(control, is_addressed, is_client, options.encrypt);
+    let control = Control::new(
+        control,
+        is_addressed,
+        is_client,
+        options.encrypt,
+        &options.bounds,
+    );
     let mut set_up = SetUp::new(
         control,
         config,
@@ -326,6 +332,8 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     config.unread_bytes = options.bounds.unread_bytes;
     config.backlog = options.bounds.backlog;
     config.vain_windows = options.bounds.vain_windows;
+    config.max_operations = options.bounds.max_operations;
+    config.sends_looked_at = options.bounds.sends_looked_at;
     config.cancellable = network.is_addressed;
     config.addressed = network.is_addressed;
     config.seals_payload = options.encrypt;

@@ -52,6 +52,9 @@ pub struct Bounds {
     pub frames: usize,
     /// What the peer says ahead of its turn while a set-up waits for lanes; more stays in the socket.
     pub pending: usize,
+    /// Messages beyond that which no peer needs to send ahead of their turn while this side waits for its part; one round
+    /// of set-up is two or three, and what has come is counted once for all frames that are taken.
+    pub ahead: usize,
     /// Eager bytes that a side holds for messages without a receive; not less than its longest one.
     pub eager_credit: u32,
     /// As in [`tcpx_wire::session::Config`].
@@ -60,6 +63,21 @@ pub struct Bounds {
     pub backlog: u64,
     /// As there.
     pub vain_windows: u8,
+    /// As there: more are refused.
+    pub max_operations: usize,
+    /// As there.
+    pub sends_looked_at: usize,
+    /// Bytes queued for the peer before the session is asked for no more frames. Every kind of frame is bounded by a window
+    /// of its own, so this only limits what lies in user memory.
+    pub queued: u64,
+    /// Frames after which the peer is told what has arrived, and bytes of them, which must be fewer than it queues.
+    pub told_frames: u32,
+    /// See there.
+    pub told_bytes: usize,
+    /// Short steps of a turn, frames and actions, between two looks at the clock.
+    pub steps: u32,
+    /// Fences that are looked at ahead; those of more operations are looked at when their bytes move.
+    pub fences: usize,
 }
 
 impl Default for Bounds {
@@ -73,10 +91,18 @@ impl Default for Bounds {
             set_ups: 16,
             frames: 16,
             pending: 32,
+            ahead: 64,
             eager_credit: 2 << 20,
             unread_bytes: 1 << 20,
             backlog: 1 << 16,
             vain_windows: 8,
+            max_operations: 1 << 14,
+            sends_looked_at: 64,
+            queued: 2 << 20,
+            told_frames: 64,
+            told_bytes: 256 << 10,
+            steps: 32,
+            fences: 64,
         }
     }
 }

@@ -172,6 +172,10 @@ impl Target for OpenWindows {
         self.near
     }
 
+    fn turn_bytes(&self) -> usize {
+        self.shared.parts.turn_bytes
+    }
+
     fn takes_exposed(&self) -> bool {
         self.shared.parts.local.peer.is_some()
     }

@@ -14,6 +14,8 @@ pub(super) use tcpx_lanes::lock;
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
+#[cfg(test)]
+use tcpx_lanes::send_lane::TURN_BYTES;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
 use tcpx_memory::RegionSlice;
 
@@ -150,6 +152,8 @@ pub(super) struct Parts {
     pub(super) protection: Protection,
     /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
     pub(super) socket_buffer: u32,
+    /// Bytes that a lane moves in a turn.
+    pub(super) turn_bytes: usize,
     /// Without any lane for this long the channel has ended.
     pub(super) dead_after: Duration,
     pub(super) staging: Staging,
@@ -169,6 +173,7 @@ impl Parts {
             lend: Lend::Never,
             protection: Protection::None,
             socket_buffer: 0,
+            turn_bytes: TURN_BYTES,
             dead_after: Duration::from_secs(10),
             staging: Staging::new(&[], stage_host, window).unwrap(),
             repair: Repair::never(),

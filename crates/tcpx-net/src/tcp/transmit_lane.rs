@@ -193,6 +193,10 @@ impl Owner for Queue {
         self.socket.as_fd()
     }
 
+    fn turn_bytes(&self) -> usize {
+        self.shared.parts.turn_bytes
+    }
+
     fn begin(&mut self) -> io::Result<bool> {
         if self.shared.parts.staging.has_waiting() {
             Shared::stage_waiting(&self.shared);

@@ -9,8 +9,6 @@ use tcpx_wire::session::OperationId;
 use super::Core;
 use super::operation::Token;
 
-/// Fences that are looked at ahead; those of more operations are looked at when their bytes move.
-const FENCES: usize = 64;
 /// How often a fence is looked at ahead: the caller's GPU work may take long.
 const LOOKS: u8 = 8;
 
@@ -69,7 +67,7 @@ impl Core {
     /// Notes a fence that somebody will ask for.
     pub(crate) fn foresee(&mut self, fence: Option<&Fence>) {
         if let Some(fence) = fence.filter(|fence| fence.gpu().is_some())
-            && self.ahead.fences.len() < FENCES
+            && self.ahead.fences.len() < self.bounds.fences
         {
             self.ahead.fences.push_back((fence.clone(), LOOKS));
         }

@@ -73,7 +73,13 @@ impl Scene {
         let channel = Arc::<Log>::default();
         let mut core = Core::new(Parts {
             session,
-            control: Control::new(ControlStream { stream, records }, false, false, false),
+            control: Control::new(
+                ControlStream { stream, records },
+                false,
+                false,
+                false,
+                &Bounds::default(),
+            ),
             channels: vec![Quiet::new(&channel)],
             unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
             gpu: None,

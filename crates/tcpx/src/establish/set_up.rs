@@ -15,9 +15,6 @@ use crate::error::Error;
 use crate::options::Bounds;
 use crate::wait::micros_since;
 
-/// Messages that no peer needs to send ahead of their turn while this side waits for its part; one round of set-up is two
-/// or three.
-const TOO_MANY: usize = 64;
 /// How long a side that gives up waits for the peer to have heard why, and how long when its own time is over.
 const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(50));
 /// How long a side whose lanes or connects failed listens for the peer's reason, which may be the cause and has to come from
@@ -117,7 +114,7 @@ impl<'a> SetUp<'a> {
                 None => Error::Closed { peer: self.peer },
             });
         }
-        if self.pending.len() > self.bounds.pending + TOO_MANY {
+        if self.pending.len() > self.bounds.pending + self.bounds.ahead {
             return Err(NetworkError::Control {
                 reason: "the peer sent too many set-up messages ahead of their turn".to_owned(),
             }
