@@ -58,14 +58,15 @@ impl Core {
         any
     }
 
-    /// Takes frames from the session as long as there is room; `true` if there were any.
+    /// Takes frames from the session as long as there is room, and its last ones in any case: nobody would say them later.
+    /// `true` if there were any.
     pub(super) fn queue_frames(&mut self) -> bool {
         if self.control_is_down() {
             return false;
         }
         let now = self.now();
         let mut any = false;
-        while self.control.has_room() {
+        while self.session.ended() || self.control.has_room() {
             let frame = match self.session.poll(Takes::Frames(now)) {
                 None => break,
                 Some(Output::Frame(frame)) => frame,

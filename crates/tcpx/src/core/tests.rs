@@ -1,6 +1,6 @@
 //! One side's core, with the test as its peer.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 
@@ -11,13 +11,15 @@ use tcpx_wire::frame::{
     Settings, TimeLeft, TransferId, encode,
 };
 use tcpx_wire::record::Records;
-use tcpx_wire::session::{Config, GetRequest, OperationKind, ReceiveRequest, SendRequest};
-use tcpx_wire::{Level, Place, Role, Tag, WindowKey, WindowSecret};
+use tcpx_wire::session::{
+    Config, ConnectionFailure, GetRequest, OperationKind, ReceiveRequest, SendRequest,
+};
+use tcpx_wire::{FrameDecoder, Level, Place, Role, Tag, WindowKey, WindowSecret};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
 use crate::connection::{Handle, Patience, PeerInfo, Shared};
-use crate::control::tests::records;
+use crate::control::tests::{frames, opened, records};
 use crate::driver::Driver;
 use crate::transfer::{Transfer, TransferState};
 
@@ -59,6 +61,11 @@ impl Scene {
     }
 
     fn with(settings: Settings) -> Self {
+        Self::resumable(false, settings, Bounds::default())
+    }
+
+    /// Whose peer says what it has read, if its control connection may be resumed.
+    fn resumable(resumable: bool, settings: Settings, bounds: Bounds) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, address) = listener.accept().unwrap();
@@ -75,10 +82,10 @@ impl Scene {
             session,
             control: Control::new(
                 ControlStream { stream, records },
+                resumable,
                 false,
                 false,
-                false,
-                &Bounds::default(),
+                &bounds,
             ),
             channels: vec![Quiet::new(&channel)],
             unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
@@ -93,7 +100,7 @@ impl Scene {
             is_addressed: false,
             tag_key: TagKey::new([0; 32]),
             early: VecDeque::new(),
-            bounds: Bounds::default(),
+            bounds,
         });
         core.progress();
         Self {
@@ -346,6 +353,32 @@ fn a_cancelled_send_that_something_reads_costs_nobody_else() {
     scene.channel.lets_go.store(true, Ordering::SeqCst);
     scene.core.progress();
     assert_eq!(scene.core.operations.len(), 0);
+}
+
+#[test]
+fn last_words_are_said_to_a_peer_that_has_said_nothing() {
+    let bounds = Bounds {
+        queued: 1,
+        ..Bounds::default()
+    };
+    let mut scene = Scene::resumable(true, settings(), bounds);
+    let _sent = scene.begin(Role::Sender, 1, 8);
+    assert!(!scene.core.control.has_room());
+    let cause = "it is over".to_owned();
+    let now = scene.core.now();
+    scene
+        .core
+        .session
+        .fail(now, ConnectionFailure::SetUp { cause });
+    scene.core.progress();
+    drop(scene.core);
+    let mut bytes = Vec::new();
+    scene.peer.set_read_timeout(Some(LIMIT)).unwrap();
+    scene.peer.read_to_end(&mut bytes).unwrap();
+    let plain = opened(&mut scene.records, &bytes).concat();
+    let heard = frames(&plain, &mut FrameDecoder::new());
+    let is_goodbye = matches!(heard.last(), Some(Frame::Goodbye { .. }));
+    assert!(is_goodbye, "{heard:?}");
 }
 
 /// The channel fails with the acknowledgement of every chunk of a window, on a thread with little stack.
