@@ -53,7 +53,7 @@ pub struct Manners {
     /// Says much more than its peer gives credit for.
     pub floods: bool,
     /// What it says that it takes.
-    pub limits: tcpx::Limits,
+    pub settings: Settings,
 }
 
 /// Length of its chunks and those that it grants.
@@ -207,20 +207,7 @@ impl Liar {
             take(&mut liar.control, &mut liar.came, 1 << 10).then(pause)?;
         };
         Established::read_welcome(&welcome).ok()?;
-        liar.put(&Message::Frame(Frame::from(Settings {
-            network: "tcp".into(),
-            channels: 1,
-            chunk_bytes: CHUNK,
-            send_window: 8,
-            receive_window: 8,
-            eager_limit: 1024,
-            eager_credit: 64 << 10,
-            heartbeat_ms: 10_000,
-            dead_after_ms: 60_000,
-            limits: liar.manners.limits,
-            memory: "host".into(),
-            software: "by hand".into(),
-        })));
+        liar.put(&Message::Frame(Frame::from(liar.manners.settings.clone())));
         // Two lanes, asked for.
         let payload = b"TCPL\x03\x00\x02\x00\x01\x00\x00\x00".to_vec();
         liar.put(&Message::Frame(Frame::Setup { payload }));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tcpx::{Bounds, Level, Limits};
 use tcpx_net::LocalSizes;
+use tcpx_wire::Settings;
 
 use crate::liar::{LIES, Manners};
 use crate::random::Random;
@@ -79,6 +80,8 @@ pub struct Plan {
     pub system: system::Settings,
     /// For each connection: the client's side and the server's.
     pub connections: Vec<[Side; 2]>,
+    /// They come to one listener, in this order, and their servers' sides make progress alike.
+    pub one_listener: bool,
     /// One more, of which a liar is the client.
     pub liar: Option<(Side, Manners)>,
     /// Nothing happens after which an operation may fail.
@@ -100,6 +103,8 @@ pub struct Plan {
     /// Of the client's side and the server's.
     pub limits: [Limits; 2],
     pub bounds: Bounds,
+    /// Bytes that a lane moves in a turn.
+    pub turn_bytes: usize,
     pub encrypt: bool,
     pub stage: bool,
     /// The peer's address is this host's.
@@ -135,6 +140,29 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
         eager_credit: random.pick(&[1, 100_000, 2 << 20]),
         unread_bytes: random.pick(&[1, 100, 1 << 20]),
         backlog: random.pick(&[0, 20, 1 << 16]),
+        ..bounds
+    }
+}
+
+/// Drawn apart, too. The longest batch of a program has three puts and a notification. What tells a peer what has arrived is
+/// queued, too, and the peer tells that alone nobody: there is room for as much as comes without an answer.
+fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool) -> Bounds {
+    let (queued, told_frames, told_bytes) = random.pick(&[
+        (64 << 10, 1, 1),
+        (32 << 10, 2, 1_000),
+        (2 << 20, 1, 256 << 10),
+        (2 << 20, 64, 256 << 10),
+    ]);
+    let max_operations = random.pick(&[4, 5, 8, 1 << 14]);
+    Bounds {
+        ahead: bounds.frames + random.pick(&[2, 64]),
+        // What fills a peer's limits is all started.
+        max_operations: if fills { 1 << 14 } else { max_operations },
+        sends_looked_at: random.pick(&[0, 1, 3, 64]),
+        steps: random.pick(&[1, 3, 32]),
+        queued,
+        told_frames,
+        told_bytes,
         ..bounds
     }
 }
@@ -272,7 +300,7 @@ impl Plan {
             }
         }
         faults.sort_by_key(|(at, _)| *at);
-        let limits = [(); 2].map(|()| Self::limits(&mut random));
+        let limits = [(); 2].map(|()| Self::some_limits(&mut random));
         let bounds = Bounds {
             turn: Duration::from_nanos(random.pick(&[1, 20_000, 200_000, 200_000])),
             jobs: random.pick(&[1, 2, 64]),
@@ -281,6 +309,23 @@ impl Plan {
             ..Bounds::default()
         };
         let bounds = other_bounds(seed, bounds, liar.is_some());
+        let mut apart = Random::new(seed.rotate_left(16) ^ 0xB0D5);
+        let bounds = more_bounds(&mut apart, bounds, queues || is_fair);
+        let limits = match queues {
+            true => [(); 2].map(|()| Self::limits(&mut apart, &[1, 2, 4])),
+            false => limits,
+        };
+        let one_listener = apart.one_in(2);
+        if one_listener {
+            let manual = connections[0][1].manual;
+            connections
+                .iter_mut()
+                .for_each(|one| one[1].manual = manual);
+        }
+        let eager_limit = match lends {
+            true => eager_limit,
+            false => apart.pick(&[eager_limit, 1, 100, 4_097, 131_072]),
+        };
         Self {
             system: system::Settings {
                 seed,
@@ -293,6 +338,7 @@ impl Plan {
                 verbose,
             },
             connections,
+            one_listener,
             liar,
             strict,
             queues,
@@ -318,6 +364,7 @@ impl Plan {
             stage,
             near,
             local: local(seed).filter(|_| near),
+            turn_bytes: apart.pick(&[1, 5_000, 4 << 20]),
             is_fair,
             items,
         }
@@ -364,6 +411,7 @@ impl Plan {
         let mut at = 0;
         let steps = random.pick(match (streams, queues) {
             (true, _) => &[60],
+            // Ten times the least of their limits, and more.
             (_, true) => &[20, 40],
             _ => &[3, 8, 20, 40],
         });
@@ -460,11 +508,15 @@ impl Plan {
     }
 
     /// What a side takes at a time; the longest list of a program has three pieces.
-    fn limits(random: &mut Random) -> Limits {
-        if random.one_in(2) {
-            return Limits::default();
+    fn some_limits(random: &mut Random) -> Limits {
+        match random.one_in(2) {
+            true => Limits::default(),
+            false => Self::limits(random, &[1, 2, 3, 20]),
         }
-        let mut few = || random.pick(&[1, 2, 3, 20]);
+    }
+
+    fn limits(random: &mut Random, of: &[u32]) -> Limits {
+        let mut few = || random.pick(of);
         Limits {
             puts: few(),
             notifications: few(),
@@ -474,6 +526,27 @@ impl Plan {
             tags: few(),
             pieces: 3 * few(),
             list_windows: few(),
+        }
+    }
+
+    /// What a liar says of itself; half of them that a few connections have so.
+    fn lied_settings(random: &mut Random) -> Settings {
+        let limits = Self::some_limits(random);
+        let eager_limit = random.pick(&[0, 1, 1_024, 131_072]);
+        let dead_after_ms = random.pick(&[3_000, 60_000, u32::MAX]);
+        Settings {
+            network: "tcp".into(),
+            channels: random.pick(&[1, 2, u16::MAX]),
+            chunk_bytes: random.pick(&[4_096, 12_288, Settings::MAX_CHUNK_BYTES]),
+            send_window: random.pick(&[1, 8, u16::MAX]),
+            receive_window: random.pick(&[1, 8, u16::MAX]),
+            eager_limit,
+            eager_credit: random.pick(&[eager_limit, 131_072, u32::MAX]),
+            heartbeat_ms: random.pick(&[1, 1_000, dead_after_ms - 1]),
+            dead_after_ms,
+            limits,
+            memory: "host".into(),
+            software: "by hand".into(),
         }
     }
 
@@ -493,7 +566,7 @@ impl Plan {
             pause: Duration::from_millis(random.pick(&[0, 0, 20, 2_000, 40_000])),
             lanes: random.pick(&[0, 0, 0, 0, 0, 40]),
             floods: random.one_in(4) && is_coarse && item(),
-            limits: Self::limits(&mut Random::new(!seed)),
+            settings: Self::lied_settings(&mut Random::new(!seed)),
         }
     }
 }

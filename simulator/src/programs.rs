@@ -58,6 +58,7 @@ pub fn options(plan: &Plan, key: &Auth, limits: Limits, manual: bool, encrypt: b
             None => Local::Off,
         },
         local_sizes: plan.local.unwrap_or_default(),
+        turn_bytes: plan.turn_bytes,
         ..TcpOptions::default()
     });
     Options {
@@ -168,13 +169,10 @@ fn program(
     program.left
 }
 
-/// What came of a client's dialling.
-enum Dialled {
-    Engine(Connection),
-    Liar(Box<Liar>),
+/// What a client calls itself, so that its server knows it.
+fn client_name(number: usize) -> String {
+    format!("client {number}")
 }
-
-type Dialling = std::thread::JoinHandle<Option<Dialled>>;
 
 impl Scene {
     fn model(&self) -> std::sync::MutexGuard<'_, Model> {
@@ -204,41 +202,59 @@ pub fn run(plan: &Plan) {
     };
     let mut pairs = Vec::new();
     let mut endpoints = Vec::new();
-    let mut accept = |server: Options, dial: &dyn Fn(SocketAddr) -> Dialling| {
-        let endpoint = Endpoint::listen(address, server)
-            .unwrap_or_else(|error| fail(&format!("listening failed: {error}")));
-        let dialling = dial(endpoint.local_addr());
-        let accepted = endpoint.accept(plan.patience);
-        endpoints.push(endpoint);
-        match (dialling.join(), accepted) {
-            (Ok(dialled), Ok(accepted)) => dialled.map(|dialled| (dialled, accepted)),
-            // Lanes beyond the agreed number may come before that is agreed.
-            (Ok(Some(Dialled::Liar(_)) | None), Err(_)) => None,
-            (_, Err(error)) => fail(&format!("accepting failed: {error}")),
-            (Err(_), _) => fail("the dialling thread panicked"),
-        }
+    let listen = |server: Options| {
+        Endpoint::listen(address, server)
+            .unwrap_or_else(|error| fail(&format!("listening failed: {error}")))
     };
     let liar = plan.liar.as_ref().and_then(|(side, manners)| {
-        accept(
-            options(plan, &auth, Limits::default(), side.manual, false),
-            &|to| {
-                let (auth, manners) = (auth.clone(), manners.clone());
-                std::thread::spawn(move || {
-                    let liar = Liar::connect(to, &auth, label(0), manners)?;
-                    Some(Dialled::Liar(Box::new(liar)))
-                })
-            },
-        )
+        let server = options(plan, &auth, Limits::default(), side.manual, false);
+        let endpoint = listen(server);
+        let to = endpoint.local_addr();
+        let (auth, manners) = (auth.clone(), manners.clone());
+        let dialling = std::thread::spawn(move || Liar::connect(to, &auth, label(0), manners));
+        let accepted = endpoint.accept(plan.patience);
+        endpoints.push(endpoint);
+        let Ok(dialled) = dialling.join() else {
+            fail("the dialling thread panicked");
+        };
+        // Lanes beyond the agreed number may come before that is agreed.
+        dialled.zip(accepted.ok())
     });
-    for sides in &plan.connections {
-        let server = options(plan, &auth, plan.limits[1], sides[1].manual, plan.encrypt);
-        pairs.extend(accept(server, &|to| {
-            let client = options(plan, &auth, plan.limits[0], sides[0].manual, plan.encrypt);
-            std::thread::spawn(move || match Endpoint::connect(to, &client) {
-                Ok(dialled) => Some(Dialled::Engine(dialled)),
+    let of_one = if plan.one_listener { usize::MAX } else { 1 };
+    for group in plan.connections.chunks(of_one) {
+        let [_, first] = &group[0];
+        let server = options(plan, &auth, plan.limits[1], first.manual, plan.encrypt);
+        let endpoint = listen(server);
+        let to = endpoint.local_addr();
+        let client = |[client, _]: &[Side; 2]| {
+            options(plan, &auth, plan.limits[0], client.manual, plan.encrypt)
+        };
+        let clients: Vec<_> = group.iter().map(client).collect();
+        // One after the other: they are accepted so, too.
+        let dialling = std::thread::spawn(move || {
+            let named = (0..).zip(clients).map(|(number, client)| Options {
+                software: client_name(number),
+                ..client
+            });
+            let dial = |client: Options| match Endpoint::connect(to, &client) {
+                Ok(dialled) => dialled,
                 Err(error) => fail(&format!("connecting failed: {error}")),
-            })
-        }));
+            };
+            named.map(dial).collect::<Vec<_>>()
+        });
+        let accept = |number| match endpoint.accept(plan.patience) {
+            Ok(accepted) if accepted.peer().software != client_name(number) => {
+                fail("connections are accepted in another order than they were made")
+            }
+            Ok(accepted) => accepted,
+            Err(error) => fail(&format!("accepting failed: {error}")),
+        };
+        let accepted: Vec<_> = (0..group.len()).map(accept).collect();
+        let Ok(dialled) = dialling.join() else {
+            fail("the dialling thread panicked");
+        };
+        pairs.extend(dialled.into_iter().zip(accepted));
+        endpoints.push(endpoint);
     }
     let scene = |number: usize, lied: bool| {
         let programs = if lied { 1 } else { 2 };
@@ -275,12 +291,10 @@ pub fn run(plan: &Plan) {
         };
         let all = scenes.iter().zip(&plan.connections).zip(pairs);
         for ((scene, [client, server]), (dialled, accepted)) in all {
-            if let Dialled::Engine(dialled) = dialled {
-                start(scene, 0, dialled, client);
-            }
+            start(scene, 0, dialled, client);
             start(scene, 1, accepted, server);
         }
-        if let (Some((side, _)), Some((Dialled::Liar(liar), accepted))) = (&plan.liar, liar) {
+        if let (Some((side, _)), Some((liar, accepted))) = (&plan.liar, liar) {
             start(&lied, 1, accepted, side);
             let lied = &lied;
             threads.spawn(move || {

@@ -73,6 +73,8 @@ pub struct System {
     next_fault: usize,
     /// By which the clock has jumped, in sum.
     jumped: Nanos,
+    /// Which threads were stopped, and from when until when.
+    stops: Vec<(usize, Nanos, Nanos)>,
     most_memory: usize,
     /// So many of the copy worker's next jobs fail.
     failing_jobs: u32,
@@ -133,6 +135,7 @@ pub fn begin(settings: Settings) {
         faults_from: None,
         next_fault: 0,
         jumped: 0,
+        stops: Vec::new(),
         most_memory: 0,
         failing_jobs: 0,
         copies_from: 0,
@@ -221,6 +224,11 @@ pub fn fork(child: impl FnOnce()) {
 /// By how much the clock has jumped until now.
 pub fn jumped() -> Duration {
     Duration::from_nanos(system().map_or(0, |system| system.jumped))
+}
+
+/// For how long threads that see to deadlines were stopped until now.
+pub fn stopped() -> Duration {
+    Duration::from_nanos(system().map_or(0, |system| system.stopped()))
 }
 
 /// Most bytes that were allocated at a time, for each end of a connection.

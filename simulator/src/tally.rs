@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const NAMES: [&str; 34] = [
+const NAMES: [&str; 35] = [
     "reset",
     "half-close",
     "stall",
@@ -38,6 +38,7 @@ const NAMES: [&str; 34] = [
     "early acknowledgement",
     "lanes beyond the agreed",
     "payload read where it lies",
+    "full queue",
 ];
 
 /// Shared with the processes of all seeds: in how many each was seen, and which this one has seen.

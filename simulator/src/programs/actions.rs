@@ -1,9 +1,12 @@
 //! What a side's program does.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Wake};
 use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Deadlines, Error, Level, Region, Transfer, Window};
+use tcpx_wire::session::RequestError;
 
 use super::Scene;
 use super::checks::{GUARD, Notified, SCRIBBLED, Sent, Slot, content, fill, guarded, host, name};
@@ -15,9 +18,8 @@ use crate::tally;
 /// its program began before it, behind which it may wait for room, the limits after which a peer is given up, and what a
 /// clock that jumps takes away.
 pub(super) const LONGEST: Duration = Duration::from_secs(1800);
-/// An operation with a deadline ends 0.1 s later at the latest; its program, which may be stopped for a second, looks at
-/// it every second.
-pub(super) const LATE: Duration = Duration::from_millis(2_500);
+/// An operation with a deadline ends so much later at the latest, as long as the threads run that see to it.
+pub(super) const LATE: Duration = Duration::from_millis(100);
 
 pub(super) enum What {
     Send {
@@ -64,9 +66,59 @@ pub(super) struct Running {
     /// How long its program was busy with waiting for something else.
     pub(super) unseen: Duration,
     pub(super) deadline: Option<Duration>,
+    /// Where it has a deadline.
+    pub(super) end: Option<Arc<End>>,
+}
+
+/// When an operation with a deadline ended.
+pub(super) struct End {
+    began: Moment,
+    ended: OnceLock<Moment>,
+}
+
+/// The time without what the clock has jumped, and for how long threads that see to deadlines were stopped until then.
+#[derive(Clone, Copy)]
+struct Moment(Instant, Duration);
+
+impl Moment {
+    fn now() -> Self {
+        Self(Instant::now() - system::jumped(), system::stopped())
+    }
+}
+
+impl Wake for End {
+    fn wake(self: Arc<Self>) {
+        self.ended.get_or_init(Moment::now);
+    }
+}
+
+impl End {
+    /// Of an operation that begins now.
+    fn of(transfer: &Transfer) -> Arc<Self> {
+        let end = Arc::new(Self {
+            began: Moment::now(),
+            ended: OnceLock::new(),
+        });
+        let waker = Arc::clone(&end).into();
+        let polled = transfer.poll_outcome(&mut Context::from_waker(&waker));
+        if polled.is_ready() {
+            Arc::clone(&end).wake();
+        }
+        end
+    }
 }
 
 impl Running {
+    /// By how much it has ended, or runs, behind its deadline, while all threads ran.
+    pub(super) fn lateness(&self) -> Option<Duration> {
+        let end = self.end.as_ref()?;
+        let ended = end.ended.get().copied();
+        let Moment(at, stopped) = ended.unwrap_or_else(Moment::now);
+        let Moment(began, before) = end.began;
+        let late = at.checked_duration_since(began.checked_add(self.deadline?)?)?;
+        Some(late.saturating_sub(stopped - before))
+    }
+
     /// How long it has run, less what the clock has jumped.
     pub(super) fn age(&self) -> Duration {
         self.started
@@ -183,8 +235,10 @@ impl Program<'_> {
                 if scene.queues {
                     deadlines.stall = manner.stall;
                 }
-                let send = self.connection().send(slice, *tag);
-                let started = send.level(manner.level).deadlines(deadlines).start();
+                let started = self.with_room(|connection| {
+                    let send = connection.send(slice.clone(), *tag);
+                    send.level(manner.level).deadlines(deadlines).start()
+                });
                 let what = What::Send {
                     message: *message,
                     tag: *tag,
@@ -206,11 +260,11 @@ impl Program<'_> {
                 let slice = region
                     .slice(GUARD..GUARD + room)
                     .unwrap_or_else(|error| fail(&error.to_string()));
-                let receive = self.connection().receive(slice, *tag);
-                let started = receive
-                    .level(manner.level)
-                    .deadlines(self.deadlines(manner))
-                    .start();
+                let deadlines = self.deadlines(manner);
+                let started = self.with_room(|connection| {
+                    let receive = connection.receive(slice.clone(), *tag);
+                    receive.level(manner.level).deadlines(deadlines).start()
+                });
                 self.receives += 1;
                 let what = What::Receive {
                     number: self.receives,
@@ -326,13 +380,8 @@ impl Program<'_> {
         let Some(key) = scene.key(1 - self.side) else {
             return;
         };
-        let mut regions = Vec::new();
+        let (mut regions, mut puts) = (Vec::new(), Vec::new());
         let before = scene.model().slots.clone();
-        let mut batch = self
-            .connection
-            .as_ref()
-            .map(Connection::batch)
-            .unwrap_or_else(|| fail("no connection"));
         for (part, slot) in slots.iter().enumerate() {
             let name = name(scene.number, self.side, operation, part);
             let region = host(bytes);
@@ -342,7 +391,7 @@ impl Program<'_> {
             let slice = region
                 .slice(..bytes)
                 .unwrap_or_else(|error| fail(&error.to_string()));
-            batch = batch.put(slice, &key, (slot * SLOT) as u64);
+            puts.push((slice, (slot * SLOT) as u64));
             regions.push(region);
             let mut model = scene.model();
             let slot = model.slots.entry((1 - self.side, *slot)).or_default();
@@ -351,7 +400,6 @@ impl Program<'_> {
         }
         let told = name(scene.number, self.side, operation, 99);
         if notify {
-            batch = batch.notify(&told.to_le_bytes());
             scene
                 .model()
                 .notifications
@@ -362,10 +410,17 @@ impl Program<'_> {
         if !notify {
             deadlines.stall = manner.stall;
         }
-        let started = batch
-            .level(manner.level.max(Level::Placed))
-            .deadlines(deadlines)
-            .start();
+        let started = self.with_room(|connection| {
+            let mut batch = connection.batch();
+            for (slice, at) in &puts {
+                batch = batch.put(slice.clone(), &key, *at);
+            }
+            if notify {
+                batch = batch.notify(&told.to_le_bytes());
+            }
+            let level = manner.level.max(Level::Placed);
+            batch.level(level).deadlines(deadlines).start()
+        });
         let what = What::Put {
             operation,
             slots: slots.to_vec(),
@@ -405,11 +460,12 @@ impl Program<'_> {
         let slice = region
             .slice(GUARD..GUARD + bytes)
             .unwrap_or_else(|error| fail(&error.to_string()));
-        let get = self.connection().get(slice, &key, (slot * SLOT) as u64);
-        let started = get
-            .level(manner.level.max(Level::Placed))
-            .deadlines(self.deadlines(manner))
-            .start();
+        let deadlines = self.deadlines(manner);
+        let started = self.with_room(|connection| {
+            let get = connection.get(slice.clone(), &key, (slot * SLOT) as u64);
+            let level = manner.level.max(Level::Placed);
+            get.level(level).deadlines(deadlines).start()
+        });
         // Nothing writes there before it ends: a put to the slot waits, as for one of its own.
         self.started(
             started,
@@ -426,6 +482,39 @@ impl Program<'_> {
         }
     }
 
+    /// Starts an operation, once there is room for it: as others end, and as the peer answers for those that have ended
+    /// here. Who has a liar for a peer waits for no answers.
+    fn with_room(
+        &mut self,
+        start: impl Fn(&Connection) -> Result<Transfer, Error>,
+    ) -> Result<Transfer, Error> {
+        let began = (Instant::now(), system::jumped());
+        loop {
+            let started = start(self.connection());
+            let is_full = matches!(
+                started,
+                Err(Error::Request {
+                    error: RequestError::Full { .. },
+                    ..
+                })
+            );
+            if !is_full || self.scene.lied && self.running.is_empty() {
+                return started;
+            }
+            tally::saw("full queue");
+            if began.0.elapsed().saturating_sub(system::jumped() - began.1) > LONGEST {
+                fail("there is no room for an operation although others have ended");
+            }
+            match self.running.is_empty() {
+                true => {
+                    self.look();
+                    std::thread::sleep(self.scene.looks);
+                }
+                false => self.wait_for_one(),
+            }
+        }
+    }
+
     /// Takes an operation on; whether it runs.
     fn started(
         &mut self,
@@ -437,6 +526,7 @@ impl Program<'_> {
         match started {
             Ok(transfer) => {
                 let now = Instant::now();
+                let end = manner.deadline.map(|_| End::of(&transfer));
                 self.running.push(Running {
                     what,
                     transfer,
@@ -447,6 +537,7 @@ impl Program<'_> {
                     jumped: system::jumped(),
                     unseen: Duration::ZERO,
                     deadline: manner.deadline,
+                    end,
                 });
                 true
             }

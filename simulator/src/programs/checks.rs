@@ -159,9 +159,7 @@ impl Program<'_> {
     pub(super) fn check_age(&self, at: usize) {
         let running = &self.running[at];
         let age = running.age();
-        let deadline = running.deadline.unwrap_or(Duration::MAX);
-        let most = LONGEST.min(deadline.saturating_add(LATE));
-        if age > most {
+        if age > LONGEST || running.lateness().is_some_and(|late| late > LATE) {
             let status = self.connection.as_ref().map(Connection::status);
             fail(&format!(
                 "an operation has no end: {:?} after {age:?}: {status:?}",
@@ -211,7 +209,7 @@ impl Program<'_> {
                 self.scene.number, self.side
             )
         });
-        let age = running.age();
+        let (age, late) = (running.age(), running.lateness());
         let Running {
             what,
             regions,
@@ -221,11 +219,9 @@ impl Program<'_> {
             ..
         } = running;
         drop(transfer);
-        if let Some(deadline) = deadline
-            && age > deadline.saturating_add(LATE)
-        {
+        if let Some(late) = late.filter(|late| *late > LATE) {
             fail(&format!(
-                "an operation with a deadline of {deadline:?} ended after {age:?}"
+                "an operation ended {late:?} after its deadline of {deadline:?}"
             ));
         }
         if deadline.is_some_and(|deadline| outcome.is_err() && age >= deadline) {

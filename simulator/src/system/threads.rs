@@ -157,7 +157,7 @@ pub fn wake(word: usize, most: usize, bits: u32) -> usize {
         {
             system.settings.late_copies -= 1;
             let until = system.now + system.random.below(LATEST_COPY);
-            system.threads[at].dozes_until = until.max(system.threads[at].dozes_until);
+            system.rest(at, until);
         }
         woken += 1;
     }
@@ -169,11 +169,34 @@ impl System {
     pub(super) fn doze(&mut self, which: usize, span: Nanos) {
         let lives = |at: &usize| !matches!(self.threads[*at].wait, Wait::Ever);
         let living: Vec<usize> = (0..self.threads.len()).filter(lives).collect();
-        self.threads[living[which % living.len()]].dozes_until = self.now + span;
+        self.rest(living[which % living.len()], self.now + span);
+    }
+
+    fn rest(&mut self, at: usize, until: Nanos) {
+        let until = until.max(self.threads[at].dozes_until);
+        self.threads[at].dozes_until = until;
+        self.stops.push((at, self.now, until));
+    }
+
+    /// For how long a thread was stopped until now that may hold a connection's lock: a program's, which has no name, or
+    /// the engine's, which waits for those.
+    pub(super) fn stopped(&self) -> Nanos {
+        let holds = |at: usize| ["", "tcpx-engine"].contains(&&*self.threads[at].name);
+        let (mut stopped, mut counted) = (0, 0);
+        for &(at, from, until) in &self.stops {
+            if holds(at) {
+                stopped += until.min(self.now).saturating_sub(from.max(counted));
+                counted = counted.max(until);
+            }
+        }
+        stopped
     }
 
     /// Every thread runs again.
     pub(super) fn end_dozes(&mut self) {
+        for (_, _, until) in &mut self.stops {
+            *until = self.now.min(*until);
+        }
         for thread in &mut self.threads {
             thread.dozes_until = 0;
         }
@@ -183,7 +206,7 @@ impl System {
     pub(super) fn copy_late(&mut self) {
         if self.copies_from > self.now {
             tally::saw("slow copies");
-            self.threads[ME.get()].dozes_until = self.copies_from;
+            self.rest(ME.get(), self.copies_from);
             wait(Wait::Nothing);
         }
     }
@@ -193,7 +216,8 @@ impl System {
         let is_late = self.faults_from.is_some() && self.settings.late_copies > 0;
         if is_late && self.random.one_in(8) {
             self.settings.late_copies -= 1;
-            self.threads[ME.get()].dozes_until = self.now + self.random.below(LATEST_COPY);
+            let until = self.now + self.random.below(LATEST_COPY);
+            self.rest(ME.get(), until);
             wait(Wait::Nothing);
         }
     }

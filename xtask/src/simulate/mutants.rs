@@ -269,6 +269,13 @@ const MUTANTS: &[Mutant] = &[
         from: "        *unread = unread.saturating_sub(count);\n",
         to: "        *unread = unread.saturating_sub(if MUTANT { 0 } else { count });\n",
     },
+    // A batch whose part has failed waits for those that never start.
+    Mutant {
+        name: "batch-waits-for-ever",
+        file: "crates/tcpx/src/core/one_sided.rs",
+        from: "        for _ in 0..batch.give_up() {\n",
+        to: "        for _ in 0..batch.give_up() * usize::from(!MUTANT) {\n",
+    },
     // A reader on the same host looks for its source in front of the last byte alone.
     Mutant {
         name: "reads-after-the-end",
