@@ -122,7 +122,13 @@ impl FrameDecoder {
                 let Some(bytes) = self.partial.first_chunk() else {
                     return Ok(None);
                 };
-                *self.header.insert(Header::parse(bytes)?)
+                let header = *self.header.insert(Header::parse(bytes)?);
+                if let Some(bytes) = header.plain_payload() {
+                    self.payload = std::mem::take(&mut self.spare);
+                    self.payload.clear();
+                    self.payload.reserve_exact(bytes);
+                }
+                header
             }
         };
         let whole = HEADER_BYTES + header.body_bytes;
@@ -130,11 +136,6 @@ impl FrameDecoder {
             // Its bytes come to lie where they are handed on.
             Some(bytes) => {
                 self.fill(input, HEADER_BYTES + header.fields);
-                if self.payload.is_empty() {
-                    self.payload = std::mem::take(&mut self.spare);
-                    self.payload.clear();
-                    self.payload.reserve_exact(bytes);
-                }
                 if self.partial.len() == HEADER_BYTES + header.fields {
                     move_up_to(input, &mut self.payload, bytes);
                 }

@@ -104,6 +104,28 @@ fn a_payload_reuses_a_returned_buffer() {
     }
 }
 
+#[test]
+fn a_payload_that_comes_behind_its_fields_takes_the_same_buffer() {
+    let frame = Frame::Eager {
+        transfer: TransferId(1),
+        level: Level::Placed,
+        to: Destination::next_receive(Tag(2)),
+        payload: vec![7; LEAST_PLAIN_BYTES].into(),
+    };
+    let bytes = bytes_of(&frame, 0);
+    let (fields, payload) = bytes.split_at(bytes.len() - LEAST_PLAIN_BYTES);
+    let mut decoder = FrameDecoder::new();
+    let room = 2 * LEAST_PLAIN_BYTES;
+    decoder.use_again(Vec::with_capacity(room));
+    assert_eq!(decoder.next(&mut &*fields), Ok(None));
+    let arrived = decoder.next(&mut &*payload);
+    assert_eq!(arrived, Ok(Some(frame)));
+    let Ok(Some(Frame::Eager { payload, .. })) = arrived else {
+        unreachable!()
+    };
+    assert_eq!(payload.into_bytes().capacity(), room);
+}
+
 /// The header's checksum does not cover it.
 #[test]
 fn a_payload_that_is_changed_is_noticed_and_comes_again_under_its_number() {
