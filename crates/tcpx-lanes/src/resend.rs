@@ -121,9 +121,8 @@ impl Resend {
     /// What the connection is to take next.
     pub fn next(&self) -> Next<'_> {
         let at = self.written;
-        // Few are left, but behind a break.
-        let left = self.parts.iter().rev().take_while(|part| part.end > at);
-        let Some(part) = left.last() else {
+        let next = self.parts.partition_point(|part| part.end <= at);
+        let Some(part) = self.parts.get(next) else {
             return Next::New;
         };
         // What of a part lies in memory fits a usize.
