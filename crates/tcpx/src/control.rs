@@ -30,8 +30,7 @@ const PAGE_BYTES: usize = 4096;
 /// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as unsealed it would.
 const SEALED_BYTES: usize = 160 * 1024;
 
-/// Buffers of payload that are kept for others, and their bytes.
-const SPARE: usize = 8;
+/// Bytes of the buffers of payload that are kept for others.
 const SPARE_BYTES: usize = 512 << 10;
 
 /// Unsealed bytes up to which a copy, behind what is sealed, costs less than a call of their own.
@@ -122,8 +121,9 @@ pub(crate) struct Control {
     /// Payload that goes there from where it lies, and where each ends; behind so many that the peer has.
     messages: VecDeque<(u64, Vec<u8>)>,
     arrived_messages: u64,
-    /// Buffers of payload that has gone.
+    /// Buffers of payload that has gone, and their bytes.
     spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
     /// The beginning of that, sealed where it must be; the socket has taken it up to `taken`.
     sealed: Vec<u8>,
     taken: usize,
@@ -176,6 +176,7 @@ impl Control {
             messages: VecDeque::new(),
             arrived_messages: 0,
             spare: Vec::new(),
+            spare_bytes: 0,
             sealed: Vec::new(),
             taken: 0,
             resumable,
@@ -496,13 +497,16 @@ impl Control {
 
     /// An empty buffer for payload to send.
     pub(crate) fn buffer(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_default()
+        let buffer = self.spare.pop().unwrap_or_default();
+        self.spare_bytes -= buffer.capacity();
+        buffer
     }
 
     /// Keeps a [buffer](Self::buffer) for others.
     pub(crate) fn give_back(&mut self, mut payload: Vec<u8>) {
-        let kept: usize = self.spare.iter().map(Vec::capacity).sum();
-        if self.spare.len() < SPARE && kept + payload.capacity() <= SPARE_BYTES {
+        let kept = self.spare_bytes + payload.capacity();
+        if payload.capacity() > 0 && kept <= SPARE_BYTES {
+            self.spare_bytes = kept;
             payload.clear();
             self.spare.push(payload);
         }
@@ -525,7 +529,7 @@ impl Control {
         if self.away {
             return;
         }
-        while !self.broken && self.has_unsent() && (self.has_sealed() || self.seal()) {
+        while !self.broken && self.has_unsent() && (self.taken < self.sealed.len() || self.seal()) {
             let sealed = &self.sealed[self.taken..];
             match calls::send_both(&self.stream, sealed, self.unsealed()) {
                 Ok(Moved::Bytes(count)) if count > 0 => {
@@ -540,11 +544,6 @@ impl Control {
         if self.broken && !self.resumable {
             self.forget();
         }
-    }
-
-    /// Whether the socket has not taken all that was sealed, and what goes behind it.
-    fn has_sealed(&self) -> bool {
-        self.taken < self.sealed.len() || !self.unsealed().is_empty()
     }
 
     /// What goes behind that from where it lies.
@@ -590,7 +589,7 @@ impl Control {
             };
             self.wrote(gone);
         }
-        self.has_sealed()
+        !self.sealed.is_empty() || !self.unsealed().is_empty()
     }
 
     /// Bytes wait for the socket to become writable.
