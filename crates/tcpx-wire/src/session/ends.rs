@@ -362,7 +362,7 @@ impl Session {
         let is_answered = matches!(it.origin, Origin::PeerGet { .. }) && it.is_answered();
         match (it.is_stopping(), it.role()) {
             (true, _) => self.settle_stopping(now, operation, false),
-            (false, Role::Sender) => self.settle_send(operation),
+            (false, Role::Sender) => self.settle_send(operation, it.progress(false), it.bytes),
             (false, Role::Receiver) => self.settle_receive(operation),
         }
         if is_answered {
@@ -370,17 +370,11 @@ impl Session {
         }
     }
 
-    fn settle_send(&mut self, operation: OperationId) {
-        let Some(it) = self.operations.get(operation) else {
-            return;
-        };
-        match it.progress(false) {
+    fn settle_send(&mut self, operation: OperationId, progress: Progress, bytes: u64) {
+        match progress {
             Progress::Going => {}
             Progress::Done { level, last } => {
-                let completed = Completed {
-                    bytes: it.bytes,
-                    level,
-                };
+                let completed = Completed { bytes, level };
                 self.complete(operation, Ok(completed), Memory::Released);
                 if last {
                     self.forget(operation);
@@ -406,15 +400,16 @@ impl Session {
             _ => None,
         };
         let done = Frame::EagerDone { transfer };
+        let bytes = it.bytes;
         if it.level < Level::Verified {
             match (eager, &it.origin) {
                 (None, _) => {}
                 (Some(_), Origin::Get { .. }) => self.transmit.push_unawaited(done),
                 (Some(_), _) => self.transmit.push_back(done),
             }
-            return self.end_with(operation, Ok(Level::Placed));
+            let level = Level::Placed;
+            return self.end_with(operation, Ok(Completed { bytes, level }));
         }
-        let bytes = it.bytes;
         match (it.digests.ours, it.digests.theirs) {
             (None, _) if !it.digests.computing => {
                 it.digests.computing = true;
@@ -436,8 +431,9 @@ impl Session {
                     });
                 }
                 let corrupt = (EndCause::Corrupt { expected, got }, Delivered::All);
+                let level = Level::Verified;
                 let outcome = match matches {
-                    true => Ok(Level::Verified),
+                    true => Ok(Completed { bytes, level }),
                     false => Err(corrupt),
                 };
                 self.end_with(operation, outcome);
@@ -568,15 +564,12 @@ impl Session {
     pub(super) fn end_with(
         &mut self,
         operation: OperationId,
-        outcome: Result<Level, (EndCause, Delivered)>,
+        outcome: Result<Completed, (EndCause, Delivered)>,
     ) {
-        let bytes = self.operations.get(operation).map_or(0, |it| it.bytes);
         if operation.role() == Role::Receiver {
             self.flush_acks_of(operation);
         }
-        let outcome = outcome
-            .map(|level| Completed { bytes, level })
-            .map_err(|(cause, delivered)| OperationError { cause, delivered });
+        let outcome = outcome.map_err(|(cause, delivered)| OperationError { cause, delivered });
         self.complete(operation, outcome, Memory::Released);
         self.forget(operation);
     }
@@ -619,32 +612,35 @@ impl Session {
 
     /// Nothing of an operation is left to do. A get that its owner has not answered stays: both count it until then.
     pub(super) fn forget(&mut self, operation: OperationId) {
-        let Some(it) = self.operations.get(operation) else {
-            return;
-        };
-        if let Origin::Get {
+        let it = self.operations.get(operation);
+        if let Some(Origin::Get {
             request: Some(request),
             ..
-        } = it.origin
-            && self.one_sided.gets.contains_key(&request)
+        }) = it.map(|it| &it.origin)
+            && self.one_sided.gets.contains_key(request)
         {
             return;
         }
-        match operation.role() {
-            Role::Sender => self.waits_no_more(operation),
-            Role::Receiver => {
-                self.forget_window(operation);
-                self.take_offered(operation);
-            }
-        }
-        self.uncount(operation);
         let Some(it) = self.operations.take_out(operation) else {
             return;
         };
+        let kind = it.origin.kind();
+        if it.wants_receive() {
+            self.leave_tag(operation, it.tag, it.number);
+        }
+        if kind.role() == Role::Receiver {
+            self.leave_posting(operation, &it.stage);
+        }
+        if let Some(arrival) = &it.offered {
+            self.operations.unname(operation, arrival.transfer);
+        }
         if let Some(wire) = it.wire {
             self.operations.unname(operation, wire);
         }
-        if it.origin.kind() == OperationKind::Send {
+        if it.is_counted {
+            self.uncounted(kind, it.pieces);
+        }
+        if kind == OperationKind::Send {
             self.tag_rests(it.tag);
         }
         self.dequeue(operation, &it);
@@ -652,12 +648,15 @@ impl Session {
 
     /// The last frame about an operation was sent, or has come: it counts no longer.
     pub(super) fn uncount(&mut self, operation: OperationId) {
-        let it = self.operations.get_mut(operation);
-        let Some(it) = it.filter(|it| it.is_counted) else {
-            return;
-        };
-        it.is_counted = false;
-        let (kind, pieces) = (it.origin.kind(), it.pieces);
+        if let Some(it) = self.operations.get_mut(operation)
+            && std::mem::take(&mut it.is_counted)
+        {
+            let (kind, pieces) = (it.origin.kind(), it.pieces);
+            self.uncounted(kind, pieces);
+        }
+    }
+
+    fn uncounted(&mut self, kind: OperationKind, pieces: u32) {
         match kind {
             _ if kind.is_peers() => self.taken.end(kind, pieces),
             OperationKind::Send => {

@@ -859,18 +859,14 @@ impl Session {
         Some(*arrival)
     }
 
-    /// The window of a receive is no more.
-    pub(super) fn forget_window(&mut self, operation: OperationId) {
+    /// A receive at this stage is posted no more, nor to be.
+    pub(super) fn leave_posting(&mut self, operation: OperationId, stage: &Stage) {
         self.posting.candidates.remove(&operation);
-        if let Some(it) = self.operations.get_mut(operation)
-            && let Stage::Posted(posted) = &mut it.stage
-        {
-            let (window, asked_by) = (posted.window, posted.asked_by.take());
-            it.stage = Stage::Queued;
+        if let Stage::Posted(posted) = stage {
             self.posting.open -= 1;
-            self.operations
-                .unname(operation, TransferId::to_window(window));
-            if let Some(asked_by) = asked_by {
+            let window = TransferId::to_window(posted.window);
+            self.operations.unname(operation, window);
+            if let Some(asked_by) = &posted.asked_by {
                 self.operations.unname(operation, asked_by.transfer);
             }
         }
@@ -941,10 +937,7 @@ impl Session {
                 _ => self.drop_arrival(&arrival),
             }
         }
-        while let Some(operation) = self.matching.receives_of(tag).queue.front().copied()
-            && let Some(arrival) = self.matching.first_arrival(tag)
-        {
-            self.matching.receives_of(tag).queue.pop_front();
+        while let Some((operation, arrival)) = self.matching.pair(tag, None) {
             self.match_up(now, operation, arrival);
         }
         let queue = self.matching.receives_of(tag).queue.iter().copied();
@@ -956,10 +949,11 @@ impl Session {
 
     /// A transfer meets its receive, which no window is open of.
     pub(super) fn match_up(&mut self, now: Time, operation: OperationId, arrival: Arrival) {
+        let (credit, transfer, bytes) = (arrival.credit(), arrival.transfer, arrival.bytes);
+        let is_bare = self.is_bare(bytes);
         let (Some(it), Some(agreed)) = (self.operations.get_mut(operation), self.agreed) else {
             return;
         };
-        let (credit, transfer, bytes) = (arrival.credit(), arrival.transfer, arrival.bytes);
         if bytes > it.bytes {
             // A peer that lies has written to it before.
             let (capacity, delivered) = (it.bytes, it.delivered());
@@ -968,15 +962,10 @@ impl Session {
             return self.end_with(operation, Err((cause, delivered)));
         }
         it.clock.progressed(now);
-        self.operations.name(operation, transfer);
-        let is_bare = self.is_bare(bytes);
-        let Some(it) = self.operations.get_mut(operation) else {
-            return;
-        };
         let is_fenced = matches!(it.origin, Origin::Receive { fenced: true });
         if is_fenced && arrival.eager.is_none() && self.config.addressed {
             it.offered = Some(Box::new(arrival));
-            return;
+            return self.operations.name(operation, transfer);
         }
         let level = it.asked.max(arrival.level);
         if let Some(payload) = arrival.eager {
@@ -997,36 +986,37 @@ impl Session {
                 verdict_wanted: arrival.level == Level::Verified,
                 credit,
             };
-            self.urgent.extend([
-                matched(operation, transfer, None, bytes),
-                Action::DeliverEager { operation, payload },
-            ]);
-        } else {
-            let (pieces, tag) = (it.pieces, it.tag);
-            // The name that it bears now is no other's transfer.
-            let is_alone = self.operations.names(Role::Receiver) == self.posting.open + 1;
-            let cut = self.config.cut(bytes, pieces, agreed.chunk_bytes, is_alone);
-            let plan = if self.config.addressed {
-                let window = self.posting.name_window();
-                if bytes > 0 {
-                    self.urgent.push_back(Action::OpenWindow {
-                        operation,
-                        window,
-                        cut,
-                        tag,
-                    });
-                }
-                Plan::named(cut, window)
-            } else {
-                let stream = &mut self.streams[Role::Receiver as usize];
-                let first = stream.end();
-                stream.append(operation, &cut);
-                Plan::new(cut, first, agreed.channels, first)
-            };
-            self.begin_matched(operation, transfer, plan, level);
-            let grant = plan.grant(level);
-            self.transmit.push_back(Frame::Grant { transfer, grant });
+            self.operations.name(operation, transfer);
+            let matched = matched(operation, transfer, None, bytes);
+            self.urgent.push_back(matched);
+            let deliver = Action::DeliverEager { operation, payload };
+            return self.urgent.push_back(deliver);
         }
+        let (pieces, tag) = (it.pieces, it.tag);
+        self.operations.name(operation, transfer);
+        // The name that it bears now is no other's transfer.
+        let is_alone = self.operations.names(Role::Receiver) == self.posting.open + 1;
+        let cut = self.config.cut(bytes, pieces, agreed.chunk_bytes, is_alone);
+        let plan = if self.config.addressed {
+            let window = self.posting.name_window();
+            if bytes > 0 {
+                self.urgent.push_back(Action::OpenWindow {
+                    operation,
+                    window,
+                    cut,
+                    tag,
+                });
+            }
+            Plan::named(cut, window)
+        } else {
+            let stream = &mut self.streams[Role::Receiver as usize];
+            let first = stream.end();
+            stream.append(operation, &cut);
+            Plan::new(cut, first, agreed.channels, first)
+        };
+        self.begin_matched(operation, transfer, plan, level);
+        let grant = plan.grant(level);
+        self.transmit.push_back(Frame::Grant { transfer, grant });
         self.pump(Role::Receiver);
         self.settle(now, operation);
     }

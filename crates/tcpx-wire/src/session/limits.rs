@@ -414,16 +414,18 @@ impl Session {
 
     /// A send has been granted its place, or ends: it waits for no receive any more, and has no number.
     pub(super) fn waits_no_more(&mut self, operation: OperationId) {
-        let Some(it) = self.operations.get_mut(operation) else {
-            return;
-        };
-        // One that left with its payload never waited.
-        if !matches!(it.origin, Origin::Send) || matches!(it.stage, Stage::Eager { .. }) {
-            return;
+        let it = self.operations.get_mut(operation);
+        if let Some(it) = it.filter(|it| it.wants_receive()) {
+            let (tag, number) = (it.tag, it.number.take());
+            self.leave_tag(operation, tag, number);
+            self.uncount(operation);
         }
-        let tag = it.tag;
+    }
+
+    /// A send of this tag, with this number or none, waits no more.
+    pub(super) fn leave_tag(&mut self, operation: OperationId, tag: Tag, number: Option<u64>) {
         if let Some(counts) = self.matching.sends.get_mut(&tag) {
-            if let Some(number) = it.number.take() {
+            if let Some(number) = number {
                 counts.numbered.remove(&number);
             } else if counts.held.remove(&operation) && self.send_windows.unasked.remove(&operation)
             {
@@ -433,7 +435,6 @@ impl Session {
             }
         }
         self.send_windows.unroomed.remove(&operation);
-        self.uncount(operation);
     }
 
     /// Asks for receives, as far as the peer takes that.
@@ -525,10 +526,9 @@ impl Posting {
 /// meets the next receive that has none.
 impl Session {
     /// A receive waits for its send: it is posted, if that is worth it and there is room.
-    pub(super) fn post_receive_soon(&mut self, operation: OperationId) {
-        let it = self.operations.get(operation);
-        let is_worth_it = it.is_some_and(|it| self.wants_window(it.bytes, it.asked));
-        if self.config.addressed && (is_worth_it || self.agreed.is_none()) {
+    pub(super) fn post_receive_soon(&mut self, operation: OperationId, bytes: u64, level: Level) {
+        let is_worth_it = self.wants_window(bytes, level) || self.agreed.is_none();
+        if self.config.addressed && is_worth_it {
             self.posting.candidates.insert(operation);
             self.post_candidates();
         }

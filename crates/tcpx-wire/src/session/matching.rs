@@ -326,15 +326,23 @@ impl Matching {
         Ok(())
     }
 
-    /// The first transfer of a tag that waits for a receive, and for nothing else.
-    pub(super) fn first_arrival(&mut self, tag: Tag) -> Option<Arrival> {
-        let counts = self.receives.get_mut(&tag)?;
+    /// Queues a receive of this tag, if one begins; takes the first one of the queue, and the transfer
+    /// that waits for it and for nothing else.
+    pub(super) fn pair(
+        &mut self,
+        tag: Tag,
+        begins: Option<OperationId>,
+    ) -> Option<(OperationId, Arrival)> {
+        let counts = self.receives_of(tag);
+        counts.queue.extend(begins);
+        let receive = *counts.queue.front()?;
         let (number, _) = counts.arrivals.first_key_value()?;
         let is_next = counts.is_in_order(*number);
         let (_, arrival) = is_next.then(|| counts.arrivals.pop_first())??;
+        counts.queue.pop_front();
         free_empty(&mut counts.arrivals);
         self.count_out(&arrival);
-        Some(arrival)
+        Some((receive, arrival))
     }
 
     fn count_out(&mut self, arrival: &Arrival) {

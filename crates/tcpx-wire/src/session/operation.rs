@@ -3,6 +3,7 @@
 //! An operation goes `Queued -> Asked -> Moving -> Over`, and by `Stopping` where something ends it early: [`Stage`]
 //! says how far its transfer is, [`End`] how far its end.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -338,6 +339,11 @@ impl Operation {
         matches!(self.stage, Stage::Eager { .. } | Stage::Moving(_))
     }
 
+    /// A send that asks for a receive, or has a window: one that left with its payload does not.
+    pub(super) fn wants_receive(&self) -> bool {
+        matches!(self.origin, Origin::Send) && !matches!(self.stage, Stage::Eager { .. })
+    }
+
     /// The data plane may touch its memory.
     pub(super) fn is_busy(&self) -> bool {
         let receives = self.role() == Role::Receiver;
@@ -622,10 +628,10 @@ impl Table {
         OperationId::new(role, *next - 1)
     }
 
-    pub(super) fn insert(&mut self, operation: OperationId, it: Operation) {
+    pub(super) fn insert(&mut self, operation: OperationId, it: Operation) -> &mut Operation {
         let half = operation.role() as usize;
         self.peers[half] += usize::from(it.origin.kind().is_peers());
-        self.halves[half].insert(operation, it);
+        (self.halves[half].entry(operation).insert_entry(it)).into_mut()
     }
 
     pub(super) fn take_out(&mut self, operation: OperationId) -> Option<Operation> {
@@ -664,9 +670,10 @@ impl Table {
 
     /// The operation bears this name no more.
     pub(super) fn unname(&mut self, operation: OperationId, transfer: TransferId) {
-        let names = &mut self.names[operation.role() as usize];
-        if names.get(&transfer) == Some(&operation) {
-            names.remove(&transfer);
+        if let Entry::Occupied(name) = self.names[operation.role() as usize].entry(transfer)
+            && *name.get() == operation
+        {
+            name.remove();
         }
     }
 

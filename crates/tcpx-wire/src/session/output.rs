@@ -303,9 +303,10 @@ impl Acks {
     }
 
     fn paid(&mut self, operation: OperationId, chunks: usize) {
-        if let Some(at) = self.dirty.iter().position(|owing| *owing == operation) {
-            self.dirty.remove(at);
-        }
+        let Some(at) = self.dirty.iter().position(|owing| *owing == operation) else {
+            return;
+        };
+        self.dirty.remove(at);
         self.pending = self
             .pending
             .saturating_sub(u32::try_from(chunks).unwrap_or(u32::MAX));

@@ -74,7 +74,10 @@ impl Session {
 
     /// The data plane has let go of the window of a receive that goes on.
     pub(super) fn window_closed(&mut self, now: Time, operation: OperationId) {
-        self.forget_window(operation);
+        if let Some(it) = self.operations.get_mut(operation) {
+            let stage = std::mem::replace(&mut it.stage, Stage::Queued);
+            self.leave_posting(operation, &stage);
+        }
         if let Some(arrival) = self.take_offered(operation) {
             self.match_up(now, operation, arrival);
         }
@@ -204,9 +207,10 @@ impl Session {
             return;
         }
         it.clock.progressed(now);
+        let (capacity, level) = (it.bytes, it.asked);
         match self.take_offered(operation) {
             Some(arrival) => self.match_up(now, operation, arrival),
-            None => self.post_receive_soon(operation),
+            None => self.post_receive_soon(operation, capacity, level),
         }
     }
 

@@ -119,10 +119,7 @@ impl Session {
         }
         let kind = origin.kind();
         let deadlines = deadlines.unwrap_or(usual);
-        let operation = self.begin(since, Role::Sender, origin, bytes, level, deadlines);
-        let Some(it) = self.operations.get_mut(operation) else {
-            return Ok(operation);
-        };
+        let (operation, it) = self.begin(since, Role::Sender, origin, bytes, level, deadlines);
         it.clock.progressed(now);
         (it.tag, it.pieces) = (tag, pieces);
         it.chunk_bytes = chunk_bytes;
@@ -162,17 +159,11 @@ impl Session {
         } = request;
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
         let origin = Origin::Receive { fenced };
-        let operation = self.begin(now, Role::Receiver, origin, capacity, level, deadlines);
-        if let Some(it) = self.operations.get_mut(operation) {
-            it.tag = tag;
-        }
-        match self.matching.first_arrival(tag) {
-            Some(arrival) => self.match_up(now, operation, arrival),
-            None => {
-                let counts = self.matching.receives_of(tag);
-                counts.queue.push_back(operation);
-                self.post_receive_soon(operation);
-            }
+        let (operation, it) = self.begin(now, Role::Receiver, origin, capacity, level, deadlines);
+        it.tag = tag;
+        match self.matching.pair(tag, Some(operation)) {
+            Some((operation, arrival)) => self.match_up(now, operation, arrival),
+            None => self.post_receive_soon(operation, capacity, level),
         }
         Ok(operation)
     }
@@ -198,10 +189,8 @@ impl Session {
             request: None,
         };
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
-        let operation = self.begin(now, Role::Receiver, origin, bytes, level, deadlines);
-        if let Some(it) = self.operations.get_mut(operation) {
-            it.pieces = pieces;
-        }
+        let (operation, it) = self.begin(now, Role::Receiver, origin, bytes, level, deadlines);
+        it.pieces = pieces;
         self.start_one_sided(operation, None);
         Ok(operation)
     }
@@ -215,7 +204,7 @@ impl Session {
         bytes: u64,
         level: Level,
         deadlines: Deadlines,
-    ) -> OperationId {
+    ) -> (OperationId, &mut Operation) {
         let operation = self.operations.next_id(role);
         let asked = match role {
             Role::Sender => level,
@@ -240,8 +229,7 @@ impl Session {
             stage: Stage::Queued,
             end: End::Open,
         };
-        self.operations.insert(operation, it);
-        operation
+        (operation, self.operations.insert(operation, it))
     }
 
     /// Opens a window of so many bytes to the peer; its number.
@@ -282,10 +270,8 @@ impl Session {
         let (bytes, pieces) = (arrival.bytes, origin.covered().map_or(0, |of| of.pieces()));
         let (role, level) = (Role::Receiver, Level::Placed);
         let Allowed { since, deadlines } = allowed;
-        let operation = self.begin(since, role, origin, bytes, level, deadlines);
-        if let Some(it) = self.operations.get_mut(operation) {
-            (it.pieces, it.is_counted) = (pieces, true);
-        }
+        let (operation, it) = self.begin(since, role, origin, bytes, level, deadlines);
+        (it.pieces, it.is_counted) = (pieces, true);
         self.match_up(now, operation, arrival);
         Some(operation)
     }
