@@ -158,7 +158,6 @@ fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool) -> Bounds {
         ahead: bounds.frames + random.pick(&[2, 64]),
         // What fills a peer's limits is all started.
         max_operations: if fills { 1 << 14 } else { max_operations },
-        sends_looked_at: random.pick(&[0, 1, 3, 64]),
         steps: random.pick(&[1, 3, 32]),
         queued,
         told_frames,

@@ -21,20 +21,6 @@ const RAISED: u8 = 1;
 const WOKEN: u8 = 2;
 /// The consumer looks without being woken.
 const LOOKED_FOR: u8 = 4;
-/// There is work that nobody has woken the consumer for.
-const QUIET: u8 = 8;
-/// It is to be woken for what is raised quietly as well.
-const WANTED: u8 = 16;
-
-/// The state after work was published that the consumer is woken for.
-fn raised(state: u8) -> u8 {
-    match state {
-        state if state & RAISED != 0 => state,
-        state if state & LOOKED_FOR != 0 => state | RAISED,
-        state => state | RAISED | WOKEN,
-    }
-}
-
 /// Remembers that a wake-up is under way, so that further ones cost no system call, and that none is
 /// needed while the consumer looks by itself.
 ///
@@ -53,34 +39,17 @@ impl Raised {
 
     /// True when the caller must wake the consumer.
     fn raise(&self) -> bool {
-        let before = self.change(raised);
-        before & (RAISED | LOOKED_FOR) == 0
-    }
-
-    /// As [`raise`](Self::raise) for work that the consumer only wants to be woken for where it has said so.
-    fn raise_quietly(&self) -> bool {
-        let before = self.change(|state| match state & WANTED {
-            0 => state | QUIET,
-            _ => raised(state),
-        });
-        before & (WANTED | RAISED | LOOKED_FOR) == WANTED
-    }
-
-    /// The consumer wants to be woken for such work from now on, or no longer; true when it must be for what there
-    /// is.
-    fn set_wanted(&self, wanted: bool) -> bool {
         let before = self.change(|state| match state {
-            state if !wanted => state & !WANTED,
-            state if state & QUIET != 0 => raised(state & !QUIET | WANTED),
-            state => state | WANTED,
+            state if state & RAISED != 0 => state,
+            state if state & LOOKED_FOR != 0 => state | RAISED,
+            state => state | RAISED | WOKEN,
         });
-        wanted && before & (QUIET | RAISED | LOOKED_FOR) == QUIET
+        before & (RAISED | LOOKED_FOR) == 0
     }
 
     /// Before looking for work; whether somebody has woken the consumer for it, or is about to.
     fn lower(&self) -> bool {
-        let kept = LOOKED_FOR | WANTED;
-        self.0.fetch_and(kept, Ordering::AcqRel) & WOKEN != 0
+        self.0.fetch_and(LOOKED_FOR, Ordering::AcqRel) & WOKEN != 0
     }
 
     /// As [`lower`](Self::lower), for a consumer whose wakes are counted: `unread` of them were announced and
@@ -108,14 +77,6 @@ impl Raised {
     /// Whether somebody raised it. Who publishes work after this has answered `false` raises it.
     fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire) & RAISED != 0
-    }
-
-    fn is_quiet(&self) -> bool {
-        self.0.load(Relaxed) & QUIET != 0
-    }
-
-    fn is_wanted(&self) -> bool {
-        self.0.load(Relaxed) & WANTED != 0
     }
 
     fn is_looked_for(&self) -> bool {
@@ -162,21 +123,6 @@ impl Waker {
         }
     }
 
-    /// As [`wake`](Self::wake), where the consumer has said that it wants to be woken for this too.
-    pub fn wake_quietly(&self) {
-        if self.raised.raise_quietly() {
-            self.write();
-        }
-    }
-
-    /// The consumer wants to be woken for what is [woken for quietly](Self::wake_quietly), or no longer. Nobody else says
-    /// so; saying it again costs next to nothing.
-    pub fn set_wanted(&self, wanted: bool) {
-        if self.raised.is_wanted() != wanted && self.raised.set_wanted(wanted) {
-            self.write();
-        }
-    }
-
     /// Whether there is something to look for; the consumer's question while it looks by itself.
     pub fn is_raised(&self) -> bool {
         self.raised.is_raised()
@@ -200,11 +146,6 @@ impl Waker {
     pub fn clear(&self) {
         let unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
-            if self.raised.is_quiet() {
-                // Unless it was raised since, there is nothing to read.
-                let woken = self.raised.lower();
-                self.unread.store(woken.into(), Relaxed);
-            }
             return;
         }
         let unread = self.raised.lower_and_read(unread, || {
@@ -264,30 +205,6 @@ mod tests {
         });
         assert_eq!(unread, 0);
         assert!(raised.raise(), "nobody wakes the consumer any more");
-    }
-
-    #[test]
-    fn quiet_work_makes_the_descriptor_readable_only_while_it_is_wanted() {
-        let waker = Waker::new().expect("an eventfd");
-        waker.wake_quietly();
-        assert!(!is_readable(&waker) && !waker.is_raised());
-        waker.set_wanted(true);
-        assert!(is_readable(&waker), "there is quiet work, and it is wanted");
-        waker.clear();
-        assert!(!is_readable(&waker));
-        waker.wake_quietly();
-        assert!(is_readable(&waker));
-        waker.clear();
-        waker.set_wanted(false);
-        waker.wake_quietly();
-        waker.clear();
-        waker.set_wanted(true);
-        assert!(!is_readable(&waker), "what was looked at is no news");
-        waker.set_looked_for(true);
-        waker.wake_quietly();
-        assert!(waker.is_raised() && !is_readable(&waker));
-        waker.set_looked_for(false);
-        assert!(is_readable(&waker));
     }
 
     #[test]

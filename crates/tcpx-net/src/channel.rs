@@ -413,12 +413,6 @@ pub trait Channel: Send + Debug {
         let _ = looked_for;
     }
 
-    /// Says whether [`readiness`](Self::readiness) is to tell of chunks that were sent and that nothing else is to be
-    /// said of; it is until this says otherwise. What it does not tell of is polled all the same.
-    fn set_sent_wanted(&mut self, wanted: bool) {
-        let _ = wanted;
-    }
-
     /// How long the chunks of a transfer from this memory are, if the peer reads it where it lies and takes them as they
     /// come; `None`: as the peer cuts it.
     fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {

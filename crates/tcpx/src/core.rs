@@ -362,7 +362,6 @@ impl Core {
     }
 
     fn turn(&mut self, busy: bool, more: bool) -> Turn {
-        self.say_what_is_wanted();
         let suspicion = self.look_after_control();
         let last_words = self.settle();
         let next = self.session.next_timeout();

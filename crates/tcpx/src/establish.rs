@@ -333,7 +333,6 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     config.backlog = options.bounds.backlog;
     config.vain_windows = options.bounds.vain_windows;
     config.max_operations = options.bounds.max_operations;
-    config.sends_looked_at = options.bounds.sends_looked_at;
     config.cancellable = network.is_addressed;
     config.addressed = network.is_addressed;
     config.seals_payload = options.encrypt;

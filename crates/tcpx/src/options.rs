@@ -65,8 +65,6 @@ pub struct Bounds {
     pub vain_windows: u8,
     /// As there: more are refused.
     pub max_operations: usize,
-    /// As there.
-    pub sends_looked_at: usize,
     /// Bytes queued for the peer before the session is asked for no more frames. Every kind of frame is bounded by a window
     /// of its own, so this only limits what lies in user memory.
     pub queued: u64,
@@ -97,7 +95,6 @@ impl Default for Bounds {
             backlog: 1 << 16,
             vain_windows: 8,
             max_operations: 1 << 14,
-            sends_looked_at: 64,
             queued: 2 << 20,
             told_frames: 64,
             told_bytes: 256 << 10,

@@ -23,19 +23,12 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 }
 
 fn producers(shared: &Arc<Shared>) -> [JoinHandle<()>; PRODUCERS] {
-    producers_that(shared, [Raised::raise; PRODUCERS])
-}
-
-fn producers_that(
-    shared: &Arc<Shared>,
-    raise: [fn(&Raised) -> bool; PRODUCERS],
-) -> [JoinHandle<()>; PRODUCERS] {
-    raise.map(|raise| {
+    [(); PRODUCERS].map(|()| {
         let shared = Arc::clone(shared);
         spawn(move || {
             let (raised, work, wakes) = &*shared;
             work.fetch_add(1, Ordering::Relaxed);
-            if raise(raised) {
+            if raised.raise() {
                 wakes.fetch_add(1, Ordering::Release);
             }
         })
@@ -123,15 +116,5 @@ fn work_published_while_the_consumer_stops_looking_is_announced() {
         shared.0.set_looked_for(true);
         let producers = producers(&shared);
         sees_all(&shared, producers, |raised| raised.set_looked_for(false));
-    });
-}
-
-/// A consumer that comes to want quiet work is woken for what it did not see, whichever was first.
-#[test]
-fn quiet_work_is_seen_or_announced_once_it_is_wanted() {
-    explore(|| {
-        let shared = shared();
-        let producers = producers_that(&shared, [Raised::raise_quietly, Raised::raise]);
-        sees_all(&shared, producers, |raised| raised.set_wanted(true));
     });
 }

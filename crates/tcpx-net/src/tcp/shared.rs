@@ -247,12 +247,10 @@ impl Shared {
         self.roster.signal.wake();
     }
 
-    /// A chunk has ended that its lane had in its hands. As a rule the owner need not be woken for that: it waits for
-    /// the peer to have placed the chunk.
+    /// A chunk has ended that its lane had in its hands.
     pub(super) fn send_ended(&self, slot: u16) {
         self.transmit.free(slot);
-        self.publish(Event::Sent { slot });
-        self.roster.signal.wake_quietly();
+        self.report(Event::Sent { slot });
     }
 
     /// A chunk in a lane's hands cannot be sent, and the lane has let go of it.

@@ -68,7 +68,6 @@ struct SendSlot {
 impl TcpChannel {
     pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
         let watches = shared.parts.staging.watch(&shared.roster);
-        shared.roster.signal.set_wanted(true);
         Self {
             shared,
             sends: Vec::new(),
@@ -411,10 +410,6 @@ impl Channel for TcpChannel {
 
     fn set_looked_for(&mut self, looked_for: bool) {
         self.shared.roster.signal.set_looked_for(looked_for);
-    }
-
-    fn set_sent_wanted(&mut self, wanted: bool) {
-        self.shared.roster.signal.set_wanted(wanted);
     }
 
     fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {

@@ -86,9 +86,6 @@ pub struct Config {
     /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and closing
     /// so many takes about as long as the round trip that a long send then asks in. 8 by default.
     pub vain_windows: u8,
-    /// Sends among which it looks for one that has to hear that its chunks were sent; beside more of them, one does. 64 by
-    /// default.
-    pub sends_looked_at: usize,
     /// Whether the network can drop one transfer and keep its channels. Where it cannot, the end
     /// of a granted operation by cancel, deadline or failure ends the connection too.
     pub cancellable: bool,
@@ -133,7 +130,6 @@ impl Config {
             unread_bytes: 1 << 20,
             backlog: 1 << 16,
             vain_windows: 8,
-            sends_looked_at: 64,
             cancellable: true,
             hold_until_placed: false,
             addressed: false,

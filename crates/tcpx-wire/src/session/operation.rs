@@ -384,17 +384,6 @@ impl Operation {
         }
     }
 
-    /// A send needs to hear that its chunks were sent, and not only that they were placed.
-    pub(super) fn waits_for_sent(&self) -> bool {
-        let Stage::Moving(moving) = &self.stage else {
-            return false;
-        };
-        let until_sent = self.asked == Level::Sent && self.level < Level::Verified;
-        // It holds its place in the window until it was sent.
-        let mut placed_first = moving.placed.difference(&moving.passed);
-        self.is_stopping() || until_sent && !self.is_reported() || placed_first.next().is_some()
-    }
-
     /// `released`: the data plane is known to be done with the memory whatever it reported.
     pub(super) fn progress(&self, released: bool) -> Progress {
         let (ours, theirs) = (self.digests.ours, self.digests.theirs);

@@ -7,7 +7,7 @@ use super::Session;
 use super::action::{Action, OperationId};
 use super::config::Config;
 use super::error::{ConnectionFailure, EndCause};
-use super::operation::{End, Operation, Stage};
+use super::operation::{End, Stage};
 use super::stall::{OperationState, Owes, StallReport};
 use crate::frame::{Destination, Frame, GoodbyeReason, PlacedChunks, Role};
 use crate::time::Time;
@@ -254,15 +254,6 @@ impl Session {
             open: self.posting.open,
             ..self.transmit.counted
         }
-    }
-
-    /// Whether more than the peer's acknowledgement is waited for: to hear at once that chunks were sent.
-    pub fn waits_for_sent(&self) -> bool {
-        let many = self.operations.len(Role::Sender) > self.config.sends_looked_at;
-        let held = self.config.hold_until_placed;
-        let sends = self.operations.half(Role::Sender);
-        let any = || sends.values().any(Operation::waits_for_sent);
-        many || !held || self.ended() || !self.streams[Role::Sender as usize].is_idle() && any()
     }
 
     /// Sends that the peer has not acknowledged, those included that wait for transmission.

@@ -192,6 +192,7 @@ impl ChunkStream {
     }
 
     /// No chunk is in flight.
+    #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         match &self.order {
             Order::Numbered(numbered) => {

@@ -38,15 +38,6 @@ impl Drop for Core {
 }
 
 impl Core {
-    /// Tells the channels whether somebody waits for chunks to have been sent.
-    pub(super) fn say_what_is_wanted(&mut self) {
-        let waits = self.ended.is_some() || self.session.waits_for_sent();
-        for state in self.channels.iter_mut() {
-            let wanted = waits || !state.sends.is_empty();
-            state.channel.set_sent_wanted(wanted);
-        }
-    }
-
     /// When to look again at closes that have not come back: the longer they take, the less often.
     pub(super) fn look_at_closes_at(&self) -> Option<Instant> {
         let pending = self.pending_close()?.1;

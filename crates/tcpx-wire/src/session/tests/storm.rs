@@ -44,9 +44,8 @@ struct Storm {
     /// Frames that may wait beside those that limits allow, and chunks that are acknowledged together.
     backlog: u64,
     ack_batch: u32,
-    /// Windows that are made vain before receives wait, and sends that it looks at.
+    /// Windows that are made vain before receives wait.
     vain_windows: u8,
-    sends_looked_at: usize,
 }
 
 fn any_storm() -> impl Strategy<Value = Storm> {
@@ -78,7 +77,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
             [any_limits(1), any_limits(1)],
             any_eager(),
             prop_oneof![Just(0u64), 1u64..20],
-            (0u64..20, 1u32..65, 1u8..9, 1usize..65),
+            (0u64..20, 1u32..65, 1u8..9),
         ),
     )
         .prop_map(
@@ -89,7 +88,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 (both_ways, hold, fences, holds, mixed_levels),
                 (close, stuck, capacity, limits, eager, stops, costs),
             )| {
-                let (backlog, ack_batch, vain_windows, sends_looked_at) = costs;
+                let (backlog, ack_batch, vain_windows) = costs;
                 Storm {
                     seed,
                     channels,
@@ -116,7 +115,6 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                     backlog,
                     ack_batch,
                     vain_windows,
-                    sends_looked_at,
                 }
             },
         )
@@ -133,7 +131,6 @@ fn weather(storm: &Storm) -> Pair {
     config.max_operations = storm.capacity;
     (config.backlog, config.ack_batch) = (storm.backlog, storm.ack_batch);
     config.vain_windows = storm.vain_windows;
-    config.sends_looked_at = storm.sends_looked_at;
     let [ours, theirs] = storm.limits.map(|limits| limited(&config, limits));
     let mut pair = Pair::of(ours, theirs, storm.seed);
     pair.weather.jitter = storm.jitter;
