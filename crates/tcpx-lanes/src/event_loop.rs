@@ -3,20 +3,25 @@
 //! Lanes are registered edge-triggered, so a lane that rests costs nothing and a change of what it
 //! waits for costs no system call. A loop without work sleeps in `epoll_wait`. Loops end when their
 //! owner drops them, and then let go of every lane; a forked child leaves its parent's loops alone.
+//!
+//! A thread that waits for what a lane moves may lead the loop ([`Loop::lead`]): it runs the loop itself, which spares the
+//! wake-ups from the socket to the loop's thread, and from there to the waiting one.
+
+mod lead;
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::page_pipe::PagePipe;
 use crossbeam_queue::ArrayQueue;
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use tcpx_memory::awake::{Awake, FEW_CORES, cores, give_way};
 
@@ -24,6 +29,7 @@ use crate::idle::MAX_LANES;
 use crate::lock;
 use crate::socket::timespec;
 use crate::waker::Waker;
+use lead::Leadership;
 
 /// Something that a loop drives: one direction of one lane.
 pub trait Source: Send + Debug {
@@ -110,6 +116,11 @@ impl Remote {
         self.resume();
     }
 
+    /// The loop that serves the source.
+    pub fn home(&self) -> Loop {
+        Loop(Arc::clone(&self.inbox))
+    }
+
     /// Gives the source a turn.
     pub fn resume(&self) {
         self.raise(RESUME);
@@ -151,10 +162,15 @@ impl Entry {
     }
 }
 
-/// What others know of a loop.
+/// A loop, which whoever has the lock of its runner runs.
 #[derive(Debug)]
 struct Inbox {
+    poller: OwnedFd,
     waker: Waker,
+    runner: Mutex<Runner>,
+    leadership: Leadership,
+    thread: OnceLock<Thread>,
+    origin: Instant,
     /// Sources that the loop has not taken yet; `None` once it has ended.
     arrivals: Mutex<Option<Vec<Entry>>>,
     sources: AtomicUsize,
@@ -169,12 +185,6 @@ struct Inbox {
     looked: AtomicUsize,
 }
 
-impl Inbox {
-    fn sources(&self) -> usize {
-        self.sources.load(Ordering::Relaxed)
-    }
-}
-
 #[derive(Debug)]
 struct EventLoop {
     inbox: Arc<Inbox>,
@@ -184,7 +194,12 @@ struct EventLoop {
 impl EventLoop {
     fn start(name: String) -> io::Result<Self> {
         let inbox = Arc::new(Inbox {
+            poller: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waker: Waker::new()?,
+            runner: Mutex::default(),
+            leadership: Leadership::new(),
+            thread: OnceLock::new(),
+            origin: Instant::now(),
             arrivals: Mutex::new(Some(Vec::new())),
             sources: AtomicUsize::new(0),
             raised: ArrayQueue::new(RAISED),
@@ -194,9 +209,8 @@ impl EventLoop {
             #[cfg(test)]
             looked: AtomicUsize::new(0),
         });
-        let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(
-            &poller,
+            &inbox.poller,
             &inbox.waker,
             epoll::EventData::new_u64(WAKER),
             epoll::EventFlags::IN | epoll::EventFlags::ET,
@@ -204,15 +218,10 @@ impl EventLoop {
         let inner = Arc::clone(&inbox);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             PagePipe::ignore_broken_pipes();
-            Runner {
-                poller,
-                inbox: inner,
-                entries: Vec::new(),
-                turns: VecDeque::new(),
-                expectant: false,
-            }
-            .run();
+            inner.run();
         })?;
+        // It parks only once somebody leads, which nobody can before this is returned.
+        let _ = inbox.thread.set(thread.thread().clone());
         Ok(Self { inbox, thread })
     }
 
@@ -235,125 +244,200 @@ const WAKER: u64 = u64::MAX;
 /// Most loops: no channel has more lanes.
 const MAX_LOOPS: u16 = MAX_LANES as u16;
 const EVENTS: usize = 64;
+type Events = [MaybeUninit<epoll::Event>; EVENTS];
 /// Why a lane ends whose turn has panicked.
 pub(crate) const BROKE: &str = "the lane has panicked, which is a defect of tcpx; report it";
 /// Room for sources that have something to do; with more of them at once a loop looks at all that it has.
 const RAISED: usize = 256;
 
+impl Inbox {
+    fn sources(&self) -> usize {
+        self.sources.load(Ordering::Relaxed)
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        let micros = at.saturating_duration_since(self.origin).as_micros();
+        u64::try_from(micros).unwrap_or(u64::MAX - 1)
+    }
+
+    fn is_led(&self) -> bool {
+        self.leadership.is_led(|| self.micros(Instant::now()))
+    }
+
+    /// The loop's own thread.
+    fn run(&self) {
+        let awake = Awake::begin();
+        let mut last = Instant::now();
+        self.waker.set_looked_for(true);
+        while !self.stop.load(Ordering::SeqCst) {
+            let mut runner = lock(&self.runner);
+            let busy = !runner.turns.is_empty() || self.waker.is_raised();
+            let led = self.is_led();
+            if led && !busy {
+                drop(runner);
+                awake.asleep(|| self.park());
+                continue;
+            }
+            // Another event comes soon while bytes move, and waking up takes longer than they do.
+            let patience = match awake.may_look() {
+                true => PATIENCE,
+                false if runner.expectant && cores() <= FEW_CORES => EXPECTANCE,
+                false => Duration::ZERO,
+            };
+            let looks = busy || last.elapsed() < patience;
+            let mut space = [const { MaybeUninit::uninit() }; EVENTS];
+            let waited = if looks {
+                self.look(&mut space)
+            } else {
+                // What was sent since the last look makes this end at once.
+                self.waker.set_looked_for(false);
+                runner.waits = true;
+                drop(runner);
+                let waited = awake.asleep(|| epoll::wait(&self.poller, &mut space, None));
+                runner = lock(&self.runner);
+                runner.waits = false;
+                // A leader sees to that, and leaves it so.
+                if !self.is_led() {
+                    self.waker.set_looked_for(true);
+                }
+                waited.map(|(events, _)| events)
+            };
+            // Long turns are patience enough: what follows them has come meanwhile.
+            let now = Instant::now();
+            match self.serve(&mut runner, waited) {
+                Err(_) => break,
+                Ok(true) => last = now,
+                Ok(false) if looks => {
+                    drop(runner);
+                    give_way();
+                }
+                Ok(false) => {}
+            }
+        }
+        // From here on nobody leaves a source behind, which would keep what it refers to for ever.
+        let late = lock(&self.arrivals).take();
+        for mut entry in late.into_iter().flatten() {
+            entry.source.finish();
+        }
+        let mut runner = lock(&self.runner);
+        for index in 0..runner.entries.len() {
+            runner.remove(self, index);
+        }
+    }
+
+    /// Ends the parking of the loop's thread.
+    fn wake_thread(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// Leaves the loop to whoever leads it, until that is over.
+    fn park(&self) {
+        let now = self.micros(Instant::now());
+        self.leadership.park(now, |until| match until {
+            _ if self.stop.load(Ordering::SeqCst) => {}
+            None => std::thread::park(),
+            Some(until) => {
+                std::thread::park_timeout(Duration::from_micros(until.saturating_sub(now)));
+            }
+        });
+    }
+
+    /// What has happened by now.
+    fn look<'a>(&self, space: &'a mut Events) -> rustix::io::Result<&'a mut [epoll::Event]> {
+        let now = timespec(Duration::ZERO);
+        epoll::wait(&self.poller, space, Some(&now)).map(|(events, _)| events)
+    }
+
+    /// Gives a turn to every source that has something to do, also because this has happened; whether any had.
+    ///
+    /// # Errors
+    /// The loop is broken.
+    fn serve(
+        &self,
+        runner: &mut Runner,
+        happened: rustix::io::Result<&mut [epoll::Event]>,
+    ) -> rustix::io::Result<bool> {
+        match happened {
+            Ok(events) => {
+                for event in events {
+                    let (indexes, flags) = (event.data.u64(), event.flags);
+                    if indexes != WAKER {
+                        runner.happened(indexes, flags);
+                    }
+                }
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                // Only a closed or foreign descriptor gets here, and this one is ours.
+                tracing::error!(%error, "epoll_wait failed; the event loop ends");
+                return Err(error);
+            }
+        }
+        if self.waker.is_raised() {
+            self.waker.clear();
+            runner.read_inbox(self);
+        }
+        let count = runner.turns.len();
+        if count > 0 {
+            runner.expectant = false;
+        }
+        for _ in 0..count {
+            if let Some(index) = runner.turns.pop_front() {
+                runner.turn(self, index);
+            }
+        }
+        Ok(count > 0)
+    }
+}
+
+/// What a loop serves.
+#[derive(Debug, Default)]
 struct Runner {
-    poller: OwnedFd,
-    inbox: Arc<Inbox>,
     entries: Vec<Option<Entry>>,
     turns: VecDeque<usize>,
     /// One of those that had a turn last is.
     expectant: bool,
+    /// The loop's thread sleeps until something happens.
+    waits: bool,
 }
 
 impl Runner {
-    fn run(&mut self) {
-        let mut events = Vec::with_capacity(EVENTS);
-        let awake = Awake::begin();
-        let mut last = Instant::now();
-        self.inbox.waker.set_looked_for(true);
-        loop {
-            let now = timespec(Duration::ZERO);
-            // Another event comes soon while bytes move, and waking up takes longer than they do.
-            let busy = !self.turns.is_empty();
-            let patience = match awake.may_look() {
-                true => PATIENCE,
-                false if self.expectant && cores() <= FEW_CORES => EXPECTANCE,
-                false => Duration::ZERO,
-            };
-            let looks = busy || last.elapsed() < patience;
-            events.clear();
-            let mut wait =
-                |timeout| epoll::wait(&self.poller, spare_capacity(&mut events), timeout);
-            let waited = if looks {
-                wait(Some(&now))
-            } else {
-                // What was sent since the last look makes this end at once.
-                self.inbox.waker.set_looked_for(false);
-                let waited = awake.asleep(|| wait(None));
-                self.inbox.waker.set_looked_for(true);
-                waited
-            };
-            match waited {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    // Only a closed or foreign descriptor gets here, and this one is ours.
-                    tracing::error!(%error, "epoll_wait failed; the event loop ends");
-                    break;
-                }
-            }
-            for event in &events {
-                let (indexes, flags) = (event.data.u64(), event.flags);
-                if indexes != WAKER {
-                    self.happened(indexes, flags);
-                }
-            }
-            if self.inbox.waker.is_raised() {
-                self.inbox.waker.clear();
-                if self.inbox.stop.load(Ordering::SeqCst) {
-                    break;
-                }
-                self.read_inbox();
-            }
-            if !self.turns.is_empty() {
-                last = Instant::now();
-                self.expectant = false;
-            } else if looks {
-                give_way();
-            }
-            for _ in 0..self.turns.len() {
-                if let Some(index) = self.turns.pop_front() {
-                    self.turn(index);
-                }
-            }
-        }
-        // From here on nobody leaves a source behind, which would keep what it refers to for ever.
-        let late = lock(&self.inbox.arrivals).take();
-        for mut entry in late.into_iter().flatten() {
-            entry.source.finish();
-        }
-        for index in 0..self.entries.len() {
-            self.remove(index);
-        }
-    }
-
-    fn read_inbox(&mut self) {
-        let resume_all = self.inbox.resume_all.swap(false, Ordering::Acquire);
-        let arrivals = lock(&self.inbox.arrivals).as_mut().map(std::mem::take);
+    fn read_inbox(&mut self, inbox: &Inbox) {
+        let resume_all = inbox.resume_all.swap(false, Ordering::Acquire);
+        let arrivals = lock(&inbox.arrivals).as_mut().map(std::mem::take);
         for entry in arrivals.into_iter().flatten() {
-            self.insert(entry);
+            self.insert(inbox, entry);
         }
-        let all = resume_all || self.inbox.look_at_all.swap(false, Ordering::SeqCst);
+        let all = resume_all || inbox.look_at_all.swap(false, Ordering::SeqCst);
         if all {
-            (0..self.entries.len()).for_each(|index| self.look(index, resume_all));
+            (0..self.entries.len()).for_each(|index| self.look(inbox, index, resume_all));
         }
         for _ in 0..RAISED {
-            let Some(index) = self.inbox.raised.pop() else {
+            let Some(index) = inbox.raised.pop() else {
                 break;
             };
-            self.look(index, false);
+            self.look(inbox, index, false);
         }
     }
 
     /// Does what a source was told to do.
-    fn look(&mut self, index: usize, resume: bool) {
+    fn look(&mut self, inbox: &Inbox, index: usize, resume: bool) {
         #[cfg(test)]
-        self.inbox.looked.fetch_add(1, Ordering::SeqCst);
+        inbox.looked.fetch_add(1, Ordering::SeqCst);
         let Some(Some(entry)) = self.entries.get(index) else {
             return;
         };
         let flags = entry.place.flags.swap(0, Ordering::SeqCst);
         if flags & REMOVE != 0 {
-            self.remove(index);
+            self.remove(inbox, index);
         } else if resume || flags & RESUME != 0 {
             self.queue(index);
         }
     }
 
-    fn insert(&mut self, entry: Entry) {
+    fn insert(&mut self, inbox: &Inbox, entry: Entry) {
         let index = self
             .entries
             .iter()
@@ -369,17 +453,17 @@ impl Runner {
         entry.place.index.store(index, Ordering::SeqCst);
         self.entries[index] = Some(entry);
         let mut sockets = sockets.into_iter().flatten();
-        match sockets.try_for_each(|socket| self.watch(socket)) {
-            Ok(()) => self.look(index, false),
+        match sockets.try_for_each(|socket| self.watch(inbox, socket)) {
+            Ok(()) => self.look(inbox, index, false),
             Err(error) => {
                 tracing::error!(%error, "a lane could not be watched and is dropped");
-                self.remove(index);
+                self.remove(inbox, index);
             }
         }
     }
 
     /// Watches a socket for those that want it: as a rule both halves of a lane.
-    fn watch(&self, socket: RawFd) -> rustix::io::Result<()> {
+    fn watch(&self, inbox: &Inbox, socket: RawFd) -> rustix::io::Result<()> {
         let mut interest = epoll::EventFlags::ET;
         let (mut indexes, mut descriptor) = (0, None);
         for (index, entry) in (1u64..).zip(&self.entries) {
@@ -396,8 +480,8 @@ impl Runner {
             return Ok(());
         };
         let data = epoll::EventData::new_u64(indexes);
-        match epoll::modify(&self.poller, descriptor, data, interest) {
-            Err(rustix::io::Errno::NOENT) => epoll::add(&self.poller, descriptor, data, interest),
+        match epoll::modify(&inbox.poller, descriptor, data, interest) {
+            Err(rustix::io::Errno::NOENT) => epoll::add(&inbox.poller, descriptor, data, interest),
             done => done,
         }
     }
@@ -429,7 +513,7 @@ impl Runner {
         }
     }
 
-    fn turn(&mut self, index: usize) {
+    fn turn(&mut self, inbox: &Inbox, index: usize) {
         let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
         };
@@ -445,20 +529,20 @@ impl Runner {
         match turn {
             Turn::Rest => {}
             Turn::Again => self.queue(index),
-            Turn::End => self.remove(index),
+            Turn::End => self.remove(inbox, index),
         }
     }
 
-    fn remove(&mut self, index: usize) {
+    fn remove(&mut self, inbox: &Inbox, index: usize) {
         let Some(mut entry) = self.entries.get_mut(index).and_then(Option::take) else {
             return;
         };
         for (socket, _) in entry.watched().into_iter().flatten() {
             // Fails only for a source that was never added.
-            let _ = epoll::delete(&self.poller, socket);
-            let _ = self.watch(socket.as_raw_fd());
+            let _ = epoll::delete(&inbox.poller, socket);
+            let _ = self.watch(inbox, socket.as_raw_fd());
         }
-        self.inbox.sources.fetch_sub(1, Ordering::Relaxed);
+        inbox.sources.fetch_sub(1, Ordering::Relaxed);
         entry.place.index.store(NOWHERE, Ordering::SeqCst);
         if catch_unwind(AssertUnwindSafe(|| entry.source.finish())).is_err() {
             tracing::error!("a lane has panicked at its end; report this");
@@ -521,6 +605,7 @@ impl Drop for EventLoops {
             for one in &self.loops {
                 one.inbox.stop.store(true, Ordering::SeqCst);
                 one.inbox.waker.wake();
+                one.thread.thread().unpark();
             }
         }
         for one in self.loops.drain(..) {
@@ -550,6 +635,99 @@ impl Loop {
         Remote {
             place: Arc::new(place),
             inbox: Arc::clone(&self.0),
+        }
+    }
+
+    /// How many sources it serves.
+    pub fn sources(&self) -> usize {
+        self.0.sources()
+    }
+
+    /// Whether it is the same.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Has the calling thread run the loop in its thread's place, unless another one does. It serves every source, also
+    /// those of others, until it leaves.
+    pub fn lead(&self) -> Option<Lead> {
+        self.0.leadership.lead().then(|| Lead {
+            led: self.clone(),
+            lease: None,
+        })
+    }
+}
+
+impl Loop {
+    /// Ends the lease of the leader that left last: the loop's thread serves it at once.
+    pub fn end_lease(&self) {
+        if self.0.leadership.end_lease() {
+            self.0.wake_thread();
+        }
+    }
+}
+
+/// The lead of a loop. Dropping it leaves the loop to its thread.
+#[derive(Debug)]
+pub struct Lead {
+    led: Loop,
+    /// Until when nobody runs the loop after this.
+    lease: Option<Instant>,
+}
+
+impl Lead {
+    /// The loop.
+    pub fn led(&self) -> &Loop {
+        &self.led
+    }
+
+    /// Gives a turn to every source that has something to do now; whether any had.
+    pub fn round(&self) -> bool {
+        let Loop(inbox) = &self.led;
+        let mut runner = lock(&inbox.runner);
+        inbox.waker.set_looked_for(true);
+        let mut space = [const { MaybeUninit::uninit() }; EVENTS];
+        let happened = inbox.look(&mut space);
+        // The loop's thread finds a loop that has broken too, and ends it.
+        inbox.serve(&mut runner, happened).unwrap_or(false)
+    }
+
+    /// The calling thread is about to sleep until the loop's [descriptor](Loop::as_fd) is readable; whether nothing is
+    /// left to do before.
+    pub fn prepare_sleep(&self) -> bool {
+        let Loop(inbox) = &self.led;
+        let runner = lock(&inbox.runner);
+        inbox.waker.set_looked_for(false);
+        runner.turns.is_empty()
+    }
+
+    /// Leaves the loop alone until then, as the caller usually comes back. If not, the loop's thread serves it from then
+    /// on. Returns the loop.
+    pub fn leave_until(mut self, lease: Instant) -> Loop {
+        self.lease = Some(lease);
+        self.led.clone()
+    }
+}
+
+impl AsFd for Loop {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.poller.as_fd()
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        let Loop(inbox) = &self.led;
+        let runner = lock(&inbox.runner);
+        let lease = self.lease.filter(|_| runner.turns.is_empty());
+        // Where the loop's thread never woke up meanwhile, it is woken as if nobody had led, or once to be parked.
+        inbox.waker.set_looked_for(lease.is_some() || !runner.waits);
+        let until = lease.map_or(0, |lease| inbox.micros(lease));
+        if inbox.leadership.leave(until) {
+            inbox.wake_thread();
+        }
+        if runner.waits && lease.is_some() {
+            inbox.waker.interrupt();
         }
     }
 }
@@ -774,6 +952,96 @@ mod tests {
             places[0].resume();
         }
         assert!(turns.load(Ordering::SeqCst) >= 2);
+    }
+
+    /// A loop that reads, its other end, and how many bytes it has read.
+    fn reading() -> (EventLoops, Loop, TcpStream, Arc<AtomicUsize>) {
+        let (far, near) = pair();
+        let loops = EventLoops::start("test", 1).expect("a thread");
+        let [here] = loops.spread(1).try_into().expect("one");
+        let read = Arc::default();
+        let source = Reading(near, Arc::clone(&read));
+        here.place().start(Box::new(source));
+        (loops, here, far, read)
+    }
+
+    fn until_read(read: &AtomicUsize, count: usize, mut meanwhile: impl FnMut()) {
+        let until = Instant::now() + LONG;
+        while read.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < until, "byte {count} was not read");
+            meanwhile();
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_leader_moves_what_comes_and_leaves_the_rest_to_the_thread() {
+        let (_loops, here, mut far, read) = reading();
+        for round in 0..50 {
+            let lead = here.lead().expect("nobody leads");
+            assert!(here.lead().is_none(), "one leads at a time");
+            for count in 1..=2 {
+                far.write_all(&[0]).unwrap();
+                until_read(&read, 3 * round + count, || _ = lead.round());
+            }
+            drop(lead);
+            far.write_all(&[0]).unwrap();
+            until_read(&read, 3 * round + 3, || ());
+        }
+    }
+
+    #[test]
+    fn a_loop_is_served_once_its_leaders_lease_is_over() {
+        let (_loops, here, mut far, read) = reading();
+        for round in 0..50 {
+            let lead = here.lead().expect("nobody leads");
+            far.write_all(&[0]).unwrap();
+            until_read(&read, 2 * round + 1, || _ = lead.round());
+            let ends_early = round % 2 == 0;
+            let lease = if ends_early { LONG * 2 } else { LONG / 60_000 };
+            let left = lead.leave_until(Instant::now() + lease);
+            far.write_all(&[0]).unwrap();
+            if ends_early {
+                left.end_lease();
+            }
+            until_read(&read, 2 * round + 2, || ());
+        }
+    }
+
+    #[test]
+    fn what_is_raised_while_nobody_runs_the_loop_is_seen() {
+        let (_far, near) = pair();
+        let loops = EventLoops::start("test", 1).unwrap();
+        let here = &loops.spread(1)[0];
+        for _ in 0..50 {
+            let turns = Arc::default();
+            let place = here.place();
+            let lead = here.lead().expect("nobody leads");
+            place.start(Box::new(Writing(Arc::clone(&near), Arc::clone(&turns))));
+            until_read(&turns, 1, || _ = lead.round());
+            lead.leave_until(Instant::now() + LONG / 60_000);
+            place.resume();
+            until_read(&turns, 2, || ());
+        }
+    }
+
+    #[test]
+    fn a_loop_ends_while_somebody_leads_it() {
+        for lease in [None, Some(LONG)] {
+            let (loops, here, _far, _read) = reading();
+            let lead = here.lead().expect("nobody leads");
+            lead.round();
+            let lead = match lease {
+                None => Some(lead),
+                Some(lease) => {
+                    lead.leave_until(Instant::now() + lease);
+                    None
+                }
+            };
+            drop(loops);
+            assert_eq!(here.sources(), 0);
+            drop(lead);
+        }
     }
 
     #[test]

@@ -136,6 +136,11 @@ impl Waker {
         }
     }
 
+    /// Ends a wait for the descriptor, without anything to look for.
+    pub(crate) fn interrupt(&self) {
+        self.write();
+    }
+
     fn write(&self) {
         // A full counter (EAGAIN) is readable already; nothing else can fail here.
         let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());

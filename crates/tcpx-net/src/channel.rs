@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use tcpx_lanes::dial::Way;
+use tcpx_lanes::event_loop::Loop;
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
 use tcpx_wire::ScatterList;
@@ -433,6 +434,11 @@ pub trait Channel: Send + Debug {
     fn read_exposed(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
         let _ = (at, into);
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The event loop of what goes one at a time, where it serves nothing but this channel and any thread may lead it.
+    fn own_loop(&self) -> Option<Loop> {
+        None
     }
 
     /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads

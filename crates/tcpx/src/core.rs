@@ -3,6 +3,7 @@
 
 mod actions;
 mod ahead;
+mod alone;
 mod channels;
 mod completions;
 mod coverage;
@@ -39,6 +40,7 @@ use crate::options::Bounds;
 use crate::wait::micros_since;
 
 use ahead::Ahead;
+use alone::Alone;
 use channels::ChannelState;
 use history::History;
 use jobs::Finished;
@@ -116,6 +118,7 @@ pub(crate) struct Core {
     /// Panics in `progress`.
     defects: u32,
     ahead: Ahead,
+    alone: Alone,
     /// What of the things to say may wait for more.
     pub(crate) pace: Pace,
     /// What `tcpx status` tells of operations that have ended.
@@ -186,6 +189,7 @@ impl Core {
             wakers: Vec::new(),
             defects: 0,
             ahead: Ahead::default(),
+            alone: Alone::default(),
             pace: Pace::default(),
             history: History::default(),
             bounds: parts.bounds,

@@ -15,6 +15,10 @@
 //! engine's thread is the owner of last resort: it takes the connection when the lease has expired,
 //! or at once when a thread waits that does not drive.
 //!
+//! On few cores the owner also leads the event loop of the connection's first lane, where that serves nothing else, while
+//! messages go one at a time each way: it moves their bytes itself, and sleeps on the loop's sockets too. With more than one
+//! under way the loop's thread is faster, and has the loop back at once. The lease covers the loop too.
+//!
 //! Under [`ProgressMode::Manual`](crate::ProgressMode::Manual) there is no lease: the engine's thread hears of nothing
 //! but the end of a socket and of what is due, until the connection closes.
 
@@ -25,10 +29,12 @@ mod tests;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::event_loop::{Lead, Loop};
+use tcpx_lanes::lock;
 use tcpx_memory::awake::{FEW_CORES, cores, give_way};
 
 use crate::connection::Shared;
@@ -38,7 +44,7 @@ use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
 use crate::wait::LIVENESS_CHECK;
 use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, look};
-use descriptors::Descriptors;
+use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
 pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
@@ -79,6 +85,9 @@ pub(crate) struct ProgressOwner {
     /// From when on, in microseconds of the connection, a thread may busy-poll; 0 for at any time.
     busy_poll_from: AtomicU64,
     descriptors: Descriptors,
+    /// The event loop that the last owner led, and that nobody runs while the lease lasts.
+    left_loop: Mutex<Option<Loop>>,
+    has_left_loop: AtomicBool,
 }
 
 /// A thread or task waits until the engine's thread notifies it.
@@ -106,6 +115,19 @@ impl ProgressOwner {
             polls: AtomicBool::new(false),
             busy_poll_from: AtomicU64::new(0),
             descriptors: Descriptors::default(),
+            left_loop: Mutex::default(),
+            has_left_loop: AtomicBool::new(false),
+        }
+    }
+
+    /// The event loop that the last owner led is its own thread's at once.
+    fn give_loop_back(&self) {
+        // As a rule there is none.
+        if self.has_left_loop.load(Ordering::SeqCst)
+            && self.has_left_loop.swap(false, Ordering::SeqCst)
+            && let Some(left) = lock(&self.left_loop).take()
+        {
+            left.end_lease();
         }
     }
 
@@ -137,11 +159,19 @@ impl ProgressOwner {
 }
 
 /// The progress token, while a thread has it, and how the thread leaves it: by a panic to the engine's thread.
-struct TakenToken<'a>(&'a Shared, Leaves, bool);
+struct TakenToken<'a> {
+    shared: &'a Shared,
+    leaves: Leaves,
+    /// There is more to do at once.
+    more: bool,
+    /// The thread moves what goes one at a time itself.
+    lead: Option<Lead>,
+}
 
 impl Drop for TakenToken<'_> {
     fn drop(&mut self) {
-        self.0.release(self.1, self.2);
+        self.shared
+            .release(self.leaves, self.more, self.lead.take());
     }
 }
 
@@ -149,7 +179,12 @@ impl Shared {
     /// Takes the token, if no other thread has it.
     fn take_token(&self) -> Option<TakenToken<'_>> {
         let taken = self.progress_owner.taken.swap(true, Ordering::SeqCst);
-        (!taken).then(|| TakenToken(self, Leaves::ToEngine, true))
+        (!taken).then(|| TakenToken {
+            shared: self,
+            leaves: Leaves::ToEngine,
+            more: true,
+            lead: None,
+        })
     }
 
     /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep
@@ -225,7 +260,12 @@ impl Shared {
         let core = self.lock();
         let descriptors = &self.progress_owner.descriptors;
         let write = core.control.wants_write();
-        let watches = descriptors.watch(core.control.as_fd(), write, core.channel_descriptors());
+        let watches = descriptors.watch(
+            core.control.as_fd(),
+            write,
+            core.channel_descriptors(),
+            None,
+        );
         watches.then(|| descriptors.as_fd()).flatten()
     }
 
@@ -234,7 +274,12 @@ impl Shared {
         let descriptors = &self.progress_owner.descriptors;
         if descriptors.as_fd().is_some() && !core.control_done() && !core.control.is_away() {
             let write = core.control.wants_write();
-            descriptors.watch(core.control.as_fd(), write, core.channel_descriptors());
+            descriptors.watch(
+                core.control.as_fd(),
+                write,
+                core.channel_descriptors(),
+                None,
+            );
             descriptors.take_call();
         }
     }
@@ -245,6 +290,7 @@ impl Shared {
         let mut core = self.lock();
         self.watch_control(&mut core);
         self.mute_channels(&core);
+        self.progress_owner.give_loop_back();
     }
 
     /// The connection closes or is lost: the engine's thread sees to the rest.
@@ -264,8 +310,9 @@ impl Shared {
         let Some(mut token) = self.take_token() else {
             return;
         };
+        owner.give_loop_back();
         let Some(mut core) = self.try_lock() else {
-            token.2 = false;
+            token.more = false;
             return;
         };
         if !self.may_sleep() && core.standing().moving && owner.lease.lasts_until().is_none() {
@@ -286,7 +333,7 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToPoll,
         };
-        (token.1, token.2) = (leaves, more);
+        (token.leaves, token.more) = (leaves, more);
         // In the GPU's context.
         drop(token);
     }
@@ -324,6 +371,32 @@ impl Shared {
         alone && !self.is_foreign() && !self.has_gpu()
     }
 
+    /// Whether a thread that does the engine's work may lead an event loop too: never where code of the program is called
+    /// in the middle of that work.
+    fn may_lead(&self) -> bool {
+        self.may_sleep() && !self.progress_owner.is_manual() && !self.is_observed()
+    }
+
+    /// Leads the event loop of what goes one at a time, or leaves it to its thread. Comes before the lock is let go of,
+    /// which calls the program's wakers.
+    fn lead_or_follow(&self, core: &Core, lead: &mut Option<Lead>) {
+        if !core.wakers.is_empty() || core.go_several_at_a_time() {
+            *lead = None;
+        } else if lead.is_none() && core.goes_one_at_a_time() {
+            *lead = core.own_loop().and_then(|own| own.lead());
+        }
+        if lead.is_none() {
+            self.progress_owner.give_loop_back();
+        }
+    }
+
+    /// More than one goes over the channels at a time, which needs the event loop's thread at once.
+    pub(crate) fn see_to_lanes(&self, core: &Core) {
+        if core.go_several_at_a_time() {
+            self.progress_owner.give_loop_back();
+        }
+    }
+
     /// The engine's thread is not to be woken: this one looks.
     fn take_over(&self, core: &mut Core) {
         core.set_looked_for(true);
@@ -347,9 +420,10 @@ impl Shared {
 
     /// Gives the token back: with a lease if the thread comes back and nothing is left to do, else to
     /// the engine's thread at once.
-    fn release(&self, leaves: Leaves, more: bool) {
+    fn release(&self, leaves: Leaves, more: bool, lead: Option<Lead>) {
         let mut core = self.lock();
         if self.progress_owner.is_manual() {
+            drop(lead);
             // Nobody would write later what is held back now.
             core.pace.attend(false);
             core.speak();
@@ -379,6 +453,15 @@ impl Shared {
             }
             let until = core.now() + PROGRESS_LEASE;
             self.progress_owner.lease.begin(until.0);
+            // Others' lanes may have come to the loop, which wait for nobody.
+            let lead = lead.filter(|_| core.own_loop().is_some());
+            let left_loop = lead.map(|lead| lead.leave_until(core.instant_of(until)));
+            if left_loop.is_some() {
+                *lock(&self.progress_owner.left_loop) = left_loop;
+                self.progress_owner
+                    .has_left_loop
+                    .store(true, Ordering::SeqCst);
+            }
             self.progress_owner.taken.store(false, Ordering::SeqCst);
             core.set_looked_for(false);
             if !self.progress_owner.lease.is_watched() && !core.sink.has_results() {
@@ -387,6 +470,7 @@ impl Shared {
                 return self.driver.wake_by(self.id, until);
             }
         } else {
+            drop(lead);
             self.progress_owner.taken.store(false, Ordering::SeqCst);
         }
         self.end_lease(&mut core);
@@ -403,6 +487,7 @@ impl Shared {
     /// The engine's thread takes the connection.
     fn end_lease(&self, core: &mut Core) {
         self.progress_owner.lease.end();
+        self.progress_owner.give_loop_back();
         self.progress_owner.polls.store(false, Ordering::Relaxed);
         core.pace.attend(false);
         if self.progress_owner.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
@@ -422,13 +507,22 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the connection has news, at most until `until`; whether the control socket may have some. `None` if
-    /// that cannot be had here.
-    fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> Option<bool> {
+    /// Sleeps until the connection has news, or the event loop that this thread leads, at most until `until`. `None` if that
+    /// cannot be had here.
+    fn sleep(
+        &self,
+        ended: &impl Fn() -> bool,
+        until: Instant,
+        lead: &mut Option<Lead>,
+    ) -> Option<Woken> {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
         core.pace.attend(false);
         core.speak();
+        if !core.wakers.is_empty() {
+            *lead = None;
+        }
+        let lead = lead.as_ref();
         self.watch_control(&mut core);
         let turn = core.standing();
         let unfit = turn.more || turn.poll || turn.finished;
@@ -440,14 +534,16 @@ impl Shared {
         let write = core.control.wants_write();
         let (descriptors, channels) =
             (&self.progress_owner.descriptors, core.channel_descriptors());
-        if !descriptors.prepare_sleep(core.control.as_fd(), write, channels) {
+        let lanes = lead.map(Lead::led);
+        if !descriptors.prepare_sleep(core.control.as_fd(), write, channels, lanes) {
             return None;
         }
         // What was raised meanwhile makes a descriptor readable, but for the copy worker's results.
         core.set_looked_for(false);
-        if core.sink.has_results() {
+        let is_at_rest = lead.is_none_or(Lead::prepare_sleep);
+        if core.sink.has_results() || !is_at_rest {
             descriptors.wake_up();
-            return Some(true);
+            return Some(Woken::default());
         }
         let due = core.due.map(|due| core.instant_of(due));
         let until = due.map_or(until, |due| due.min(until));
@@ -456,9 +552,17 @@ impl Shared {
         drop(core);
         if ended() {
             descriptors.wake_up();
-            return Some(true);
+            return Some(Woken::default());
         }
-        Some(descriptors.sleep(until, exact))
+        let woken = descriptors.sleep(until, exact);
+        if let Some(lead) = lead.filter(|_| woken.for_lanes) {
+            // What they report now is looked for at once; what they have reported was announced.
+            if !woken.for_channels {
+                self.lock().set_looked_for(true);
+            }
+            lead.round();
+        }
+        Some(woken)
     }
 
     /// The engine's thread takes the connection if the lease has expired.
@@ -532,6 +636,7 @@ impl Shared {
         let began = Instant::now();
         let mut last = began;
         let may_sleep = self.may_sleep();
+        let may_lead = self.may_lead();
         let _context = self.stay_in_context();
         let mut taken_over = false;
         let mut more = false;
@@ -571,6 +676,9 @@ impl Shared {
                 let turn = self.turn(&mut core);
                 core.control.ask(Asks::Always);
                 core.pace.drive(false);
+                if may_lead {
+                    self.lead_or_follow(&core, &mut token.lead);
+                }
                 turn
             });
             if taken.is_some() || !only_looks {
@@ -584,10 +692,11 @@ impl Shared {
             if now >= limit || turn.is_some_and(|turn| turn.finished) {
                 break false;
             }
-            let busy = turn.is_some_and(|turn| turn.busy);
+            let led = token.lead.as_ref().is_some_and(Lead::round);
+            let busy = led || turn.is_some_and(|turn| turn.busy);
             let moving = turn.is_some_and(|turn| turn.moving);
             // On few cores nobody looks without a pause while chunks are moving.
-            let lanes_need_it = moving && cores() <= FEW_CORES;
+            let lanes_need_it = moving && cores() <= FEW_CORES || token.lead.is_some();
             if busy {
                 // Frames may have come since: the next turn reads them.
                 (last, vain, has_frames) = (now, 0, true);
@@ -611,11 +720,13 @@ impl Shared {
                 busy_poll = None;
             }
             let sleeps = may_sleep && vain < VAIN_SLEEPS;
-            match sleeps.then(|| self.sleep(ended, limit)) {
-                Some(Some(for_control)) => has_frames = for_control,
+            match sleeps.then(|| self.sleep(ended, limit, &mut token.lead)) {
+                Some(Some(woken)) => {
+                    has_frames = woken.for_control;
+                    vain = if woken.for_lanes { 0 } else { vain + 1 };
+                }
                 Some(None) | None => break false,
             }
-            vain += 1;
         };
         // Also where others have held the lock all the time: they saw that somebody looks, and left
         // it to him.
@@ -623,7 +734,7 @@ impl Shared {
             true => Leaves::Served,
             false => Leaves::ToEngine,
         };
-        (token.1, token.2) = (leaves, more);
+        (token.leaves, token.more) = (leaves, more);
         drop(token);
         hit
     }

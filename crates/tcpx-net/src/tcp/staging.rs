@@ -128,11 +128,15 @@ impl Staging {
         pools.map(watch).collect()
     }
 
+    /// Whether some memory goes through slots.
+    pub(super) fn has_slots(&self) -> bool {
+        self.host.is_some() || !self.gpus.is_empty()
+    }
+
     pub(super) fn largest_request(&self) -> u64 {
-        if self.host.is_none() && self.gpus.is_empty() {
-            Settings::MAX_CHUNK_BYTES.into()
-        } else {
-            PinnedPool::SLOT_BYTES as u64
+        match self.has_slots() {
+            false => Settings::MAX_CHUNK_BYTES.into(),
+            true => PinnedPool::SLOT_BYTES as u64,
         }
     }
 

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
@@ -430,6 +431,17 @@ impl Channel for TcpChannel {
             received.fetch_add(at.bytes.into(), Ordering::Relaxed);
         }
         Ok(is_whole)
+    }
+
+    fn own_loop(&self) -> Option<Loop> {
+        // Slots may be sent by their pages, which raises signals in threads that are not ours.
+        if self.shared.parts.staging.has_slots() {
+            return None;
+        }
+        let home = self.shared.roster.socket(0)?.receive.home();
+        let lanes = self.shared.roster.sockets();
+        let lanes = lanes.filter(|socket| socket.receive.home().is(&home));
+        (home.sources() == 2 * lanes.count()).then_some(home)
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {

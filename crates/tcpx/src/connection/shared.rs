@@ -234,6 +234,11 @@ impl Shared {
         InContext::enter(gpu).ok()
     }
 
+    /// The program's code is called in the middle of the engine's work.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observed
+    }
+
     /// This side moves memory of a GPU.
     pub(crate) fn has_gpu(&self) -> bool {
         self.gpu.is_some()

@@ -34,6 +34,7 @@ impl Shared {
             .due
             .map(|due| self.due_for_engine(core.instant_of(due)));
         self.call(&core);
+        self.see_to_lanes(&core);
         drop(core);
         let left_over = (turn.poll || turn.more) && !self.progress_owner.is_manual();
         if left_over || turn.finished {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::event_loop::Loop;
 use tcpx_net::{Channel, ChannelError, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
 use tcpx_wire::session::OperationId;
 
@@ -75,6 +76,14 @@ pub(super) struct Unconsumed {
 }
 
 impl Core {
+    /// The event loop that moves what goes one at a time, where a waiting thread may lead it.
+    pub(crate) fn own_loop(&self) -> Option<Loop> {
+        match self.channels.as_slice() {
+            [state] => state.channel.own_loop(),
+            _ => None,
+        }
+    }
+
     /// Whether every channel has a descriptor to wait on.
     pub(crate) fn announces(&self) -> bool {
         self.channel_descriptors().count() == self.channels.len()

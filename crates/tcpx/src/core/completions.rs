@@ -22,9 +22,15 @@ impl Core {
             let mut completions = std::mem::take(&mut self.completions);
             let polled = self.channels[index].channel.poll(&mut completions);
             any |= !completions.is_empty();
+            let mut have_come = 0;
             for completion in completions.drain(..) {
+                have_come += usize::from(matches!(
+                    completion,
+                    Completion::Closed { touched: true, .. }
+                ));
                 self.completed(index, completion);
             }
+            self.alone.have_come(have_come);
             self.completions = completions;
             if let Err(error) = polled {
                 self.channel_failed(index, error);
@@ -81,6 +87,7 @@ impl Core {
                 }
             }
             Completion::Begun { token, cut } => {
+                self.alone.begins();
                 if let Some(Token::Window(id, _)) = self.tokens.get(&token)
                     && self.operations.get(id).is_some_and(|op| !op.stopped)
                 {

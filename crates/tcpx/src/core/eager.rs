@@ -73,6 +73,7 @@ impl Core {
 
     /// Copies an eager payload to its destination.
     pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Eager) {
+        self.alone.short_came();
         match payload {
             Eager::Bytes(payload) => self.deliver_bytes(id, payload.into_bytes()),
             Eager::Exposed(at) => match self.deliver_exposed(id, &at) {

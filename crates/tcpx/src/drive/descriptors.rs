@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
+use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::lock;
 
 use crate::wait::{wait, wait_about};
@@ -18,6 +19,7 @@ const EVENTS: usize = 4;
 const CALLED: u64 = 0;
 const CHANNELS: u64 = 1;
 const CONTROL: u64 = 2;
+const LANES: u64 = 3;
 
 /// What one thread at a time sleeps on.
 #[derive(Debug, Default)]
@@ -34,6 +36,29 @@ struct Set {
     /// Makes the sleep end.
     call: OwnedFd,
     control: Mutex<Control>,
+    /// The event loop that the thread leads.
+    lanes: Mutex<Option<Loop>>,
+}
+
+/// How a thread's sleep ended.
+#[derive(Debug)]
+pub(super) struct Woken {
+    /// The control socket may have something to read, or its end.
+    pub(super) for_control: bool,
+    /// The event loop that the thread leads has something to do.
+    pub(super) for_lanes: bool,
+    /// The channels may have something to say.
+    pub(super) for_channels: bool,
+}
+
+impl Default for Woken {
+    fn default() -> Self {
+        Self {
+            for_control: true,
+            for_lanes: false,
+            for_channels: true,
+        }
+    }
 }
 
 /// How the control socket is watched.
@@ -62,6 +87,7 @@ impl Set {
             epoll,
             call,
             control,
+            lanes: Mutex::default(),
         })
     }
 
@@ -82,6 +108,29 @@ impl Set {
     }
 }
 
+impl Set {
+    /// Watches the event loop that the thread leads, and no other one.
+    fn watch_lanes(&self, lanes: Option<&Loop>) -> rustix::io::Result<()> {
+        let mut watched = lock(&self.lanes);
+        if watched
+            .as_ref()
+            .zip(lanes)
+            .is_some_and(|(one, other)| one.is(other))
+        {
+            return Ok(());
+        }
+        if let Some(former) = watched.take() {
+            epoll::delete(&self.epoll, &former)?;
+        }
+        if let Some(lanes) = lanes {
+            let data = EventData::new_u64(LANES);
+            epoll::add(&self.epoll, lanes, data, EventFlags::IN)?;
+            *watched = Some(lanes.clone());
+        }
+        Ok(())
+    }
+}
+
 impl Descriptors {
     /// The calling thread is about to sleep; whether it can. What others change from now on they
     /// [`call`](Self::call) it for.
@@ -90,8 +139,9 @@ impl Descriptors {
         control: BorrowedFd<'_>,
         write: bool,
         channels: impl Iterator<Item = BorrowedFd<'a>>,
+        lanes: Option<&Loop>,
     ) -> bool {
-        let ready = self.watch(control, write, channels);
+        let ready = self.watch(control, write, channels, lanes);
         self.asleep.store(ready, Ordering::SeqCst);
         ready
     }
@@ -102,10 +152,13 @@ impl Descriptors {
         control: BorrowedFd<'_>,
         write: bool,
         channels: impl Iterator<Item = BorrowedFd<'a>>,
+        lanes: Option<&Loop>,
     ) -> bool {
         let set = self.set.get_or_init(|| Set::new(channels).ok());
-        set.as_ref()
-            .is_some_and(|set| set.watch_control(control, write).is_ok())
+        set.as_ref().is_some_and(|set| {
+            let watched = set.watch_control(control, write);
+            watched.and_then(|()| set.watch_lanes(lanes)).is_ok()
+        })
     }
 
     /// The set's own descriptor, if there is one: readable while something that it watches is ready.
@@ -124,10 +177,9 @@ impl Descriptors {
         }
     }
 
-    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`; whether the
-    /// control socket may have something to read, or its end.
-    pub(super) fn sleep(&self, until: Instant, exact: bool) -> bool {
-        let mut for_control = true;
+    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`.
+    pub(super) fn sleep(&self, until: Instant, exact: bool) -> Woken {
+        let mut woken = Woken::default();
         if let Some(Some(set)) = self.set.get() {
             let left = until.saturating_duration_since(Instant::now());
             let wait = if exact { wait } else { wait_about };
@@ -135,7 +187,11 @@ impl Descriptors {
             // Interrupted or not, the caller looks at everything.
             if let Ok((events, _)) = wait(&set.epoll, &mut space, left) {
                 let has = |what| events.iter().any(|event| event.data.u64() == what);
-                for_control = has(CONTROL);
+                woken = Woken {
+                    for_control: has(CONTROL),
+                    for_lanes: has(LANES),
+                    for_channels: has(CHANNELS),
+                };
                 if has(CALLED) {
                     // Draining an empty counter is no error worth knowing.
                     let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
@@ -143,7 +199,7 @@ impl Descriptors {
             }
         }
         self.wake_up();
-        for_control
+        woken
     }
 
     /// The calling thread sleeps no longer.
@@ -194,7 +250,7 @@ mod tests {
     }
 
     fn prepare_sleep(descriptors: &Descriptors, control: &TcpStream, write: bool) {
-        assert!(descriptors.prepare_sleep(control.as_fd(), write, std::iter::empty()));
+        assert!(descriptors.prepare_sleep(control.as_fd(), write, std::iter::empty(), None));
     }
 
     fn sleeps_at_once(descriptors: &Descriptors) -> bool {
@@ -214,10 +270,10 @@ mod tests {
         prepare_sleep(&descriptors, &near, true);
         assert!(sleeps_at_once(&descriptors), "there is room to write");
         prepare_sleep(&descriptors, &near, false);
-        assert!(!descriptors.sleep(Instant::now() + short, true));
+        assert!(!descriptors.sleep(Instant::now() + short, true).for_control);
         prepare_sleep(&descriptors, &near, false);
         far.write_all(b"news").expect("written");
-        assert!(descriptors.sleep(Instant::now() + LONG, true));
+        assert!(descriptors.sleep(Instant::now() + LONG, true).for_control);
     }
 
     #[test]

@@ -19,7 +19,7 @@ fn waited_for() -> (Transfer, TcpStream) {
 fn the_engine_has_the_connection_when_nobody_comes_back() {
     let (transfer, _peer) = waited_for();
     let shared = &transfer.connection.0;
-    shared.release(Leaves::Served, false);
+    shared.release(Leaves::Served, false, None);
     assert!(shared.progress_owner.is_attended());
     let until = shared.progress_owner.due(shared.lock().origin).unwrap();
     while Instant::now() < until {}
@@ -31,7 +31,7 @@ fn the_engine_has_the_connection_when_nobody_comes_back() {
 fn the_engine_sleeps_while_a_thread_has_the_token_for_long() {
     let (transfer, _peer) = waited_for();
     let shared = &transfer.connection.0;
-    shared.release(Leaves::Served, false);
+    shared.release(Leaves::Served, false, None);
     let owner = &shared.progress_owner;
     owner.taken.store(true, Ordering::SeqCst);
     let origin = shared.lock().origin;
@@ -48,7 +48,7 @@ fn the_engine_sleeps_while_a_thread_has_the_token_for_long() {
 fn a_lease_lasts_as_long_as_any_other() {
     let (transfer, _peer) = waited_for();
     let shared = &transfer.connection.0;
-    shared.release(Leaves::Served, false);
+    shared.release(Leaves::Served, false, None);
     let released = shared.lock().ticked();
     let until = shared.since_origin(released + PROGRESS_LEASE);
     assert_eq!(shared.progress_owner.lease.lasts_until(), Some(until));
@@ -58,7 +58,7 @@ fn a_lease_lasts_as_long_as_any_other() {
 fn a_thread_that_polls_keeps_the_connection_until_a_task_waits() {
     let (transfer, _peer) = waited_for();
     let shared = &transfer.connection.0;
-    shared.release(Leaves::Served, false);
+    shared.release(Leaves::Served, false, None);
     shared.end_lease(&mut shared.lock());
     shared.drive_once(|| false);
     assert!(shared.progress_owner.lease.lasts_until().is_some());
