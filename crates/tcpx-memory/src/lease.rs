@@ -1,5 +1,6 @@
 //! Leases: who may touch which bytes of a region, and for how long.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Range, RangeBounds};
@@ -38,7 +39,12 @@ struct Entry {
     pieces: Option<Arc<[Range<usize>]>>,
     access: Access,
     holder: &'static str,
+    /// A reader that makes way for writers; dropped before one of them begins.
+    gives_way: Option<Guard>,
 }
+
+/// What lasts as long as a [`ReadUntilWritten`].
+type Guard = Box<dyn Any + Send>;
 
 impl Entry {
     fn pieces(&self) -> &[Range<usize>] {
@@ -100,16 +106,18 @@ impl LeaseTable {
         access: Access,
         holder: &'static str,
     ) -> Result<u64, MemoryError> {
-        self.enter_pieces(range, None, access, holder)
+        self.enter_pieces(range, None, access, holder, None)
     }
 
-    /// As [`Self::enter`], of these pieces of the range.
+    /// As [`Self::enter`], of these pieces of the range. Who has something made for it gives way to writers; it is not
+    /// entered where nothing is.
     fn enter_pieces(
         &self,
         range: Range<usize>,
         pieces: Option<Arc<[Range<usize>]>>,
         access: Access,
         holder: &'static str,
+        make: Option<&mut dyn FnMut() -> Option<Guard>>,
     ) -> Result<u64, MemoryError> {
         let mut guard = lock(&self.entries);
         let Entries {
@@ -122,7 +130,7 @@ impl LeaseTable {
         if *shared {
             return Ok(NOT_ENTERED);
         }
-        let conflicts = |held: &&Entry| {
+        let conflicts = |held: &Entry| {
             let conflicts = held.access == Access::Write || access == Access::Write;
             let is_apart = held.range.end <= range.start || range.end <= held.range.start;
             let pieces = pieces.as_deref().unwrap_or_else(|| slice::from_ref(&range));
@@ -131,7 +139,10 @@ impl LeaseTable {
         let conflict = match (access, *writing) {
             // Readers share.
             (Access::Read, 0) => None,
-            _ => first.iter().chain(&*others).find(conflicts),
+            _ => {
+                let mut all = first.iter().chain(&*others);
+                all.find(|held| held.gives_way.is_none() && conflicts(held))
+            }
         };
         if let Some(held) = conflict {
             return Err(MemoryError::Busy {
@@ -141,6 +152,14 @@ impl LeaseTable {
                 by: held.holder,
             });
         }
+        if access == Access::Write {
+            first.take_if(|held| held.gives_way.is_some() && conflicts(held));
+            others.retain(|held| held.gives_way.is_none() || !conflicts(held));
+        }
+        let gives_way = match make.map(|make| make()) {
+            Some(None) => return Ok(NOT_ENTERED),
+            made => made.flatten(),
+        };
         *next += 1;
         *writing += usize::from(access == Access::Write);
         let id = *next;
@@ -150,6 +169,7 @@ impl LeaseTable {
             pieces,
             access,
             holder,
+            gives_way,
         };
         if first.is_none() {
             *first = Some(entry);
@@ -157,6 +177,12 @@ impl LeaseTable {
             others.push_back(entry);
         }
         Ok(id)
+    }
+
+    fn has(&self, id: u64) -> bool {
+        let guard = lock(&self.entries);
+        let mut all = guard.first.iter().chain(&guard.others);
+        id == NOT_ENTERED || all.any(|entry| entry.id == id)
     }
 
     fn reserve(&self, most: usize) {
@@ -212,7 +238,7 @@ impl Lease {
         holder: &'static str,
     ) -> Result<Self, MemoryError> {
         let leases = region.leases();
-        let id = leases.enter_pieces(range.clone(), pieces, access, holder)?;
+        let id = leases.enter_pieces(range.clone(), pieces, access, holder, None)?;
         Ok(Self(Arc::new(Inner {
             region: region.clone(),
             id,
@@ -323,6 +349,63 @@ impl fmt::Debug for Lease {
             .field("range", &self.0.range)
             .field("access", &self.0.access)
             .finish()
+    }
+}
+
+/// Something that lasts until bytes of a region are written by anybody who takes a lease for that, or this is dropped.
+pub struct ReadUntilWritten {
+    region: Region,
+    id: u64,
+    /// Where leases keep nobody away, and nobody is entered.
+    _guard: Option<Guard>,
+}
+
+impl ReadUntilWritten {
+    pub(crate) fn take<G: Send + 'static>(
+        slice: &RegionSlice,
+        make: impl FnOnce() -> Option<G>,
+    ) -> Option<Self> {
+        let mut make = Some(make);
+        let mut guard = || make.take()?().map(|made| Box::new(made) as Guard);
+        let region = slice.region().clone();
+        let range = slice.offset()..slice.offset() + slice.len();
+        let entered = region.leases().enter_pieces(
+            range,
+            None,
+            Access::Read,
+            "a reader that gives way",
+            Some(&mut guard),
+        );
+        let id = entered.ok()?;
+        let guard = match id {
+            NOT_ENTERED => Some(guard()?),
+            _ => None,
+        };
+        Some(Self {
+            region,
+            id,
+            _guard: guard,
+        })
+    }
+
+    /// Whether nobody has written.
+    pub fn lasts(&self) -> bool {
+        self.region.leases().has(self.id)
+    }
+}
+
+impl Drop for ReadUntilWritten {
+    fn drop(&mut self) {
+        self.region.leases().end_lease(self.id);
+    }
+}
+
+impl fmt::Debug for ReadUntilWritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadUntilWritten")
+            .field("region", &self.region.id())
+            .field("lasts", &self.lasts())
+            .finish_non_exhaustive()
     }
 }
 
@@ -470,6 +553,41 @@ mod tests {
         drop(others);
         assert!(region.lease(0..4097, Access::Read).is_err());
         assert!(region.lease(.., Access::Write).is_ok());
+    }
+
+    #[test]
+    fn what_lasts_until_a_write_is_gone_before_it() {
+        let lives = Arc::new(());
+        let begin = |slice: &RegionSlice| slice.until_written(|| Some(Arc::clone(&lives)));
+        let count = || Arc::strong_count(&lives) - 1;
+        let region = region();
+        let reads = region.lease(.., Access::Read).unwrap();
+        let slice = region.slice(100..200).unwrap();
+        let lasts = begin(&slice).unwrap();
+        drop(reads);
+        let beside = region.lease(0..100, Access::Write).unwrap();
+        assert!(lasts.lasts() && count() == 1);
+        let writer = region.lease(199..300, Access::Write).unwrap();
+        assert!(!lasts.lasts() && count() == 0);
+        assert!(begin(&slice).is_none() && count() == 0, "it is written");
+        drop((writer, beside));
+        assert!(slice.until_written(|| None::<()>).is_none());
+        let again = begin(&slice).unwrap();
+        drop(lasts);
+        assert!(again.lasts());
+        region.write_from(150, &[1]).unwrap();
+        assert!(!again.lasts() && count() == 0);
+        let third = begin(&slice).unwrap();
+        drop(third);
+        assert_eq!(count(), 0);
+        // Where leases keep nobody away, they say nothing of writes either.
+        // SAFETY: nothing borrows the bytes of this region.
+        unsafe { region.share() };
+        let shared = begin(&slice).unwrap();
+        drop(region.lease(.., Access::Write).unwrap());
+        assert!(shared.lasts() && count() == 1);
+        drop(shared);
+        assert_eq!(count(), 0);
     }
 
     #[test]

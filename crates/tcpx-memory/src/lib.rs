@@ -44,7 +44,7 @@ pub use fence::{After, Event, Fence, Stream};
 pub use gpu::{Gpu, InContext, MemoryHandle, PointerInfo, SegmentRow, Shareable, peer_mappings};
 pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;
-pub use lease::{Access, Lease};
+pub use lease::{Access, Lease, ReadUntilWritten};
 pub use pinned::{FreeWatch, PinnedPool, PinnedSlot, PoolHalf};
 pub use region::{DeviceParts, Gather, HostParts, Kept, Region, RegionId, RegionWatch, WeakRegion};
 pub use slice::RegionSlice;

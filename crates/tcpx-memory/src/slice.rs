@@ -4,7 +4,7 @@ use std::ops::{Bound, Range, RangeBounds};
 
 use crate::error::MemoryError;
 use crate::kind::MemoryKind;
-use crate::lease::{Access, Held, Hold, Lease};
+use crate::lease::{Access, Held, Hold, Lease, ReadUntilWritten};
 use crate::region::{DeviceParts, HostParts, Region};
 use crate::worker::blocking;
 
@@ -97,6 +97,15 @@ impl RegionSlice {
             range: start..start + range.len(),
             hold: self.hold.clone(),
         })
+    }
+
+    /// Makes something that is dropped before anybody who takes a lease to write these bytes has it: for those who read
+    /// them elsewhere. `None` where they are written now, or nothing was made.
+    pub fn until_written<G: Send + 'static>(
+        &self,
+        make: impl FnOnce() -> Option<G>,
+    ) -> Option<ReadUntilWritten> {
+        ReadUntilWritten::take(self, make)
     }
 
     /// The bytes before and from `at`, relative to the start of this part.
