@@ -105,6 +105,19 @@ impl PieceList {
         &self.runs
     }
 
+    /// Where they begin, and how long they are.
+    pub fn places(&self) -> impl Iterator<Item = (Place, u64)> {
+        self.runs.iter().flat_map(|run| {
+            let (window, secret) = self.windows[run.window as usize];
+            let at = move |offset| Place {
+                window,
+                secret,
+                offset,
+            };
+            run.offsets().map(move |offset| (at(offset), run.length))
+        })
+    }
+
     /// How many pieces there are.
     pub fn pieces(&self) -> u32 {
         self.pieces

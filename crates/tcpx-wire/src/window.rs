@@ -44,6 +44,12 @@ impl WindowSecret {
         Self(bytes)
     }
 
+    /// The same, as memory that two processes share has it.
+    pub fn words(&self) -> [u64; 2] {
+        let (words, _) = self.0.as_chunks::<8>();
+        std::array::from_fn(|at| u64::from_ne_bytes(words[at]))
+    }
+
     pub(crate) const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }

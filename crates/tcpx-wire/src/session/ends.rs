@@ -392,6 +392,9 @@ impl Session {
         let Some(it) = self.operations.get_mut(operation) else {
             return;
         };
+        if it.is_read() && it.all_placed() {
+            return self.end_with(operation, Ok(Level::Placed));
+        }
         let Some(transfer) = it.wire.filter(|_| it.all_placed()) else {
             return;
         };

@@ -747,10 +747,11 @@ impl Session {
             return;
         }
         let queue = queue_of(&it.origin);
-        let Some(queued) = self.one_sided.queued[queue].remove(&operation) else {
+        let queued = self.one_sided.queued[queue].remove(&operation);
+        if queued.is_none() && !it.is_read() {
             return;
-        };
-        if let Some(eager) = &queued.eager {
+        }
+        if let Some(eager) = queued.and_then(|queued| queued.eager) {
             self.eager_used -= config::eager_cost(eager.kept(), it.pieces);
         }
         if let Origin::Put { to: named, .. } | Origin::Get { from: named, .. } = it.origin {

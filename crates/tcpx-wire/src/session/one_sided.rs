@@ -139,6 +139,16 @@ impl OneSided {
         window
     }
 
+    pub(super) fn window(&self, window: u64) -> Option<Place> {
+        let secret = *self.windows.get(&window)?.secret;
+        let offset = 0;
+        Some(Place {
+            window,
+            secret,
+            offset,
+        })
+    }
+
     /// Closes a window: what the peer has begun there that nobody accepted or answered; `None` if there is none.
     pub(super) fn revoke(&mut self, window: u64) -> Option<(Vec<TransferId>, Vec<u64>)> {
         self.windows.remove(&window)?;

@@ -148,7 +148,7 @@ pub(super) enum Stage {
     Asked,
     /// The window of a receive is open, and no send has come to it.
     Posted(Box<Posted>),
-    /// Its payload travels with the frame that asks.
+    /// Its payload travels with the frame that asks, or is read by this side.
     Eager {
         /// It is at its destination.
         done: bool,
@@ -163,7 +163,7 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    /// A payload of this side travels with the frame that asks.
+    /// A payload of this side travels with the frame that asks, or one of the peer's is read.
     pub(super) const SENT: Self = Self::Eager {
         done: false,
         verdict_wanted: false,
@@ -358,6 +358,12 @@ impl Operation {
                 },
                 Stage::Moving(moving) => moving.posted.len() != moving.passed.len(),
             }
+    }
+
+    /// A get that this side makes by itself.
+    pub(super) fn is_read(&self) -> bool {
+        let is_eager = matches!(self.stage, Stage::Eager { .. });
+        is_eager && matches!(self.origin, Origin::Get { request: None, .. })
     }
 
     /// All of it is at its destination, and for a send the peer has said so.

@@ -155,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Answer to [`Action::DeliverEager`].
+    /// Answer to [`Action::DeliverEager`], and to [`read`](Self::read).
     pub fn eager_copied(&mut self, now: Time, operation: OperationId) {
         if operation.role() == Role::Receiver
             && let Some(it) = self.operations.get_mut(operation)

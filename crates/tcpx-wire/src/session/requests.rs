@@ -14,7 +14,7 @@ use crate::frame::{
     TransferId,
 };
 use crate::time::Time;
-use crate::window::{Rights, WindowSecret};
+use crate::window::{Place, Rights, WindowSecret};
 
 impl Session {
     /// Sends a set-up advertisement of the network.
@@ -173,6 +173,37 @@ impl Session {
     /// # Errors
     /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
     pub fn get(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
+        let operation = self.begin_get(now, request)?;
+        self.start_one_sided(operation, None);
+        Ok(operation)
+    }
+
+    /// Starts a get that this side makes by itself, up to level placed, as the peer exposes what it is about: answer
+    /// [`eager_copied`](Self::eager_copied) or [`ask_owner`](Self::ask_owner). The peer hears nothing of it.
+    ///
+    /// # Errors
+    /// As of [`Self::get`].
+    pub fn read(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
+        let operation = self.begin_get(now, request)?;
+        if let Some(it) = self.operations.get_mut(operation) {
+            it.stage = Stage::SENT;
+        }
+        Ok(operation)
+    }
+
+    /// What was to be [read](Self::read) is not exposed any more: the peer is asked for it.
+    pub fn ask_owner(&mut self, now: Time, operation: OperationId) {
+        if let Some(it) = self.operations.get_mut(operation)
+            && it.is_live()
+            && it.is_read()
+        {
+            it.stage = Stage::Queued;
+            it.clock.progressed(now);
+            self.start_one_sided(operation, None);
+        }
+    }
+
+    fn begin_get(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
         self.check_room(Role::Receiver, 0)?;
         let GetRequest {
             from,
@@ -191,8 +222,12 @@ impl Session {
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
         let (operation, it) = self.begin(now, Role::Receiver, origin, bytes, level, deadlines);
         it.pieces = pieces;
-        self.start_one_sided(operation, None);
         Ok(operation)
+    }
+
+    /// The start of a window of this side, and its secret.
+    pub fn window(&self, window: u64) -> Option<Place> {
+        self.one_sided.window(window)
     }
 
     /// Enters an operation of either side into the table.

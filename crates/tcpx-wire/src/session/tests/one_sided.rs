@@ -1,11 +1,14 @@
 //! Puts, gets, notifications and windows.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
+use crate::PieceList;
 use crate::frame::{Extent, Frame, Limits, Notified, PlacedChunks, RefuseReason, TransferId};
 use crate::window::{Place, Rights, WindowSecret};
 
@@ -537,6 +540,81 @@ fn a_get_that_was_queued_stalls_anew_when_it_leaves() {
     assert!(ends_at(19));
 }
 
+/// The owner hears only of those that were not read.
+#[test]
+fn a_get_that_is_read_costs_the_peer_nothing() {
+    let mut pair = Pair::new(config(), 3);
+    let window = expose(&mut pair, 1, Rights::Get);
+    let list = |pair: &mut Pair, window| {
+        let pieces = [0, 8192].map(|offset| (place(window, offset), 5));
+        let mut list = PieceList::default();
+        pieces
+            .iter()
+            .for_each(|(place, bytes)| list.push(place, *bytes).unwrap());
+        let list = pair.with(0, |session, _| session.add_pieces(Arc::new(list)));
+        let list = list.unwrap();
+        Extent::Pieces(list)
+    };
+    let before = pair.sides[1].frames_in.len();
+    for (window, is_whole) in [(window, true), (window, false), (window + 1, false)] {
+        let listed = list(&mut pair, window);
+        for (extent, bytes) in [(place(window, 0).into(), 70_000), (listed, 10)] {
+            let operation = pair.read(0, get(bytes, Level::Sent, extent), is_whole);
+            if let Extent::Pieces(list) = extent {
+                pair.with(0, |session, _| session.drop_pieces(list));
+            }
+            pair.settle(SECOND);
+            let is_exposed = pair.sides[1].session.window(window).is_some();
+            match is_exposed {
+                true => {
+                    let completed = pair.success(0, operation);
+                    assert_eq!((completed.bytes, completed.level), (bytes, Level::Placed));
+                }
+                false => {
+                    let cause = pair.error(0, operation).cause;
+                    assert_eq!(refused(&cause), RefuseReason::UnknownWindow);
+                }
+            }
+            let heard = pair.sides[1].frames_in[before..].iter();
+            let heard = heard.filter(|frame| matches!(frame, Frame::Get { .. }));
+            assert_eq!(heard.count() == 0, is_whole);
+        }
+        if !is_whole {
+            pair.sides[1].frames_in.truncate(before);
+        }
+    }
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+#[test]
+fn a_get_that_is_being_read_ends_at_its_deadline_and_when_cancelled() {
+    let mut pair = Pair::new(config(), 3);
+    let window = expose(&mut pair, 1, Rights::Get);
+    pair.weather.no_unpack = true;
+    let request = get(70_000, Level::Placed, place(window, 0));
+    let late = GetRequest {
+        deadlines: stall(1),
+        ..request
+    };
+    let [late, cancelled] = [late, request].map(|request| pair.read(0, request, true));
+    pair.with(0, |session, now| session.cancel(now, cancelled));
+    pair.settle(SECOND * 2);
+    let ended = [late, cancelled].map(|operation| pair.error(0, operation).cause);
+    assert!(
+        matches!(ended, [EndCause::Stalled(_), EndCause::Cancelled]),
+        "{ended:?}"
+    );
+    let heard = &pair.sides[1].frames_in;
+    assert!(
+        !heard
+            .iter()
+            .any(|frame| matches!(frame, Frame::Get { .. } | Frame::Cancel { .. }))
+    );
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
 /// A get has no number of a tag: that it ends early moves no receive.
 #[test]
 fn a_get_that_ends_early_leaves_receives_their_numbers() {
@@ -703,6 +781,11 @@ fn play(schedule: &Schedule) {
             0 => {
                 live.push((1 - side, pair.receive(1 - side, receive(1, bytes, level))));
                 live.push((side, pair.send(side, send(1, bytes, level))));
+            }
+            1 if level < Level::Verified && random.chance(50) => {
+                let request = get(bytes, level, to);
+                let operation = pair.read(side, request, random.chance(50));
+                live.push((side, operation));
             }
             1 => live.push((side, pair.get(side, get(bytes, level, to)))),
             2 => live.push((side, pair.send(side, put(bytes, level, to)))),

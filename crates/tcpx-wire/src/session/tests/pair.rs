@@ -69,6 +69,11 @@ pub(super) enum Event {
     Copied {
         operation: OperationId,
     },
+    /// A get that this side makes by itself is over: all was read, or it was not exposed any more.
+    Read {
+        operation: OperationId,
+        is_whole: bool,
+    },
     Digest {
         operation: OperationId,
         crc32c: u32,
@@ -248,6 +253,23 @@ impl Pair {
     pub(super) fn get(&mut self, side: usize, request: GetRequest) -> OperationId {
         let operation = self.sides[side].session.get(self.now, request).unwrap();
         self.watch_peers(side, operation, request.bytes);
+        self.drain(side);
+        operation
+    }
+
+    /// A get that this side makes by itself; the peer is asked where not all of it is read.
+    pub(super) fn read(&mut self, side: usize, request: GetRequest, is_whole: bool) -> OperationId {
+        let operation = self.sides[side].session.read(self.now, request).unwrap();
+        self.watch_peers(side, operation, request.bytes);
+        let watched = self.sides[side].operations.get_mut(&operation).unwrap();
+        watched.copying = true;
+        if !self.weather.no_unpack {
+            let read = Event::Read {
+                operation,
+                is_whole,
+            };
+            self.schedule(side, read);
+        }
         self.drain(side);
         operation
     }
@@ -474,6 +496,22 @@ impl Pair {
                 if !watched.quiet {
                     watched.copying = false;
                     side.session.eager_copied(now, operation);
+                }
+            }
+            Event::Read {
+                operation,
+                is_whole,
+            } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                if !watched.quiet {
+                    watched.copying = false;
+                    match is_whole {
+                        true => {
+                            watched.copied = Some(Vec::new());
+                            side.session.eager_copied(now, operation);
+                        }
+                        false => side.session.ask_owner(now, operation),
+                    }
                 }
             }
             Event::Digest { operation, crc32c } => {

@@ -410,8 +410,15 @@ proptest! {
                 }
                 Step::Get(at) if at < lists.len() => {
                     let (list, bytes, window, fits) = lists[at];
-                    let operation = pair.get(0, get(bytes, Level::Placed, list));
-                    operations.push((operation, fits && windows[window].1));
+                    let (request, ends_well) = (get(bytes, Level::Placed, list), fits && windows[window].1);
+                    let operation = match pair.random.chance(50) {
+                        true => {
+                            let is_whole = ends_well && pair.random.chance(50);
+                            pair.read(0, request, is_whole)
+                        }
+                        false => pair.get(0, request),
+                    };
+                    operations.push((operation, ends_well));
                 }
                 Step::Cancel(at) if at < operations.len() => {
                     let operation = operations[at].0;
