@@ -125,6 +125,7 @@ fn local(seed: u64) -> Option<LocalSizes> {
         slice: random.pick(&[1_000, 4_097, 65_536, 1 << 20]),
         messages: random.pick(&[1, 2, 64]),
         parts: random.pick(&[1, 3, 1024]),
+        windows: random.pick(&[1, 2, 1024]),
         ..LocalSizes::default()
     })
 }

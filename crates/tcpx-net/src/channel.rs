@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 pub use tcpx_lanes::dial::Way;
 use tcpx_lanes::event_loop::Loop;
-use tcpx_memory::{BouncePool, Fence, RegionSlice};
-use tcpx_wire::ChunkPlan;
-use tcpx_wire::ScatterList;
+use tcpx_memory::{BouncePool, Fence, ReadUntilWritten, RegionSlice};
 use tcpx_wire::frame::Exposure;
+use tcpx_wire::{ChunkPlan, Place, ScatterList};
 
 use crate::error::ChannelError;
-pub use crate::tcp::Exposed;
+pub use crate::tcp::{Exposed, WindowRead};
 
 /// One chunk to send.
 #[derive(Debug)]
@@ -253,7 +252,7 @@ pub enum Cancel {
 /// Counters since the channel was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelStats {
-    /// Payload bytes handed to the network.
+    /// Payload bytes handed to the network; not those of gets that a peer on the same host makes by itself.
     pub bytes_sent: u64,
     /// Payload bytes taken from the network.
     pub bytes_received: u64,
@@ -439,6 +438,33 @@ pub trait Channel: Send + Debug {
     /// The event loop of what goes one at a time, where it serves nothing but this channel and any thread may lead it.
     fn own_loop(&self) -> Option<Loop> {
         None
+    }
+
+    /// Exposes a window to a peer that has shown its secret and may get there, until the result is dropped or somebody
+    /// writes to it: what the peer has not read whole by then, it asks for.
+    fn expose_window(&self, window: &Place, memory: &RegionSlice) -> Option<ReadUntilWritten> {
+        let _ = (window, memory);
+        None
+    }
+
+    /// Where pieces of the peer's windows lie, if all of them are exposed and this side reads them to there.
+    fn find_in_windows(
+        &self,
+        pieces: &mut dyn Iterator<Item = (Place, u64)>,
+        into: &RegionSlice,
+    ) -> Option<WindowRead> {
+        let _ = (pieces, into);
+        None
+    }
+
+    /// Copies some of it, unless it lies in memory of a GPU and was copied. Once it is over, whether all was read while it
+    /// was exposed.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn read_on(&self, read: &mut WindowRead, into: &RegionSlice) -> io::Result<Option<bool>> {
+        let _ = (read, into);
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads

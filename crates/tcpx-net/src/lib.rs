@@ -22,6 +22,7 @@ pub use auth::Auth;
 pub use channel::{
     Cancel, Channel, ChannelStats, Completion, Direction, Exposed, LaneStats, Payload,
     PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    WindowRead,
 };
 pub use dial::{
     ControlStream, DialOptions, Dialled, LaneDial, LaneLink, begin_control, dial, dial_first,

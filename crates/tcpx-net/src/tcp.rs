@@ -42,7 +42,7 @@ use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Features, Network, Setup, Side};
 use local::{Door, LocalPath};
-pub use local::{Exposed, Local, LocalSizes, ParseLocalError};
+pub use local::{Exposed, Local, LocalSizes, ParseLocalError, WindowRead};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 

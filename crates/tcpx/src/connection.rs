@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_net::{ChannelStats, Peer};
+use tcpx_net::{ChannelStats, Peer, WindowRead};
 use tcpx_wire::frame::{Destination, Extent, Notified, TimeLeft};
 use tcpx_wire::session::{
     Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
@@ -397,7 +397,7 @@ enum To {
     Place(Place),
     List(Arc<PieceList>),
     /// A list that the peer was told of, under this number.
-    Told(u64),
+    Told(u64, Arc<PieceList>),
 }
 
 impl Ready {
@@ -408,8 +408,20 @@ impl Ready {
     /// Pieces of a list that the peer is yet to be told of.
     fn pieces(&self) -> Option<u32> {
         match &self.to {
-            To::Tag(_) | To::Place(_) | To::Told(_) => None,
+            To::Tag(_) | To::Place(_) | To::Told(..) => None,
             To::List(list) => Some(list.pieces()),
+        }
+    }
+
+    /// Where what a get is about lies, if this side reads it there.
+    fn find(&self, core: &Core, level: Level) -> Option<WindowRead> {
+        let find = |pieces: &mut dyn Iterator<Item = _>| core.find_in_windows(pieces, &self.lease);
+        match &self.to {
+            // Both ends have to say what they have.
+            _ if level == Level::Verified => None,
+            To::Tag(_) => None,
+            To::Place(place) => find(&mut std::iter::once((*place, self.bytes()))),
+            To::List(list) | To::Told(_, list) => find(&mut list.places()),
         }
     }
 
@@ -435,7 +447,7 @@ impl Ready {
         let (tag, to) = match &self.to {
             To::Tag(tag) => (*tag, Destination::next_receive(Tag(*tag))),
             To::Place(place) => (0, put(Extent::Place(*place))),
-            To::Told(list) => (0, put(Extent::Pieces(*list))),
+            To::Told(list, _) => (0, put(Extent::Pieces(*list))),
             To::List(pieces) => {
                 let list = core.session.add_pieces(Arc::clone(pieces));
                 let list = list.map_err(|error| core.request_error(error))?;
@@ -444,6 +456,7 @@ impl Ready {
             }
         };
         let mut readers = Readers::default();
+        let mut read = None;
         let started = if kind.role() == Role::Sender {
             let request = SendRequest {
                 to,
@@ -469,7 +482,11 @@ impl Ready {
                         level,
                         deadlines,
                     };
-                    core.session.get(now, request)
+                    read = self.find(core, level);
+                    match read {
+                        Some(_) => core.session.read(now, request),
+                        None => core.session.get(now, request),
+                    }
                 }
                 _ => {
                     let request = ReceiveRequest {
@@ -496,10 +513,12 @@ impl Ready {
         operation.fence = self.fence;
         operation.read_by(readers);
         operation.deferred = deferred.cloned();
-        if kind == OperationKind::Get {
-            core.get_started(&mut operation, bytes);
-        }
         core.operations.insert(id, operation);
+        match read {
+            Some(read) => core.begin_read(id, read),
+            None if kind == OperationKind::Get => core.get_started(id),
+            None => {}
+        }
         if fenced {
             core.await_fence(id);
         }

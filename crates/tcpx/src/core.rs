@@ -333,7 +333,8 @@ impl Core {
 
     /// Hands out what the session wants done and said; `true` if there may be more at once.
     fn push_out(&mut self) -> bool {
-        let mut any = self.perform_actions();
+        let mut any = self.read_windows();
+        any |= self.perform_actions();
         self.close_useless_channels();
         // What the peer waits for goes first; a chunk that comes early finds its receive soon.
         self.write_control();
@@ -356,7 +357,10 @@ impl Core {
         let copying = self.small.as_ref().is_some_and(SmallCopies::is_busy);
         Turn {
             more: !self.finished
-                && (self.more || self.session.has_actions() || self.has_failed_channel()),
+                && (self.more
+                    || self.session.has_actions()
+                    || self.has_failed_channel()
+                    || !self.one_sided.reads.is_empty()),
             poll: polls || copying,
             copying: copying && !polls,
             busy: false,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tcpx::{
     Auth, Connection, Deadlines, ErrorKind, Key, Level, Options, Region, Rights, TcpNetwork,
-    Transfer,
+    Transfer, WindowKey,
 };
 use tcpx_net::{Local, LocalSizes, TcpOptions};
 use tcpx_tests::child;
@@ -33,6 +33,7 @@ const SMALL: LocalSizes = LocalSizes {
     least: 1,
     slice: 997,
     messages: 1,
+    windows: 1,
     imports: 1,
     chunk: 2 << 20,
     parts: 3,
@@ -256,6 +257,215 @@ fn who_wants_no_local_path_or_encrypts_has_none() {
         assert!(over_tcp(&server, &client) > content.len() as u64);
         close(server, client);
     }
+}
+
+/// Gets as many bytes as the region has from the start of the window.
+fn get_all(client: &Connection, into: &Region, key: &WindowKey) -> Result<(), tcpx::Error> {
+    let get = client.get(into.all(), key, 0).start();
+    get.and_then(Transfer::wait).map(drop)
+}
+
+/// Where a window has no entry in the table, its owner answers each get, as ever.
+#[test]
+fn more_windows_than_are_exposed_are_got_from_all_the_same() {
+    const BYTES: usize = 20_000;
+    for places in [1, 2, 7, 1024] {
+        let sizes = LocalSizes {
+            windows: places,
+            slice: 3000,
+            ..LocalSizes::default()
+        };
+        let listening = Listening::new(network(Local::On, sizes), |_| {}, |_| {});
+        let (server, client) = listening.connect();
+        let back = Region::host(BYTES).expect("memory");
+        for _ in 0..3 {
+            let windows: Vec<_> = (0..8)
+                .map(|_| {
+                    let content = random(BYTES);
+                    let window = server.expose(region(&content).all(), Rights::Get);
+                    (window.expect("connected"), content)
+                })
+                .collect();
+            let mut asked = 0;
+            for round in 0..3 {
+                for (window, content) in &windows {
+                    let before = server.statistics().bytes_sent;
+                    get_all(&client, &back, &window.key()).expect("it is there");
+                    assert!(holds(&back, content));
+                    let sent = server.statistics().bytes_sent - before;
+                    asked += u64::from(round > 0 && sent > 0);
+                }
+            }
+            assert_eq!(asked, 2 * 8_u64.saturating_sub(places.into()));
+        }
+        close(server, client);
+    }
+}
+
+#[test]
+fn lists_and_notifications_behind_them_need_no_owner_to_be_read() {
+    let listening = Listening::new(network(Local::On, LocalSizes::default()), |_| {}, |_| {});
+    let (server, client) = listening.connect();
+    for (pieces, piece) in [(2, 20_000), (300, 700), (1000, 1000)] {
+        let bytes = pieces * piece;
+        let contents = [random(bytes), random(bytes)];
+        let windows = contents.each_ref().map(|content| {
+            let window = server.expose(region(content).all(), Rights::Get);
+            window.expect("connected")
+        });
+        let (back, mut order) = (region(&vec![0; bytes]), (0..pieces).collect::<Vec<_>>());
+        Choices::new(pieces as u64).shuffle(&mut order);
+        let mut expected = vec![0; bytes];
+        let mut batch = client.batch().notify(b"all are here");
+        for (to, from) in order.into_iter().enumerate() {
+            let (of, at) = (from % 2, from * piece);
+            let (from, to) = (at..at + piece, to * piece..(to + 1) * piece);
+            let part = back.slice(to.clone()).expect("within");
+            batch = batch.get(part, &windows[of].key(), at as u64);
+            expected[to].copy_from_slice(&contents[of][from]);
+        }
+        let batch = batch.prepare().expect("connected");
+        for round in 0..3 {
+            back.write_from(0, &vec![0; bytes]).expect("free");
+            let before = server.statistics().bytes_sent;
+            let got = batch.start().expect("connected");
+            let told = server.notification(LONG).expect("connected");
+            assert_eq!(told.as_deref(), Some(&b"all are here"[..]));
+            assert!(holds(&back, &expected), "{pieces} pieces");
+            got.wait().expect("all is there");
+            let sent = server.statistics().bytes_sent - before;
+            assert_eq!(sent >= bytes as u64, round == 0, "{pieces} pieces");
+        }
+    }
+    close(server, client);
+}
+
+/// Whatever this side knows of the window already, its owner says what is wrong.
+#[test]
+fn a_get_beyond_what_a_key_allows_is_refused_by_its_owner() {
+    const BYTES: usize = 4096;
+    let listening = Listening::new(network(Local::On, LocalSizes::default()), |_| {}, |_| {});
+    let (server, client) = listening.connect();
+    let memory = region(&random(2 * BYTES));
+    let part = memory.slice(..BYTES).expect("within");
+    let open = |rights| server.expose(part.clone(), rights).expect("connected");
+    let [readable, writable] = [Rights::Get, Rights::Put].map(open);
+    let back = Region::host(BYTES).expect("memory");
+    let key = readable.key();
+    get_all(&client, &back, &key).expect("it is allowed");
+    let longer = WindowKey {
+        bytes: 2 * BYTES as u64,
+        ..key
+    };
+    let stolen = WindowKey {
+        secret: writable.key().secret,
+        ..key
+    };
+    let unasked = WindowKey {
+        rights: Rights::Get,
+        ..writable.key()
+    };
+    let get = |key: &WindowKey, offset| {
+        let get = client.get(back.all(), key, offset).start();
+        get.and_then(Transfer::wait)
+    };
+    for (key, offset, reason) in [
+        (longer, 1, "does not lie within"),
+        (stolen, 0, "does not exist"),
+        (unasked, 0, "does not allow it"),
+    ] {
+        let refused = get(&key, offset).expect_err("it is not allowed");
+        assert!(refused.to_string().contains(reason), "{refused}");
+        get_all(&client, &back, &readable.key()).expect("it is allowed");
+    }
+    let key = readable.key();
+    readable.revoke(LONG).expect("nobody uses it");
+    let refused = get(&key, 0).expect_err("it is closed");
+    assert!(refused.to_string().contains("does not exist"), "{refused}");
+    close(server, client);
+}
+
+/// The memory of a window is its program's once that is closed, and once the program may write there.
+#[test]
+fn what_was_got_was_in_the_window_all_the_while() {
+    const BYTES: usize = 300_000;
+    const ROUNDS: u8 = 200;
+    let sizes = LocalSizes {
+        slice: 20_000,
+        windows: 2,
+        ..LocalSizes::default()
+    };
+    let listening = Listening::new(network(Local::On, sizes), |_| {}, |_| {});
+    let (server, client) = listening.connect();
+    let (memory, back) = (region(&vec![0; BYTES]), region(&vec![0; BYTES]));
+    let (said, keys) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for key in keys {
+                while get_all(&client, &back, &key).is_ok() {
+                    assert!(filled(&back).is_some_and(|byte| byte != POISON));
+                }
+            }
+        });
+        let mut random = Choices::new(3);
+        for round in 0..ROUNDS {
+            let window = server.expose(memory.all(), Rights::GetAndPut);
+            let window = window.expect("connected");
+            said.send(window.key()).expect("it reads");
+            for step in 0..5 {
+                std::thread::sleep(Duration::from_micros(random.below(500)));
+                // Refused while the owner reads it for the peer.
+                let byte = round.wrapping_mul(5).wrapping_add(step) / 2;
+                let _ = memory.with_bytes_mut(.., |bytes| bytes.fill(byte));
+            }
+            window.revoke(LONG).expect("it ends");
+            fill(&memory, POISON);
+            fill(&memory, round);
+        }
+        drop(said);
+    });
+    close(server, client);
+}
+
+/// What it was got from once, its process has no part in any more.
+#[test]
+fn gets_go_on_while_the_owner_of_the_window_is_stopped() {
+    const TEST: &str = "gets_go_on_while_the_owner_of_the_window_is_stopped";
+    const BYTES: usize = 1 << 20;
+    if child::is_child(OTHER) {
+        return other_process();
+    }
+    child::run_as(TEST, &[], || {
+        let size = BYTES.to_string();
+        let environment = [("TEST_BYTES", &*size), ("TEST_DOES", "is got from")];
+        let (process, connection, _endpoint) = process(TEST, OTHER, &environment, options);
+        let window = told_window(&connection);
+        let (all, some) = (region(&vec![2; BYTES]), region(&vec![2; 5000]));
+        get_all(&connection, &some, &window).expect("it runs");
+        process.signal(Signal::STOP);
+        for into in [&all, &some] {
+            for _ in 0..20 {
+                fill(into, POISON);
+                get_all(&connection, into, &window).expect("it need not run");
+                assert_eq!(filled(into), Some(1));
+            }
+        }
+        // Where both ends have to say what they have, it is waited for.
+        let deadlines = Deadlines {
+            total: Some(Duration::from_millis(100)),
+            stall: LONG,
+        };
+        let get = connection.get(some.all(), &window, 0);
+        let get = get.level(Level::Verified).deadlines(deadlines).start();
+        let late = get.and_then(Transfer::wait).expect_err("it is stopped");
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        process.signal(Signal::CONT);
+        get_all(&connection, &some, &window).expect("it runs");
+        process.signal(Signal::KILL);
+        until("a get finds that its owner is gone", || {
+            get_all(&connection, &some, &window).err()
+        });
+    });
 }
 
 /// What the other process does that is killed or stopped.

@@ -5,7 +5,8 @@
 //! receiver [reads](peer_memory) entry, payload and entry again, of [GPU memory](gpu_memory) by its copy worker. Only an
 //! entry that is still the chunk's after the last byte is success: a sender that lets go of memory empties the entry
 //! first. A short message in host memory is exposed as a whole: the frame that asks for it says where, and whoever takes
-//! that frame copies it, so that no lane is woken.
+//! that frame copies it, so that no lane is woken. A window is exposed by the first get that its owner has checked: later
+//! ones are made without the owner.
 //!
 //! Which process the peer is [the kernel says](proof), and the peer's memory holds what the two ends of the session alone
 //! know. The kernel asks for the right to read host memory with each call; where it refuses, that goes over TCP.
@@ -19,8 +20,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tcpx_memory::{MemoryKind, RegionSlice};
+use tcpx_memory::{MemoryKind, ReadUntilWritten, RegionSlice};
 use tcpx_wire::frame::Exposure;
+use tcpx_wire::session::MAX_EXPOSED_BYTES;
 
 use super::transmit_table::Outgoing;
 use crate::network::Setup;
@@ -28,6 +30,7 @@ pub use exposed::Exposed;
 pub(super) use exposed::Mark;
 use exposed::{HOST, MOST_PARTS, PartWords, Table};
 use gpu_memory::GpuMemory;
+pub use peer_memory::WindowRead;
 pub(super) use peer_memory::{PeerMemory, Place, Read, Source};
 pub(super) use proof::Door;
 
@@ -79,6 +82,8 @@ pub struct LocalSizes {
     pub slice: usize,
     /// Messages that are exposed by their place in a frame at a time; others go over lanes.
     pub messages: u16,
+    /// Windows that are exposed at a time, once the peer has got something there.
+    pub windows: u16,
     /// Regions of the peer's GPUs that are mapped at a time; others come over TCP.
     pub imports: usize,
     /// Bytes of a chunk that is read from a GPU by one copy; a quarter of it, and so on, where it lies in too many parts.
@@ -94,6 +99,7 @@ impl Default for LocalSizes {
             least: 16 << 10,
             slice: 256 << 10,
             messages: 64,
+            windows: 1024,
             imports: 1 << 14,
             chunk: 256 << 20,
             parts: MOST_PARTS,
@@ -181,6 +187,59 @@ impl LocalPath {
     pub(super) fn read_message(&self, at: &Exposure, into: &RegionSlice) -> std::io::Result<bool> {
         match self.peer.as_ref().filter(|_| self.reads_host) {
             Some(peer) => peer.read_message(at, into),
+            None => Err(exposed::impossible("what is not read here".to_owned())),
+        }
+    }
+
+    /// Exposes a window to the peer, which has shown its secret and may get there, until the result is dropped.
+    pub(super) fn expose_window(
+        &self,
+        window: &tcpx_wire::Place,
+        memory: &RegionSlice,
+    ) -> Option<ReadUntilWritten> {
+        let table = self.table.as_ref()?;
+        if is_on_gpu(memory) {
+            let parts = self.gpus.as_ref()?.parts(memory)?;
+            return memory.until_written(|| table.expose_window(window, parts.into_iter()));
+        }
+        let goes = self.exposes_host
+            && memory.kind() == MemoryKind::Host
+            && !self.has_failed.load(Ordering::Relaxed);
+        goes.then(|| memory.until_written(|| table.expose_window(window, host_parts(memory))))?
+    }
+
+    /// Where pieces of the peer's windows lie, if it exposes them and they are read to here without it.
+    pub(super) fn find_in_windows(
+        &self,
+        pieces: &mut dyn Iterator<Item = (tcpx_wire::Place, u64)>,
+        into: &RegionSlice,
+    ) -> Option<WindowRead> {
+        let (peer, kind) = (self.peer.as_ref()?, into.kind());
+        let (gpus, most) = match kind {
+            MemoryKind::Host if self.reads_host => (None, MAX_EXPOSED_BYTES),
+            MemoryKind::Cuda { .. } => (self.gpus.as_deref(), self.sizes.chunk.into()),
+            _ => return None,
+        };
+        if into.len() as u64 > most {
+            return None;
+        }
+        // What the table says that cannot be, its owner says as it is.
+        let found = peer.find_in_windows(pieces, gpus, kind).ok()??;
+        let is_here = found.gpu_memory().is_some() == is_on_gpu(into);
+        is_here.then_some(found)
+    }
+
+    /// Copies some more of what lies in windows, as [`PeerMemory::read_on`] does.
+    ///
+    /// # Errors
+    /// The peer's memory cannot be read.
+    pub(super) fn read_on(
+        &self,
+        read: &mut WindowRead,
+        into: &RegionSlice,
+    ) -> std::io::Result<Option<bool>> {
+        match &self.peer {
+            Some(peer) => peer.read_on(read, into),
             None => Err(exposed::impossible("what is not read here".to_owned())),
         }
     }

@@ -12,10 +12,11 @@ use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
-use tcpx_memory::{Fence, FreeWatch, RegionSlice};
+use tcpx_memory::{Fence, FreeWatch, ReadUntilWritten, RegionSlice};
+use tcpx_wire::Place;
 use tcpx_wire::frame::{Exposure, Settings};
 
-use super::local::Exposed;
+use super::local::{Exposed, WindowRead};
 use super::loss::Lost;
 use super::receive_table::Closing;
 use super::shared::{Event, LaneSocket, Parts, Shared, lock};
@@ -442,6 +443,27 @@ impl Channel for TcpChannel {
         let lanes = self.shared.roster.sockets();
         let lanes = lanes.filter(|socket| socket.receive.home().is(&home));
         (home.sources() == 2 * lanes.count()).then_some(home)
+    }
+
+    fn expose_window(&self, window: &Place, memory: &RegionSlice) -> Option<ReadUntilWritten> {
+        self.shared.parts.local.expose_window(window, memory)
+    }
+
+    fn find_in_windows(
+        &self,
+        pieces: &mut dyn Iterator<Item = (Place, u64)>,
+        into: &RegionSlice,
+    ) -> Option<WindowRead> {
+        self.shared.parts.local.find_in_windows(pieces, into)
+    }
+
+    fn read_on(&self, read: &mut WindowRead, into: &RegionSlice) -> io::Result<Option<bool>> {
+        let ended = self.shared.parts.local.read_on(read, into)?;
+        if ended == Some(true) {
+            let received = &self.shared.counters.bytes_received;
+            received.fetch_add(into.len() as u64, Ordering::Relaxed);
+        }
+        Ok(ended)
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {

@@ -393,7 +393,8 @@ impl Session {
             return;
         };
         if it.is_read() && it.all_placed() {
-            return self.end_with(operation, Ok(Level::Placed));
+            let (bytes, level) = (it.bytes, Level::Placed);
+            return self.end_with(operation, Ok(Completed { bytes, level }));
         }
         let Some(transfer) = it.wire.filter(|_| it.all_placed()) else {
             return;

@@ -173,7 +173,7 @@ impl Session {
     /// # Errors
     /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
     pub fn get(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
-        let operation = self.begin_get(now, request)?;
+        let (operation, _) = self.begin_get(now, request)?;
         self.start_one_sided(operation, None);
         Ok(operation)
     }
@@ -184,10 +184,8 @@ impl Session {
     /// # Errors
     /// As of [`Self::get`].
     pub fn read(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
-        let operation = self.begin_get(now, request)?;
-        if let Some(it) = self.operations.get_mut(operation) {
-            it.stage = Stage::SENT;
-        }
+        let (operation, it) = self.begin_get(now, request)?;
+        it.stage = Stage::SENT;
         Ok(operation)
     }
 
@@ -203,7 +201,11 @@ impl Session {
         }
     }
 
-    fn begin_get(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
+    fn begin_get(
+        &mut self,
+        now: Time,
+        request: GetRequest,
+    ) -> Result<(OperationId, &mut Operation), RequestError> {
         self.check_room(Role::Receiver, 0)?;
         let GetRequest {
             from,
@@ -222,7 +224,7 @@ impl Session {
         let deadlines = deadlines.unwrap_or(self.config.deadlines);
         let (operation, it) = self.begin(now, Role::Receiver, origin, bytes, level, deadlines);
         it.pieces = pieces;
-        Ok(operation)
+        Ok((operation, it))
     }
 
     /// The start of a window of this side, and its secret.

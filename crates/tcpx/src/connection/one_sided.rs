@@ -25,7 +25,9 @@ use crate::window::Window;
 impl Connection {
     /// Opens `slice` to the peer: whoever holds the window's key may put into it and get from it,
     /// as far as `rights` allow. The memory is in use only while an operation of the peer touches
-    /// it; an operation that finds it in use is refused.
+    /// it; an operation that finds it in use is refused. A peer on the same host that has got something there reads the
+    /// window by itself from then on, until an operation of this side writes there: this side counts no such get, and
+    /// none keeps it from writing, as the peer asks for what it has not read by then.
     ///
     /// Memory of a GPU is outside of every stream's order here: have your work on it ended before
     /// you tell the peer to begin.
@@ -423,7 +425,7 @@ pub struct PreparedBatch {
 }
 
 impl PreparedBatch {
-    /// Starts it, see [`Batch::start`]; the peer checks its windows and rights again.
+    /// Starts it, see [`Batch::start`]; the peer checks its windows and rights again, or has taken nothing back since it did.
     ///
     /// # Errors
     /// As [`Batch::start`].
@@ -541,7 +543,7 @@ impl Plan {
                 region().map_err(|_| error)
             })?;
             let to = match listed.told {
-                Some(list) => To::Told(list),
+                Some(list) => To::Told(list, Arc::clone(&listed.list)),
                 None => To::List(Arc::clone(&listed.list)),
             };
             ready.push(request(region.all(), listed.kind).ready(to)?);
@@ -766,7 +768,7 @@ mod tests {
             let ready = |part: usize| Ready {
                 // Nobody knows the list.
                 to: match part == at {
-                    true => To::Told(99),
+                    true => To::Told(99, Arc::default()),
                     false => To::Place(place),
                 },
                 kind: OperationKind::Put,

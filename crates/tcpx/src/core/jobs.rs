@@ -270,6 +270,10 @@ impl Core {
                     }
                 }
             }
+            Some(Token::Read(id, read)) => match result {
+                Ok(_) => self.read_on(id, read),
+                Err(_) => self.read_ended(id, false),
+            },
             // Whatever became of it, the message travels otherwise.
             Some(Token::SmallRead(id)) => {
                 self.job_off(id);

@@ -1,16 +1,18 @@
 //! What the peer does in windows of this side, and its notifications.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
-use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
-use tcpx_net::Direction;
+use tcpx_memory::{
+    Access, Fence, Gather, Lease, MemoryError, ReadUntilWritten, Region, RegionSlice, Work,
+};
+use tcpx_net::{Direction, WindowRead};
 use tcpx_wire::frame::{Destination, Eager, RefuseReason, TransferId};
 use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
 };
-use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
+use tcpx_wire::{Level, Numbered, PieceList, Place, WindowKey};
 
 use super::operation::Token;
 use super::{Core, Operation, Readers};
@@ -22,6 +24,8 @@ use crate::window::{Use, Uses};
 
 /// A window that the peer may use.
 pub(crate) struct Exposed {
+    /// The peer reads it where it lies until this is dropped: before the memory is free.
+    read: Option<ReadUntilWritten>,
     pub(crate) slice: RegionSlice,
     pub(crate) uses: Arc<Uses>,
 }
@@ -35,6 +39,8 @@ pub(super) struct OneSided {
     pub(super) behind_lingering: Vec<Action>,
     /// Operations that [come](Operation::comes).
     coming: usize,
+    /// Gets that this side makes by itself, in host memory, the oldest first.
+    pub(super) reads: VecDeque<(OperationId, WindowRead)>,
     /// Memory of operations whose bytes travel with their frames.
     nothing: Option<Region>,
     gathers: Gathers,
@@ -92,6 +98,7 @@ impl Core {
         let key = key(&mut self.session);
         let uses = Arc::<Uses>::default();
         let exposed = Exposed {
+            read: None,
             slice,
             uses: Arc::clone(&uses),
         };
@@ -103,7 +110,8 @@ impl Core {
     pub(crate) fn revoke(&mut self, window: u64) {
         let now = self.now();
         self.session.revoke(now, window);
-        if let Some(exposed) = self.one_sided.windows.remove(&window) {
+        if let Some(mut exposed) = self.one_sided.windows.remove(&window) {
+            exposed.read = None;
             exposed.uses.revoke();
         }
         // They hold its memory.
@@ -112,7 +120,8 @@ impl Core {
 
     /// The connection has ended: nothing can be done in windows any more.
     pub(super) fn end_one_sided(&mut self) {
-        for (_, exposed) in self.one_sided.windows.drain() {
+        for (_, mut exposed) in self.one_sided.windows.drain() {
+            exposed.read = None;
             exposed.uses.revoke();
         }
         self.one_sided.behind_lingering.clear();
@@ -306,11 +315,13 @@ impl Core {
         self.one_sided.coming > 0
     }
 
-    /// A get was asked for.
-    pub(crate) fn get_started(&mut self, get: &mut Operation, bytes: u64) {
-        // A short answer comes with its frame.
-        get.comes = !self.session.eager_allowed(bytes);
-        self.one_sided.coming += usize::from(get.comes);
+    /// A get is asked for.
+    pub(crate) fn get_started(&mut self, id: OperationId) {
+        if let Some(get) = self.operations.get_mut(&id) {
+            // A short answer comes with its frame.
+            get.comes = !self.session.eager_allowed(get.lease.range().len() as u64);
+            self.one_sided.coming += usize::from(get.comes);
+        }
     }
 
     /// An operation that came has ended.
@@ -342,6 +353,7 @@ impl Core {
         level: Level,
     ) -> Result<(), Error> {
         let (mut lease, used) = self.lease_covered(covered, bytes, Access::Read)?;
+        self.expose_windows(covered);
         let send = SendRequest {
             to: Destination::Reply { request },
             bytes,
@@ -357,6 +369,96 @@ impl Core {
         operation.read_by(readers);
         self.operations.insert(id, operation);
         Ok(())
+    }
+
+    /// The peer may get there: it does the next time without this side, where it can.
+    fn expose_windows(&mut self, covered: &Covered) {
+        let [one] = &self.channels[..] else {
+            return;
+        };
+        let (session, windows) = (&self.session, &mut self.one_sided.windows);
+        let mut expose = |window: u64| {
+            if let Some(exposed) = windows.get_mut(&window)
+                && !exposed.read.as_ref().is_some_and(ReadUntilWritten::lasts)
+                && let Some(place) = session.window(window)
+            {
+                exposed.read = None;
+                exposed.read = one.channel.expose_window(&place, &exposed.slice);
+            }
+        };
+        match covered {
+            Covered::Range { window, .. } => expose(*window),
+            Covered::Pieces(list) => list
+                .windows()
+                .iter()
+                .for_each(|(window, _)| expose(*window)),
+        }
+    }
+
+    /// Where pieces of the peer's windows lie, if it exposes all of them.
+    pub(crate) fn find_in_windows(
+        &self,
+        pieces: &mut dyn Iterator<Item = (Place, u64)>,
+        into: &Lease,
+    ) -> Option<WindowRead> {
+        match &self.channels[..] {
+            [one] if !into.range().is_empty() => one.channel.find_in_windows(pieces, &into.all()),
+            _ => None,
+        }
+    }
+
+    /// Begins a get that this side makes by itself.
+    pub(crate) fn begin_read(&mut self, id: OperationId, read: WindowRead) {
+        let Some(get) = self.operations.get_mut(&id) else {
+            return;
+        };
+        get.outstanding += 1;
+        match read.gpu_memory().cloned() {
+            None => self.one_sided.reads.push_back((id, read)),
+            Some(from) => {
+                let to = get.lease.all();
+                let token = self.new_token(Token::Read(id, read));
+                self.submit(Work::Copy { from, to }, token, id);
+            }
+        }
+    }
+
+    /// Reads as much in windows as there is time for; `true` if there was anything.
+    pub(super) fn read_windows(&mut self) -> bool {
+        let mut any = false;
+        while let Some((id, read)) = self.one_sided.reads.pop_front() {
+            any = true;
+            self.read_on(id, read);
+            if self.is_spent(true) {
+                break;
+            }
+        }
+        any
+    }
+
+    /// Reads on in windows, in host memory or after a copy.
+    pub(super) fn read_on(&mut self, id: OperationId, mut read: WindowRead) {
+        let (Some(get), [one]) = (self.operations.get(&id), &self.channels[..]) else {
+            return;
+        };
+        let ended = one.channel.read_on(&mut read, &get.lease.all());
+        match ended.unwrap_or(Some(false)) {
+            None => self.one_sided.reads.push_front((id, read)),
+            Some(is_whole) => self.read_ended(id, is_whole),
+        }
+    }
+
+    /// What was to be read in windows is there, or they are not what they were: then the peer says what is.
+    pub(super) fn read_ended(&mut self, id: OperationId, is_whole: bool) {
+        if !self.job_off(id) {
+            return;
+        }
+        let now = self.now();
+        if is_whole {
+            return self.session.eager_copied(now, id);
+        }
+        self.get_started(id);
+        self.session.ask_owner(now, id);
     }
 
     /// Starts a send; its payload goes with the announcement where that is faster, or its place does.

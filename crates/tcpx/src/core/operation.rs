@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_memory::{Fence, KeyedTag, Lease, UnpackMethod};
-use tcpx_net::{Exposed, Ticket};
+use tcpx_net::{Exposed, Ticket, WindowRead};
 use tcpx_wire::session::{Completed, OperationId, OperationKind};
 use tcpx_wire::{Descriptors, Role, TransferId};
 
@@ -222,6 +222,8 @@ pub(super) enum Token {
     Eager(OperationId),
     /// A copy of an operation's memory that took too long to be of use.
     SmallRead(OperationId),
+    /// A copy of what lies in windows of the peer, in memory of a GPU.
+    Read(OperationId, WindowRead),
 }
 
 impl Core {

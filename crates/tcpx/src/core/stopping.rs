@@ -24,6 +24,10 @@ impl Core {
         operation.stopped = true;
         operation.quiet_owed = true;
         let window = operation.window;
+        let reads = &mut self.one_sided.reads;
+        let before = reads.len();
+        reads.retain(|(of, _)| *of != id);
+        operation.outstanding -= u32::from(reads.len() < before);
         let mut is_held = false;
         let in_flight: Vec<(u64, u16)> = self
             .tokens
@@ -37,6 +41,7 @@ impl Core {
                 | Token::Digest(of, _)
                 | Token::Eager(of)
                 | Token::SmallRead(of)
+                | Token::Read(of, _)
                     if *of == id =>
                 {
                     is_held = true;

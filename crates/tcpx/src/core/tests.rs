@@ -304,9 +304,9 @@ fn a_get_with_a_long_answer_moves_until_it_ends() {
         let region = Region::host(bytes as usize).unwrap();
         let lease = region.lease(.., Access::Write).unwrap();
         let state = TransferState::new(bytes);
-        let mut get = Operation::new(OperationKind::Get, lease, Arc::clone(&state), ticked);
-        scene.core.get_started(&mut get, bytes);
+        let get = Operation::new(OperationKind::Get, lease, Arc::clone(&state), ticked);
         scene.core.operations.insert(id, get);
+        scene.core.get_started(id);
         scene.core.start();
         assert_eq!(scene.core.standing().moving, bytes > 8);
         let reason = RefuseReason::UnknownWindow;

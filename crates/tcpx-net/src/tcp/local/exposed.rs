@@ -1,5 +1,6 @@
 //! What this side exposes: a table in memory that the peer's process has mapped, too.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -7,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tcpx_lanes::lock;
 use tcpx_lanes::shared_words::SharedWords;
+use tcpx_wire::Place;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::frame::Exposure;
 
@@ -15,7 +17,8 @@ use super::LocalSizes;
 /// Bytes in front of the entries, by which the reader knows the process that the table is of.
 pub(super) const PROOF_BYTES: usize = 32;
 const PROOF: usize = PROOF_BYTES / 8;
-/// Words of an entry: name of the window, index of the chunk and 1, number of parts, and the first part.
+/// Words of an entry: name of the window, index of the chunk and 1, number of parts, the first part, and of a window that
+/// the peer gets from its secret.
 const ENTRY: usize = 8;
 /// Words of a part: [whose memory](HOST), address or offset there, length.
 const PART: usize = 3;
@@ -30,20 +33,23 @@ pub(super) const HOST: u64 = 0;
 /// Where a part lies.
 pub(super) type PartWords = [u64; PART];
 
-/// The table: proof, an entry for each send in flight, others for messages, and their further parts.
+/// The table: proof, an entry for each send in flight, others for messages and for windows, and their further parts.
 #[derive(Debug)]
 pub(super) struct Table {
     words: SharedWords,
-    messages: Mutex<Messages>,
+    owners: Mutex<Owners>,
     /// Parts that are exposed at a time.
     most_parts: usize,
+    /// The last entries, each of which windows of many numbers may have.
+    pub(super) windows: u16,
 }
 
-/// Entries that no message has.
+/// Entries that no message has, and those that windows have.
 #[derive(Debug, Default)]
-struct Messages {
+struct Owners {
     free: Vec<u16>,
-    /// What marks the last one: none has the mark of another.
+    windows: BTreeSet<u16>,
+    /// What marks the last message or window: none has the mark of another.
     last: u64,
 }
 
@@ -51,7 +57,7 @@ struct Messages {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tcp) struct Mark {
     entry: u16,
-    /// Window and index, as the entry has them while the chunk is exposed.
+    /// Window and index, as the entry has them while the chunk is exposed; of a window its mark in place of the index.
     live: [u64; 2],
 }
 
@@ -68,36 +74,38 @@ impl Mark {
 }
 
 impl Table {
-    /// One of so many chunks, and of messages that are exposed by their place in a frame.
+    /// One of so many chunks, of messages that are exposed by their place in a frame, and of windows.
     pub(super) fn new(
         proof: &[u8; PROOF_BYTES],
         chunks: u16,
         sizes: &LocalSizes,
     ) -> io::Result<Arc<Self>> {
-        let entries = chunks.saturating_add(sizes.messages);
+        let others = chunks.saturating_add(sizes.messages);
+        let entries = others.saturating_add(sizes.windows);
         let words = SharedWords::new(PROOF + ALL * usize::from(entries))?;
         let (proof, _) = proof.as_chunks::<8>();
         for (word, value) in words.words().iter().zip(proof) {
             word.store(u64::from_ne_bytes(*value), Ordering::Release);
         }
-        let messages = Mutex::new(Messages {
-            free: (chunks..entries).rev().collect(),
-            last: 0,
+        let owners = Mutex::new(Owners {
+            free: (chunks..others).rev().collect(),
+            ..Owners::default()
         });
         Ok(Arc::new(Self {
             words,
-            messages,
+            owners,
             most_parts: sizes.parts,
+            windows: entries - others,
         }))
     }
 
-    /// The table of a peer.
-    pub(super) fn of_peer(words: SharedWords) -> Self {
-        let messages = Mutex::default();
+    /// The table of a peer, which has entries for so many windows.
+    pub(super) fn of_peer(words: SharedWords, windows: u16) -> Self {
         Self {
             words,
-            messages,
+            owners: Mutex::default(),
             most_parts: 0,
+            windows,
         }
     }
 
@@ -106,20 +114,29 @@ impl Table {
         self.words.words().as_ptr().addr() as u64
     }
 
+    fn entries(&self) -> usize {
+        self.words.words().len().saturating_sub(PROOF) / ALL
+    }
+
     fn entry(&self, entry: u16) -> Option<&[AtomicU64; ENTRY]> {
         let words = self.words.words();
-        let entries = (words.len() - PROOF.min(words.len())) / ALL;
         let at = usize::from(entry);
         words
             .get(PROOF + ENTRY * at..)?
             .first_chunk()
-            .filter(|_| at < entries)
+            .filter(|_| at < self.entries())
+    }
+
+    /// Where a window is exposed, if no other one is there.
+    fn entry_of(&self, window: u64) -> Option<u16> {
+        let first = self.entries().checked_sub(self.windows.into())?;
+        let place = window.checked_rem(self.windows.into())?;
+        u16::try_from(first as u64 + place).ok()
     }
 
     /// The words of its parts behind the first.
     fn further(&self, entry: u16) -> Option<&[AtomicU64]> {
-        let words = self.words.words();
-        let entries = (words.len() - PROOF.min(words.len())) / ALL;
+        let (words, entries) = (self.words.words(), self.entries());
         let start = PROOF + ENTRY * entries + PART * MOST_PARTS * usize::from(entry);
         words.get(start..start + PART * MOST_PARTS)
     }
@@ -137,7 +154,7 @@ impl Table {
         Some(Exposed {
             table,
             entry: slot,
-            is_message: false,
+            what: What::Chunk,
         })
     }
 
@@ -148,20 +165,57 @@ impl Table {
         bytes: u32,
         parts: impl Iterator<Item = PartWords>,
     ) -> Option<(Exposure, Exposed)> {
-        let mut messages = lock(&self.messages);
-        let entry = messages.free.pop()?;
-        messages.last += 1;
-        let mark = messages.last;
-        drop(messages);
+        let mut owners = lock(&self.owners);
+        let entry = owners.free.pop()?;
+        owners.last += 1;
+        let mark = owners.last;
+        drop(owners);
         let table = Arc::clone(self);
         let exposed = Exposed {
             table,
             entry,
-            is_message: true,
+            what: What::Message,
         };
         let at = Exposure { entry, mark, bytes };
         self.fill(Mark::of_message(&at), parts)?;
         Some((at, exposed))
+    }
+
+    /// Exposes a window to a peer that has shown its secret. `None` where another one has its entry, or there are too many
+    /// parts.
+    pub(super) fn expose_window(
+        self: &Arc<Self>,
+        window: &Place,
+        parts: impl Iterator<Item = PartWords>,
+    ) -> Option<Exposed> {
+        let entry = self.entry_of(window.window)?;
+        let mut owners = lock(&self.owners);
+        if !owners.windows.insert(entry) {
+            return None;
+        }
+        owners.last += 1;
+        let live = [window.window, owners.last];
+        drop(owners);
+        let table = Arc::clone(self);
+        let exposed = Exposed {
+            table,
+            entry,
+            what: What::Window,
+        };
+        exposed.set_secret(window.secret.words());
+        self.fill(Mark { entry, live }, parts)?;
+        Some(exposed)
+    }
+
+    /// The window that the peer exposes to who knows its secret.
+    pub(super) fn find_window(&self, window: &Place) -> Option<Mark> {
+        let entry = self.entry_of(window.window)?;
+        let [name, mark, .., one, other] = self.entry(entry)?;
+        let [name, mark, one, other] =
+            [name, mark, one, other].map(|word| word.load(Ordering::Acquire));
+        let is_known = name == window.window && mark != 0 && [one, other] == window.secret.words();
+        let live = [name, mark];
+        is_known.then_some(Mark { entry, live })
     }
 
     /// Fills an entry that is empty.
@@ -197,15 +251,12 @@ impl Table {
         })
     }
 
-    /// The first part of an exposed chunk, and the others, the last one first. `None` where it is not exposed.
+    /// The first part of an exposed chunk, the others, the last one first, and the bytes of all. `None` where it is not
+    /// exposed.
     ///
     /// # Errors
     /// It says what cannot be.
-    pub(super) fn parts(
-        &self,
-        mark: Mark,
-        length: u64,
-    ) -> io::Result<Option<(PartWords, Vec<PartWords>)>> {
+    pub(super) fn parts(&self, mark: Mark) -> io::Result<Option<(PartWords, Vec<PartWords>, u64)>> {
         let Some([_, _, count, first @ .., _, _]) = self.entry(mark.entry) else {
             return Err(impossible("no such entry".to_owned()));
         };
@@ -234,10 +285,10 @@ impl Table {
             let mut lengths = further.iter().chain([&first]).map(|[_, _, len]| *len);
             lengths.try_fold(0u64, u64::checked_add)
         };
-        if sum != Some(length) || further.len() as u64 + 1 != count {
-            return Err(impossible(format!("{count} parts of {sum:?} bytes")));
+        match sum.filter(|_| further.len() as u64 + 1 == count) {
+            Some(sum) => Ok(Some((first, further, sum))),
+            None => Err(impossible(format!("{count} parts of {sum:?} bytes"))),
         }
-        Ok(Some((first, further)))
     }
 }
 
@@ -260,7 +311,23 @@ pub(super) fn impossible(what: String) -> io::Error {
 pub struct Exposed {
     table: Arc<Table>,
     entry: u16,
-    is_message: bool,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Chunk,
+    Message,
+    Window,
+}
+
+impl Exposed {
+    fn set_secret(&self, secret: [u64; 2]) {
+        if let Some([.., one, other]) = self.table.entry(self.entry) {
+            one.store(secret[0], Ordering::Release);
+            other.store(secret[1], Ordering::Release);
+        }
+    }
 }
 
 impl Drop for Exposed {
@@ -270,8 +337,13 @@ impl Drop for Exposed {
             // Before anything that is written to the payload from now on.
             fence(Ordering::SeqCst);
         }
-        if self.is_message {
-            lock(&self.table.messages).free.push(self.entry);
+        match self.what {
+            What::Chunk => {}
+            What::Message => lock(&self.table.owners).free.push(self.entry),
+            What::Window => {
+                self.set_secret([0; 2]);
+                lock(&self.table.owners).windows.remove(&self.entry);
+            }
         }
     }
 }

@@ -37,8 +37,13 @@ const BYTES: usize = 8 * WORDS;
 /// What one side tells the other: a kind, a name, two numbers, and a handle's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Where the table is in the process that says so, of which this is the descriptor; whether there are GPUs.
-    Table { address: u64, has_gpus: bool },
+    /// Where the table is in the process that says so, of which this is the descriptor; whether there are GPUs; entries for
+    /// windows.
+    Table {
+        address: u64,
+        has_gpus: bool,
+        windows: u16,
+    },
     /// A region of the very process that both ends are in.
     Own { name: u64 },
     /// An allocation, by its handle.
@@ -57,7 +62,11 @@ impl Message {
     fn encode(self) -> [u8; BYTES] {
         let mut handle_bytes = [0; 64];
         let words = match self {
-            Self::Table { address, has_gpus } => [7, 0, address, has_gpus.into()],
+            Self::Table {
+                address,
+                has_gpus,
+                windows,
+            } => [7, windows.into(), address, has_gpus.into()],
             Self::Allocation { name, handle } => {
                 handle_bytes = handle;
                 [2, name, 0, 0]
@@ -98,6 +107,7 @@ impl Message {
             7 => Self::Table {
                 address: one,
                 has_gpus: other == 1,
+                windows: name.try_into().ok()?,
             },
             8 => Self::Unread { name },
             _ => return None,

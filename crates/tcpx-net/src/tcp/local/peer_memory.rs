@@ -8,7 +8,7 @@ use tcpx_memory::{Access, Gather, MemoryKind, RegionSlice};
 use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 use tcpx_wire::frame::Exposure;
 
-use super::exposed::{HOST, Mark, PROOF_BYTES, PartWords, Table, impossible};
+use super::exposed::{HOST, MOST_PARTS, Mark, PROOF_BYTES, PartWords, Table, impossible};
 use super::gpu_memory::GpuMemory;
 
 /// Parts that one call copies.
@@ -36,6 +36,25 @@ pub(super) struct Process {
 pub(in crate::tcp) struct Source {
     pub(in crate::tcp) mark: Mark,
     pub(in crate::tcp) place: Place,
+}
+
+/// What is read in windows of the peer's that it exposes.
+#[derive(Debug)]
+pub struct WindowRead {
+    pub(super) source: Source,
+    /// The windows, which have to be exposed until all of it is read.
+    marks: Vec<Mark>,
+    done: usize,
+}
+
+impl WindowRead {
+    /// It lies in memory of a GPU: copy it from there, and then read on.
+    pub fn gpu_memory(&self) -> Option<&RegionSlice> {
+        match &self.source.place {
+            Place::Gpu(memory) => Some(memory),
+            Place::Host { .. } => None,
+        }
+    }
 }
 
 /// In whose memory.
@@ -123,16 +142,87 @@ impl PeerMemory {
         gpus: Option<&GpuMemory>,
         to: MemoryKind,
     ) -> io::Result<Option<Source>> {
-        let Some((part, rest)) = self.table.parts(mark, length)? else {
+        let Some((part, rest, there)) = self.table.parts(mark)? else {
             return Ok(None);
         };
-        let is_host = |[of, ..]: &PartWords| *of == HOST;
-        let place = match gpus {
-            _ if is_host(&part) && rest.iter().all(is_host) => Place::Host { part, rest },
-            Some(gpus) => Place::Gpu(mapped(gpus, to, part, rest)?),
-            None => return Err(impossible("GPU memory, which is not read here".to_owned())),
-        };
+        if there != length {
+            return Err(impossible(format!("{there} bytes, not {length}")));
+        }
+        let place = Place::new(gpus, to, part, rest)?;
         Ok(Some(Source { mark, place }))
+    }
+
+    /// Where these pieces of windows lie, which go to memory of this kind. `None` where their owner has to be asked: it
+    /// exposes not all of them, or they do not lie there.
+    ///
+    /// # Errors
+    /// As of [`Self::find`].
+    pub(super) fn find_in_windows(
+        &self,
+        pieces: &mut dyn Iterator<Item = (tcpx_wire::Place, u64)>,
+        gpus: Option<&GpuMemory>,
+        to: MemoryKind,
+    ) -> io::Result<Option<WindowRead>> {
+        let (mut marks, mut parts) = (Vec::new(), Vec::new());
+        for (place, bytes) in pieces {
+            let Some(mark) = self.table.find_window(&place) else {
+                return Ok(None);
+            };
+            let Some((mut part, mut rest, there)) = self.table.parts(mark)? else {
+                return Ok(None);
+            };
+            let end = place.offset.checked_add(bytes);
+            if end.is_none_or(|end| end > there) {
+                return Ok(None);
+            }
+            skip(&mut part, &mut rest, place.offset);
+            let mut left = bytes;
+            while left > 0 {
+                let [of, at, len] = part;
+                let len = len.min(left);
+                parts.push([of, at, len]);
+                left -= len;
+                skip(&mut part, &mut rest, len);
+            }
+            if parts.len() > MOST_PARTS {
+                return Ok(None);
+            }
+            if marks.last() != Some(&mark) {
+                marks.push(mark);
+            }
+        }
+        parts.reverse();
+        let (Some(mark), Some(part)) = (marks.first().copied(), parts.pop()) else {
+            return Ok(None);
+        };
+        let place = Place::new(gpus, to, part, parts)?;
+        Ok(Some(WindowRead {
+            source: Source { mark, place },
+            marks,
+            done: 0,
+        }))
+    }
+
+    /// Copies some more of what lies in windows, in host memory: whether all of them were exposed until all was read, once
+    /// it is, or they are not any more.
+    ///
+    /// # Errors
+    /// The peer's memory cannot be read.
+    pub(super) fn read_on(
+        &self,
+        read: &mut WindowRead,
+        into: &RegionSlice,
+    ) -> io::Result<Option<bool>> {
+        if read.gpu_memory().is_none() {
+            match self.read(&mut read.source, into, read.done)? {
+                Read::LetGo => return Ok(Some(false)),
+                Read::Bytes(bytes) => read.done += bytes,
+            }
+            if read.done < into.len() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(read.marks.iter().all(|mark| self.is_live(*mark))))
     }
 
     /// Copies a message in host memory; `false` where its sender has let go of it.
@@ -200,6 +290,22 @@ impl PeerMemory {
                 skip(part, rest, bytes as u64);
                 Ok(Read::Bytes(bytes))
             }
+        }
+    }
+}
+
+impl Place {
+    fn new(
+        gpus: Option<&GpuMemory>,
+        to: MemoryKind,
+        part: PartWords,
+        rest: Vec<PartWords>,
+    ) -> io::Result<Self> {
+        let is_host = |[of, ..]: &PartWords| *of == HOST;
+        match gpus {
+            _ if is_host(&part) && rest.iter().all(is_host) => Ok(Self::Host { part, rest }),
+            Some(gpus) => Ok(Self::Gpu(mapped(gpus, to, part, rest)?)),
+            None => Err(impossible("GPU memory, which is not read here".to_owned())),
         }
     }
 }
@@ -272,7 +378,7 @@ mod tests {
 
     use tcpx_lanes::shared_words::SharedWords;
     use tcpx_memory::Region;
-    use tcpx_wire::TransferId;
+    use tcpx_wire::{TransferId, WindowSecret};
 
     use super::super::LocalSizes;
     use super::super::exposed::{Exposed, MOST_PARTS};
@@ -282,6 +388,7 @@ mod tests {
     const PROOF: [u8; PROOF_BYTES] = [7; PROOF_BYTES];
     const LENGTH: usize = 600_000;
     const MESSAGES: u16 = 3;
+    const WINDOWS: u16 = 2;
     const SLICE_BYTES: usize = 250_000;
 
     fn header(window: u64, entry: u16, length: usize) -> ChunkHeader {
@@ -307,6 +414,7 @@ mod tests {
     fn table(chunks: u16) -> Arc<Table> {
         let sizes = LocalSizes {
             messages: MESSAGES,
+            windows: WINDOWS,
             ..LocalSizes::default()
         };
         Table::new(&PROOF, chunks, &sizes).unwrap()
@@ -328,7 +436,7 @@ mod tests {
     fn peer(table: &Table) -> PeerMemory {
         let words = SharedWords::open(table.as_fd().try_clone_to_owned().unwrap()).unwrap();
         PeerMemory {
-            table: Table::of_peer(words),
+            table: Table::of_peer(words, table.windows),
             process: Some(Process::prove(getpid(), table.address(), PROOF).unwrap()),
             slice: SLICE_BYTES,
         }
@@ -473,6 +581,128 @@ mod tests {
         }
     }
 
+    fn place(window: u64, offset: usize) -> tcpx_wire::Place {
+        tcpx_wire::Place {
+            window,
+            secret: WindowSecret::generate(&mut |bytes| bytes.fill(window as u8)),
+            offset: offset as u64,
+        }
+    }
+
+    fn expose_window(table: &Arc<Table>, window: u64, memory: &RegionSlice) -> Option<Exposed> {
+        table.expose_window(&place(window, 0), host_parts(memory))
+    }
+
+    fn find_window(
+        peer: &PeerMemory,
+        pieces: &[(tcpx_wire::Place, usize)],
+    ) -> io::Result<Option<WindowRead>> {
+        let mut pieces = pieces.iter().map(|(place, bytes)| (*place, *bytes as u64));
+        peer.find_in_windows(&mut pieces, None, MemoryKind::Host)
+    }
+
+    fn read_all(peer: &PeerMemory, read: &mut WindowRead, into: &RegionSlice) -> bool {
+        loop {
+            if let Some(is_whole) = peer.read_on(read, into).unwrap() {
+                return is_whole;
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_of_windows_are_read_by_who_knows_their_secrets() {
+        let (table, source) = (table(2), filled());
+        let pieces = (0..60).rev().map(|at| at * 10_000..(at + 1) * 10_000);
+        let gathered = gathered(&source, pieces);
+        let whole = expose_window(&table, 5, &source.all());
+        let parts = expose_window(&table, 6, &gathered);
+        assert!(whole.is_some() && parts.is_some());
+        let mut of = [vec![0; LENGTH], vec![0; LENGTH]];
+        source.read_to(0, &mut of[0]).unwrap();
+        gathered.read_to(&mut of[1]).unwrap();
+        let lists = [
+            vec![(5, 0, LENGTH)],
+            vec![(6, 0, LENGTH)],
+            vec![
+                (6, 9_999, 2),
+                (5, LENGTH - 1, 1),
+                (5, 7, 300_000),
+                (6, 123, 290_000),
+            ],
+            (0..1000)
+                .map(|at| (5 + at as u64 % 2, at * 13, 1))
+                .collect(),
+        ];
+        let slices = [61, 10_000, SLICE_BYTES].into_iter();
+        for (slice, list) in slices.flat_map(|slice| lists.iter().map(move |list| (slice, list))) {
+            let peer = PeerMemory {
+                slice,
+                ..peer(&table)
+            };
+            let bytes = list.iter().map(|(_, _, bytes)| bytes).sum();
+            let into = Region::host(bytes).unwrap();
+            let pieces = list
+                .iter()
+                .map(|(window, at, bytes)| (place(*window, *at), *bytes));
+            let pieces: Vec<_> = pieces.collect();
+            let mut read = find_window(&peer, &pieces).unwrap().expect("exposed");
+            assert!(read_all(&peer, &mut read, &into.all()));
+            let mut came = vec![0; bytes];
+            into.read_to(0, &mut came).unwrap();
+            let mut expected = Vec::new();
+            for (window, at, bytes) in list {
+                expected.extend(&of[*window as usize - 5][*at..at + bytes]);
+            }
+            assert!(came == expected, "{slice} bytes at a time");
+        }
+        let peer = peer(&table);
+        let other_secret = tcpx_wire::Place {
+            secret: place(7, 0).secret,
+            ..place(5, 0)
+        };
+        for (place, bytes) in [
+            (other_secret, 1),
+            (place(7, 0), 1),
+            (place(5, 1), LENGTH),
+            (place(5, usize::MAX), 1),
+            (place(5 + u64::from(WINDOWS), 0), 1),
+        ] {
+            let found = find_window(&peer, &[(place, bytes)]).unwrap();
+            assert!(found.is_none(), "{place:?}");
+        }
+        let many: Vec<_> = (0..=MOST_PARTS).map(|at| (place(5, at), 1)).collect();
+        assert!(find_window(&peer, &many).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_window_that_is_let_go_of_is_not_read_to_its_end() {
+        let next_there = 5 + u64::from(WINDOWS);
+        // Then its entry is empty, has the same window, or another one.
+        for next in [None, Some(5), Some(next_there)] {
+            let (table, source) = (table(2), filled());
+            let peer = peer(&table);
+            let exposed = expose_window(&table, 5, &source.all());
+            assert!(expose_window(&table, next_there, &source.all()).is_none());
+            let other = expose_window(&table, 6, &source.all());
+            let pieces = [(place(6, 0), 1), (place(5, 0), LENGTH), (place(6, 0), 1)];
+            let into = Region::host(LENGTH + 2).unwrap().all();
+            let mut of_two = find_window(&peer, &pieces).unwrap().expect("exposed");
+            let mut of_one = find_window(&peer, &pieces[1..2]).unwrap().expect("exposed");
+            let part = into.slice(..LENGTH).unwrap();
+            assert_eq!(peer.read_on(&mut of_one, &part).unwrap(), None);
+            drop(exposed);
+            let _next = next.map(|next| expose_window(&table, next, &source.all()).unwrap());
+            assert_eq!(peer.read_on(&mut of_one, &part).unwrap(), Some(false));
+            assert!(
+                !read_all(&peer, &mut of_two, &into),
+                "one of two is exposed"
+            );
+            let found = find_window(&peer, &pieces[1..2]).unwrap();
+            assert_eq!(found.is_some(), next == Some(5));
+            drop(other);
+        }
+    }
+
     #[test]
     fn a_chunk_in_too_many_parts_is_not_exposed() {
         let (table, source) = (table(1), filled());
@@ -510,7 +740,7 @@ mod tests {
         let table = table(1);
         let beyond = ChunkHeader {
             payload: ChunkPayload::Exposed {
-                entry: 1 + MESSAGES,
+                entry: 1 + MESSAGES + WINDOWS,
             },
             ..header
         };

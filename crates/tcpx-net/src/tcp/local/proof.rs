@@ -174,6 +174,7 @@ impl Door {
         let message = Message::Table {
             address: self.table.address(),
             has_gpus: !setup.workers.is_empty(),
+            windows: self.table.windows,
         };
         match message.send(&stream, Some(self.table.as_fd()))? {
             true => Ok(stream),
@@ -192,7 +193,14 @@ impl Door {
             return Err(io::Error::other("it is another user's"));
         }
         wait(&socket, until)?;
-        let Some((Message::Table { address, has_gpus }, Some(table))) = Message::receive(&socket)?
+        let Some((said, Some(table))) = Message::receive(&socket)? else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let Message::Table {
+            address,
+            has_gpus,
+            windows,
+        } = said
         else {
             return Err(io::ErrorKind::InvalidData.into());
         };
@@ -207,7 +215,7 @@ impl Door {
             Err(error) => (None, Some(error)),
         };
         let memory = PeerMemory {
-            table: Table::of_peer(SharedWords::open(table)?),
+            table: Table::of_peer(SharedWords::open(table)?, windows),
             process,
             slice: self.sizes.slice,
         };
