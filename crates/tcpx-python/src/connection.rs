@@ -11,7 +11,7 @@ use crate::lock;
 use crate::memory::{Use, memory};
 use crate::opening::Closing;
 use crate::options::{after, deadlines, duration};
-use crate::transfer::{Tasks, Transfer, started, wait_for};
+use crate::transfer::{Tasks, Transfer, started};
 use crate::window::{Batch, NextNotification, Window};
 
 /// Seconds that a close waits for the goodbye by default.
@@ -246,16 +246,17 @@ impl Connection {
     /// Finishes running transfers, says goodbye and waits for the peer's, at most `timeout` seconds.
     #[pyo3(signature = (timeout=CLOSE_SECONDS))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let closing = self.aclose(timeout)?;
-        wait_for(py, None, |limit| closing.within(py, limit))?;
-        Ok(())
+        self.aclose(timeout)?.wait(py)
     }
 
     /// The same, to be awaited. It begins at once.
     #[pyo3(signature = (timeout=CLOSE_SECONDS))]
     fn aclose(&self, timeout: f64) -> PyResult<Closing> {
         let timeout = duration("timeout", timeout)?;
-        Closing::start(lock(&self.connection).take(), timeout)
+        match lock(&self.connection).take() {
+            Some(connection) => Closing::start("tcpx-close", move || connection.close(timeout)),
+            None => Ok(Closing::ended()),
+        }
     }
 
     #[getter]

@@ -1,8 +1,8 @@
 //! Connections that begin and end while an event loop or a thread that may be interrupted waits for that.
 //!
-//! The engine sets a connection up, and closes it, on the thread that asks for it, so each waits in a thread of this
-//! module, which knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and one for
-//! each dial and each close.
+//! The engine sets a connection up, and closes it or a window, on the thread that asks for it, so each waits in a thread
+//! of this module, which knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and
+//! one for each dial and each close.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::completions::Completions;
 use crate::connection::Connection;
 use crate::error::{check, raise};
 use crate::lock;
-use crate::transfer::Tasks;
+use crate::transfer::{Tasks, wait_for};
 
 /// An accepting thread looks this often whether the endpoint was closed, or nobody waits any more.
 const LOOK: Duration = Duration::from_millis(100);
@@ -238,22 +238,31 @@ impl Dialling {
     }
 }
 
-/// A connection that is being closed. Whoever waits for it may give up: it is closed all the same.
+/// A connection or a window that is being closed. Whoever waits for it may give up: it is closed all the same.
 #[pyclass(frozen, module = "tcpx._tcpx")]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Closing(Arc<Background<Result<(), Error>>>);
 
 impl Closing {
-    /// Closes a connection, if there is one.
-    pub(crate) fn start(connection: Option<tcpx::Connection>, limit: Duration) -> PyResult<Self> {
-        Ok(Self(match connection {
-            None => Arc::new(Background::ended(Some(Ok(())))),
-            Some(connection) => Background::start("tcpx-close", move || connection.close(limit))?,
-        }))
+    pub(crate) fn start(
+        name: &str,
+        close: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) -> PyResult<Self> {
+        Background::start(name, close).map(Self)
+    }
+
+    /// Of what was closed before.
+    pub(crate) fn ended() -> Self {
+        Self(Arc::new(Background::ended(Some(Ok(())))))
+    }
+
+    /// Waits for the end.
+    pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        wait_for(py, None, |limit| self.within(py, limit)).map(drop)
     }
 
     /// Whether it is closed within `limit`.
-    pub(crate) fn within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<bool>> {
+    fn within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<bool>> {
         let outcome = crate::held::detached(py, || self.0.look(limit, |outcome| outcome.clone()));
         outcome
             .map(|closed| check(closed).map(|()| true))

@@ -14,6 +14,7 @@ use crate::connection::Connection;
 use crate::error::check;
 use crate::lock;
 use crate::memory::{Use, memory};
+use crate::opening::Closing;
 use crate::options::{after, duration};
 use crate::transfer::{Tasks, Transfer, make_progress, progress_fd, started, wait_for};
 
@@ -24,8 +25,15 @@ const REVOKE_SECONDS: f64 = 5.0;
 #[pyclass(frozen, module = "tcpx")]
 #[derive(Debug)]
 pub(crate) struct Window {
-    window: Mutex<Option<tcpx::Window>>,
+    state: Mutex<State>,
     key: WindowKey,
+}
+
+#[derive(Debug)]
+enum State {
+    Open(tcpx::Window),
+    /// Whoever revokes it again waits for the same.
+    Revoked(Closing),
 }
 
 impl Window {
@@ -51,8 +59,18 @@ impl Window {
         let window = check(window)?;
         Ok(Self {
             key: window.key(),
-            window: Mutex::new(Some(window)),
+            state: Mutex::new(State::Open(window)),
         })
+    }
+
+    fn closing(&self, timeout: Duration) -> PyResult<Closing> {
+        let mut state = lock(&self.state);
+        let closing = match std::mem::replace(&mut *state, State::Revoked(Closing::ended())) {
+            State::Open(window) => Closing::start("tcpx-revoke", move || window.revoke(timeout))?,
+            State::Revoked(closing) => closing,
+        };
+        *state = State::Revoked(closing.clone());
+        Ok(closing)
     }
 }
 
@@ -64,20 +82,16 @@ impl Window {
         PyBytes::new(py, &self.key.to_bytes())
     }
 
-    /// Closes the window, and waits at most `timeout` seconds for the end of what uses it.
+    /// Closes the window, and waits at most `timeout` seconds for the end of what uses it. It is closed also where the
+    /// wait is interrupted.
     #[pyo3(signature = (timeout=REVOKE_SECONDS))]
     fn revoke(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let timeout = duration("timeout", timeout)?;
-        let window = lock(&self.window).take();
-        let outcome = crate::held::detached(py, || {
-            window.map_or(Ok(()), |window| window.revoke(timeout))
-        });
-        check(outcome)
+        self.closing(duration("timeout", timeout)?)?.wait(py)
     }
 
     #[getter]
     fn revoked(&self) -> bool {
-        lock(&self.window).is_none()
+        matches!(&*lock(&self.state), State::Revoked(_))
     }
 
     fn __len__(&self) -> usize {
