@@ -391,7 +391,7 @@ impl Link {
         if args.network.encrypt {
             more.push_str(" --encrypt");
         }
-        let ip = match addresses::reachable(bound).ip() {
+        let ip = match interfaces::reachable(bound.ip()) {
             // A path may follow it behind a colon.
             IpAddr::V6(ip) if command.contains("SERVER_IP:") => format!("[{ip}]"),
             ip => ip.to_string(),

@@ -5,6 +5,7 @@ mod choice;
 mod distance;
 mod driver;
 mod filter;
+mod reachable;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,6 +19,7 @@ pub use addresses::{InterfaceAddress, addresses};
 pub use choice::{Choice, Nic, Wish, choose, is_container_name};
 pub use distance::{Distance, PciPlace};
 pub use filter::InterfaceFilter;
+pub use reachable::reachable;
 
 /// Where Linux describes its devices.
 pub const SYSFS: &str = "/sys";

@@ -26,7 +26,7 @@ async def serve_client(connection: tcpx.Connection) -> None:
 
 
 async def serve() -> None:
-    with tcpx.Endpoint("0.0.0.0:0") as server:
+    with tcpx.Endpoint(":0") as server:
         print(server.pairing(), flush=True)
         clients = set()
         while True:

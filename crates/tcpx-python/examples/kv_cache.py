@@ -32,7 +32,7 @@ def offset(layer: int, block: int) -> int:
 
 def decode() -> None:
     cache = numpy.zeros((LAYERS, BLOCKS, PART), dtype=numpy.uint8)
-    with tcpx.Endpoint("0.0.0.0:0") as server:
+    with tcpx.Endpoint(":0") as server:
         print(server.pairing(), flush=True)
         # The endpoint stays open: lanes that were lost come back through it.
         with server.accept().wait(timeout=60) as connection, connection.expose(cache, "put") as window:

@@ -55,7 +55,7 @@ def bar(what: str):
 
 
 def receive() -> None:
-    with tcpx.Endpoint("0.0.0.0:0", gpu=GPU) as server:
+    with tcpx.Endpoint(":0", gpu=GPU) as server:
         print(server.pairing(), flush=True)
         with server.accept().wait() as connection:
             destination = tensor(0.0)

@@ -56,7 +56,7 @@ async def receive_all(connection: tcpx.Connection) -> dict[str, numpy.ndarray]:
 
 
 async def serve(count: int) -> None:
-    with tcpx.Endpoint("0.0.0.0:0") as server:
+    with tcpx.Endpoint(":0") as server:
         print(server.pairing(), flush=True)
         workers = [await server.accept() for _ in range(count)]
         state = weights()

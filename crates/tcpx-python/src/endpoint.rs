@@ -1,9 +1,10 @@
 //! Listening, accepting and connecting.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use tcpx_net::{every_address, interfaces};
 
 use crate::connection::Connection;
 use crate::error::{check, raise, setting};
@@ -107,10 +108,20 @@ pub(crate) fn generate_key() -> PyResult<String> {
     Ok(check(tcpx::generate_key())?.to_text())
 }
 
+/// The address that other hosts most likely reach who listens on `address`.
+#[pyfunction]
+pub(crate) fn reachable(address: IpAddr) -> String {
+    interfaces::reachable(address).to_string()
+}
+
 fn resolve(address: &str) -> PyResult<SocketAddr> {
+    if let Some(Ok(port)) = address.strip_prefix(':').map(str::parse) {
+        return Ok((every_address(), port).into());
+    }
     let mut found = address.to_socket_addrs().map_err(|error| {
         setting(&format!(
-            "{address:?}: {error}; give HOST:PORT, such as 10.0.0.2:12345 or [fe80::1%eth0]:12345"
+            "{address:?}: {error}; give HOST:PORT, such as 10.0.0.2:12345 or [fe80::1%eth0]:12345, or :12345 to listen on \
+             every address"
         ))
     })?;
     found

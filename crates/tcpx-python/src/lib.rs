@@ -33,7 +33,7 @@ mod _tcpx {
     #[pymodule_export]
     use super::connection::Connection;
     #[pymodule_export]
-    use super::endpoint::{Endpoint, connect, dial, generate_key};
+    use super::endpoint::{Endpoint, connect, dial, generate_key, reachable};
     #[pymodule_export]
     use super::held::stop_releasing;
     #[pymodule_export]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -47,12 +49,31 @@ def pair() -> Iterator[tuple[tcpx.Connection, tcpx.Connection]]:
                 pass
 
 
-def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Another interpreter that runs `code`."""
+def run_python(
+    code: str, *arguments: str, before: Sequence[str] = (), **environment: str
+) -> subprocess.Popen[str]:
+    """Another interpreter that runs `code`, as the command `before` has it."""
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [*before, sys.executable, "-c", code, *arguments],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.fixture
+def ipv6_alone(tmp_path: Path) -> list[str]:
+    """What runs a program on a host that has no IPv4 address, and whose name means its IPv6 address."""
+    names = tmp_path / "hosts"
+    names.write_text(f"fd77::1 {socket.gethostname()}\n")
+    script = (
+        "ip link set lo up; ip addr del 127.0.0.1/8 dev lo; ip addr add fd77::1/128 dev lo nodad;"
+        'mount --bind "$0" /etc/hosts; exec "$@"'
+    )
+    command = ["unshare", "--net", "--mount", "sh", "-ec", script, str(names)]
+    try:
+        subprocess.run([*command, "true"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespace with IPv6 here: {getattr(error, 'stderr', error)}")
+    return command

@@ -135,6 +135,34 @@ def test_a_name_is_as_good_as_an_address():
         tcpx.connect("nowhere.invalid:1", key=tcpx.generate_key()).wait()
 
 
+ON_EVERY_ADDRESS = """
+import sys, threading, tcpx
+server = tcpx.Endpoint(sys.argv[1])
+accepted = []
+accepting = threading.Thread(target=lambda: accepted.append(server.accept().wait()), daemon=True)
+accepting.start()
+connection = tcpx.connect(server.pairing()).wait()
+accepting.join()
+print(accepted[0].peer[:10])
+"""
+
+
+def test_a_line_leads_to_a_host_with_ipv6_alone(ipv6_alone):
+    for listen in (":0", "[::]:0"):
+        with run_python(ON_EVERY_ADDRESS, listen, before=ipv6_alone) as program:
+            out, err = program.communicate(timeout=PATIENCE)
+        assert (out, program.returncode) == ("[fd77::1]:\n", 0), err
+
+
+def test_a_line_leads_to_who_listens_for_ipv4_alone():
+    with tcpx.Endpoint("0.0.0.0:0", timeout=PATIENCE) as server:
+        host = server.pairing().split()[1].rpartition(":")[0]
+        assert socket.inet_aton(host)
+        client, accepted = open_both(server)
+        for one in (client, accepted):
+            one.close(PATIENCE)
+
+
 def test_payload_is_encrypted_where_both_sides_say_so(monkeypatch):
     source = os.urandom(3 << 20)
     client, server = connect_pair(encrypt=True)

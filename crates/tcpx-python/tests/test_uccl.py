@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
+from conftest import PATIENCE, run_python
 
 from tcpx import uccl
 
@@ -134,3 +135,21 @@ def test_an_endpoint_accepts_by_itself():
     one.close()
     other.close()
     other._passive.join()
+
+
+IPV6_ALONE = """
+import threading
+from tcpx import uccl
+one, other = uccl.Endpoint(), uccl.Endpoint()
+accepting = threading.Thread(target=lambda: print(other.accept()[:2]), daemon=True)
+accepting.start()
+ok, _ = one.add_remote_endpoint(other.get_metadata())
+assert ok
+accepting.join()
+"""
+
+
+def test_a_host_with_ipv6_alone_is_reached(ipv6_alone):
+    with run_python(IPV6_ALONE, before=ipv6_alone) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (out, program.returncode) == ("(True, 'fd77::1')\n", 0), err

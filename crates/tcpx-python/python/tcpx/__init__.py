@@ -4,7 +4,7 @@ An :class:`Endpoint` listens, :func:`connect` connects; a :class:`Connection` st
 receives; a :class:`Transfer` ends exactly once, with a :class:`Report` or an exception. Whatever
 takes time can be waited for (``.wait(timeout)``) or awaited (``await``)::
 
-    server = tcpx.Endpoint("0.0.0.0:12345")
+    server = tcpx.Endpoint(":12345")
     print(server.pairing())                       # give this line to the other side
     conn = server.accept().wait()
     conn.recv(tensor, tag=7).wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -119,7 +118,7 @@ class Endpoint(_tcpx.Endpoint):
     """A listening port that accepts connections until it is closed.
 
     Args:
-        listen: ``host:port``; port 0 takes a free one.
+        listen: ``host:port``, or ``:port`` for every address of this host; port 0 takes a free one.
         key: The listening side's own key; by default ``TCPX_KEY``, else a fresh one. ``Endpoint.key`` is what
             connecting sides need.
         key_file: In place of ``key``: a file that holds it, or a folder with a key for each client, as
@@ -177,11 +176,11 @@ class Endpoint(_tcpx.Endpoint):
         """The line for the other side: ``TCPX_KEY=... HOST:PORT``, as :func:`connect` takes it.
 
         ``host`` is the name or address under which the other side reaches this one; by default
-        the address that it listens on, or this host's name.
+        the address that it listens on, or of all of them the one that most likely leads here.
         """
         address, port = self.address
         if host is None:
-            host = socket.gethostname() if address in ("0.0.0.0", "::") else address
+            host = _tcpx.reachable(address)
         if ":" in host:
             host = f"[{host}]"
         key = f"TCPX_KEY={self.key} " if self.key else ""
@@ -231,20 +230,3 @@ def connect(
         return _tcpx.dial(address, settings)
 
     return Connecting(open_within, opening, timeout)
-
-
-def host_names(listening: str, chosen: str | None) -> list[str]:
-    """Names and addresses under which a peer may reach a host that listens on this address, best first."""
-    if chosen is not None:
-        return [chosen]
-    if listening not in ("0.0.0.0", "::"):
-        return [listening]
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Asks for the route alone; nothing is sent.
-            probe.connect(("192.0.2.1", 9))
-            found.append(str(probe.getsockname()[0]))
-        except OSError:
-            pass
-    return [*found, socket.gethostname()]

@@ -40,7 +40,7 @@ _keys: dict[tuple[str, int], str] = {}
 
 def get_oob_ip() -> str:
     """The address under which others reach this host."""
-    return _core.host_names("0.0.0.0", None)[0]
+    return _tcpx.reachable("::")
 
 
 @dataclass
@@ -87,13 +87,13 @@ class Endpoint:
         self._gpu = local_gpu_idx
         port = os.environ.get("UCCL_TCP_OOB_PORT") or os.environ.get("UCCL_TCPX_OOB_PORT") or "0"
         try:
-            self._listener = _core.Endpoint(f"0.0.0.0:{port}", gpu=local_gpu_idx)
+            self._listener = _core.Endpoint(f":{port}", gpu=local_gpu_idx)
         except Error as error:
             if local_gpu_idx is None:
                 raise
             _log.warning("GPU %d cannot be used, host memory only: %s", local_gpu_idx, error)
             self._gpu = None
-            self._listener = _core.Endpoint(f"0.0.0.0:{port}")
+            self._listener = _core.Endpoint(f":{port}")
         self._peers: dict[int, _Peer] = {}
         self._memory: dict[int, _Memory] = {}
         self._windows: dict[tuple[int, int, int], _tcpx.Window] = {}
@@ -146,7 +146,7 @@ class Endpoint:
             hello = bytearray(_HELLO_BYTES)
             connection.recv(hello, _HELLO_TAG).wait()
             number = self._add(connection, bytes(hello))
-            return connection.peer.rsplit(":", 1)[0], self._peers[number].gpu, number
+            return connection.peer.rsplit(":", 1)[0].strip("[]"), self._peers[number].gpu, number
 
         ok, found = _tried(take, ("", -1, 0))
         return ok, *found
