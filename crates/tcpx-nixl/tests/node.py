@@ -316,15 +316,17 @@ def enter(namespace: str, names: str | None) -> None:
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), 0) != 0:
             raise OSError(ctypes.get_errno(), f"no way into {namespace}")
+    # Whose interfaces /sys shows is settled when it is mounted.
+    own_mounts, private, bind = 0x20000, 0x44000, 0x1000
+    done = [
+        libc.unshare(own_mounts),
+        libc.mount(b"none", b"/", None, ctypes.c_ulong(private), None),
+        libc.mount(b"sysfs", b"/sys", b"sysfs", ctypes.c_ulong(0), None),
+    ]
     if names:
-        own_mounts, private, bind = 0x20000, 0x44000, 0x1000
-        for failed in (
-            libc.unshare(own_mounts),
-            libc.mount(b"none", b"/", None, ctypes.c_ulong(private), None),
-            libc.mount(names.encode(), b"/etc/hosts", None, ctypes.c_ulong(bind), None),
-        ):
-            if failed:
-                raise OSError(ctypes.get_errno(), f"{names} does not become /etc/hosts")
+        done.append(libc.mount(names.encode(), b"/etc/hosts", None, ctypes.c_ulong(bind), None))
+    if any(done):
+        raise OSError(ctypes.get_errno(), f"{namespace} does not get its own /sys, or {names} no /etc/hosts")
 
 
 def serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -16,8 +17,8 @@ SIZE = 1 << 20
 EVERY_INTERFACE = {"TCPX_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 class Hosts:
@@ -33,11 +34,27 @@ class Hosts:
         for host in "ab":
             self.on(host, "link", "set", "eth0", "up")
 
-    def on(self, host: str, *words: str) -> None:
-        ip("-n", self.names[host], *words)
+    def on(self, host: str, *words: str) -> str:
+        return ip("-n", self.names[host], *words)
 
-    def agent(self, host: str, name: str, names: str | None = None) -> Peer:
-        return Peer(name, variables=EVERY_INTERFACE, namespace=self.names[host], names=names)
+    def agent(self, host: str, name: str, names: str | None = None, interfaces: str = "") -> Peer:
+        variables = EVERY_INTERFACE | {"TCPX_SOCKET_IFNAME": interfaces}
+        return Peer(name, variables=variables, namespace=self.names[host], names=names)
+
+    def vanish(self) -> None:
+        """`a` has five addresses more, which come before its others; what `b` sends there ends in its card `void`."""
+        self.on("b", "link", "add", "void", "type", "veth", "peer", "name", "ends")
+        for name in ("void", "ends"):
+            self.on("b", "link", "set", name, "addrgenmode", "none", "up")
+        for number in range(1, 6):
+            self.on("a", "addr", "add", f"10.{number}.0.1/24", "dev", "eth0")
+            self.on("b", "route", "add", f"10.{number}.0.0/24", "dev", "void")
+            self.on("b", "neigh", "add", f"10.{number}.0.1", "lladdr", "02:00:00:00:00:99", "dev", "void")
+
+    def vanished(self) -> int:
+        """Packets that ended there."""
+        [card] = json.loads(self.on("b", "-s", "-j", "link", "show", "void"))
+        return int(card["stats64"]["tx"]["packets"])
 
     def remove(self) -> None:
         for name in self.names.values():
@@ -82,11 +99,65 @@ def test_addresses_whose_packets_vanish_hold_nobody_up(hosts: Hosts) -> None:
     """They come before the one that is reached, and are more than time is for one after the other."""
     hosts.on("a", "addr", "add", "10.77.0.9/24", "dev", "eth0")
     hosts.on("b", "addr", "add", "10.77.0.2/24", "dev", "eth0")
-    hosts.on("b", "neigh", "add", "10.77.0.200", "lladdr", "02:00:00:00:00:99", "dev", "eth0")
-    for number in range(1, 6):
-        hosts.on("a", "addr", "add", f"10.{number}.0.1/24", "dev", "eth0")
-        hosts.on("b", "route", "add", f"10.{number}.0.0/24", "via", "10.77.0.200")
+    hosts.vanish()
     moves(hosts)
+    assert hosts.vanished() > 0
+
+
+def test_where_an_agent_was_reached_is_tried_first_again(hosts: Hosts) -> None:
+    hosts.on("a", "addr", "add", "10.77.0.9/24", "dev", "eth0")
+    hosts.on("b", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+    hosts.vanish()
+    owner, other = hosts.agent("a", "owner"), hosts.agent("b", "other")
+    remote, local = owner.alloc(SIZE, 1), other.alloc(SIZE, 2)
+    other.add(owner.metadata())
+    ours, theirs = [(other.address(local), SIZE)], [(owner.address(remote), SIZE)]
+    assert other.transfer("WRITE", ours, theirs, "owner") == "DONE"
+    # The connection is lost, and the owner is not.
+    owner.stop()
+    assert other.transfer("WRITE", ours, theirs, "owner") == "ERR"
+    owner.go_on()
+    before = hosts.vanished()
+    assert before > 0
+    assert other.transfer("READ", ours, theirs, "owner") == "DONE"
+    assert hosts.vanished() == before
+    for agent in (owner, other):
+        assert agent.end() == 0
+
+
+def reached(hosts: Hosts, interfaces: str = "") -> bool:
+    """Whether an agent on `b` can write to memory of one on `a`, which has these interfaces to choose from."""
+    owner, other = hosts.agent("a", "owner", interfaces=interfaces), hosts.agent("b", "other")
+    remote, local = owner.alloc(SIZE, 1), other.alloc(SIZE, 2)
+    other.add(owner.metadata())
+    ours, theirs = [(other.address(local), SIZE)], [(owner.address(remote), SIZE)]
+    state = other.transfer("WRITE", ours, theirs, "owner")
+    for agent in (owner, other):
+        assert agent.end() == 0
+    return state == "DONE"
+
+
+def test_an_agent_is_reached_by_the_named_interfaces_alone(hosts: Hosts) -> None:
+    hosts.on("a", "addr", "add", "10.77.0.1/24", "dev", "eth0")
+    hosts.on("b", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+    hosts.on("a", "link", "add", "eth1", "type", "veth", "peer", "name", "ends")
+    hosts.on("a", "addr", "add", "10.78.0.1/24", "dev", "eth1")
+    for name in ("eth1", "ends"):
+        hosts.on("a", "link", "set", name, "up")
+    for interfaces, expected in (("eth1", False), ("^eth0", False), ("=eth0", True), ("eth1,eth0", True)):
+        assert reached(hosts, interfaces) == expected, interfaces
+
+
+@pytest.mark.parametrize("name", ["docker0", "br-0a1b2c3d4e5f"])
+def test_networks_of_containers_are_used_only_if_named(hosts: Hosts, name: str) -> None:
+    """Each host has the same, with other machines behind it."""
+    hosts.on("a", "link", "set", "eth0", "down")
+    hosts.on("a", "link", "set", "eth0", "name", name)
+    hosts.on("a", "link", "set", name, "up")
+    hosts.on("a", "addr", "add", "10.77.0.1/24", "dev", name)
+    hosts.on("b", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+    assert not reached(hosts)
+    assert reached(hosts, name)
 
 
 def test_a_host_whose_name_leads_to_itself_is_reached(hosts: Hosts, tmp_path: Path) -> None:
