@@ -98,7 +98,9 @@ class Node:
         """Registers memory of a mapping of its own; its address."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
-        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        # More than the host has is no matter, as nothing touches most of it.
+        no_reserve = 0x4000
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
         address = libc.mmap(None, ctypes.c_size_t(size), 3, kind, -1, ctypes.c_long(0))
         self.registered.append(self.agent.register_memory([(address, size, 0, "")], "DRAM"))
         self.memory.append(np.full(2 * GUARD, GUARD_BYTE, dtype=np.uint8))
@@ -108,6 +110,12 @@ class Node:
         """Takes memory away that is still registered, as who unmaps it does. Nothing else comes to lie there."""
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0) == 0
+
+    def write(self, address: int, content: bytes) -> None:
+        ctypes.memmove(address, content, len(content))
+
+    def read(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
 
     def address(self, number: int) -> int:
         return int(self.memory[number].ctypes.data) + GUARD
@@ -286,6 +294,11 @@ class Node:
         started = time.monotonic()
         getattr(self, method)(*arguments)
         return time.monotonic() - started
+
+    def resident(self) -> int:
+        """Bytes of memory that the process has."""
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
 
     def descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))

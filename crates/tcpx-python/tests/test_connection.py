@@ -76,6 +76,35 @@ def test_a_cancelled_task_cancels_its_transfer(pair):
     asyncio.run(run())
 
 
+def test_thousands_are_awaited_and_half_of_them_cancelled(pair):
+    client, server = pair
+    count = 2000
+
+    async def run():
+        destinations = [bytearray(1000) for _ in range(count)]
+        tasks = [
+            asyncio.create_task(_await(server.recv(one, tag=at)))
+            for at, one in enumerate(destinations)
+        ]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        ends = await asyncio.wait_for(asyncio.gather(*tasks[::2], return_exceptions=True), PATIENCE)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        sends = [client.send(at.to_bytes(2, "little") * 500, tag=at) for at in range(1, count, 2)]
+        reports = await asyncio.wait_for(asyncio.gather(*tasks[1::2], *sends), PATIENCE)
+        assert all(report.nbytes == 1000 for report in reports)
+        # What was cancelled takes nothing of what comes later, and its memory is let alone.
+        assert all(one == bytes(1000) for one in destinations[::2])
+        again = [server.recv(one, tag=2 * at) for at, one in enumerate(destinations[::2])]
+        sends = [client.send(at.to_bytes(2, "little") * 500, tag=at) for at in range(0, count, 2)]
+        await asyncio.wait_for(asyncio.gather(*again, *sends), PATIENCE)
+        for at, one in enumerate(destinations):
+            assert one == at.to_bytes(2, "little") * 500
+
+    asyncio.run(run())
+
+
 async def _await(transfer):
     return await transfer
 
