@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Endpoint, Error, ErrorKind, Gpu, Region};
+use tcpx::{Auth, Endpoint, Error, Gpu, Region};
 use tcpx_net::protocols;
 
 use crate::abi::Status;
@@ -24,8 +24,6 @@ use crate::plan::Plan;
 
 /// Longest wait for what still points at memory that is deregistered: a peer that died is noticed before.
 const DEREGISTER: Duration = Duration::from_secs(20);
-/// How long an acceptor waits before it looks whether the agent ends.
-const ACCEPT: Duration = Duration::from_millis(200);
 /// Goodbyes of an agent that ends take at most so long.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(2);
 /// Notifications that wait for the program, and their bytes; peers that send more are not read meanwhile.
@@ -63,7 +61,7 @@ type Links = HashMap<(Option<u32>, u16), Arc<Link>>;
 #[derive(Debug, Clone)]
 struct Door {
     gpu: Option<u32>,
-    port: u16,
+    endpoint: Arc<Endpoint>,
 }
 
 #[derive(Debug, Default)]
@@ -206,18 +204,22 @@ impl Agent {
     }
 
     fn accept_at(self: &Arc<Self>, endpoint: Endpoint, gpu: Option<u32>) -> std::io::Result<()> {
-        let port = endpoint.local_addr().port();
-        lock(&self.doors).push(Door { gpu, port });
+        let endpoint = Arc::new(endpoint);
+        let door = Door {
+            gpu,
+            endpoint: Arc::clone(&endpoint),
+        };
+        lock(&self.doors).push(door);
         let agent = Arc::clone(self);
         self.spawn("tcpx-nixl-door", move || {
             while !agent.is_stopping() {
-                match endpoint.accept(ACCEPT) {
+                match endpoint.accept(Duration::MAX) {
                     Ok(connection) => {
                         if let Err(error) = Conn::accepted(&agent, connection) {
                             tracing::warn!("a peer's connection was not taken: {error}");
                         }
                     }
-                    Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                    Err(_) if agent.is_stopping() => {}
                     Err(error) => tracing::warn!("a peer did not get in: {error}"),
                 }
             }
@@ -288,7 +290,7 @@ impl Agent {
     fn door(&self, gpu: Option<u32>) -> Option<u16> {
         let doors = lock(&self.doors);
         let door = doors.iter().find(|door| door.gpu == gpu)?;
-        Some(door.port)
+        Some(door.endpoint.local_addr().port())
     }
 
     /// Ends the use of registered memory, and waits for that: transfers that move it are cancelled, for their peer may
@@ -454,9 +456,8 @@ impl Agent {
         while notices.is_full() && !self.is_stopping() {
             notices = self
                 .room
-                .wait_timeout(notices, ACCEPT)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+                .wait(notices)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         notices.bytes += bytes.len();
         notices.waiting.push_back((Arc::clone(from), bytes));
@@ -562,7 +563,12 @@ impl Agent {
     /// Ends the agent: goodbyes to all peers, at most for a short while, and then nothing of it runs.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        // Whoever has looked already waits before this has the lock.
+        drop(lock(&self.notices));
         self.room.notify_all();
+        for door in lock(&self.doors).drain(..) {
+            door.endpoint.close();
+        }
         let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
         for peer in &peers {
             peer.close();

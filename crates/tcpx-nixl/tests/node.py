@@ -316,7 +316,7 @@ class Node:
         for number in range(len(self.registered)):
             self.deregister(number)
         self.registered = []
-        del self.agent
+        self.agent = None
 
 
 def pattern(size: int, seed: int) -> np.ndarray:

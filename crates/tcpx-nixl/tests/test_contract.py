@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from node import Node, Peer, pattern
 
 MIB = 1 << 20
+# How late what waits for nothing may be, in seconds; a busy machine may delay all of so many tries but one.
+LATE, TRIES = 0.1, 20
+
+
+def are_soon(attempt: Callable[[], list[float]]) -> None:
+    """Each of what an attempt times is in time, in one of some."""
+    least = attempt()
+    for _ in range(1, TRIES):
+        if max(least) < LATE:
+            break
+        least = list(map(min, least, attempt()))
+    assert max(least) < LATE, least
 
 
 def test_metadata_is_the_same_each_time_and_may_come_again(pair: tuple[Node, Peer]) -> None:
@@ -150,23 +163,28 @@ def test_telemetry_tells_what_moved() -> None:
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_memory_is_let_go_of_though_nobody_polls(op: str) -> None:
     """By deregistration and by the end of an agent, after transfers whose handles were never asked."""
-    here, there = Node("here"), Peer("there")
-    size, most = 4096, 10.0
-    remote = there.alloc(2 * size, 9)
-    here.add(there.metadata())
-    local, other = here.alloc(size, 1), here.alloc(size, 2)
-    for number, offset in ((local, 0), (other, size)):
-        ours, theirs = [(here.address(number), size)], [(there.address(remote) + offset, size)]
-        assert here.post_and_leave(op, ours, theirs, "there", b"moved") in ("PROC", "DONE")
-    there.wait_notifs(2)
-    assert here.seconds_to("deregister", local) < most
-    # The handles live on, and are not released first.
-    kept, here.handles = here.handles, []
-    assert here.seconds_to("close") < most
-    del kept
-    started = time.monotonic()
-    assert there.end() == 0
-    assert time.monotonic() - started < most
+    size = 4096
+
+    def attempt() -> list[float]:
+        here, there = Node("here"), Peer("there")
+        remote = there.alloc(2 * size, 9)
+        here.add(there.metadata())
+        local, other = here.alloc(size, 1), here.alloc(size, 2)
+        for number, offset in ((local, 0), (other, size)):
+            ours, theirs = [(here.address(number), size)], [(there.address(remote) + offset, size)]
+            assert here.post_and_leave(op, ours, theirs, "there", b"moved") in ("PROC", "DONE")
+        there.wait_notifs(2)
+        took = [here.seconds_to("deregister", local)]
+        # The handles live on, and are not released first: the agent ends with them.
+        kept, here.handles = here.handles, []
+        started = time.monotonic()
+        here.close()
+        del kept
+        took += [time.monotonic() - started, there.seconds_to("close")]
+        assert there.end() == 0
+        return took
+
+    are_soon(attempt)
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
@@ -180,41 +198,53 @@ def test_memory_is_let_go_of_amid_a_transfer_with_a_peer_that_stands_still(op: s
     theirs = [(there.address(remote), size)]
     # The first transfer sets the connection up.
     assert here.transfer(op, [(here.address(local), size)], theirs, "there") == "DONE"
-    handle = here.prepare(op, [(here.address(local), size)], theirs, "there")
-    # Of other memory, behind it.
-    stays = here.prepare("WRITE", [(here.address(other), size)], [(there.address(beside), size)], "there")
-    there.stop()
-    try:
-        assert here.post(handle) == "PROC"
-        assert here.post(stays) == "PROC"
-        assert here.seconds_to("deregister", local) < 5.0
-        assert here.wait(handle) == "ERR"
-    finally:
-        there.go_on()
-    assert here.wait(stays) == "DONE"
-    assert there.content(beside) == here.content(other)
-    assert here.guards_hold() and there.guards_hold()
-    here.release(handle)
-    here.release(stays)
+
+    def attempt() -> list[float]:
+        handle = here.prepare(op, [(here.address(local), size)], theirs, "there")
+        # Of other memory, behind it.
+        ours, far = [(here.address(other), size)], [(there.address(beside), size)]
+        stays = here.prepare("WRITE", ours, far, "there")
+        there.stop()
+        try:
+            assert here.post(handle) == "PROC"
+            assert here.post(stays) == "PROC"
+            took = here.seconds_to("deregister", local)
+            assert here.wait(handle) == "ERR"
+        finally:
+            there.go_on()
+        assert here.wait(stays) == "DONE"
+        assert there.content(beside) == here.content(other)
+        assert here.guards_hold() and there.guards_hold()
+        here.release(handle)
+        here.release(stays)
+        here.register_again(local)
+        return [took]
+
+    are_soon(attempt)
     here.close()
     assert there.end() == 0
 
 
 def test_a_transfer_that_waits_keeps_no_memory() -> None:
     """For a peer that does not answer: the memory is let go of at once, and the transfer ends as failed."""
-    here, there = Node("here"), Peer("there")
     size = 4096
-    local, remote = here.alloc(size, 1), there.alloc(size, 2)
-    here.add(there.metadata())
-    ours, theirs = [(here.address(local), size)], [(there.address(remote), size)]
-    there.stop()
-    try:
-        handle = here.prepare("WRITE", ours, theirs, "there")
-        assert here.post(handle) == "PROC"
-        assert here.seconds_to("deregister", local) < 2.0
-    finally:
-        there.go_on()
-    assert here.wait(handle) == "ERR"
-    here.release(handle)
-    here.close()
-    there.end()
+
+    def attempt() -> list[float]:
+        here, there = Node("here"), Peer("there")
+        local, remote = here.alloc(size, 1), there.alloc(size, 2)
+        here.add(there.metadata())
+        ours, theirs = [(here.address(local), size)], [(there.address(remote), size)]
+        there.stop()
+        try:
+            handle = here.prepare("WRITE", ours, theirs, "there")
+            assert here.post(handle) == "PROC"
+            took = here.seconds_to("deregister", local)
+        finally:
+            there.go_on()
+        assert here.wait(handle) == "ERR"
+        here.release(handle)
+        here.close()
+        there.end()
+        return [took]
+
+    are_soon(attempt)

@@ -5,6 +5,7 @@ mod told;
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, fork};
@@ -32,6 +33,7 @@ pub struct Endpoint {
     generation: u32,
     options: Options,
     set_ups: SetUps,
+    is_closed: AtomicBool,
     /// Tells of this endpoint while it lives.
     _told: Told,
 }
@@ -55,6 +57,7 @@ impl Endpoint {
             _told: Told::new(listener.local_addr(), listener.nudge()),
             set_ups: SetUps::new(listener.nudge(), options.bounds.set_ups, HELD),
             listener,
+            is_closed: AtomicBool::new(false),
             generation: fork::generation(),
             options,
         })
@@ -87,11 +90,15 @@ impl Endpoint {
             if let Some(ended) = self.set_ups.take() {
                 return ended;
             }
+            if self.is_closed.load(Ordering::Acquire) {
+                let address = self.local_addr();
+                return Err(NetworkError::ListenerClosed { address }.into());
+            }
             let (set_ups, takes) = (&self.set_ups, !self.set_ups.are_full());
             let look = set_ups.looks_at().map_or(until, |at| at.min(until));
-            let accepted = self
-                .listener
-                .accept_unless(look, takes, || set_ups.has_ended());
+            let accepted = self.listener.accept_unless(look, takes, || {
+                set_ups.has_ended() || self.is_closed.load(Ordering::Acquire)
+            });
             match accepted {
                 Ok(Some(accepted)) => self.set_up(accepted)?,
                 Ok(None) => {}
@@ -99,6 +106,12 @@ impl Endpoint {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Ends each [`accept`](Self::accept), of other threads and of later. Connections that it accepted live on.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.listener.nudge().nudge();
     }
 
     /// Sets a connection up, elsewhere.
