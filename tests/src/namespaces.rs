@@ -157,18 +157,33 @@ impl Hosts {
         Ok(())
     }
 
-    /// Leaves the hosts no address but those of their first link, `fe80::1` and `fe80::2`.
+    /// Leaves the hosts no address on their first link but `::1` and `::2` of this network, as `fe80`.
     ///
     /// # Errors
     /// What `ip` said.
-    pub fn keep_link_local(&self) -> anyhow::Result<()> {
-        for (namespace, address) in [(&self.a, "fe80::1/64"), (&self.b, "fe80::2/64")] {
-            run(
-                "ip",
-                &["-n", namespace, "-4", "addr", "flush", "dev", "nic0"],
-            )?;
-            let add = ["addr", "add", address, "dev", "nic0", "nodad"];
-            run("ip", &[&["-n", namespace], &add[..]].concat())?;
+    pub fn keep_ipv6(&self, network: &str) -> anyhow::Result<()> {
+        for (namespace, host) in [(&self.a, 1), (&self.b, 2)] {
+            let ip = |words: &[&str]| run("ip", &[&["-n", namespace], words].concat());
+            ip(&["-4", "addr", "flush", "dev", "nic0"])?;
+            let address = format!("{network}::{host}/64");
+            ip(&["addr", "add", &address, "dev", "nic0", "nodad"])?;
+        }
+        Ok(())
+    }
+
+    /// Leaves the hosts the addresses `10.79.0.1` and `10.79.0.2`, which stand on `lo`, and routes to each other's by the
+    /// first link.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn keep_routed(&self) -> anyhow::Result<()> {
+        for (namespace, host, peer) in [(&self.a, 1, 2), (&self.b, 2, 1)] {
+            let ip = |words: &[&str]| run("ip", &[&["-n", namespace], words].concat());
+            ip(&["-4", "addr", "flush", "dev", "nic0"])?;
+            let [own, other] = [host, peer].map(|host| format!("10.79.0.{host}/32"));
+            ip(&["addr", "add", &own, "dev", "lo"])?;
+            let (from, _) = own.split_once('/').context("an address")?;
+            ip(&["route", "add", &other, "dev", "nic0", "src", from])?;
         }
         Ok(())
     }
@@ -189,6 +204,17 @@ impl Hosts {
         let switch = self.switch.as_deref().context("there is no switch")?;
         let port = format!("b{link}");
         run("ip", &["-n", switch, "link", "set", &port, "nomaster"])
+    }
+
+    /// Puts it back.
+    ///
+    /// # Errors
+    /// What `ip` said, or there is no switch.
+    pub fn plug(&self, link: usize) -> anyhow::Result<()> {
+        let namespace = self.switch.as_deref().context("there is no switch")?;
+        let port = format!("b{link}");
+        let onto = ["link", "set", &port, "master", "switch"];
+        run("ip", &[&["-n", namespace], &onto[..]].concat())
     }
 
     /// Gives the addresses of a link this label, on both hosts.

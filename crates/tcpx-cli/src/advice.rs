@@ -113,14 +113,13 @@ fn of_engine(error: &tcpx::Error) -> Advice {
             Some("correct that setting (`--help` says what each one takes)")
         }
         tcpx::Error::Operation { .. } if error.kind() == ErrorKind::TimedOut => Some(STALLED),
-        tcpx::Error::Network(
-            NetworkError::TimedOut { .. } | NetworkError::Socket(SocketError::Unanswered { .. }),
-        ) => Some(
-            "see that the peer is alive and not overloaded and that no smaller MTU on the way drops large packets (`tcpx doctor --explain D007`), or allow more with --timeout",
-        ),
-        tcpx::Error::Network(NetworkError::Socket(SocketError::Io { cause, .. })) => {
-            by_cause(cause)
-        }
+        tcpx::Error::Network(error) => match (error, error.socket()) {
+            (NetworkError::TimedOut { .. }, _) | (_, Some(SocketError::Unanswered { .. })) => Some(
+                "see that the peer is alive and not overloaded and that no smaller MTU on the way drops large packets (`tcpx doctor --explain D007`), or allow more with --timeout",
+            ),
+            (_, Some(SocketError::Io { cause, .. })) => by_cause(cause),
+            _ => None,
+        },
         _ => None,
     };
     match own {

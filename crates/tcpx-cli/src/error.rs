@@ -227,9 +227,8 @@ impl Error {
         let Self::Engine(error) = self else {
             return false;
         };
-        let refused = |error: &NetworkError| {
-            matches!(error, NetworkError::Socket(SocketError::Refused { .. }))
-        };
+        let refused =
+            |error: &NetworkError| matches!(error.socket(), Some(SocketError::Refused { .. }));
         matches!(&**error, tcpx::Error::Network(error) if refused(error))
     }
 

@@ -334,21 +334,9 @@ impl Link {
     }
 
     fn connect_once(&self, args: &LinkArgs, server: &str) -> Result<Connection, Error> {
-        let mut last = None;
-        for address in addresses::resolve(server, args.port)? {
-            let options = self.options.clone();
-            let connected =
-                interrupt::unless_interrupted(move || Ok(Endpoint::connect(address, &options)?));
-            match connected {
-                Ok(connection) => return Ok(connection),
-                Err(error) if error.is_interrupted() => return Err(error),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| Error::Address {
-            address: server.to_owned(),
-            why: "the name has no address".into(),
-        }))
+        let addresses = addresses::resolve(server, args.port)?;
+        let options = self.options.clone();
+        interrupt::unless_interrupted(move || Ok(Endpoint::connect(&addresses[..], &options)?))
     }
 
     /// The path that `connection` got, for a person.

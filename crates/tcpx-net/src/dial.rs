@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::dial::{Dial, HEAD_START, Opened, Patience};
 use tcpx_lanes::redial::ATTEMPT;
-use tcpx_lanes::{protocols, socket};
+use tcpx_lanes::{SocketError, protocols, socket};
 use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
@@ -49,8 +49,8 @@ pub fn dial(
 /// before (RFC 8305).
 ///
 /// # Errors
-/// As [`dial`]: that of a peer which answered otherwise than expected, if one did, else the last; of the others a line
-/// in the log.
+/// As [`dial`]: that of a peer which answered otherwise than expected, if one did; where all of several are silent
+/// [`NetworkError::NoAddress`].
 pub fn dial_first(
     addresses: &[SocketAddr],
     auth: &Auth,
@@ -62,7 +62,14 @@ pub fn dial_first(
         let build = protocols::own_build();
         Ok(ClientHandshake::new(key.as_ref(), build, entropy))
     });
-    let opened = dial.run().map_err(most_telling)?;
+    let opened = dial.run().map_err(|mut errors| {
+        if errors.len() < 2 || !errors.iter().all(SocketError::is_silence) {
+            return most_telling(errors);
+        }
+        // A host that refuses says more than one that does not answer.
+        errors.sort_by_key(SocketError::is_answer);
+        NetworkError::NoAddress { errors }
+    })?;
     let (stream, way, established) = opened.join()?;
     tracing::info!(
         peer = %way.peer,
@@ -78,7 +85,7 @@ pub fn dial_first(
 }
 
 /// The error that says most of why no way to a peer led anywhere.
-pub(crate) fn most_telling(mut errors: Vec<tcpx_lanes::SocketError>) -> NetworkError {
+pub(crate) fn most_telling(mut errors: Vec<SocketError>) -> NetworkError {
     let telling = match errors.iter().position(|error| !error.is_silence()) {
         Some(at) => Some(errors.remove(at)),
         None => errors.pop(),

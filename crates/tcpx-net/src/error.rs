@@ -155,6 +155,12 @@ pub enum NetworkError {
     /// A connection, a socket or an interface cannot be had.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// None of a peer's addresses led to it.
+    #[error("{}", each(.errors))]
+    NoAddress {
+        /// What happened at each.
+        errors: Vec<SocketError>,
+    },
     /// A step of the set-up did not end in time.
     #[error(
         "{operation} with {peer} did not finish in time; check that the peer is alive and not overloaded, or raise the connect timeout"
@@ -296,9 +302,31 @@ pub enum NetworkError {
 impl NetworkError {
     /// Whether nobody answered at an address, where another address of the same peer may do better.
     pub const fn is_silence(&self) -> bool {
-        match self {
-            Self::Socket(error) => error.is_silence(),
-            other => matches!(other, Self::TimedOut { .. }),
+        match self.socket() {
+            Some(error) => error.is_silence(),
+            None => matches!(self, Self::TimedOut { .. }),
         }
     }
+
+    /// The error of the connection or socket that this is about; of several the last.
+    pub const fn socket(&self) -> Option<&SocketError> {
+        match self {
+            Self::Socket(error) => Some(error),
+            Self::NoAddress { errors } => errors.as_slice().last(),
+            _ => None,
+        }
+    }
+}
+
+/// What happened at each, and behind that what to do about the last.
+fn each(errors: &[SocketError]) -> String {
+    let mut text = String::new();
+    for error in errors {
+        text.truncate(text.rfind("; ").unwrap_or(text.len()));
+        if !text.is_empty() {
+            text.push_str(", and ");
+        }
+        text.push_str(&error.to_string());
+    }
+    text
 }

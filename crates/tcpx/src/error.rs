@@ -296,11 +296,18 @@ impl Error {
                 ChannelError::PeerClosed { .. } | ChannelError::LaneLost { .. } => "TCPX-D031",
                 _ => return None,
             },
-            Self::Network(NetworkError::Socket(
-                SocketError::Refused { .. }
-                | SocketError::Unreachable { .. }
-                | SocketError::ConnectTimedOut { .. },
-            )) => "TCPX-D037",
+            Self::Network(error)
+                if matches!(
+                    error.socket(),
+                    Some(
+                        SocketError::Refused { .. }
+                            | SocketError::Unreachable { .. }
+                            | SocketError::ConnectTimedOut { .. }
+                    )
+                ) =>
+            {
+                "TCPX-D037"
+            }
             Self::Network(NetworkError::TimedOut {
                 operation: "connecting the plugin's comms",
                 ..

@@ -79,6 +79,12 @@ fn networks() -> Vec<NetworkError> {
     let refused = |error| NetworkError::Socket(error);
     vec![
         refused(SocketError::Refused { peer }),
+        NetworkError::NoAddress {
+            errors: vec![
+                SocketError::ConnectTimedOut { peer, waited: LONG },
+                SocketError::Refused { peer },
+            ],
+        },
         refused(SocketError::Unreachable {
             peer,
             cause: cause(io::ErrorKind::NetworkUnreachable),

@@ -36,7 +36,7 @@ fn hosts_that_share_one_link_and_no_more_reach_each_other() {
         return;
     }
     let hosts = Hosts::new("fe80", &[1000]).expect("two hosts");
-    hosts.keep_link_local().expect("no other address");
+    hosts.keep_ipv6("fe80").expect("no other address");
     let folder = tempfile::tempdir().expect("a folder");
     let start = |on_a| hosts.command(on_a, TCPX);
     moves(folder.path(), "fe80::2%nic0", &["--bind", "::"], start);
@@ -83,4 +83,74 @@ fn a_host_whose_name_leads_to_itself_is_reached_by_others() {
     for rank in ranks {
         rank.end().assert_code(0);
     }
+}
+
+#[test]
+fn a_names_address_that_vanishes_does_not_hold_up_the_next() {
+    const TEST: &str = "a_names_address_that_vanishes_does_not_hold_up_the_next";
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::new("vanish", &[1000]).expect("two hosts");
+    // Nobody on the link has the card's address, and the system asks again for hours.
+    let lost = "ip neigh add 10.78.0.3 lladdr 02:00:00:00:00:99 dev nic0; \
+                echo 100 > /proc/sys/net/ipv4/tcp_syn_retries";
+    let mut command = hosts.command(true, "sh");
+    command.args(["-ec", lost]);
+    run(command).assert_code(0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let names = folder.path().join("hosts");
+    fs::write(&names, "10.78.0.3 far\n10.78.0.2 far\n").expect("written");
+    let client = |port: &str, timeout: &str| {
+        let mut command = hosts.command(true, "unshare");
+        let script = "mount --bind $0 /etc/hosts; exec \"$@\"";
+        command.args(["--mount", "sh", "-ec", script]);
+        command.arg(&names).arg(TCPX);
+        let words = [
+            "transfer",
+            "far",
+            "--host",
+            "--port",
+            port,
+            "--timeout",
+            timeout,
+        ];
+        program(command, &words)
+    };
+    let server = ["transfer", "server", "--host", "--bind", "0.0.0.0"];
+    let server = Server::start(program(hosts.command(false, TCPX), &server));
+    let mut patient = client(&server.port, "60m");
+    patient.env("TCPX_KEY", server.key.as_ref().expect("a fresh key"));
+    run(patient).assert_code(0);
+    let port = server.port.clone();
+    server.running.end().assert_code(0);
+    // Nobody is there: each address has its reason.
+    let mut lonely = client(&port, "2s");
+    lonely.arg("--insecure");
+    run(lonely)
+        .assert_code(1)
+        .assert_complains(&format!("10.78.0.3:{port} did not answer"))
+        .assert_complains(&format!("10.78.0.2:{port} refused the connection"));
+}
+
+#[test]
+fn an_address_on_loopback_that_routes_lead_to_is_nccls_last_choice() {
+    const TEST: &str = "an_address_on_loopback_that_routes_lead_to_is_nccls_last_choice";
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::new("env", &[1000]).expect("two hosts");
+    let env = || {
+        let file = tcpx_tests::plugin_file::path().to_str().expect("text");
+        let words = ["env", "nccl", "--plugin", file];
+        run(program(hosts.command(true, TCPX), &words))
+    };
+    env()
+        .assert_code(0)
+        .assert_says("export NCCL_SOCKET_IFNAME='=nic0'");
+    hosts.keep_routed().expect("no other address");
+    env()
+        .assert_code(0)
+        .assert_says("export NCCL_SOCKET_IFNAME='=lo'")
+        .assert_says("no other interface is up with an IPv4 address; routes may lead to its own");
 }
