@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, setrlimit};
+
 /// Bytes of a page, as the plugins mean it.
 pub const PAGE: usize = 4096;
 
@@ -36,6 +38,19 @@ pub fn wait<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> Option<T>)
             std::thread::sleep(Duration::from_micros(100));
         }
     }
+}
+
+/// Gives this process so much of a resource and no more.
+///
+/// # Panics
+/// It has less.
+pub fn limit(resource: Resource, most: u64) {
+    let most = Some(most);
+    let both = Rlimit {
+        current: most,
+        maximum: most,
+    };
+    setrlimit(resource, both).expect("a limit can be lowered");
 }
 
 /// Bytes of their own at each call.

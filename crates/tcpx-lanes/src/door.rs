@@ -27,6 +27,8 @@ use crate::{hello, protocols, socket};
 const ACCEPT_BATCH: usize = 512;
 /// How long the listening socket is left alone after the system had no descriptor for it.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+/// How often a log is told of that.
+const EXHAUSTED_PERIOD: Duration = Duration::from_secs(60);
 /// Seconds for which the system keeps a connection on which nothing has come.
 const DEFERRED: libc::c_int = 1;
 
@@ -42,6 +44,8 @@ pub struct Door<L, S> {
     seen: Seen,
     /// The listening socket is not watched before this.
     paused_until: Option<Instant>,
+    /// When the lack of descriptors was news last.
+    exhausted: Option<Instant>,
     /// Whether something came to the listening socket, and on each connection, when they were last waited for.
     listens: bool,
     ready: Vec<bool>,
@@ -71,6 +75,8 @@ pub enum Arrival<S> {
         error: io::Error,
         /// Nobody here could give one back: connections wait.
         waits: bool,
+        /// For the log, once a minute.
+        news: Option<String>,
     },
 }
 
@@ -100,6 +106,7 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
             greetings: Vec::new(),
             seen: Seen::default(),
             paused_until: None,
+            exhausted: None,
             listens: false,
             ready: Vec::new(),
         }
@@ -207,7 +214,8 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
                     let waits = !self.make_descriptor(now, to);
-                    to.push(Arrival::Exhausted { error, waits });
+                    let news = self.exhausted_news(now, &error);
+                    to.push(Arrival::Exhausted { error, waits, news });
                     if waits {
                         self.paused_until = Some(now + EXHAUSTED_PAUSE);
                         return;
@@ -217,6 +225,17 @@ impl<L: Borrow<TcpListener>, S: Stream> Door<L, S> {
                 Err(_) => {}
             }
         }
+    }
+
+    fn exhausted_news(&mut self, now: Instant, error: &io::Error) -> Option<String> {
+        let last = self.exhausted;
+        if last.is_some_and(|last| now.saturating_duration_since(last) < EXHAUSTED_PERIOD) {
+            return None;
+        }
+        self.exhausted = Some(now);
+        Some(format!(
+            "no descriptor for another connection: {error}; raise the limit (ulimit -n)"
+        ))
     }
 
     fn greet(

@@ -101,8 +101,10 @@ impl Admission {
                 } => continue,
                 Arrival::Refused { peer, reason, .. } => (peer, reason),
                 // Our peer may wait in the backlog, so this is no end, but it must be seen.
-                Arrival::Exhausted { error, .. } => {
-                    self.tell(log, &format!("{name}: accept: {error}"));
+                Arrival::Exhausted { news, .. } => {
+                    if let Some(news) = news {
+                        log.warn(&format!("{name}: {news}"));
+                    }
                     continue;
                 }
             };

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Mutex;
@@ -11,6 +13,7 @@ use nccl_net::{
     Handle128, ListenComm, LoadOptions, LogLevel, LogRecord, MemoryType, Plugin, PostOutcome,
     RecvComm, SendComm, clear_log_sink, set_log_sink,
 };
+use rustix::process::Resource;
 use tcpx_tests::child::{LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
@@ -18,6 +21,7 @@ use tcpx_tests::nccl_link::{
     until_calmly,
 };
 use tcpx_tests::nccl_part::Opaque;
+use tcpx_tests::support::limit;
 use tcpx_tests::{child, plugin_file};
 
 static LINES: Mutex<Vec<(LogLevel, String)>> = Mutex::new(Vec::new());
@@ -107,6 +111,42 @@ fn a_start_that_fails_says_why_in_the_hosts_log() {
             &["NCCL_SOCKET_IFNAME=\"=nosuch0\"", "correct the variable"],
         );
         clear_log_sink();
+    });
+}
+
+#[test]
+fn a_lack_of_descriptors_is_said_once_a_minute() {
+    const TEST: &str = "a_lack_of_descriptors_is_said_once_a_minute";
+    child::run_as(TEST, &[LOOPBACK, LANES], || {
+        set_log_sink(keep, LogLevel::Warn);
+        let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
+        plugin.init().unwrap();
+        let (handle, listen) = plugin.listen(0).unwrap();
+        let door = u16::from_le_bytes([handle.0[56], handle.0[57]]);
+        limit(Resource::Nofile, 200);
+        let mut files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        // A stranger takes the last descriptor, and is at the door once it speaks.
+        files.pop();
+        let mut stranger = TcpStream::connect(("127.0.0.1", door)).unwrap();
+        stranger.write_all(b"?").unwrap();
+        let told = || {
+            let lines = LINES.lock().unwrap();
+            let lines = lines.iter().map(|(_, line)| line);
+            let told = lines.filter(|line| line.contains("(os error 24)"));
+            told.cloned().collect::<Vec<_>>()
+        };
+        until_calmly("the first line", || !told().is_empty());
+        // The door tries ten times a second.
+        std::thread::sleep(Duration::from_secs(2));
+        let lines = told();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("no descriptor for another connection"));
+        assert!(lines[0].contains("raise the limit (ulimit -n)"));
+        clear_log_sink();
+        drop((files, stranger, listen));
     });
 }
 

@@ -95,8 +95,10 @@ impl Acceptor {
             },
             Arrival::Lane(greeting, accepted) => self.admit_lane(now, greeting, *accepted),
             Arrival::Refused { peer, reason, .. } => self.reports.refused(now, peer, &reason),
-            Arrival::Exhausted { error, waits } => {
-                self.reports.exhausted(now, &error);
+            Arrival::Exhausted { error, waits, news } => {
+                if let Some(news) = news {
+                    tracing::warn!("{news}");
+                }
                 if waits {
                     let sessions = self.sessions.values();
                     let lanes = sessions.filter_map(|session| session.lanes.upgrade());

@@ -1,7 +1,7 @@
 //! Log lines about strangers, at a bounded rate.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tcpx_lanes::door::LineQuota;
 use tcpx_lanes::lock;
@@ -9,14 +9,10 @@ use tcpx_lanes::lock;
 use super::Inner;
 use crate::peer::Peer;
 
-const EXHAUSTED_PERIOD: Duration = Duration::from_secs(60);
-
 #[derive(Debug)]
 pub(super) struct Reports {
     inner: Arc<Inner>,
     lines: LineQuota,
-    /// When the lack of descriptors was told last.
-    exhausted: Option<Instant>,
 }
 
 impl Reports {
@@ -24,7 +20,6 @@ impl Reports {
         Self {
             inner,
             lines: LineQuota::new(now),
-            exhausted: None,
         }
     }
 
@@ -50,18 +45,6 @@ impl Reports {
         }
         if is_line {
             tracing::warn!(%peer, %reason, "connection refused");
-        }
-    }
-
-    /// One line, now and then, about the system that has no descriptor for another connection.
-    pub(super) fn exhausted(&mut self, now: Instant, error: &std::io::Error) {
-        let told = self.exhausted;
-        if told.is_none_or(|told| now.saturating_duration_since(told) >= EXHAUSTED_PERIOD) {
-            self.exhausted = Some(now);
-            tracing::warn!(
-                %error,
-                "no descriptor for another connection; raise the limit (ulimit -n)"
-            );
         }
     }
 }
