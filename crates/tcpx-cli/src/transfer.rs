@@ -2,6 +2,8 @@
 
 pub(crate) mod greeting;
 
+use std::path::PathBuf;
+
 use clap::Args;
 use serde_json::json;
 use tcpx::Connection;
@@ -21,6 +23,9 @@ pub(crate) struct TransferArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
+    /// What is no business of this command, to say whose it is.
+    #[arg(hide = true)]
+    files: Vec<PathBuf>,
     /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there is a key and the network is tcp.
     #[arg(long)]
     pub(crate) plain: bool,
@@ -40,6 +45,12 @@ pub(crate) struct TransferArgs {
 
 /// Runs one side; the word `server` instead of an address means the server's.
 pub(crate) fn run(args: &TransferArgs) -> Result<Told, Error> {
+    if let [file, ..] = &args.files[..] {
+        return Err(Error::usage(
+            format!("`transfer` moves a greeting, not `{}`", file.display()),
+            "files go by `tcpx send FILE HOST`, while HOST runs `tcpx receive --out DIR`",
+        ));
+    }
     let is_server = args.peer == "server";
     interrupt::listen()?;
     let choice = match args.memory.host {

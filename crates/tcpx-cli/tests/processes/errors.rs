@@ -26,6 +26,14 @@ fn a_wrong_variable_is_blamed_and_not_its_flag() {
 }
 
 #[test]
+fn transfer_with_a_file_points_to_the_command_that_sends_files() {
+    run(tcpx(&["transfer", "127.0.0.1", "weights.bin"]))
+        .assert_code(2)
+        .assert_complains("not `weights.bin`")
+        .assert_complains("`tcpx send FILE HOST`");
+}
+
+#[test]
 fn a_chunk_size_meant_for_nccl_is_left_out() {
     for foreign in ["100", "abc"] {
         let mut command = tcpx(&["connection", "server", "--host"]);
