@@ -40,11 +40,7 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Told, Error> {
         _ => Mode::One,
     };
     let depth = depth(args.size.0, args.in_flight);
-    // A number that no time ends, or a time.
-    let (count, time) = match (args.time, args.iterations) {
-        (None, Some(count)) => (count, Duration::MAX),
-        (time, _) => (u32::MAX, time.map_or(USUAL_TIME, |time| time.0)),
-    };
+    let (count, time) = extent(args.time.map(|time| time.0), args.iterations);
     let work = Work {
         run: Run::new(mode, Op::Send, args.size.0, count, depth),
         time,
@@ -62,6 +58,14 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Told, Error> {
     subject.path = Some(path);
     bench::show(&subject)?;
     Ok(Told::Nothing)
+}
+
+/// How many transfers, and for how long: a number that no time ends, or a time.
+fn extent(time: Option<Duration>, iterations: Option<u32>) -> (u32, Duration) {
+    match (time, iterations) {
+        (None, Some(count)) => (count, Duration::MAX),
+        (time, _) => (u32::MAX, time.unwrap_or(USUAL_TIME)),
+    }
 }
 
 /// What is to be measured.
@@ -171,6 +175,14 @@ mod tests {
     use super::*;
 
     const EACH: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn a_number_or_a_time_ends_it_and_else_three_seconds_do() {
+        let second = Duration::from_secs(1);
+        assert_eq!(extent(None, None), (u32::MAX, 3 * second));
+        assert_eq!(extent(Some(second), None), (u32::MAX, second));
+        assert_eq!(extent(None, Some(5)), (5, Duration::MAX));
+    }
 
     fn work(count: u32, time: Duration, interval: Option<Duration>) -> Work {
         Work {

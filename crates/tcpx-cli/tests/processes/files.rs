@@ -383,7 +383,9 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let client = client.end();
     client
         .assert_code(130)
-        .assert_complains("cancelled by the user");
+        .assert_complains("cancelled by the user")
+        .assert_complains("run the same line again if the server stays (--keep, --serve)")
+        .assert_complains("the transfer goes on with what is there");
     assert!(
         !client.stdout.contains("were there already"),
         "{}",
