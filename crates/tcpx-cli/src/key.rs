@@ -67,7 +67,7 @@ pub(crate) enum KeyOrigin {
 pub(crate) struct KeySources {
     pub(crate) insecure: bool,
     pub(crate) file: Option<PathBuf>,
-    pub(crate) variable: Option<String>,
+    pub(crate) variable: Option<Zeroizing<String>>,
 }
 
 impl KeySources {
@@ -78,7 +78,8 @@ impl KeySources {
             file,
             variable: std::env::var(KEY_VARIABLE)
                 .or_else(|_| std::env::var(PROGRAM_KEY))
-                .ok(),
+                .ok()
+                .map(Zeroizing::new),
         }
     }
 
@@ -139,7 +140,7 @@ impl KeySources {
             };
             return Ok(Some((auth, origin)));
         }
-        match self.variable.as_deref().map(str::trim) {
+        match self.variable.as_ref().map(|text| text.trim()) {
             None | Some("") => Ok(None),
             Some(text) => Ok(Some((parse(text, KEY_VARIABLE)?, KeyOrigin::Variable))),
         }
@@ -242,7 +243,7 @@ fn run_client(folder: &Path, name: KeyName) -> Result<Told, Error> {
         Some((_, client)) => client,
         None => {
             let client = ring.issue(name).map_err(KeyError::from)?;
-            write_new(&path, &client.to_text())?;
+            write_new(&path, &Zeroizing::new(client.to_text()))?;
             client
         }
     };
@@ -285,7 +286,7 @@ fn run_server(path: &Path) -> Result<Told, Error> {
 /// A fresh key in a new file that its owner alone can read.
 fn create(path: &Path) -> Result<Key, KeyError> {
     let key = fresh()?;
-    write_new(path, &key.to_text())?;
+    write_new(path, &Zeroizing::new(key.to_text()))?;
     Ok(key)
 }
 
@@ -333,7 +334,7 @@ mod tests {
         let mut sources = KeySources {
             insecure: true,
             file: Some(file.path().to_owned()),
-            variable: Some(in_variable.to_text()),
+            variable: Some(in_variable.to_text().into()),
         };
         assert_eq!(
             sources
@@ -367,7 +368,7 @@ mod tests {
     fn a_clients_key_connects_and_does_not_serve() {
         let text = fresh().expect("a key").client_key().to_text();
         let sources = KeySources {
-            variable: Some(text),
+            variable: Some(text.into()),
             ..KeySources::default()
         };
         assert!(matches!(sources.for_client(), Ok((Auth::Client(_), _))));
@@ -392,7 +393,7 @@ mod tests {
     #[test]
     fn an_empty_variable_is_no_key() {
         let sources = KeySources {
-            variable: Some("  ".into()),
+            variable: Some("  ".to_owned().into()),
             ..KeySources::default()
         };
         assert_eq!(sources.for_server().expect("a key").1, KeyOrigin::Fresh);

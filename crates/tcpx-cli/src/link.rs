@@ -14,6 +14,7 @@ use tcpx::{
 };
 use tcpx_net::interfaces::{self, InterfaceFilter};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions, every_address};
+use zeroize::Zeroizing;
 
 use crate::addresses;
 use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
@@ -212,8 +213,8 @@ impl Link {
         ));
         // Not in the line: it would stay in the shell's history.
         if let (KeyOrigin::Fresh, Auth::Key(key)) = (&self.origin, &self.options.auth) {
-            let key = key.client_key().to_text();
-            say::invitation(format_args!("key, which it asks for: {key}"));
+            let key = Zeroizing::new(key.client_key().to_text());
+            say::invitation(format_args!("key, which it asks for: {}", *key));
         }
         self.warn(args);
         self.listening.get_or_init(|| endpoint);
