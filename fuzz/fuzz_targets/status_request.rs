@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| tcpx_status::fuzzing::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tcpx_status::fuzzing::request(data));

@@ -14,6 +14,9 @@
 mod advert;
 mod agree;
 mod dials;
+#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod lanes;
 mod local;
 mod loops;

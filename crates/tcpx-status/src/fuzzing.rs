@@ -1,9 +1,26 @@
-//! What the fuzz target `status_request` asserts, for any bytes.
+//! What the fuzz targets `status_request` and `status_answer` assert, for any bytes.
 
 use crate::http::{Route, route};
+use crate::reader::report_in;
+use crate::report::{SCHEMA, VERSION};
+
+/// Input: what a process answers that is asked for its report.
+pub fn answer(data: &[u8]) {
+    let Ok(report) = report_in(data) else {
+        return;
+    };
+    assert_eq!((report.schema.as_str(), report.version), (SCHEMA, VERSION));
+    // Whoever shows it may write it again.
+    let mut again = b"HTTP/1.0 200 OK\r\n\r\n".to_vec();
+    serde_json::to_writer(&mut again, &report).expect("a report is JSON");
+    let again = report_in(&again).expect("it is read as it was written");
+    assert_eq!(again.connections.len(), report.connections.len());
+    assert_eq!(again.totals, report.totals);
+    assert_eq!(again.listeners, report.listeners);
+}
 
 /// Input: what a client of the local socket or of the metrics port sends.
-pub fn run(data: &[u8]) {
+pub fn request(data: &[u8]) {
     // What is decided early stays so: more bytes behind a complete head change nothing.
     let whole = route(data, 0);
     let first = (0..=data.len()).find_map(|end| route(&data[..end], end.saturating_sub(1)));
@@ -17,17 +34,20 @@ pub fn run(data: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_breaks_nothing() {
-        let folder = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../fuzz/corpus/status_request"
-        );
-        let mut inputs = 0;
-        // A published package comes without the corpus.
-        for entry in std::fs::read_dir(folder).into_iter().flatten() {
-            super::run(&std::fs::read(entry.unwrap().path()).unwrap());
-            inputs += 1;
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
+        let corpus = std::path::Path::new(corpus);
+        let targets: [(_, fn(&[u8])); 2] = [
+            ("status_request", super::request),
+            ("status_answer", super::answer),
+        ];
+        for (target, run) in targets {
+            let mut inputs = 0;
+            // A published package comes without the corpus.
+            for entry in std::fs::read_dir(corpus.join(target)).into_iter().flatten() {
+                run(&std::fs::read(entry.unwrap().path()).unwrap());
+                inputs += 1;
+            }
+            assert_eq!(inputs > 0, corpus.exists());
         }
-        let in_the_repository = std::path::Path::new(folder).parent().unwrap().exists();
-        assert_eq!(inputs > 0, in_the_repository);
     }
 }

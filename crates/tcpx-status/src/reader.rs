@@ -101,7 +101,6 @@ pub fn ask_process(pid: u32, socket: &Path) -> Result<Report, ReadError> {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ReadError::Silent { pid, waited },
         _ => ReadError::Io { pid, cause },
     };
-    let wrong = |why: String| ReadError::Answer { pid, why };
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
@@ -113,11 +112,16 @@ pub fn ask_process(pid: u32, socket: &Path) -> Result<Report, ReadError> {
         .take(LONGEST_ANSWER)
         .read_to_end(&mut answer)
         .map_err(failed)?;
-    let text = body(&answer).ok_or_else(|| wrong("it is no answer with a report".to_owned()))?;
-    let report: Report = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
+    report_in(&answer).map_err(|why| ReadError::Answer { pid, why })
+}
+
+/// The report that an answer brings, or what is wrong with it.
+pub(crate) fn report_in(answer: &[u8]) -> Result<Report, String> {
+    let text = body(answer).ok_or("it is no answer with a report")?;
+    let report: Report = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if report.schema != SCHEMA || report.version != VERSION {
         let (schema, version) = (&report.schema, report.version);
-        return Err(wrong(format!("version {version} of {schema}")));
+        return Err(format!("version {version} of {schema}"));
     }
     Ok(report)
 }

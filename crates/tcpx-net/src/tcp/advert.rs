@@ -302,7 +302,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Advert::decode(&bytes);
+            crate::tcp::fuzzing::run(&bytes);
         }
     }
 }
