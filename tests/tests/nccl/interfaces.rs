@@ -1,13 +1,17 @@
-//! Our plugin file between two hosts that have several networks in common. Needs root.
+//! Our plugin file between two hosts that have several networks in common, or one that is odd. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
 use std::path::PathBuf;
+use std::ptr;
 
+use rustix::process::Resource;
 use tcpx_tests::child;
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{accepted, connected, handle_in, leave_handle, listening, started};
 use tcpx_tests::nccl_messages::{receive_all, send_all};
+use tcpx_tests::plugin_file;
+use tcpx_tests::support::limit;
 
 const FILE: &str = "TCPX_TEST_FILE";
 /// Large enough for lanes.
@@ -120,4 +124,92 @@ fn what_a_device_sends_leaves_by_its_card_though_another_has_the_same_network() 
     for end in [start(false, "listen"), start(true, "connect")] {
         assert!(end.end().unwrap().success());
     }
+}
+
+/// A message from one to the other of two hosts, with these variables.
+fn meets(test: &str, hosts: &Hosts, variables: &[(&str, &str)]) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("handle");
+    let mut environment = vec![child::LANES, (FILE, file.to_str().unwrap())];
+    environment.extend(variables);
+    let start = |on_a, role| hosts.start_part(on_a, (test, role), &environment).unwrap();
+    for end in [start(false, "listen"), start(true, "connect")] {
+        assert!(end.end().unwrap().success());
+    }
+}
+
+#[test]
+fn hosts_that_have_ipv6_alone_reach_each_other() {
+    const TEST: &str = "hosts_that_have_ipv6_alone_reach_each_other";
+    if child::is_child("listen") {
+        return listen();
+    }
+    if child::is_child("connect") {
+        return connect();
+    }
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::new("ipv6", &[1000]).unwrap();
+    hosts.keep_ipv6("fd78").unwrap();
+    meets(TEST, &hosts, &[]);
+}
+
+#[test]
+fn hosts_whose_addresses_stand_on_loopback_reach_each_other() {
+    const TEST: &str = "hosts_whose_addresses_stand_on_loopback_reach_each_other";
+    if child::is_child("listen") {
+        return listen();
+    }
+    if child::is_child("connect") {
+        return connect();
+    }
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::new("routed", &[1000]).unwrap();
+    hosts.keep_routed().unwrap();
+    meets(TEST, &hosts, &[]);
+}
+
+/// Leaves this thread, and those that it starts, as little as a strict container does.
+fn confine() {
+    limit(Resource::Memlock, 64 << 10);
+    limit(Resource::Nofile, 256);
+    let (version, data) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+    let hidden = [
+        (c"/", ptr::null(), libc::MS_REC | libc::MS_PRIVATE),
+        (c"/proc", c"tmpfs".as_ptr(), 0),
+    ];
+    // SAFETY: mounts of this thread alone, with texts that end; then capset's third version, whose sets are all empty.
+    unsafe {
+        assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
+        for (place, kind, flags) in hidden {
+            let none = c"none".as_ptr();
+            let mounted = libc::mount(none, place.as_ptr(), kind, flags, ptr::null());
+            assert_eq!(mounted, 0, "{place:?}");
+        }
+        let set = libc::syscall(libc::SYS_capset, version.as_ptr(), data.as_ptr());
+        assert_eq!(set, 0);
+    }
+}
+
+#[test]
+fn ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other() {
+    const TEST: &str = "ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other";
+    if child::is_child("listen") {
+        confine();
+        return listen();
+    }
+    if child::is_child("connect") {
+        confine();
+        return connect();
+    }
+    if skips(TEST) {
+        return;
+    }
+    let hosts = Hosts::new("confined", &[1000]).unwrap();
+    // Without /proc a program does not find its own file, nor what lies beside it.
+    let plugin = plugin_file::path().to_str().unwrap();
+    meets(TEST, &hosts, &[(plugin_file::OTHER, plugin)]);
 }

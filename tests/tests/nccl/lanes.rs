@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal};
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
     self, ANY, CUDA, HOST, Link, MIB, PAIR, accepted, connected, content, good, handle_in,
@@ -13,6 +13,7 @@ use tcpx_tests::nccl_link::{
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
 use tcpx_tests::proxy::Fault;
+use tcpx_tests::support::limit;
 
 /// Connections to a door of a comm with two lanes: each lane is a pair, and so is the comm's own.
 const TWO_LANES: u32 = 3 * PAIR;
@@ -56,23 +57,62 @@ fn the_file_stays_mapped_after_it_was_closed() {
     child::run(&[LOOPBACK, LANES], || {
         let path = tcpx_tests::plugin_file::path();
         let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
-        let (table, context) = started(11);
+        for version in 6..=12 {
+            let (table, context) = started(version);
+            let [closed, open] = [(); 2].map(|()| Link::new(&*table, context));
+            closed.warm();
+            closed.close();
+            open.warm();
+            // SAFETY: our own file, loaded before; each call takes back one use of it.
+            unsafe {
+                let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+                assert!(!library.is_null());
+                for _ in 0..3 {
+                    libc::dlclose(library);
+                }
+            }
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
+            // And it works as before, for comms that are there and as for a communicator made again.
+            open.warm();
+            let again = Link::new(&*table, context);
+            again.warm();
+            again.close();
+            open.close();
+            assert_eq!(table.finalize(context), 0);
+        }
+    });
+}
+
+/// A host that is gone says nothing: the system finds out on each connection, also on one that rests.
+#[test]
+fn every_connection_of_a_comm_is_kept_alive() {
+    child::run(&[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
         let link = Link::new(&*table, context);
         link.warm();
-        link.close();
-        // SAFETY: our own file, loaded before; each call takes back one use of it.
-        unsafe {
-            let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-            assert!(!library.is_null());
-            for _ in 0..3 {
-                libc::dlclose(library);
+        let option = |file: i32, level, name| {
+            let (mut value, mut size) = (0_i32, 4);
+            let to = (&raw mut value).cast();
+            // SAFETY: an int of this frame, and its size.
+            let rc = unsafe { libc::getsockopt(file, level, name, to, &raw mut size) };
+            (rc == 0).then_some(value)
+        };
+        let mut connections = 0;
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let name = entry.unwrap().file_name();
+            let file = name.to_str().unwrap().parse().unwrap();
+            let of_socket = |name| option(file, libc::SOL_SOCKET, name);
+            let is_tcp = of_socket(libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
+            if is_tcp && of_socket(libc::SO_ACCEPTCONN) == Some(0) {
+                connections += 1;
+                assert_eq!(of_socket(libc::SO_KEEPALIVE), Some(1), "descriptor {file}");
+                let idle = option(file, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap();
+                assert!(idle <= 60, "first probe after {idle} s");
             }
         }
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
-        // And it works as before, as for a communicator made again.
-        let link = Link::new(&*table, context);
-        link.warm();
+        // Both ends of each.
+        assert!(connections >= 2 * TWO_LANES, "{connections}");
         link.close();
     });
 }
@@ -286,14 +326,7 @@ fn processor_time() -> std::time::Duration {
 #[test]
 fn a_door_that_can_take_no_connection_does_not_spin() {
     child::run(&[LOOPBACK, LANES], || {
-        // SAFETY: a limit of this process, with both values set.
-        unsafe {
-            let limit = libc::rlimit {
-                rlim_cur: 200,
-                rlim_max: 200,
-            };
-            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
-        }
+        limit(Resource::Nofile, 200);
         let (table, context) = started(12);
         let (listen, handle) = listening(&*table, context);
         let door = u16::from_le_bytes([handle[56], handle[57]]);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tcpx_tests::child::{self, ENCRYPTED, LANES, LOOPBACK, NO_LANES};
 use tcpx_tests::namespaces::{Hosts, skips};
 use tcpx_tests::nccl_link::{
-    ANY, HOST, Link, MIB, PAIR, accepted, connected, content, handle_in, leave_handle, listening,
-    relayed, started, until, until_calmly,
+    ANY, HOST, Link, MIB, PAIR, accepted, connected, content, good, handle_in, leave_handle,
+    listening, relayed, started, until, until_calmly,
 };
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 use tcpx_tests::nccl_part::{Calls, Opaque};
@@ -364,4 +364,163 @@ fn all_arrives_behind_a_link_that_was_down_without_lanes() {
 fn all_arrives_behind_a_link_that_was_down_with_lanes() {
     let test = "all_arrives_behind_a_link_that_was_down_with_lanes";
     arrives_behind_an_outage(test, "down-lanes", LANES);
+}
+
+/// One message through a comm, whose bytes are these.
+fn one(table: &dyn Calls, comm: Opaque, bytes: &mut [u8], is_send: bool) {
+    let memory = good(table.reg_mr(comm, bytes, HOST));
+    let (at, len) = (bytes.as_mut_ptr(), bytes.len());
+    let mut request: Opaque = ptr::null_mut();
+    until_calmly("a message", || {
+        if request.is_null() {
+            request = match is_send {
+                true => good(table.isend(comm, at, len, memory)),
+                false => good(table.irecv(comm, at, len, memory, ptr::null_mut())),
+            };
+        }
+        let (rc, done, _) = match request.is_null() {
+            true => (0, 0, 0),
+            false => table.test(request),
+        };
+        assert_eq!(rc, 0);
+        done == 1
+    });
+    assert_eq!(table.dereg_mr(comm, memory), 0);
+}
+
+/// Some messages of different sizes to or from each comm.
+fn some(table: &dyn Calls, comms: &[Opaque], is_send: bool) {
+    for comm in comms {
+        for len in [8, 100_000, MIB] {
+            let wanted = vec![7; len];
+            let mut bytes = if is_send {
+                wanted.clone()
+            } else {
+                vec![0; len]
+            };
+            one(table, *comm, &mut bytes, is_send);
+            assert!(bytes == wanted, "{len} bytes");
+        }
+    }
+}
+
+/// Connections of a process to the one on the other host, or from it.
+fn ends(table: &dyn Calls, context: Opaque, count: usize, is_send: bool) -> Vec<Opaque> {
+    let file = |number: usize| folder().join(number.to_string());
+    let end = |number| match is_send {
+        true => connected(table, context, handle_in(&file(number))),
+        false => {
+            let (listen, handle) = listening(table, context);
+            leave_handle(&file(number), &handle);
+            accepted(table, listen)
+        }
+    };
+    (0..count).map(end).collect()
+}
+
+/// Comms that are used, rest through an outage, and are used again.
+fn rests(is_send: bool) {
+    let (table, context) = started(12);
+    let comms = ends(&*table, context, 4, is_send);
+    some(&*table, &comms, is_send);
+    std::fs::write(folder().join(format!("{is_send} rests")), "").unwrap();
+    until_calmly("the link", || folder().join("the link is up").exists());
+    some(&*table, &comms, is_send);
+    close(&*table, comms, is_send);
+}
+
+fn close(table: &dyn Calls, comms: Vec<Opaque>, is_send: bool) {
+    for comm in comms {
+        let closed = match is_send {
+            true => table.close_send(comm),
+            false => table.close_recv(comm),
+        };
+        assert_eq!(closed, 0);
+    }
+}
+
+/// Comms rest while their hosts do not reach each other.
+fn rest_through(test: &str, hosts: impl FnOnce() -> Hosts, outage: impl FnOnce(&Hosts)) {
+    if child::is_child("rests, receives") {
+        return rests(false);
+    }
+    if child::is_child("rests, sends") {
+        return rests(true);
+    }
+    if skips(test) {
+        return;
+    }
+    let (hosts, folder) = (hosts(), tempfile::tempdir().unwrap());
+    let environment = [
+        ("NCCL_SOCKET_IFNAME", "nic0"),
+        LANES,
+        (FOLDER, folder.path().to_str().unwrap()),
+    ];
+    let start = |on_a, role| hosts.start_part(on_a, (test, role), &environment).unwrap();
+    let ends = [start(false, "rests, receives"), start(true, "rests, sends")];
+    until_calmly("rest", || {
+        let rests = |is_send: bool| folder.path().join(format!("{is_send} rests")).exists();
+        rests(true) && rests(false)
+    });
+    outage(&hosts);
+    std::fs::write(folder.path().join("the link is up"), "").unwrap();
+    for end in ends {
+        assert!(end.end().unwrap().success());
+    }
+}
+
+#[test]
+#[ignore = "long: run with --ignored"]
+fn comms_that_rest_outlive_fifty_seconds_without_a_link() {
+    let test = "comms_that_rest_outlive_fifty_seconds_without_a_link";
+    let hosts = || Hosts::new("rest", &[1000]).unwrap();
+    rest_through(test, hosts, |hosts| {
+        hosts.cut(0).unwrap();
+        // The outage is what is tested.
+        std::thread::sleep(Duration::from_secs(50));
+        hosts.mend(0).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "long: run with --ignored"]
+fn comms_that_rest_outlive_ninety_seconds_of_lost_packets() {
+    let test = "comms_that_rest_outlive_ninety_seconds_of_lost_packets";
+    let hosts = || Hosts::flat("rest-lost", 1).unwrap();
+    rest_through(test, hosts, |hosts| {
+        hosts.unplug(0).unwrap();
+        // The outage is what is tested.
+        std::thread::sleep(Duration::from_secs(90));
+        hosts.plug(0).unwrap();
+    });
+}
+
+/// A rank with many comms, in the folder that it shares with its peer.
+fn many(is_send: bool) {
+    let (table, context) = started(12);
+    let comms = ends(&*table, context, 64, is_send);
+    some(&*table, &comms, is_send);
+    close(&*table, comms, is_send);
+}
+
+#[test]
+#[ignore = "long: run with --ignored"]
+fn sixteen_ranks_of_sixty_four_comms_share_a_host() {
+    let test = "sixteen_ranks_of_sixty_four_comms_share_a_host";
+    if child::is_child("many, receives") {
+        return many(false);
+    }
+    if child::is_child("many, sends") {
+        return many(true);
+    }
+    let folders: Vec<_> = (0..8).map(|_| tempfile::tempdir().unwrap()).collect();
+    let start = |folder: &tempfile::TempDir, role| {
+        let folder = (FOLDER, folder.path().to_str().unwrap());
+        child::start(test, role, &[LOOPBACK, LANES, folder])
+    };
+    let ranks = folders
+        .iter()
+        .flat_map(|folder| ["many, receives", "many, sends"].map(|role| start(folder, role)));
+    let ranks: Vec<_> = ranks.collect();
+    ranks.into_iter().for_each(|rank| rank.succeeds());
 }
