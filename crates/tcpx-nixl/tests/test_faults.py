@@ -133,12 +133,14 @@ def test_agents_of_the_last_release_and_this_tree_move_bytes_both_ways() -> None
     assert last.end() == 0
 
 
-def test_agents_without_a_common_protocol_are_an_error() -> None:
+def test_agents_without_a_common_protocol_name_both(capfd: pytest.CaptureFixture[str]) -> None:
     here, there = Node("here"), Peer("there", {"TCPX_PROTOCOLS": "4-5"})
     here.alloc(4096, 1)
     there.alloc(4096, 2)
     with pytest.raises(Exception):
         here.add(there.metadata())
+    said = capfd.readouterr().err
+    assert "protocol 3)" in said and "protocols 4 to 5)" in said, said
     here.close()
     there.end()
 

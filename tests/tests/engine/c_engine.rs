@@ -158,6 +158,11 @@ fn a_killed_peer_is_an_error_and_another_takes_its_place() {
 }
 
 #[test]
+fn a_peer_of_other_versions_is_an_error_that_names_them() {
+    passes("versions", C, &source("versions.c"));
+}
+
+#[test]
 fn a_killed_peer_leaves_no_leak() {
     passes("lost_peer_sanitized", SANITIZED, &source("lost_peer.c"));
 }
