@@ -69,6 +69,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             ensure!(is_page, "no page leads to {}", name.display());
         }
     }
+    check_anchors(&root, &copied)?;
     println!("{} pages and what they lead to are there", pages.len());
     let from_root = |line: &str| match targets(line).next() {
         Some(to) => line.replace(to, &beside(SUMMARY, to).display().to_string()),
@@ -152,13 +153,58 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What stands in the parentheses of `[text](target)`, without an anchor; not for other hosts.
+/// Every link to a heading of a document leads to one.
+fn check_anchors(root: &Path, documents: &BTreeSet<PathBuf>) -> Result<()> {
+    let is_page = |name: &Path| name.extension().is_some_and(|ending| ending == "md");
+    let mut broken = Vec::new();
+    for name in documents.iter().filter(|name| is_page(name)) {
+        let text = read(&root.join(name))?;
+        for (to, anchor) in links(&text).filter_map(|link| link.split_once('#')) {
+            let to = match to {
+                "" => name.clone(),
+                to => beside(name, to),
+            };
+            if is_page(&to) && !anchors(&read(&root.join(&to))?).contains(anchor) {
+                broken.push(format!("{}: {}#{anchor}", name.display(), to.display()));
+            }
+        }
+    }
+    let all = broken.join("\n");
+    ensure!(broken.is_empty(), "no heading is called so:\n{all}");
+    Ok(())
+}
+
+/// What links call the headings of a document.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    // Every other part stands in a block of code.
+    for line in text.split("```").step_by(2).flat_map(str::lines) {
+        let heading = line.trim_start_matches('#').strip_prefix(' ');
+        let Some(heading) = heading.filter(|_| line.starts_with('#')) else {
+            continue;
+        };
+        let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+        let name: String = heading.trim().to_lowercase().chars().filter(kept).collect();
+        let name = name.replace(' ', "-");
+        let numbered = (1..).map(|number| format!("{name}-{number}"));
+        let mut names = std::iter::once(name.clone()).chain(numbered);
+        found.extend(names.find(|name| !found.contains(name)));
+    }
+    found
+}
+
+/// What stands in the parentheses of `[text](target)`; not for other hosts.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let links = text.split("](").skip(1);
+    let links = links.filter_map(|rest| Some(rest.split_once(')')?.0));
+    links.filter(|link| !link.contains("://"))
+}
+
+/// The files among them.
 fn targets(text: &str) -> impl Iterator<Item = &str> {
-    text.split("](").skip(1).filter_map(|rest| {
-        let (target, _) = rest.split_once(')')?;
-        let target = target.split('#').next().unwrap_or(target);
-        (!target.is_empty() && !target.contains("://")).then_some(target)
-    })
+    links(text)
+        .filter_map(|link| link.split('#').next())
+        .filter(|file| !file.is_empty())
 }
 
 /// A link's file, from the root of the repository.
@@ -183,6 +229,17 @@ fn beside(document: impl AsRef<Path>, target: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headings_are_called_as_links_call_them() {
+        let text = "# `tcpx status`: Who, what?\n```sh\n# no heading\n```\n## A_b\n## A_b\n#no\n";
+        let found = anchors(text);
+        let wanted = ["tcpx-status-who-what", "a_b", "a_b-1"].map(str::to_owned);
+        assert_eq!(found, BTreeSet::from(wanted));
+        let text = "[a](b.md#c) [d](#e) [f](https://g#h)";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["b.md#c", "#e"]);
+        assert_eq!(targets(text).collect::<Vec<_>>(), ["b.md"]);
+    }
 
     #[test]
     fn links_are_followed_from_their_document() {
