@@ -296,108 +296,38 @@ fn own() -> Vec<Error> {
     ]
 }
 
-/// Each kind of error about files, keys and plugins.
+/// Those about files, keys and plugins that hold words of the system, or figures.
 fn inner() -> Vec<Error> {
-    let name = || String::from("../x");
-    let keys = [
-        KeyError::Missing,
-        KeyError::Ring(tcpx::KeyRingError::File {
-            file: path(),
-            source: system(),
-        }),
-        KeyError::Wrong {
-            from: "TCPX_KEY".into(),
-            why: "a letter is wrong".into(),
-        },
-        KeyError::Prompt(system()),
-        KeyError::Random("none".into()),
+    vec![
+        KeyError::Prompt(system()).into(),
         KeyError::Write {
             path: path(),
             source: system(),
-        },
-    ];
-    let plugins = [
-        PluginFileError::Missing(path()),
-        PluginFileError::NotFound(vec![path()]),
-    ];
-    let contents = [
+        }
+        .into(),
         ContentsError::Unreadable {
             path: path(),
             error: system(),
-        },
-        ContentsError::NotAFile(path()),
+        }
+        .into(),
         ContentsError::TooLarge {
             path: path(),
             bytes: 1 << 40,
-        },
-        ContentsError::NotElf {
-            path: path(),
-            begins: "\"#!/bin/s\"".into(),
-        },
-        ContentsError::Damaged {
-            path: path(),
-            why: "no header".into(),
-        },
-        ContentsError::NotShared {
-            path: path(),
-            found: "a program",
-        },
-        ContentsError::Machine {
-            path: path(),
-            found: "Aarch64 (64 bits)".into(),
-            host: "x86_64".into(),
-        },
-        ContentsError::NoTable {
-            path: path(),
-            others: vec!["ncclNetPlugin_v3".into()],
-        },
-    ];
-    let manifests = [
-        ManifestError::Empty,
-        ManifestError::LongName(300),
-        ManifestError::LongPath(5000),
-        ManifestError::Outside(name()),
-        ManifestError::Control(name()),
-        ManifestError::Reserved(name()),
-        ManifestError::Twice(name()),
-        ManifestError::NoParent(name()),
-        ManifestError::Unasked(name()),
-        ManifestError::LinkOutside {
-            link: name(),
-            target: "/etc".into(),
-        },
-        ManifestError::TooMany(2 << 20),
-        ManifestError::Time(name()),
-    ];
-    let stores = [
-        StoreError::Exists(path()),
-        StoreError::OtherKind {
-            path: path(),
-            expected: "file",
-        },
-        StoreError::Busy(path()),
+        }
+        .into(),
         StoreError::NoSpace {
             directory: path(),
             needed: Size(2 << 30),
             free: Size(1 << 30),
-        },
-        StoreError::Io {
-            doing: "write",
-            directory: path(),
-            source: io::ErrorKind::StorageFull.into(),
-        },
+        }
+        .into(),
         StoreError::Io {
             doing: "write",
             directory: path(),
             source: system(),
-        },
-    ];
-    let mut all: Vec<Error> = keys.into_iter().map(Error::from).collect();
-    all.extend(plugins.into_iter().map(Error::from));
-    all.extend(contents.into_iter().map(Error::from));
-    all.extend(manifests.into_iter().map(Error::from));
-    all.extend(stores.into_iter().map(Error::from));
-    all
+        }
+        .into(),
+    ]
 }
 
 /// Has the compiler ask for a sample of each new kind of error.

@@ -56,21 +56,6 @@ fn help_is_short_and_shows_experts_the_rest() {
 }
 
 #[test]
-fn wrong_command_lines_end_with_two() {
-    for arguments in [
-        &["transfer"][..],
-        &["send"],
-        &["send", "x", "--serve", "."],
-        &["receive", "h:x", "--keep"],
-        &["receive", "--out", "/nonexistent/directory"],
-        &["perf", "client"],
-        &["no-such-command"],
-    ] {
-        ask(arguments).assert_code(2);
-    }
-}
-
-#[test]
 fn an_empty_variable_counts_as_unset() {
     let mut command = tcpx(&["connection", "127.0.0.1"]);
     command
@@ -246,44 +231,6 @@ fn lost_output_is_an_error_of_every_command() {
             assert!(complaint.contains(words), "{arguments:?}: {complaint}");
         }
     }
-}
-
-#[test]
-fn the_handshake_is_told_as_json() {
-    let server = Server::start(tcpx(&["connection", "server", "--host"]));
-    let client = server.client(&["connection"], &["--host", "--json"]);
-    let (_, client) = passes(server.finish(client));
-    let value: serde_json::Value = serde_json::from_str(&client.stdout).expect("JSON");
-    assert_eq!(value["schema"], "tcpx.connection");
-    assert_eq!(value["network"], "tcp");
-    let nobody = [
-        "connection",
-        "127.0.0.1",
-        "--host",
-        "--json",
-        "--insecure",
-        "--port",
-        "1",
-    ];
-    let ended = ask(&nobody);
-    ended.assert_code(1);
-    let value: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
-    assert_eq!(
-        (&value["ok"], &value["schema"]),
-        (&false.into(), &"tcpx.connection".into())
-    );
-}
-
-#[test]
-fn a_truncated_plugin_file_is_an_error_before_it_is_loaded() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let program = std::fs::read(env!("CARGO_BIN_EXE_tcpx")).expect("readable");
-    let cut = directory.path().join("cut.so");
-    // Its headers promise more than there is.
-    std::fs::write(&cut, &program[..program.len().min(20_000)]).expect("written");
-    let cut = cut.to_str().expect("text");
-    let ended = ask(&["transfer", "server", "--host", "--plugin", cut]);
-    ended.assert_code(1).assert_complains("cut.so");
 }
 
 #[test]

@@ -81,24 +81,6 @@ fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
 }
 
 #[test]
-fn a_value_that_stops_google_s_plugin_is_kept_and_warned_of() {
-    let mut command = tcpx(&[
-        "connection",
-        "127.0.0.1",
-        "--plugin",
-        double(),
-        "--insecure",
-    ]);
-    command
-        .args(["--host", "--port", "1", "--timeout", "5s"])
-        .env("NCCL_DYNAMIC_CHUNK_SIZE", "0");
-    run(command)
-        .assert_code(1)
-        .assert_complains("NCCL_DYNAMIC_CHUNK_SIZE=0 (yours: ")
-        .assert_complains("warning: NCCL_DYNAMIC_CHUNK_SIZE: ");
-}
-
-#[test]
 fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
     let printed = ask(&["env", "tcpx"]);
     printed.assert_code(0);

@@ -122,24 +122,3 @@ fn without_threads_there_is_an_error_and_no_panic() {
     }
     assert!(some_failed, "no limit was met");
 }
-
-#[test]
-fn perf_says_in_json_why_it_failed() {
-    // Bound and never listened on: a connection to it is refused.
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
-    let port = socket.local_addr().expect("bound").port().to_string();
-    let side = [
-        "perf",
-        "client",
-        "127.0.0.1",
-        "host",
-        "--json",
-        "--insecure",
-    ];
-    let ended = run(tcpx(&[&side[..], &["--port", &port]].concat()));
-    let printed = &ended.assert_code(1).stdout;
-    let failed: serde_json::Value = serde_json::from_str(printed).expect("one JSON document");
-    assert_eq!(failed["schema"], "tcpx.perf");
-    assert_eq!(failed["ok"], false);
-    assert_eq!(failed["error"]["check"], "TCPX-D037");
-}

@@ -128,20 +128,6 @@ fn a_rank_that_does_not_come_is_named_and_the_others_are_measured() {
 }
 
 #[test]
-fn a_host_that_does_not_answer_is_named_and_the_others_are_measured() {
-    let (list, key) = (hosts(3), key());
-    let other = Running::start(host(&list, 1, &key));
-    let mut first = host(&list, 0, &key);
-    // Enough for the other one on two busy cores.
-    first.args(["--wait", "20s"]);
-    run(first)
-        .assert_code(1)
-        .assert_says("0: 127.0.0.1 host -> 1: 127.0.0.1 host")
-        .assert_complains("2: 127.0.0.1:");
-    other.end().assert_code(0);
-}
-
-#[test]
 fn a_rank_obeys_nobody_without_its_key() {
     let port = free_port();
     let mut other = rank(TORCHRUN, "1", "2", &port, &key());

@@ -96,19 +96,6 @@ fn a_plugin_that_scatters_shows_its_fragments() {
 }
 
 #[test]
-fn a_client_that_wants_something_else_is_told_so() {
-    let server = Server::start(tcpx(&["perf", "server", "host"]));
-    let client = server.client(&["transfer"], &["--host", "--plain"]);
-    let (server, client) = server.finish(client);
-    server
-        .assert_code(1)
-        .assert_complains("expected a request to measure");
-    client
-        .assert_code(1)
-        .assert_complains("tcpx transfer server");
-}
-
-#[test]
 fn a_server_that_stays_measures_every_direction_and_time() {
     let server = Server::start(tcpx(&[
         "perf",

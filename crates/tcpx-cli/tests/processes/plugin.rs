@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tcpx_tests::{bad_plugin, double, habits, plugin_file};
 
-use crate::support::{Ended, Running, Server, ask, passes, run, tcpx};
+use crate::support::{Ended, Running, ask, run, tcpx};
 
 /// A busy host may take long.
 const PATIENT: [&str; 2] = ["--timeout", "5m"];
@@ -110,26 +110,6 @@ fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
 }
 
 #[test]
-fn over_loopback_no_zero_copy_is_asked_for_unless_you_do() {
-    const ZERO_COPY: &str = "NCCL_MIN_ZCOPY_SIZE";
-    for (yours, value, origin) in [(None, "0", "detected"), (Some("8192"), "8192", "yours")] {
-        let path = double::path().to_str().expect("text");
-        let mut command = tcpx(&[&["plugin", path, "--json"], &PATIENT[..]].concat());
-        command.env("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "lo");
-        command.envs(yours.map(|value| (ZERO_COPY, value)));
-        let ended = run(command);
-        let report = json(ended.assert_code(0));
-        let variables = report["variables"].as_array().expect("variables");
-        let told = variables.iter().find(|one| one["name"] == ZERO_COPY);
-        let told = told.expect("told");
-        assert_eq!(
-            (&told["value"], &told["origin"]),
-            (&value.into(), &origin.into())
-        );
-    }
-}
-
-#[test]
 fn an_interface_of_yours_stays_in_the_demo_of_a_vendor_s_plugin() {
     let path = double::path().to_str().expect("text");
     let mut command = tcpx(&["demo", "--size", "1KiB", "--host", "--plugin", path]);
@@ -177,56 +157,6 @@ fn a_plugin_that_takes_every_liberty_passes() {
     assert!(device["latency_us"].is_null() && device["pci_path"].is_null());
     let missing = &report["in_use"]["missing_functions"];
     assert_eq!(missing.as_array().map(Vec::len), Some(5), "{missing}");
-}
-
-/// `transfer` and `perf` between two processes over this plugin, with these variables.
-fn transfer_and_perf(plugin: &Path, variables: &[(&str, &Path)]) {
-    let text = |path: &Path| path.to_str().expect("text").to_owned();
-    let directory = tempfile::tempdir().expect("a directory");
-    let (file, out) = (
-        directory.path().join("weights.bin"),
-        directory.path().join("out"),
-    );
-    let contents = vec![0x5a; 3 << 20];
-    std::fs::write(&file, &contents).expect("written");
-    std::fs::create_dir(&out).expect("created");
-    let link = ["--plugin", &text(plugin), "--channels", "2"];
-    let run = |server: &[&str], before: &[&str], after: &[&str]| {
-        let mut server = tcpx(&[server, &link].concat());
-        server.envs(variables.iter().copied());
-        let server = Server::start(server);
-        let mut client = server.client(before, &[after, &link].concat());
-        client.envs(variables.iter().copied());
-        passes(server.finish(client));
-    };
-    run(
-        &["receive", "--host", "--out", &text(&out)],
-        &["send", &text(&file)],
-        &["--host"],
-    );
-    assert!(std::fs::read(out.join("weights.bin")).expect("arrived") == contents);
-    run(
-        &["perf", "server", "host"],
-        &["perf", "client"],
-        &["host", "--size", "1MiB", "--iterations", "3"],
-    );
-}
-
-#[test]
-fn transfer_and_perf_over_closes_that_wait_for_the_peers_end_in_order() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let pairs = directory.path().join("pairs");
-    let variables = [
-        (habits::OF, double::path()),
-        (habits::HABITS, Path::new("closes-together,closes-alone")),
-        (habits::PAIRS, &pairs),
-    ];
-    transfer_and_perf(habits::path(), &variables);
-}
-
-#[test]
-fn transfer_and_perf_over_a_plugin_that_takes_every_liberty_end_in_order() {
-    transfer_and_perf(habits::liberal(), &[]);
 }
 
 #[test]
@@ -298,42 +228,12 @@ fn impossible_and_missing_devices_are_named() {
         .assert_complains("hint: it found no interface that it can use");
 }
 
-#[test]
-fn a_file_that_is_no_plugin_for_us_says_what_it_is_instead() {
-    check(bad_plugin::old(), &[])
-        .assert_code(1)
-        .assert_complains("it exports ncclNetPlugin_v4")
-        .assert_complains("hint: ");
-    let directory = tempfile::tempdir().expect("a directory");
-    let text = directory.path().join("text.so");
-    std::fs::write(&text, "hello").expect("written");
-    check(&text, &[])
-        .assert_code(1)
-        .assert_complains("is not an ELF file");
-    check(directory.path(), &[])
-        .assert_code(1)
-        .assert_complains("is not a file");
-    let report = json(check(&directory.path().join("x.so"), &["--json"]).assert_code(1));
-    assert_eq!(report["ok"], false);
-    check(bad_plugin::path(), &["--abi", "v12"])
-        .assert_code(1)
-        .assert_complains("v12");
-}
-
 /// The double of Google's plugin with a variable that makes it misbehave, driven by a process that is running.
 fn start_double(variable: &str, value: &str, timeout: [&str; 2], more: &[&str]) -> Running {
     let path = double::path().to_str().expect("text");
     let mut command = tcpx(&[&["plugin", path], &timeout[..], more].concat());
     command.env(variable, value);
     Running::start(command)
-}
-
-#[test]
-fn a_plugin_that_starts_passes_with_its_devices_told() {
-    let all = json(check(double::path(), &["--json"]).assert_code(0));
-    assert_eq!(all["ok"], true);
-    assert_eq!(all["in_use"]["version"], 7);
-    assert_eq!(all["devices"].as_array().expect("devices").len(), 1);
 }
 
 #[test]
@@ -364,40 +264,5 @@ fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
                 .is_some_and(|hint| !hint.is_empty()),
             "{name}"
         );
-    }
-}
-
-#[test]
-fn a_plugin_that_hangs_holds_no_transfer_and_no_exit() {
-    for (fault, words, id) in [
-        (
-            double::LOADING_HANGS.to_owned(),
-            "loading has not returned",
-            "TCPX-D011",
-        ),
-        (
-            double::fault_value(double::Call::Init, -1, 0),
-            "init has not returned",
-            "TCPX-D033",
-        ),
-    ] {
-        let path = double::path().to_str().expect("text");
-        let started = Instant::now();
-        let mut command = tcpx(&[
-            "connection",
-            "127.0.0.1",
-            "--insecure",
-            "--host",
-            "--timeout",
-            "5s",
-            "--plugin",
-            path,
-        ]);
-        command.env(double::FAULT_VARIABLE, fault);
-        run(command)
-            .assert_code(1)
-            .assert_complains(words)
-            .assert_complains(id);
-        assert!(started.elapsed() < Duration::from_secs(80));
     }
 }
