@@ -187,11 +187,6 @@ static void ending_twice(void)
     free(pair.target);
 }
 
-static void no_line(int level, const char *text, void *user)
-{
-    (void)level, (void)text, (void)user;
-}
-
 static void wrong_arguments(void)
 {
     struct pair pair;
@@ -221,7 +216,6 @@ static void wrong_arguments(void)
     FAILS(TCPX_INVALID_ARGUMENT, "one element",
           tcpx_irecv(pair.receiver, 1, data, NULL, tags, memories, &request));
     FAILS(TCPX_INVALID_ARGUMENT, "request is NULL", tcpx_wait_request(NULL, 0, NULL));
-    FAILS(TCPX_INVALID_ARGUMENT, "level is 99", tcpx_set_log(no_line, NULL, 99));
     pair_close(&pair);
 }
 

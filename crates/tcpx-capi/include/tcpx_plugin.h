@@ -145,28 +145,6 @@ typedef struct tcpx_request tcpx_request;
 #define TCPX_MAX_REQUESTS 16
 
 /**
- * Log level: what went wrong.
- */
-#define TCPX_LOG_WARN 2
-
-/**
- * Log level: what the plugin does, and the result of each of its calls.
- */
-#define TCPX_LOG_INFO 3
-
-/**
- * Log level: everything.
- */
-#define TCPX_LOG_TRACE 5
-
-/**
- * Takes one line of the log. Called from any thread, also from the plugin's own, and possibly
- * from several at once; it must be quick and must not call this library. The text is valid during
- * the call.
- */
-typedef void (*tcpx_log_fn)(int level, const char *text, void *user);
-
-/**
  * Properties of a device of the plugin. Strings are valid for ever.
  */
 typedef struct tcpx_net_properties {
@@ -317,14 +295,6 @@ const char *tcpx_strerror(int code);
  * failed. Never NULL. Valid until the next call of this library on the same thread.
  */
 const char *tcpx_last_error(void);
-
-/**
- * Sends log lines up to `level` to `log`, with `user` handed through; NULL for `log` stops them.
- * Without this, lines go to standard error if UCCL_TCPX_DEBUG is set (and not 0), else nowhere.
- *
- * `log` and `user` must stay usable until another one is set and the calls under way have ended.
- */
-int tcpx_set_log(tcpx_log_fn log, void *user, int level);
 
 /**
  * Loads a network plugin and starts it: the newest table of ncclNet v12 to v5 that the file has.
