@@ -25,7 +25,8 @@ usage: cargo xtask COMMAND
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
-  dist [PART...]         make what users install in target/dist and target/packages, and try it; parts:
+  dist [--target TRIPLE] [PART...]
+                         make what users install in target/dist and target/packages, and try it; parts:
                          --packages (folder, tarball, deb, RPM), --static (one static program), --wheel
                          (the Python package), --image (tries the Containerfile), --check (tries all
                          packages); --out DIR: the folder alone

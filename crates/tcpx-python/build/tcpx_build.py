@@ -31,9 +31,6 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-# Pinned: what zig links differs between its versions.
-ZIG = ["ziglang==0.17.1", "cargo-zigbuild==0.24.1"]
-
 get_requires_for_build_editable = maturin.get_requires_for_build_editable
 prepare_metadata_for_build_editable = maturin.prepare_metadata_for_build_editable
 
@@ -46,7 +43,9 @@ NIXL_WHEELS = ("nixl_cu12", "nixl_cu13")
 PROFILE = "shipped"
 # The oldest glibc that the wheel is for; that of this host, where it is not set.
 GLIBC = os.environ.get("TCPX_GLIBC")
-TARGET = "x86_64-unknown-linux-gnu"
+TARGET = os.environ.get("CARGO_BUILD_TARGET", f"{os.uname().machine}-unknown-linux-gnu")
+# The layouts of NIXL's interface are those of x86-64: elsewhere its backend is left out.
+HAS_NIXL = TARGET.startswith("x86_64")
 # As Cargo names a file, and as users do.
 FILES = {"tcpx": "tcpx", "libnccl_net_tcpx.so": "libnccl-net-tcpx.so"}
 
@@ -59,7 +58,8 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
 
 def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) -> list[str]:
     wanted: list[str] = maturin.get_requires_for_build_wheel(config_settings)
-    return wanted + ZIG if GLIBC else wanted
+    pinned = Path(__file__).with_name("requirements.txt").read_text().splitlines()
+    return wanted + [one for one in pinned if not one.startswith("#")] if GLIBC else wanted
 
 
 # Maturin asks for the folder with every one of its calls.
@@ -83,18 +83,26 @@ def _programs() -> None:
     command = ["cargo", "zigbuild", "--target", f"{TARGET}.{GLIBC}"] if GLIBC else ["cargo", "build"]
     command += ["--locked", "--profile", PROFILE]
     command += ["--package", "tcpx-cli", "--package", "tcpx-nccl"]
-    command += ["--package", "tcpx-nixl"]
+    command += ["--package", "tcpx-nixl"] if HAS_NIXL else []
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     metadata = ["cargo", "metadata", "--no-deps", "--format-version", "1"]
     answer = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True, text=True)
     built = Path(json.loads(answer.stdout)["target_directory"]) / (TARGET if GLIBC else "") / PROFILE
     BIN.mkdir(exist_ok=True)
     for source, name in FILES.items():
-        _install(built / source, BIN / name)
+        shutil.copy(built / source, BIN / name)
+    # Those for another processor.
+    shutil.rmtree(DATA / "platlib")
+    if HAS_NIXL:
+        _nixl_plugins(built)
+
+
+def _nixl_plugins(built: Path) -> None:
+    """One folder for each of NIXL's wheels."""
     folders = [DATA / "platlib" / f".{wheel}.mesonpy.libs" / "plugins" for wheel in NIXL_WHEELS]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    _install(built / NIXL_PLUGIN, folders[0] / NIXL_PLUGIN)
+    shutil.copy(built / NIXL_PLUGIN, folders[0] / NIXL_PLUGIN)
     for folder in folders[1:]:
         _stand_in(folder, folders[0])
 
@@ -106,13 +114,6 @@ def _stand_in(folder: Path, real: Path) -> None:
     command += [f"-L{real}", "-Wl,--no-as-needed", f"-l:{NIXL_PLUGIN}", "-Wl,--allow-shlib-undefined"]
     command += [f"-Wl,-rpath,$ORIGIN/{os.path.relpath(real, folder)}", "-Wl,--enable-new-dtags"]
     subprocess.run(command, check=True)
-
-
-def _install(source: Path, target: Path) -> None:
-    shutil.copy(source, target)
-    # Without binutils the files work but stay larger.
-    if shutil.which("strip"):
-        subprocess.run(["strip", "--strip-unneeded", str(target)], check=True)
 
 
 def build_wheel(

@@ -6,57 +6,59 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::{ARCH, VERSION, has};
+use super::{Dist, has, symbols};
 use crate::workspace::run;
 
 pub(super) const DEMO: [&str; 3] = ["demo", "--size", "1MiB"];
 
 /// Whether a package was tried, in a folder to work in; an error if it does not run.
-type Check = fn(&Path, &Path) -> Result<bool>;
+type Check = fn(&Dist, &Path, &Path) -> Result<bool>;
 
-/// Tries each package that is there, in folders below `work`. What needs root or a program that is not here is told.
-pub(super) fn run_all(packages: &Path, work: &Path) -> Result<()> {
+/// Tries each package that is there. What needs root or a program that is not here is told.
+pub(super) fn run_all(dist: &Dist) -> Result<()> {
+    let work = dist.target.join("packages-check");
     if work.exists() {
-        fs::remove_dir_all(work).with_context(|| format!("cannot empty {}", work.display()))?;
+        fs::remove_dir_all(&work).with_context(|| format!("cannot empty {}", work.display()))?;
     }
-    fs::create_dir_all(work).with_context(|| format!("cannot make {}", work.display()))?;
+    fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
     let checks: [(String, Check); 4] = [
-        (format!("tcpx-{VERSION}-linux-x86_64.tar.gz"), tarball),
-        (
-            format!("tcpx-{VERSION}-linux-{ARCH}-static"),
-            static_program,
-        ),
-        (format!("tcpx_{VERSION}_amd64.deb"), debian),
-        (format!("tcpx-{VERSION}-1.x86_64.rpm"), rpm),
+        (format!("{}.tar.gz", dist.tarball_name()), tarball),
+        (dist.static_name(), static_program),
+        (dist.debian_name(), debian),
+        (dist.rpm_name(), rpm),
     ];
     for (name, check) in checks {
-        let package = packages.join(&name);
+        let package = dist.packages.join(&name);
         if !package.is_file() {
             println!("{name} is not there, so not tried");
-        } else if check(&package, work).with_context(|| format!("{name} does not run"))? {
+        } else if check(dist, &package, &work).with_context(|| format!("{name} does not run"))? {
             println!("{name} runs");
         }
     }
-    fs::remove_dir_all(work).with_context(|| format!("cannot empty {}", work.display()))
+    fs::remove_dir_all(&work).with_context(|| format!("cannot empty {}", work.display()))
 }
 
-fn tarball(package: &Path, work: &Path) -> Result<bool> {
+fn tarball(dist: &Dist, package: &Path, work: &Path) -> Result<bool> {
     run(Command::new("tar")
         .arg("-C")
         .arg(work)
         .arg("-xf")
         .arg(package))?;
-    let folder = work.join(format!("tcpx-{VERSION}-linux-x86_64"));
-    demo(&mut Command::new(folder.join("tcpx")))?;
+    let folder = work.join(dist.tarball_name());
+    symbols::check(&folder)?;
+    dist.processor.try_program(&folder.join("tcpx"))?;
     let program = work.join("tarball-put_get");
-    if c_program(&folder, &folder, None, &program)? {
+    if dist.processor.is_host() && c_program(&folder, &folder, None, &program)? {
         run(Command::new(program).env("LD_LIBRARY_PATH", &folder))?;
     }
     Ok(true)
 }
 
 /// In a root that holds the file alone, and what every container has of the kernel's.
-fn static_program(package: &Path, work: &Path) -> Result<bool> {
+fn static_program(dist: &Dist, package: &Path, work: &Path) -> Result<bool> {
+    if !dist.processor.is_host() {
+        return dist.processor.try_program(package);
+    }
     let root = work.join("static");
     for folder in ["proc", "dev", "sys", "tmp"] {
         fs::create_dir_all(root.join(folder)).with_context(|| format!("cannot make {folder}"))?;
@@ -66,7 +68,15 @@ fn static_program(package: &Path, work: &Path) -> Result<bool> {
 }
 
 /// In the smallest system of this host's own distribution.
-fn debian(package: &Path, work: &Path) -> Result<bool> {
+fn debian(dist: &Dist, package: &Path, work: &Path) -> Result<bool> {
+    let tree = work.join("deb");
+    run(Command::new("dpkg-deb")
+        .arg("--extract")
+        .args([package, &tree]))?;
+    symbols::check(&tree)?;
+    if !dist.processor.is_host() {
+        return dist.processor.try_program(&tree.join("usr/bin/tcpx"));
+    }
     let source = Command::new("apt-get")
         .args([
             "indextargets",
@@ -96,7 +106,7 @@ fn debian(package: &Path, work: &Path) -> Result<bool> {
         .args(["dpkg", "--install", "/tcpx.deb"])
         .stdout(Stdio::null()))?;
     in_root(&root, &["/usr/bin/tcpx", DEMO[0], DEMO[1], DEMO[2]])?;
-    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let libraries = root.join(format!("usr/lib/{}-linux-gnu", dist.processor.name));
     let examples = root.join("usr/share/doc/tcpx/examples");
     let program = root.join("put_get");
     if c_program(
@@ -111,7 +121,7 @@ fn debian(package: &Path, work: &Path) -> Result<bool> {
 }
 
 /// Beside no other package; the C library is this host's.
-fn rpm(package: &Path, work: &Path) -> Result<bool> {
+fn rpm(dist: &Dist, package: &Path, work: &Path) -> Result<bool> {
     if !has("rpm") {
         return skip("RPM", "no rpm is here");
     }
@@ -121,12 +131,17 @@ fn rpm(package: &Path, work: &Path) -> Result<bool> {
     let root = work.join("rpm");
     fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
     let root = fs::canonicalize(&root)?;
-    run(Command::new("rpm")
+    let mut install = Command::new("rpm");
+    if !dist.processor.is_host() {
+        install.arg("--ignorearch");
+    }
+    run(install
         .arg("--root")
         .arg(&root)
         .args(["--nodeps", "--install"])
         .arg(package))?;
-    demo(&mut Command::new(root.join("usr/bin/tcpx")))
+    symbols::check(&root)?;
+    dist.processor.try_program(&root.join("usr/bin/tcpx"))
 }
 
 /// Compiles the example `put_get.c` against the installed header and library, as pkg-config names them; `false` on a host
@@ -174,11 +189,6 @@ fn in_root(root: &Path, program: &[&str]) -> Result<bool> {
         .arg(root)
         .args(program)
         .stdout(Stdio::null()))?;
-    Ok(true)
-}
-
-fn demo(command: &mut Command) -> Result<bool> {
-    run(command.args(DEMO).stdout(Stdio::null()))?;
     Ok(true)
 }
 

@@ -6,32 +6,37 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::copy;
+use super::{Dist, copy};
 use crate::workspace::run;
 
 const BASE: &str = "localhost/tcpx-base";
 
 /// Builds an image out of the folder that was laid out, upon the C library of this host, as other images are not to be
 /// had everywhere; the program runs in it while it is built. A host where no image can be built is told.
-pub(super) fn check(root: &Path, dist: &Path, work: &Path) -> Result<()> {
+pub(super) fn check(dist: &Dist) -> Result<()> {
+    let (folder, work) = (dist.folder(), dist.target.join("image"));
+    if !dist.processor.is_host() {
+        println!("skipped: container image: the folder is for another processor than this host's");
+        return Ok(());
+    }
     let Some(builder) = ["buildah", "podman", "docker"].into_iter().find(works) else {
         println!("skipped: container image: no buildah, podman or running docker is here");
         return Ok(());
     };
     ensure!(
-        dist.join("tcpx").is_file(),
+        folder.join("tcpx").is_file(),
         "{} holds no program: run `cargo xtask dist --packages` first",
-        dist.display()
+        folder.display()
     );
     if work.exists() {
-        fs::remove_dir_all(work).with_context(|| format!("cannot empty {}", work.display()))?;
+        fs::remove_dir_all(&work).with_context(|| format!("cannot empty {}", work.display()))?;
     }
     let tree = work.join("base");
-    for library in libraries(&dist.join("tcpx"))? {
+    for library in libraries(&folder.join("tcpx"))? {
         let inside = library.strip_prefix("/").unwrap_or(&library);
         let to = tree.join(inside);
-        let folder = to.parent().context("a library in no folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let place = to.parent().context("a library in no folder")?;
+        fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
         copy(&library, &to)?;
     }
     fs::create_dir_all(tree.join("tmp")).context("cannot make the folder tmp of the image")?;
@@ -46,7 +51,7 @@ pub(super) fn check(root: &Path, dist: &Path, work: &Path) -> Result<()> {
         run(command.arg(context))
     };
     build(&of_base, BASE, &tree)?;
-    build(&root.join("Containerfile"), "tcpx", dist)?;
+    build(&dist.root.join("Containerfile"), "tcpx", &folder)?;
     println!("container image tcpx, by {builder}");
     Ok(())
 }

@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::{LIBRARY, LIBRARY_LINK, LIBRARY_SONAME, VERSION, has, pkg_config};
+use super::{
+    Dist, GLIBC, LIBRARY, LIBRARY_LINK, LIBRARY_SONAME, NIXL_PLUGIN, VERSION, has, pkg_config,
+};
 use crate::workspace::run;
 
 /// Files of the folder and where they lie on a host, apart from the library, pages and completions. The program
@@ -14,7 +16,7 @@ use crate::workspace::run;
 const PLACES: [(&str, &str); 11] = [
     ("tcpx", "usr/lib/tcpx"),
     ("libnccl-net-tcpx.so", "usr/lib/tcpx"),
-    ("libplugin_TCPX.so", "usr/lib/tcpx"),
+    (NIXL_PLUGIN, "usr/lib/tcpx"),
     ("tcpx.h", "usr/include"),
     ("tcpx_plugin.h", "usr/include"),
     ("README.md", "usr/share/doc/tcpx"),
@@ -27,17 +29,9 @@ const PLACES: [(&str, &str); 11] = [
 const EXAMPLES: &str = "usr/share/doc/tcpx/examples";
 /// Where a family of distributions has what others have elsewhere.
 struct Layout {
-    libraries: &'static str,
+    libraries: String,
     zsh: &'static str,
 }
-const DEBIAN: Layout = Layout {
-    libraries: "usr/lib/x86_64-linux-gnu",
-    zsh: "usr/share/zsh/vendor-completions/_tcpx",
-};
-const RPM: Layout = Layout {
-    libraries: "usr/lib64",
-    zsh: "usr/share/zsh/site-functions/_tcpx",
-};
 
 const SUMMARY: &str = "GPU memory between hosts over plain TCP";
 const DESCRIPTION: &str = "The program tcpx, plugins for NCCL and NIXL, and a C library.";
@@ -50,11 +44,13 @@ pub(super) fn tarball(folder: &Path, out: &Path, name: &str) -> Result<PathBuf> 
 }
 
 /// The tree of an installed package, in the empty folder `tree`.
-fn lay_out(folder: &Path, tree: &Path, layout: &Layout) -> Result<()> {
-    for (name, place) in PLACES {
+fn lay_out(dist: &Dist, tree: &Path, layout: &Layout) -> Result<()> {
+    let folder = dist.folder();
+    let wanted = |name: &str| name != NIXL_PLUGIN || dist.processor.has_nixl;
+    for (name, place) in PLACES.into_iter().filter(|(name, _)| wanted(name)) {
         install(&folder.join(name), &tree.join(place).join(name))?;
     }
-    let libraries = tree.join(layout.libraries);
+    let libraries = tree.join(&layout.libraries);
     install(&folder.join(LIBRARY), &libraries.join(LIBRARY))?;
     for (name, place) in [
         ("tcpx.bash", "usr/share/bash-completion/completions/tcpx"),
@@ -93,52 +89,33 @@ fn emptied(stage: &Path) -> Result<()> {
     fs::create_dir_all(stage).with_context(|| format!("cannot make {}", stage.display()))
 }
 
-/// `tcpx_VERSION_amd64.deb` in `out`, by Debian's own tools, of which one finds out what the files need; nothing on a host
-/// without them. `stage` is a folder for the installed tree.
-pub(super) fn debian(folder: &Path, stage: &Path, out: &Path) -> Result<Option<PathBuf>> {
-    if !["dpkg-deb", "dpkg-shlibdeps"].into_iter().all(has) {
-        println!(
-            "skipped: deb: no dpkg-deb or dpkg-shlibdeps is here; Debian has them in dpkg-dev"
-        );
+/// The Debian package, by Debian's own tool; nothing on a host without it.
+pub(super) fn debian(dist: &Dist) -> Result<Option<PathBuf>> {
+    if !has("dpkg-deb") {
+        println!("skipped: deb: no dpkg-deb is here; Debian has it in dpkg");
         return Ok(None);
     }
-    emptied(stage)?;
+    let stage = dist.target.join("deb");
+    emptied(&stage)?;
     let tree = stage.join("data");
-    lay_out(folder, &tree, &DEBIAN)?;
-    // It reads that file, and so much of it.
-    fs::create_dir(stage.join("debian"))?;
-    super::write(
-        &stage.join("debian/control"),
-        "Source: tcpx\n\nPackage: tcpx\nArchitecture: any\n",
-    )?;
-    let mut ask = Command::new("dpkg-shlibdeps");
-    ask.current_dir(stage).arg("-O");
-    ask.args(
-        ["tcpx", "libnccl-net-tcpx.so", "libplugin_TCPX.so"].map(|name| {
-            let place = PLACES.iter().find(|(known, _)| *known == name);
-            tree.join(place.map_or("", |(_, place)| place)).join(name)
-        }),
-    );
-    ask.arg(tree.join(DEBIAN.libraries).join(LIBRARY));
-    let answer = ask.output().context("cannot start dpkg-shlibdeps")?;
-    let text = String::from_utf8_lossy(&answer.stdout).into_owned();
-    let needs = text.trim().strip_prefix("shlibs:Depends=");
-    let needs = needs.with_context(|| {
-        let why = String::from_utf8_lossy(&answer.stderr);
-        format!("dpkg-shlibdeps does not say what is needed: {text}{why}")
-    })?;
+    let layout = Layout {
+        libraries: format!("usr/lib/{}-linux-gnu", dist.processor.name),
+        zsh: "usr/share/zsh/vendor-completions/_tcpx",
+    };
+    lay_out(dist, &tree, &layout)?;
     let control = tree.join("DEBIAN");
     fs::create_dir(&control)?;
     super::write(
         &control.join("control"),
         &format!(
-            "Package: tcpx\nVersion: {VERSION}\nArchitecture: amd64\nMaintainer: the tcpx authors\n\
-             Depends: {needs}\nSection: net\nPriority: optional\n\
-             Description: {SUMMARY}\n {DESCRIPTION}\n"
+            "Package: tcpx\nVersion: {VERSION}\nArchitecture: {}\nMaintainer: the tcpx authors\n\
+             Depends: libc6 (>= {GLIBC})\nSection: net\nPriority: optional\n\
+             Description: {SUMMARY}\n {DESCRIPTION}\n",
+            dist.processor.debian
         ),
     )?;
     super::write(&control.join("triggers"), "activate-noawait ldconfig\n")?;
-    let path = out.join(format!("tcpx_{VERSION}_amd64.deb"));
+    let path = dist.packages.join(dist.debian_name());
     run(Command::new("dpkg-deb")
         .args(["--build", "--root-owner-group", "-Zgzip"])
         .arg(&tree)
@@ -147,16 +124,21 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path) -> Result<Option<P
     Ok(Some(path))
 }
 
-/// `tcpx-VERSION-1.x86_64.rpm` in `out`, by rpmbuild, which finds out what the files need and provide; nothing on a
-/// host without it.
-pub(super) fn rpm(folder: &Path, stage: &Path, out: &Path) -> Result<Option<PathBuf>> {
+/// The RPM, by rpmbuild, which finds out what the files need and provide; nothing on a host
+/// without it.
+pub(super) fn rpm(dist: &Dist) -> Result<Option<PathBuf>> {
     if !has("rpmbuild") {
         println!("skipped: RPM: no rpmbuild is here; Debian has it in the package rpm");
         return Ok(None);
     }
-    emptied(stage)?;
+    let stage = dist.target.join("rpm");
+    emptied(&stage)?;
     let tree = stage.join("data");
-    lay_out(folder, &tree, &RPM)?;
+    let layout = Layout {
+        libraries: "usr/lib64".to_owned(),
+        zsh: "usr/share/zsh/site-functions/_tcpx",
+    };
+    lay_out(dist, &tree, &layout)?;
     let (spec, tree) = (stage.join("tcpx.spec"), tree.display());
     // What was built is taken as it is; gzip is what every rpm reads.
     super::write(
@@ -174,18 +156,19 @@ pub(super) fn rpm(folder: &Path, stage: &Path, out: &Path) -> Result<Option<Path
              /usr/share/fish/vendor_completions.d/tcpx.fish\n"
         ),
     )?;
-    let name = format!("tcpx-{VERSION}-1.x86_64.rpm");
+    let name = dist.rpm_name();
     let mut build = Command::new("rpmbuild");
-    build.args(["-bb", "--quiet", "--target", "x86_64-linux"]);
+    build.args(["-bb", "--quiet", "--target"]);
+    build.arg(format!("{}-linux", dist.processor.name));
     for define in [
         format!("_topdir {}", stage.display()),
-        format!("_rpmdir {}", out.display()),
+        format!("_rpmdir {}", dist.packages.display()),
         format!("_rpmfilename {name}"),
     ] {
         build.args(["--define", &define]);
     }
     run(build.arg(spec))?;
-    Ok(Some(out.join(name)))
+    Ok(Some(dist.packages.join(name)))
 }
 
 /// Archives a folder's contents under the name `top`, owned by root.

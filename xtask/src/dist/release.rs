@@ -8,49 +8,44 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::{Dist, VERSION};
 use crate::workspace::{cargo, read, run};
 
-/// What the packages and the wheel are built from.
-const BUILT: [&str; 5] = [
-    "tcpx-cli",
-    "tcpx-nccl",
-    "tcpx-capi",
-    "tcpx-nixl",
-    "tcpx-python",
-];
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 const SUMS: &str = "SHA256SUMS";
 
-/// `tcpx-VERSION.cdx.json` in `out`: every crate that is built in or takes part in the build, with licence and
+/// Beside the packages: every crate that is built in or takes part in the build, with licence and
 /// checksum, in the form of CycloneDX 1.5.
-pub(super) fn bill_of_materials(root: &Path, out: &Path, version: &str) -> Result<PathBuf> {
+pub(super) fn bill_of_materials(dist: &Dist) -> Result<PathBuf> {
     let mut tree = cargo();
-    tree.current_dir(root)
+    tree.current_dir(&dist.root)
         .args(["tree", "--locked", "--prefix", "none"]);
-    tree.args(["--edges", "normal,build", "--target", TARGET]);
-    tree.args(["--format", "{p}\t{l}"]);
-    tree.args(BUILT.iter().flat_map(|name| ["--package", name]));
+    tree.args(["--edges", "normal,build", "--target"]);
+    tree.arg(dist.processor.triple("gnu"));
+    tree.args(["--format", "{p}\t{l}", "--package", "tcpx-python"]);
+    let crates = dist.crates().into_iter();
+    tree.args(crates.flat_map(|name| ["--package", name]));
     let answer = tree.output().context("cannot start cargo tree")?;
     ensure!(
         answer.status.success(),
         "cargo tree: {}",
         String::from_utf8_lossy(&answer.stderr).trim()
     );
-    let checksums = checksums(&read(&root.join("Cargo.lock"))?);
+    let checksums = checksums(&read(&dist.root.join("Cargo.lock"))?);
     let components = components(&String::from_utf8_lossy(&answer.stdout), &checksums);
     ensure!(!components.is_empty(), "cargo tree names no crate");
-    let purl = |name: &str| format!("pkg:cargo/{name}@{version}");
+    let purl = |name: &str| format!("pkg:cargo/{name}@{VERSION}");
     let bill = json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
         "metadata": {"component": {
-            "type": "application", "name": "tcpx", "version": version, "bom-ref": purl("tcpx-cli"),
+            "type": "application", "name": "tcpx", "version": VERSION, "bom-ref": purl("tcpx-cli"),
             "licenses": [{"expression": "Apache-2.0 OR MIT"}],
         }},
         "components": components,
     });
-    let path = out.join(format!("tcpx-{version}.cdx.json"));
+    let name = format!("{}.cdx.json", dist.tarball_name());
+    let path = dist.packages.join(name);
     super::write(&path, &format!("{bill:#}\n"))?;
     Ok(path)
 }
