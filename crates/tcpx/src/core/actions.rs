@@ -183,10 +183,8 @@ impl Core {
         let reported = std::mem::replace(&mut operation.reported, true);
         let came = std::mem::take(&mut operation.comes);
         if !reported && kind == OperationKind::PeerNotification {
-            let arrived = result.as_ref().ok().and_then(|_| operation.take_message());
-            arrived
-                .into_iter()
-                .for_each(|bytes| self.notification_came(bytes));
+            let came = result.as_ref().ok().and_then(|_| operation.take_message());
+            self.notification_ended(id, came);
         }
         if came {
             self.has_come();

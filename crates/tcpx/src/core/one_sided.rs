@@ -1,6 +1,6 @@
 //! What the peer does in windows of this side, and its notifications.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use tcpx_memory::{
@@ -35,6 +35,9 @@ pub(crate) struct Exposed {
 pub(super) struct OneSided {
     windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
+    /// Those that the peer has begun, in this order, and what has come of which before others: the program hears of them
+    /// in the order in which they became due, whichever way they travel.
+    heard: BTreeMap<OperationId, Option<Vec<u8>>>,
     /// Puts and gets of the peer whose memory an operation still has that may be over for the peer.
     pub(super) behind_lingering: Vec<Action>,
     /// Operations that [come](Operation::comes).
@@ -278,6 +281,9 @@ impl Core {
     ) -> Option<&mut Operation> {
         let now = self.now();
         let id = self.session.accept(now, transfer)?;
+        if kind == OperationKind::PeerNotification {
+            self.one_sided.heard.insert(id, None);
+        }
         let operation = Operation::new(kind, lease, TransferState::new(0), self.ticked());
         Some(self.operations.entry(id).insert_entry(operation).into_mut())
     }
@@ -329,9 +335,23 @@ impl Core {
         self.one_sided.coming -= 1;
     }
 
-    /// A notification has come.
-    pub(super) fn notification_came(&mut self, bytes: Vec<u8>) {
-        self.wakers.extend(self.one_sided.notifications.push(bytes));
+    /// A notification of the peer has come, or ended otherwise.
+    pub(super) fn notification_ended(&mut self, id: OperationId, came: Option<Vec<u8>>) {
+        let OneSided {
+            heard,
+            notifications,
+            ..
+        } = &mut self.one_sided;
+        match came {
+            Some(bytes) => _ = heard.insert(id, Some(bytes)),
+            None => _ = heard.remove(&id),
+        }
+        while let Some(mut first) = heard.first_entry()
+            && let Some(bytes) = first.get_mut().take()
+        {
+            first.remove();
+            self.wakers.extend(notifications.push(bytes));
+        }
     }
 
     /// A lease of no bytes, for what travels with its frame.

@@ -158,6 +158,15 @@ fn notifications_come_in_order_once_and_wait_for_room() {
         assert!(bytes.iter().all(|byte| *byte == number as u8), "{number}");
     }
     let user = sender.join().expect("no panic");
+    // More than the peer's credit: some are asked for over lanes, and others come by then.
+    for number in 0..1000_u32 {
+        let bytes = number.to_le_bytes().repeat(14_500);
+        std::mem::forget(user.notify(&bytes).expect("room"));
+    }
+    for number in 0..1000_u32 {
+        let bytes = owner.notification(LONG).expect("connected").expect("sent");
+        assert!(bytes == number.to_le_bytes().repeat(14_500), "{number}");
+    }
     let most = vec![5; 64 << 10];
     let sent = user.notify(&most).expect("room");
     assert_eq!(owner.notification(LONG).expect("connected"), Some(most));
