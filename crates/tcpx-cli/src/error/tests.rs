@@ -81,7 +81,10 @@ fn networks() -> Vec<NetworkError> {
         refused(SocketError::Refused { peer }),
         NetworkError::NoAddress {
             errors: vec![
-                SocketError::ConnectTimedOut { peer, waited: LONG },
+                SocketError::ConnectTimedOut {
+                    peer: ([192, 0, 2, 8], 12345).into(),
+                    waited: LONG,
+                },
                 SocketError::Refused { peer },
             ],
         },

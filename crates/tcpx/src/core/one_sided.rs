@@ -462,6 +462,8 @@ impl Core {
             return;
         };
         let ended = one.channel.read_on(&mut read, &get.lease.all());
+        // It took its time, of which the report tells.
+        self.tick();
         match ended.unwrap_or(Some(false)) {
             None => self.one_sided.reads.push_front((id, read)),
             Some(is_whole) => self.read_ended(id, is_whole),
