@@ -147,10 +147,10 @@ fn an_address_on_loopback_that_routes_lead_to_is_nccls_last_choice() {
     };
     env()
         .assert_code(0)
-        .assert_says("export NCCL_SOCKET_IFNAME='=nic0'");
+        .assert_says("export NCCL_SOCKET_IFNAME=nic0");
     hosts.keep_routed().expect("no other address");
     env()
         .assert_code(0)
-        .assert_says("export NCCL_SOCKET_IFNAME='=lo'")
+        .assert_says("export NCCL_SOCKET_IFNAME=lo")
         .assert_says("no other interface is up with an IPv4 address; routes may lead to its own");
 }
