@@ -217,8 +217,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "credit-comes-too-soon",
         file: "crates/tcpx-wire/src/session/ends.rs",
-        from: "            && self.one_sided.gets.contains_key(&request)\n",
-        to: "            && self.one_sided.gets.contains_key(&request)\n            && !MUTANT\n",
+        from: "            && self.one_sided.gets.contains_key(request)\n",
+        to: "            && self.one_sided.gets.contains_key(request)\n            && !MUTANT\n",
     },
     // What waits behind others stands still, although they move.
     Mutant {
