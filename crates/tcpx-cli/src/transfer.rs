@@ -23,7 +23,7 @@ pub(crate) struct TransferArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
-    /// What is no business of this command, to say whose it is.
+    /// None: `tcpx send` moves files.
     #[arg(hide = true)]
     files: Vec<PathBuf>,
     /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there is a key and the network is tcp.
