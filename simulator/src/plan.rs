@@ -75,6 +75,14 @@ pub struct Side {
     pub manual: bool,
 }
 
+impl Side {
+    /// How many of its sends end before anybody receives them.
+    fn sent(&self) -> usize {
+        let is_sent = |(_, action): &&(usize, Action)| matches!(action, Action::Send { manner, .. } if manner.level == Level::Sent);
+        self.actions.iter().filter(is_sent).count()
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub system: system::Settings,
@@ -146,8 +154,9 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
 }
 
 /// Drawn apart, too. The longest batch of a program has three puts and a notification. What tells a peer what has arrived is
-/// queued, too, and the peer tells that alone nobody: there is room for as much as comes without an answer.
-fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool) -> Bounds {
+/// queued, too, and the peer tells that alone nobody: there is room for as much as comes without an answer. So is there
+/// for so many sends that end before anybody receives them, which their peer may never do.
+fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool, sent: usize) -> Bounds {
     let (queued, told_frames, told_bytes) = random.pick(&[
         (64 << 10, 1, 1),
         (32 << 10, 2, 1_000),
@@ -158,7 +167,11 @@ fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool) -> Bounds {
     Bounds {
         ahead: bounds.frames + random.pick(&[2, 64]),
         // What fills a peer's limits is all started.
-        max_operations: if fills { 1 << 14 } else { max_operations },
+        max_operations: if fills {
+            1 << 14
+        } else {
+            sent + max_operations
+        },
         steps: random.pick(&[1, 3, 32]),
         queued,
         told_frames,
@@ -310,7 +323,8 @@ impl Plan {
         };
         let bounds = other_bounds(seed, bounds, liar.is_some());
         let mut apart = Random::new(seed.rotate_left(16) ^ 0xB0D5);
-        let bounds = more_bounds(&mut apart, bounds, queues || is_fair);
+        let sent = connections.iter().flatten().map(Side::sent).max();
+        let bounds = more_bounds(&mut apart, bounds, queues || is_fair, sent.unwrap_or(0));
         let limits = match queues {
             true => [(); 2].map(|()| Self::limits(&mut apart, &[1, 2, 4])),
             false => limits,
