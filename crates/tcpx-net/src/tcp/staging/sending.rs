@@ -87,15 +87,16 @@ impl Shared {
                 staging.has_waiting.store(false, Ordering::SeqCst);
                 return;
             };
-            let source = shared.transmit.with(slot, |state| match state {
+            let next = shared.transmit.with(slot, |state| match state {
                 SendState::Waiting(unstaged) => {
                     let ready = unstaged.fence.as_ref().is_none_or(Fence::was_reached);
-                    let sequence = unstaged.position.sequence;
-                    Some((unstaged.source.clone(), ready, sequence))
+                    let (source, sequence) = (&unstaged.source, unstaged.position.sequence);
+                    // Not the source itself: its copy may end before this does.
+                    Some((source.kind(), source.len(), ready, sequence))
                 }
                 _ => None,
             });
-            let Some((source, ready, sequence)) = source else {
+            let Some((kind, length, ready, sequence)) = next else {
                 // Taken back.
                 waiting.pop_front();
                 drop(waiting);
@@ -103,11 +104,11 @@ impl Shared {
                 shared.report(Event::SendWithdrawn { slot });
                 continue;
             };
-            let Some(worker) = staging.worker(source.kind()) else {
+            let Some(worker) = staging.worker(kind) else {
                 return;
             };
             // Copies that wait for the program's own GPU work hold up nothing.
-            let counted = ready && source.len() < LONG;
+            let counted = ready && length < LONG;
             // Who ends one looks here again.
             if counted && staging.short_copies.load(Ordering::SeqCst) >= SHORT_COPIES {
                 return;
@@ -115,11 +116,11 @@ impl Shared {
             let Some(permit) = shared.permit(worker) else {
                 return;
             };
-            let pinned = take_slot(&worker.send, source.len(), PoolHalf::Lower, sequence);
+            let pinned = take_slot(&worker.send, length, PoolHalf::Lower, sequence);
             let Some(pinned) = pinned else {
                 return;
             };
-            let Ok(payload) = pinned.slice().slice(..source.len()) else {
+            let Ok(payload) = pinned.slice().slice(..length) else {
                 return;
             };
             let Some(mut batch) = shared.begin_copy(slot, payload, permit) else {
