@@ -68,6 +68,9 @@ pub trait NetlinkSocket: Send + fmt::Debug {
     /// Sends one message.
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
 
+    /// Joins a group, whose messages come like answers from then on.
+    fn join(&mut self, group: u32) -> io::Result<()>;
+
     /// Receives into the buffer and returns the bytes. It waits, but not for ever.
     /// Fails with [`io::ErrorKind::WouldBlock`] when nothing came in time, and
     /// [`io::ErrorKind::InvalidData`] when more came than fits.

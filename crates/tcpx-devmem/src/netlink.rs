@@ -10,7 +10,8 @@ mod reply;
 mod request;
 
 pub(super) use ethtool::{
-    HeaderSplit, RingsChange, SPLIT_AUTO, SPLIT_OFF, SPLIT_ON, header_split, set_header_split,
+    HeaderSplit, RingsChange, SPLIT_AUTO, SPLIT_OFF, SPLIT_ON, fix_split_off, header_split,
+    set_header_split,
 };
 pub(super) use netdev::Netdev;
 pub use netdev::QueueUse;

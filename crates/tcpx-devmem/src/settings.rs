@@ -2,7 +2,8 @@
 
 use super::error::{DevmemError, Refusal, Why};
 use super::netlink::{
-    HeaderSplit, RingsChange, SPLIT_AUTO, SPLIT_OFF, SPLIT_ON, header_split, set_header_split,
+    HeaderSplit, RingsChange, SPLIT_AUTO, SPLIT_OFF, SPLIT_ON, fix_split_off, header_split,
+    set_header_split,
 };
 use super::record::{Change, Changes, Record, note};
 use super::refusals::{Subject, is_absence};
@@ -23,11 +24,16 @@ impl Subject<'_> {
             save(record)?;
             self.turn_flow_rules(true)?;
         }
-        if let Some(split) = self.header_split()?.split
-            && note(&mut record.changes.header_split, split, SPLIT_ON)
-        {
-            save(record)?;
-            self.set_rings(RingsChange::Split(SPLIT_ON))?;
+        let now = self.header_split()?;
+        if let Some(split) = now.split {
+            let split = match &record.changes.header_split {
+                None if split == SPLIT_OFF => self.fix_split_off(record, save)?,
+                _ => split,
+            };
+            if note(&mut record.changes.header_split, split, SPLIT_ON) {
+                save(record)?;
+                self.set_rings(RingsChange::Split(SPLIT_ON))?;
+            }
         }
         // Turning the split on may give the threshold another value.
         if let Some(threshold) = self.header_split()?.threshold
@@ -38,6 +44,32 @@ impl Subject<'_> {
         }
         // Last: a driver that starts its rings anew may spread packets anew, too.
         self.spare(record, queue, save)
+    }
+
+    /// Finds out what was set where the split is off: off, or that the driver decides.
+    fn fix_split_off(
+        &self,
+        record: &mut Record,
+        save: &dyn Fn(&Record) -> Result<(), DevmemError>,
+    ) -> Result<u8, DevmemError> {
+        // Should this process die in between, the driver decides again: few set it themselves.
+        note(&mut record.changes.header_split, SPLIT_AUTO, SPLIT_OFF);
+        save(record)?;
+        let found = fix_split_off(self.kernel, self.ifindex);
+        record.changes.header_split = None;
+        Ok(match found {
+            Ok(true) => SPLIT_AUTO,
+            Ok(false) => SPLIT_OFF,
+            // Turning it on will say what is wrong.
+            Err(error) => {
+                tracing::debug!(
+                    interface = self.interface,
+                    ?error,
+                    "tcp-data-split as it was set"
+                );
+                SPLIT_OFF
+            }
+        })
     }
 
     /// Takes a queue, and those held already, out of the spread of ordinary packets.
@@ -107,12 +139,10 @@ impl Subject<'_> {
             put_back(
                 &mut changes.header_split,
                 || Ok(self.header_split()?.split),
-                |&before| match before {
-                    // As cards come: the kernel tells this and a split that was turned off alike.
-                    SPLIT_OFF => self
-                        .set_rings(RingsChange::Split(SPLIT_AUTO))
-                        .or_else(|_| self.set_rings(RingsChange::Split(SPLIT_OFF))),
-                    other => self.set_rings(RingsChange::Split(other)),
+                |&before| match self.set_rings(RingsChange::Split(before)) {
+                    // It was off when the driver decided.
+                    Err(_) if before == SPLIT_AUTO => self.set_rings(RingsChange::Split(SPLIT_OFF)),
+                    done => done,
                 },
             ),
             put_back(

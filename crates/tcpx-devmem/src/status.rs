@@ -6,7 +6,7 @@ use super::bind::Devmem;
 use super::error::DevmemError;
 use super::holders::{self, Holder, holder};
 use super::kernel::Place;
-use super::netlink::{SPLIT_OFF, SPLIT_ON};
+use super::netlink::{SPLIT_AUTO, SPLIT_OFF, SPLIT_ON};
 use super::record::{Changes, Hold, Record};
 
 /// Changes on one interface.
@@ -145,6 +145,7 @@ fn forget(record: &mut Record) -> Vec<DevmemError> {
 fn sentences(changes: &Changes) -> Vec<String> {
     let on = |value: bool| if value { "on" } else { "off" };
     let split = |value: u8| match value {
+        SPLIT_AUTO => "auto".to_owned(),
         SPLIT_OFF => "off".to_owned(),
         SPLIT_ON => "on".to_owned(),
         other => other.to_string(),

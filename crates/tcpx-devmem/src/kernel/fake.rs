@@ -64,6 +64,8 @@ pub(crate) struct World {
     /// Each open socket, and its process.
     pub(crate) sockets: BTreeMap<u32, u32>,
     pub(crate) sends: BTreeSet<(u32, u32)>,
+    /// Those that hear of changes.
+    pub(crate) listening: BTreeSet<u32>,
     /// The kernel's commands of the family netdev.
     pub(crate) operations: Vec<u32>,
     /// Calls that fail from now on, by name.
@@ -98,6 +100,7 @@ impl World {
 
     fn close(&mut self, socket: u32) {
         self.sockets.remove(&socket);
+        self.listening.remove(&socket);
         self.sends.retain(|(of, _)| *of != socket);
         for card in self.cards.values_mut() {
             card.bound.retain(|_, (of, _)| *of != socket);
@@ -295,6 +298,12 @@ impl NetlinkSocket for Socket {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         self.answers = answers::to(&mut self.kernel.world(), self.number, message);
         self.answers.reverse();
+        Ok(())
+    }
+
+    fn join(&mut self, group: u32) -> io::Result<()> {
+        assert_eq!(group, answers::MONITOR);
+        self.kernel.world().listening.insert(self.number);
         Ok(())
     }
 

@@ -24,6 +24,8 @@ const SOL_NETLINK: i32 = 270;
 const EXTENDED: i32 = 11;
 /// `NETLINK_CAP_ACK`: errors do not repeat the request.
 const CAPPED: i32 = 10;
+/// `NETLINK_ADD_MEMBERSHIP`.
+const JOIN: i32 = 1;
 
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const GET_DRIVER: u32 = 0x03;
@@ -455,6 +457,10 @@ impl NetlinkSocket for Socket {
             return Ok(());
         }
         Err(io::Error::other("the kernel took a part of the request"))
+    }
+
+    fn join(&mut self, group: u32) -> io::Result<()> {
+        set_option(&self.0, SOL_NETLINK, JOIN, group.cast_signed())
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -17,6 +17,9 @@ const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
 const FAMILY_OPERATIONS: u16 = 6;
 const OPERATION_ID: u16 = 1;
+const FAMILY_GROUPS: u16 = 7;
+const GROUP_NAME: u16 = 1;
+const GROUP_ID: u16 = 2;
 
 /// Why a request did not succeed.
 #[derive(Debug)]
@@ -76,6 +79,8 @@ pub(crate) struct Client {
 pub(crate) struct Family {
     pub(crate) id: u16,
     pub(crate) operations: Vec<u32>,
+    /// Who wants to hear what changes joins one of these: name and number.
+    pub(crate) groups: Vec<(String, u32)>,
 }
 
 impl Client {
@@ -95,6 +100,7 @@ impl Client {
         let request = Request::new(CONTROL_FAMILY, GET_FAMILY).text(FAMILY_NAME, name);
         let mut id = None;
         let mut operations = Vec::new();
+        let mut groups = Vec::new();
         let outcome = self.send_request(&request, CONTROL_FAMILY, |attribute| {
             match attribute.kind {
                 FAMILY_ID => id = Some(attribute.u16()?),
@@ -106,6 +112,11 @@ impl Client {
                                 operations.push(inside.u32()?);
                             }
                         }
+                    }
+                }
+                FAMILY_GROUPS => {
+                    for one in attributes(attribute.bytes) {
+                        groups.extend(group(one?.bytes)?);
                     }
                 }
                 _ => {}
@@ -121,7 +132,16 @@ impl Client {
         let id = id.ok_or_else(|| {
             DevmemError::bad_answer(operation, "the family's number", "an answer without it")
         })?;
-        Ok(Family { id, operations })
+        Ok(Family {
+            id,
+            operations,
+            groups,
+        })
+    }
+
+    /// Hears from now on what is told to this group.
+    pub(crate) fn join(&mut self, group: u32) -> Result<(), CallError> {
+        self.socket.join(group).map_err(CallError::System)
     }
 
     /// Sends a request and hands each attribute of each object in the answer to `each`, until the kernel
@@ -130,7 +150,19 @@ impl Client {
         &mut self,
         request: &Request,
         family: u16,
+        each: impl FnMut(Attribute<'_>) -> Result<(), NetlinkError>,
+    ) -> Result<(), CallError> {
+        self.call_and_hear(request, family, each, |_, _| Ok(()))
+    }
+
+    /// As [`Self::send_request`]; every object of the family goes to `hear` as well, with its command, whether it
+    /// answers the request or tells a group what changed.
+    pub(crate) fn call_and_hear(
+        &mut self,
+        request: &Request,
+        family: u16,
         mut each: impl FnMut(Attribute<'_>) -> Result<(), NetlinkError>,
+        mut hear: impl FnMut(u8, &[u8]) -> Result<(), NetlinkError>,
     ) -> Result<(), CallError> {
         self.sequence = self.sequence.wrapping_add(1);
         let sequence = self.sequence;
@@ -144,6 +176,15 @@ impl Client {
                 .map_err(CallError::System)?;
             for message in messages(&self.buffer[..length]) {
                 let message = message?;
+                if let Answer::Object {
+                    family: from,
+                    command,
+                    attributes: inside,
+                } = message.answer
+                    && from == family
+                {
+                    hear(command, inside)?;
+                }
                 // Answers to a request that was given up.
                 if message.sequence != sequence {
                     continue;
@@ -171,4 +212,18 @@ impl Client {
         }
         Err(CallError::Answer("an end of the answer", "none".to_owned()))
     }
+}
+
+/// A group's name and number, where it has both.
+fn group(bytes: &[u8]) -> Result<Option<(String, u32)>, NetlinkError> {
+    let (mut name, mut id) = (None, None);
+    for one in attributes(bytes) {
+        let one = one?;
+        match one.kind {
+            GROUP_NAME => name = one.text().map(str::to_owned),
+            GROUP_ID => id = Some(one.u32()?),
+            _ => {}
+        }
+    }
+    Ok(name.zip(id))
 }

@@ -8,6 +8,9 @@ use crate::kernel::Kernel;
 
 const RINGS_GET: u8 = 15;
 const RINGS_SET: u8 = 16;
+/// Told to [`MONITOR`] when ring settings have changed; the number of a request that answers have too.
+const RINGS_CHANGED: u8 = 17;
+const MONITOR: &str = "monitor";
 
 const HEADER: u16 = 1;
 const HEADER_IFINDEX: u16 = 1;
@@ -69,6 +72,53 @@ pub(crate) fn set_header_split(
         RingsChange::Threshold(bytes) => request.u32(THRESHOLD, bytes),
     };
     client.send_request(&request, family, |_| Ok(()))
+}
+
+/// Turns a split off that is off, and says whether that was left to the driver before.
+///
+/// The kernel tells what the card does, not what was set. But it announces a change of what was set, and
+/// makes none where that is the same; and what is the same is never refused.
+pub(crate) fn fix_split_off(kernel: &dyn Kernel, ifindex: u32) -> Result<bool, CallError> {
+    let mut client = Client::open(kernel)?;
+    let family = client.family("ethtool")?;
+    let monitor = family.groups.iter().find(|(name, _)| name == MONITOR);
+    let (_, group) = monitor.ok_or_else(|| CallError::missing("the group monitor"))?;
+    client.join(*group)?;
+    let request = Request::new(family.id, RINGS_SET)
+        .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex))
+        .u8(TCP_DATA_SPLIT, SPLIT_OFF);
+    let mut changed = false;
+    let hear = |command, object: &[u8]| {
+        if command == RINGS_CHANGED {
+            for attribute in attributes(object) {
+                let attribute = attribute?;
+                if attribute.kind == HEADER {
+                    changed |= interface_of(attribute.bytes)? == Some(ifindex);
+                }
+            }
+        }
+        Ok(())
+    };
+    let outcome = client.call_and_hear(&request, family.id, |_| Ok(()), hear);
+    match outcome {
+        Ok(()) => Ok(changed),
+        Err(CallError::Refused(refusal))
+            if !matches!(refusal.errno, libc::EPERM | libc::EACCES) =>
+        {
+            Ok(true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn interface_of(header: &[u8]) -> Result<Option<u32>, NetlinkError> {
+    for one in attributes(header) {
+        let one = one?;
+        if one.kind == HEADER_IFINDEX {
+            return one.u32().map(Some);
+        }
+    }
+    Ok(None)
 }
 
 fn open(kernel: &dyn Kernel) -> Result<(Client, u16), DevmemError> {

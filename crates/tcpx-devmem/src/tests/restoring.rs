@@ -40,7 +40,7 @@ fn what_a_killed_process_left_is_shown_and_released() {
         shown.changes,
         [
             "ntuple-filters: off, now on",
-            "tcp-data-split: off, now on",
+            "tcp-data-split: auto, now on",
             "hds-thresh: 256, now 0",
             "RSS table: 2 of 8 entries moved to other queues"
         ]
@@ -160,20 +160,23 @@ fn what_somebody_else_changed_meanwhile_is_left_as_it_is() {
 }
 
 #[test]
-fn a_split_that_was_off_is_left_to_the_driver_again() {
-    // The last driver takes the decision back from nobody.
-    for (setting, refuses, after) in [(0, None, 0), (1, None, 0), (0, Some(1), 0), (0, Some(0), 1)]
-    {
+fn a_split_goes_back_to_what_was_set_not_to_what_it_read_as() {
+    for (setting, refuses) in [(0, None), (1, None), (0, Some(1))] {
         let host = Host::new();
-        host.kernel.card(|card| {
+        let before = host.kernel.card(|card| {
             (card.split_setting, card.refuses_split) = (setting, refuses);
         });
         let bound = host.devmem().bind_receive(&options(Some(1))).unwrap();
         assert_eq!(host.kernel.card(|_| ()).split_setting, 2);
         drop(bound);
-        assert_eq!(host.kernel.card(|_| ()).split_setting, after);
-        assert_eq!(host.devmem().status(), Ok(Vec::new()));
+        host.assert_clean(&before);
     }
+    // A driver that takes the decision back from nobody.
+    let host = Host::new();
+    host.kernel.card(|card| card.refuses_split = Some(0));
+    drop(host.devmem().bind_receive(&options(Some(1))).unwrap());
+    assert_eq!(host.kernel.card(|_| ()).split_setting, 1);
+    assert_eq!(host.devmem().status(), Ok(Vec::new()));
 }
 
 #[test]

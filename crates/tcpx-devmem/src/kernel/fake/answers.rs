@@ -9,6 +9,8 @@ use super::World;
 const CONTROL: u16 = 16;
 const NETDEV: u16 = 34;
 const ETHTOOL: u16 = 21;
+/// The group that hears of changed settings.
+pub(super) const MONITOR: u32 = 9;
 
 /// A number, and words.
 type Refusal = (i32, &'static str);
@@ -35,7 +37,11 @@ pub(super) fn to(world: &mut World, socket: u32, request: &[u8]) -> Vec<Vec<u8>>
         (NETDEV, 13) => bind(world, socket, &fields),
         (NETDEV, 15) => bind_send(world, socket, number(fields[&1])),
         (ETHTOOL, 15) => rings(world, header(fields[&1])),
-        (ETHTOOL, 16) => set_rings(world, header(fields[&1]), &fields),
+        (ETHTOOL, 16) => set_rings(world, header(fields[&1]), &fields).map(|changed| {
+            // Told to all who listen, this socket too; the number may be one that answers have.
+            let notice = changed && world.listening.contains(&socket);
+            notice.then(|| Request::new(ETHTOOL, 17).bytes(1, fields[&1]))
+        }),
         other => panic!("no such command: {other:?}"),
     };
     let end = |(errno, words): Refusal| error(message.sequence, errno, words);
@@ -61,6 +67,10 @@ fn look_up(world: &World, name: &[u8]) -> Result<Option<Request>, Refusal> {
                 list = list.nested(index as u16 + 1, |one| one.u32(1, *operation));
             }
             list
+        });
+    } else {
+        answer = answer.nested(7, |list| {
+            list.nested(1, |one| one.text(1, "monitor").u32(2, MONITOR))
         });
     }
     Ok(Some(answer))
@@ -145,12 +155,13 @@ fn set_rings(
     world: &mut World,
     ifindex: u32,
     fields: &BTreeMap<u16, &[u8]>,
-) -> Result<Option<Request>, Refusal> {
+) -> Result<bool, Refusal> {
     world.changes.push("rings");
     if let Some(errno) = world.failing.get("rings") {
         return Err((*errno, ""));
     }
     let card = world.card_at(ifindex).ok_or((libc::ENODEV, ""))?;
+    let before = (card.split_setting, card.threshold);
     if let Some(split) = fields
         .get(&11)
         .filter(|split| split[0] != card.split_setting)
@@ -168,7 +179,7 @@ fn set_rings(
     if let Some(threshold) = fields.get(&17) {
         card.threshold = Some(number(threshold));
     }
-    Ok(None)
+    Ok(before != (card.split_setting, card.threshold))
 }
 
 fn header(bytes: &[u8]) -> u32 {
