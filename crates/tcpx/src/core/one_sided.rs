@@ -129,6 +129,11 @@ impl Core {
         }
         self.one_sided.behind_lingering.clear();
         self.one_sided.gathers = Gathers::default();
+        // What has come is the program's, whatever was to come before it.
+        for bytes in std::mem::take(&mut self.one_sided.heard).into_values() {
+            let pushed = bytes.map(|bytes| self.one_sided.notifications.push(bytes));
+            self.wakers.extend(pushed.flatten());
+        }
         self.wakers.extend(self.one_sided.notifications.end());
         self.ended_some = true;
     }
