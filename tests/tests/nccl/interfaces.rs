@@ -126,8 +126,24 @@ fn what_a_device_sends_leaves_by_its_card_though_another_has_the_same_network() 
     }
 }
 
-/// A message from one to the other of two hosts, with these variables.
-fn meets(test: &str, hosts: &Hosts, variables: &[(&str, &str)]) {
+/// A message from one to the other of two hosts, which are made so, by ranks that prepare so, with these variables.
+fn meets(
+    (test, name): (&str, &str),
+    change: impl Fn(&Hosts) -> anyhow::Result<()>,
+    prepare: impl Fn(),
+    variables: &[(&str, &str)],
+) {
+    for (role, part) in [("listen", listen as fn()), ("connect", connect)] {
+        if child::is_child(role) {
+            prepare();
+            return part();
+        }
+    }
+    if skips(test) {
+        return;
+    }
+    let hosts = Hosts::new(name, &[1000]).unwrap();
+    change(&hosts).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("handle");
     let mut environment = vec![child::LANES, (FILE, file.to_str().unwrap())];
@@ -140,36 +156,14 @@ fn meets(test: &str, hosts: &Hosts, variables: &[(&str, &str)]) {
 
 #[test]
 fn hosts_that_have_ipv6_alone_reach_each_other() {
-    const TEST: &str = "hosts_that_have_ipv6_alone_reach_each_other";
-    if child::is_child("listen") {
-        return listen();
-    }
-    if child::is_child("connect") {
-        return connect();
-    }
-    if skips(TEST) {
-        return;
-    }
-    let hosts = Hosts::new("ipv6", &[1000]).unwrap();
-    hosts.keep_ipv6("fd78").unwrap();
-    meets(TEST, &hosts, &[]);
+    let test = "hosts_that_have_ipv6_alone_reach_each_other";
+    meets((test, "ipv6"), |hosts| hosts.keep_ipv6("fd78"), || (), &[]);
 }
 
 #[test]
 fn hosts_whose_addresses_stand_on_loopback_reach_each_other() {
-    const TEST: &str = "hosts_whose_addresses_stand_on_loopback_reach_each_other";
-    if child::is_child("listen") {
-        return listen();
-    }
-    if child::is_child("connect") {
-        return connect();
-    }
-    if skips(TEST) {
-        return;
-    }
-    let hosts = Hosts::new("routed", &[1000]).unwrap();
-    hosts.keep_routed().unwrap();
-    meets(TEST, &hosts, &[]);
+    let test = "hosts_whose_addresses_stand_on_loopback_reach_each_other";
+    meets((test, "routed"), Hosts::keep_routed, || (), &[]);
 }
 
 /// Leaves this thread, and those that it starts, as little as a strict container does.
@@ -196,20 +190,13 @@ fn confine() {
 
 #[test]
 fn ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other() {
-    const TEST: &str = "ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other";
-    if child::is_child("listen") {
-        confine();
-        return listen();
-    }
-    if child::is_child("connect") {
-        confine();
-        return connect();
-    }
-    if skips(TEST) {
-        return;
-    }
-    let hosts = Hosts::new("confined", &[1000]).unwrap();
+    let test = "ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other";
     // Without /proc a program does not find its own file, nor what lies beside it.
     let plugin = plugin_file::path().to_str().unwrap();
-    meets(TEST, &hosts, &[(plugin_file::OTHER, plugin)]);
+    meets(
+        (test, "confined"),
+        |_| Ok(()),
+        confine,
+        &[(plugin_file::OTHER, plugin)],
+    );
 }
