@@ -260,6 +260,15 @@ impl Inbox {
         u64::try_from(micros).unwrap_or(u64::MAX - 1)
     }
 
+    /// Whether the loop ends. A leader that asks leaves it alone then: what its look takes wakes the loop's thread no more.
+    fn ends(&self, runner: &Runner) -> bool {
+        let ends = self.stop.load(Ordering::SeqCst);
+        if ends && runner.waits {
+            self.waker.interrupt();
+        }
+        ends
+    }
+
     fn is_led(&self) -> bool {
         self.leadership.is_led(|| self.micros(Instant::now()))
     }
@@ -317,6 +326,7 @@ impl Inbox {
         // From here on nobody leaves a source behind, which would keep what it refers to for ever.
         let late = lock(&self.arrivals).take();
         for mut entry in late.into_iter().flatten() {
+            self.sources.fetch_sub(1, Ordering::Relaxed);
             entry.source.finish();
         }
         let mut runner = lock(&self.runner);
@@ -604,7 +614,8 @@ impl Drop for EventLoops {
         if self.process == std::process::id() {
             for one in &self.loops {
                 one.inbox.stop.store(true, Ordering::SeqCst);
-                one.inbox.waker.wake();
+                // A leader that looks has the waker quiet, and the thread may still be in its sleep.
+                one.inbox.waker.interrupt();
                 one.thread.thread().unpark();
             }
         }
@@ -685,6 +696,9 @@ impl Lead {
     pub fn round(&self) -> bool {
         let Loop(inbox) = &self.led;
         let mut runner = lock(&inbox.runner);
+        if inbox.ends(&runner) {
+            return false;
+        }
         inbox.waker.set_looked_for(true);
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         let happened = inbox.look(&mut space);
@@ -698,7 +712,7 @@ impl Lead {
         let Loop(inbox) = &self.led;
         let runner = lock(&inbox.runner);
         inbox.waker.set_looked_for(false);
-        runner.turns.is_empty()
+        inbox.ends(&runner) || runner.turns.is_empty()
     }
 
     /// Leaves the loop alone until then, as the caller usually comes back. If not, the loop's thread serves it from then
@@ -726,7 +740,7 @@ impl Drop for Lead {
         if inbox.leadership.leave(until) {
             inbox.wake_thread();
         }
-        if runner.waits && lease.is_some() {
+        if !inbox.ends(&runner) && runner.waits && lease.is_some() {
             inbox.waker.interrupt();
         }
     }
@@ -1025,10 +1039,21 @@ mod tests {
         }
     }
 
+    /// Its thread sleeps, or is parked, or anything between; its leader stays, goes on, or has a lease.
     #[test]
     fn a_loop_ends_while_somebody_leads_it() {
-        for lease in [None, Some(LONG)] {
+        for (asleep, lease) in [
+            (false, None),
+            (true, None),
+            (false, Some(LONG)),
+            (true, Some(LONG)),
+        ] {
             let (loops, here, _far, _read) = reading();
+            let until = Instant::now() + LONG;
+            while asleep && !(lock(&here.0.runner).waits && here.sources() == 1) {
+                assert!(Instant::now() < until, "the loop's thread does not sleep");
+                std::thread::yield_now();
+            }
             let lead = here.lead().expect("nobody leads");
             lead.round();
             let lead = match lease {
@@ -1041,6 +1066,30 @@ mod tests {
             drop(loops);
             assert_eq!(here.sources(), 0);
             drop(lead);
+        }
+    }
+
+    #[test]
+    fn a_loop_ends_while_its_leader_goes_on() {
+        for round in 0..50 {
+            let (loops, here, _far, _read) = reading();
+            let ended = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let leader = scope.spawn(|| {
+                    let lead = here.lead().expect("nobody leads");
+                    while !ended.load(Ordering::SeqCst) {
+                        lead.round();
+                        if round % 2 == 0 {
+                            lead.prepare_sleep();
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+                drop(loops);
+                ended.store(true, Ordering::SeqCst);
+                leader.join().expect("it leads");
+                assert_eq!(here.sources(), 0);
+            });
         }
     }
 
