@@ -734,13 +734,15 @@ impl Drop for Lead {
         let Loop(inbox) = &self.led;
         let runner = lock(&inbox.runner);
         let lease = self.lease.filter(|_| runner.turns.is_empty());
-        // Where the loop's thread never woke up meanwhile, it is woken as if nobody had led, or once to be parked.
+        // Where the loop's thread never woke up meanwhile, it is woken as if nobody had led.
         inbox.waker.set_looked_for(lease.is_some() || !runner.waits);
         let until = lease.map_or(0, |lease| inbox.micros(lease));
         if inbox.leadership.leave(until) {
             inbox.wake_thread();
         }
-        if !inbox.ends(&runner) && runner.waits && lease.is_some() {
+        // To be parked, or for turns that are left: what they are for was the leader's to see, and comes to nobody again.
+        let needs_it = lease.is_some() || !runner.turns.is_empty();
+        if !inbox.ends(&runner) && runner.waits && needs_it {
             inbox.waker.interrupt();
         }
     }
@@ -1039,6 +1041,60 @@ mod tests {
         }
     }
 
+    fn until_asleep(here: &Loop) {
+        let until = Instant::now() + LONG;
+        while !(lock(&here.0.runner).waits && here.sources() == 1) {
+            assert!(Instant::now() < until, "the loop's thread does not sleep");
+            std::thread::yield_now();
+        }
+    }
+
+    /// It has two turns each time, the second at once.
+    #[derive(Debug)]
+    struct Twice(Arc<TcpStream>, Arc<AtomicUsize>);
+
+    impl Source for Twice {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn interest(&self) -> epoll::EventFlags {
+            epoll::EventFlags::IN
+        }
+
+        fn turn(&mut self) -> Turn {
+            match self.1.fetch_add(1, Ordering::SeqCst) % 2 {
+                0 => Turn::Again,
+                _ => Turn::Rest,
+            }
+        }
+    }
+
+    #[test]
+    fn turns_that_a_leader_leaves_are_given_by_a_thread_that_slept() {
+        let (_far, near) = pair();
+        let loops = EventLoops::start("test", 1).unwrap();
+        let here = &loops.spread(1)[0];
+        let turns = Arc::default();
+        let place = here.place();
+        place.start(Box::new(Twice(Arc::clone(&near), Arc::clone(&turns))));
+        for round in 1..=50 {
+            until_read(&turns, 4 * round - 2, || ());
+            until_asleep(here);
+            let lead = here.lead().expect("nobody leads");
+            // The event for the waker is the leader's, so that the thread sleeps on.
+            lead.round();
+            place.resume();
+            lead.round();
+            match round % 2 {
+                0 => drop(lead),
+                _ => _ = lead.leave_until(Instant::now() + LONG),
+            }
+            until_read(&turns, 4 * round, || ());
+            place.resume();
+        }
+    }
+
     /// Its thread sleeps, or is parked, or anything between; its leader stays, goes on, or has a lease.
     #[test]
     fn a_loop_ends_while_somebody_leads_it() {
@@ -1049,10 +1105,8 @@ mod tests {
             (true, Some(LONG)),
         ] {
             let (loops, here, _far, _read) = reading();
-            let until = Instant::now() + LONG;
-            while asleep && !(lock(&here.0.runner).waits && here.sources() == 1) {
-                assert!(Instant::now() < until, "the loop's thread does not sleep");
-                std::thread::yield_now();
+            if asleep {
+                until_asleep(&here);
             }
             let lead = here.lead().expect("nobody leads");
             lead.round();
