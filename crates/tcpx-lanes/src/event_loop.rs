@@ -793,6 +793,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
+    use rustix::event::{PollFd, PollFlags, poll};
+
     use super::*;
 
     /// It knows its own place, as lanes do: a loop that kept it would keep itself.
@@ -1247,6 +1249,80 @@ mod tests {
         assert_eq!(hear(), "turn");
         place.resume();
         assert_eq!(hear(), "turn");
+    }
+
+    /// What the one thread that may lead a loop of two sources does next.
+    #[derive(Debug, Clone)]
+    enum Deed {
+        Write(usize),
+        Lead,
+        Round,
+        SleepUntilNews,
+        Leave,
+        LeaveFor(u64),
+        EndLease,
+        Pause(u64),
+    }
+
+    fn deed() -> impl proptest::strategy::Strategy<Value = Deed> {
+        use proptest::prelude::*;
+        prop_oneof![
+            4 => (0..2usize).prop_map(Deed::Write),
+            2 => Just(Deed::Lead),
+            2 => Just(Deed::Round),
+            1 => Just(Deed::SleepUntilNews),
+            1 => Just(Deed::Leave),
+            2 => (0..2000u64).prop_map(Deed::LeaveFor),
+            1 => Just(Deed::EndLease),
+            2 => (0..300u64).prop_map(Deed::Pause),
+        ]
+    }
+
+    proptest::proptest! {
+        // A byte that is not read is waited for at each try.
+        #![proptest_config(proptest::test_runner::Config {
+            max_shrink_iters: 8,
+            ..Default::default()
+        })]
+
+        /// Every byte is read in the end, by whom and when ever.
+        #[test]
+        fn a_loop_is_served_whoever_led_it(deeds in proptest::collection::vec(deed(), 1..60)) {
+            let (loops, here, mut far, read) = reading();
+            let (mut second, near) = pair();
+            here.place().start(Box::new(Reading(near, Arc::clone(&read))));
+            let (mut lead, mut written) = (None, 0);
+            for deed in deeds {
+                match deed {
+                    Deed::Write(which) => {
+                        let far = if which == 0 { &mut far } else { &mut second };
+                        far.write_all(&[0, 0]).unwrap();
+                        written += 2;
+                    }
+                    Deed::Lead if lead.is_none() => lead = here.lead(),
+                    Deed::Lead => {}
+                    Deed::Round => _ = lead.as_ref().map(Lead::round),
+                    Deed::SleepUntilNews => {
+                        if lead.as_ref().is_some_and(Lead::prepare_sleep) {
+                            let mut watched = [PollFd::new(&here, PollFlags::IN)];
+                            let millisecond = timespec(Duration::from_millis(1));
+                            let _ = poll(&mut watched, Some(&millisecond));
+                        }
+                    }
+                    Deed::Leave => lead = None,
+                    Deed::LeaveFor(micros) => {
+                        let until = Instant::now() + Duration::from_micros(micros);
+                        lead.take().map(|lead| lead.leave_until(until));
+                    }
+                    Deed::EndLease => here.end_lease(),
+                    Deed::Pause(micros) => std::thread::sleep(Duration::from_micros(micros)),
+                }
+            }
+            drop(lead);
+            until_read(&read, written, || ());
+            drop(loops);
+            assert_eq!(here.sources(), 0);
+        }
     }
 
     #[test]
