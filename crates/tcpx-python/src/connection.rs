@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
-use tcpx::{Gpu, Options, ProgressMode};
+use tcpx::{Error, ErrorKind, Gpu, Options, ProgressMode};
 
 use crate::error::check;
 use crate::lock;
@@ -22,6 +22,8 @@ const CLOSE_SECONDS: f64 = 5.0;
 #[derive(Debug)]
 pub(crate) struct Connection {
     connection: Mutex<Option<tcpx::Connection>>,
+    /// While it is being closed, for those who ask again.
+    closing: Arc<Mutex<Option<tcpx::Connection>>>,
     /// The GPU whose memory it moves.
     gpu: Option<Gpu>,
     /// The program makes progress, and no thread of the engine.
@@ -35,6 +37,7 @@ impl Connection {
     pub(crate) fn new(connection: tcpx::Connection, options: &Options) -> Self {
         Self {
             connection: Mutex::new(Some(connection)),
+            closing: Arc::default(),
             gpu: options.gpu.clone(),
             manual: options.progress == ProgressMode::Manual,
             notified: Arc::default(),
@@ -249,14 +252,27 @@ impl Connection {
         self.aclose(timeout)?.wait(py)
     }
 
-    /// The same, to be awaited. It begins at once.
+    /// The same, to be awaited. It begins at once. Of several that wait, the longest time counts.
     #[pyo3(signature = (timeout=CLOSE_SECONDS))]
     fn aclose(&self, timeout: f64) -> PyResult<Closing> {
         let timeout = duration("timeout", timeout)?;
-        match lock(&self.connection).take() {
-            Some(connection) => Closing::start("tcpx-close", move || connection.close(timeout)),
-            None => Ok(Closing::ended()),
+        let mut closing = lock(&self.closing);
+        if let Some(connection) = lock(&self.connection).take() {
+            *closing = Some(connection);
         }
+        let Some(connection) = closing.clone() else {
+            return Ok(Closing::ended());
+        };
+        let closing = Arc::clone(&self.closing);
+        Closing::start("tcpx-close", move || {
+            let closed = connection.close(timeout);
+            let kind = closed.as_ref().err().map(Error::kind);
+            // What has not ended goes on, and another close waits for it.
+            if !matches!(kind, Some(ErrorKind::TimedOut | ErrorKind::Defect)) {
+                *lock(&closing) = None;
+            }
+            closed
+        })
     }
 
     #[getter]

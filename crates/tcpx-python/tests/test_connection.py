@@ -632,6 +632,26 @@ async def _closed(closing):
     await closing
 
 
+def test_a_close_after_an_abandoned_one_waits_too(pair):
+    client, server = pair
+    size = 1 << 22
+
+    async def run():
+        # The goodbye waits for its receive.
+        sent = client.send(bytes(size))
+        closing = asyncio.ensure_future(_closed(client.aclose(PATIENCE)))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(tcpx.TimeoutError, match="goodbye"):
+            client.close(0.1)
+        received = server.recv(bytearray(size))
+        await asyncio.gather(_closed(client.aclose(PATIENCE)), _closed(server.aclose(PATIENCE)))
+        assert (await sent).nbytes == (await received).nbytes == size
+        client.close()
+
+    asyncio.run(run())
+
+
 def test_a_dropped_transfer_is_warned_about_once():
     code = """
 import tcpx, warnings
