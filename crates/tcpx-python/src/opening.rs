@@ -18,14 +18,15 @@ use crate::error::{check, raise};
 use crate::lock;
 use crate::transfer::{Tasks, wait_for};
 
-/// An accepting thread looks this often whether the endpoint was closed, or nobody waits any more.
-const LOOK: Duration = Duration::from_millis(100);
-
 type Outcome = Result<tcpx::Connection, Error>;
 
-/// Nobody has come within the limit of one look.
+/// Nobody has come within the limit of one look, or before the endpoint was closed.
 pub(crate) const fn is_nobody(error: &Error) -> bool {
-    matches!(error, Error::Network(NetworkError::AcceptTimedOut { .. }))
+    use NetworkError::{AcceptTimedOut, ListenerClosed};
+    matches!(
+        error,
+        Error::Network(AcceptTimedOut { .. } | ListenerClosed { .. })
+    )
 }
 
 /// What an endpoint and those that accept at it share.
@@ -44,6 +45,12 @@ struct Accepts {
     /// Connections for them. What a task leaves behind that gave up is for whoever asks next.
     ready: VecDeque<Outcome>,
     has_thread: bool,
+}
+
+impl Accepts {
+    fn are_enough(&self) -> bool {
+        self.ready.len() >= self.waiting
+    }
 }
 
 impl Listening {
@@ -66,8 +73,9 @@ impl Listening {
     }
 
     pub(crate) fn close(&self) {
-        let endpoint = lock(&self.endpoint).take();
-        drop(endpoint);
+        if let Some(endpoint) = lock(&self.endpoint).take() {
+            endpoint.close();
+        }
         Arc::clone(&self.tasks).wake();
     }
 
@@ -80,7 +88,7 @@ impl Listening {
     fn wait(self: &Arc<Self>) -> std::io::Result<()> {
         let mut accepts = lock(&self.accepts);
         accepts.waiting += 1;
-        if accepts.has_thread || accepts.ready.len() >= accepts.waiting {
+        if accepts.has_thread || accepts.are_enough() {
             return Ok(());
         }
         let listening = Arc::clone(self);
@@ -97,18 +105,20 @@ impl Listening {
             let endpoint = lock(&self.endpoint).clone();
             {
                 let mut accepts = lock(&self.accepts);
-                if endpoint.is_none() || accepts.ready.len() >= accepts.waiting {
+                if endpoint.is_none() || accepts.are_enough() {
                     accepts.has_thread = false;
                     return;
                 }
             }
             let Some(endpoint) = endpoint else { return };
-            match endpoint.accept(LOOK) {
-                Err(error) if is_nobody(&error) => {}
-                outcome => {
+            let enough = || lock(&self.accepts).are_enough();
+            match endpoint.accept_unless(Duration::MAX, enough).transpose() {
+                Some(Err(error)) if is_nobody(&error) => {}
+                Some(outcome) => {
                     lock(&self.accepts).ready.push_back(outcome);
                     Arc::clone(&self.tasks).wake();
                 }
+                None => {}
             }
         }
     }
@@ -142,6 +152,11 @@ impl NextConnection {
         self.0.tasks.remove(completions, token);
         let mut accepts = lock(&self.0.accepts);
         accepts.waiting = accepts.waiting.saturating_sub(1);
+        drop(accepts);
+        let endpoint = lock(&self.0.endpoint).clone();
+        if let Some(endpoint) = endpoint {
+            endpoint.nudge();
+        }
     }
 }
 

@@ -652,6 +652,47 @@ def test_a_close_after_an_abandoned_one_waits_too(pair):
     asyncio.run(run())
 
 
+IDLE = """
+import asyncio, contextlib, os, pathlib, tcpx
+def threads(file):
+    "What this file says of each thread but this one."
+    found = []
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        # It may end meanwhile.
+        with contextlib.suppress(OSError):
+            if task.name != str(os.getpid()):
+                found.append((task.name, (task / file).read_text()))
+    return sorted(found)
+def sleeps():
+    return [line for _, status in threads("status") for line in status.splitlines() if "ctxt_switches" in line]
+async def accept(server):
+    await server.accept()
+async def main():
+    with tcpx.Endpoint("127.0.0.1:0", insecure=True) as server:
+        own = len(threads("comm"))
+        accepting = asyncio.ensure_future(accept(server))
+        for _ in range(20):
+            before = sleeps()
+            await asyncio.sleep(1)
+            if len(threads("comm")) > own and sleeps() == before:
+                break
+        else:
+            print("wakes up")
+        accepting.cancel()
+        # Nobody accepts for those that gave up.
+        while len(threads("comm")) > own:
+            await asyncio.sleep(0.01)
+asyncio.run(main())
+print("slept")
+"""
+
+
+def test_an_idle_accept_wakes_nobody_up():
+    with run_python(IDLE) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+        assert (out, program.returncode) == ("slept\n", 0), err
+
+
 def test_a_dropped_transfer_is_warned_about_once():
     code = """
 import tcpx, warnings

@@ -82,13 +82,33 @@ impl Endpoint {
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
     pub fn accept(&self, timeout: Duration) -> Result<Connection, Error> {
+        loop {
+            if let Some(accepted) = self.accept_unless(timeout, || false)? {
+                return Ok(accepted);
+            }
+        }
+    }
+
+    /// As [`accept`](Self::accept), but `None` once `other` is true, which is asked at first and after each
+    /// [`nudge`](Self::nudge).
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn accept_unless(
+        &self,
+        timeout: Duration,
+        other: impl Fn() -> bool,
+    ) -> Result<Option<Connection>, Error> {
         if self.generation != fork::generation() {
             return Err(Error::OtherProcess { what: "endpoint" });
         }
         let until = deadline(Instant::now(), timeout);
         loop {
             if let Some(ended) = self.set_ups.take() {
-                return ended;
+                return ended.map(Some);
+            }
+            if other() {
+                return Ok(None);
             }
             if self.is_closed.load(Ordering::Acquire) {
                 let address = self.local_addr();
@@ -97,7 +117,7 @@ impl Endpoint {
             let (set_ups, takes) = (&self.set_ups, !self.set_ups.are_full());
             let look = set_ups.looks_at().map_or(until, |at| at.min(until));
             let accepted = self.listener.accept_unless(look, takes, || {
-                set_ups.has_ended() || self.is_closed.load(Ordering::Acquire)
+                set_ups.has_ended() || other() || self.is_closed.load(Ordering::Acquire)
             });
             match accepted {
                 Ok(Some(accepted)) => self.set_up(accepted)?,
@@ -111,6 +131,11 @@ impl Endpoint {
     /// Ends each [`accept`](Self::accept), of other threads and of later. Connections that it accepted live on.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+        self.nudge();
+    }
+
+    /// Has each [`accept_unless`](Self::accept_unless) look again.
+    pub fn nudge(&self) {
         self.listener.nudge().nudge();
     }
 

@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_int};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tcpx::{Auth, ClientKey, Error, NetworkError};
 
@@ -12,11 +11,8 @@ use super::failure::{again, guard, setting};
 use super::options::connection_options;
 use super::text::{answer, duration, give_text, needed, text};
 use super::types::{TCPX_KEY_MAX, tcpx_connection, tcpx_endpoint, tcpx_options};
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 use crate::handles::{self, Object};
-
-/// An accepting thread looks this often whether its endpoint was closed.
-const LOOK: Duration = Duration::from_millis(100);
 
 const _: () = assert!(ClientKey::TEXT_CHARACTERS < TCPX_KEY_MAX);
 
@@ -143,23 +139,18 @@ pub unsafe extern "C" fn tcpx_endpoint_accept(
 ) -> c_int {
     guard("tcpx_endpoint_accept", || {
         needed("connection", connection)?;
-        let until = Instant::now() + duration(timeout_ms);
-        loop {
-            // Each look finds out whether it was closed.
-            let (_, endpoint) = handles::endpoint(endpoint)?;
-            let left = until.saturating_duration_since(Instant::now());
-            match endpoint.endpoint.accept(left.min(LOOK)) {
-                // SAFETY: not NULL, and the caller lets us write there.
-                Ok(accepted) => return unsafe { enter(accepted, connection) },
-                Err(Error::Network(NetworkError::AcceptTimedOut { .. })) if left > LOOK => {}
-                Err(Error::Network(NetworkError::AcceptTimedOut { .. })) => {
-                    return Err(again(
-                        "nobody has connected in the time given: call again; if a peer tries, check \
-                         that a firewall lets the port through and that it has this key",
-                    ));
-                }
-                Err(error) => return Err(error.into()),
+        let (_, endpoint) = handles::endpoint(endpoint)?;
+        match endpoint.endpoint.accept(duration(timeout_ms)) {
+            // SAFETY: not NULL, and the caller lets us write there.
+            Ok(accepted) => unsafe { enter(accepted, connection) },
+            Err(Error::Network(NetworkError::AcceptTimedOut { .. })) => Err(again(
+                "nobody has connected in the time given: call again; if a peer tries, check that a \
+                 firewall lets the port through and that it has this key",
+            )),
+            Err(Error::Network(NetworkError::ListenerClosed { .. })) => {
+                Err(Failure::closed("the endpoint"))
             }
+            Err(error) => Err(error.into()),
         }
     })
 }
@@ -222,7 +213,7 @@ pub extern "C" fn tcpx_endpoint_close(endpoint: *mut tcpx_endpoint) -> c_int {
     guard("tcpx_endpoint_close", || {
         let (handle, endpoint) = handles::endpoint(endpoint)?;
         handles::take(handle)?;
-        drop(endpoint);
+        endpoint.endpoint.close();
         Ok(())
     })
 }
