@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// The values were computed from the description in `docs/wire-protocol.md` by another program.
+    /// The values were computed from the description in `docs/wire-protocol/` by another program.
     #[test]
     fn the_texts_are_the_documented_ones() {
         let key = key(*b"foobarfoobarfoob");

@@ -4,7 +4,7 @@
 //! code. Callers move the bytes and pass the time. Whatever arrives from a peer, a plugin or the
 //! kernel becomes a checked value or a typed error, never a panic.
 //!
-//! The bytes are specified in `docs/wire-protocol.md`.
+//! The bytes are specified in `docs/wire-protocol/`.
 
 #![forbid(unsafe_code)]
 
@@ -78,7 +78,10 @@ pub use window::{Place, Rights, WindowKey, WindowKeyError, WindowSecret};
 mod tests {
     /// The page of the protocol shows these bytes.
     pub(crate) fn assert_on_page<'a>(vectors: impl IntoIterator<Item = &'a String>) {
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/wire-protocol.md");
+        let page = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../docs/wire-protocol/vectors.md"
+        );
         let page = std::fs::read_to_string(page).unwrap();
         let page: String = page.split_whitespace().collect();
         for vector in vectors {

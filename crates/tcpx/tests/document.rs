@@ -1,4 +1,4 @@
-//! A client that knows `docs/wire-protocol.md` and nothing of this project's code: what the page says is enough to connect
+//! A client that knows `docs/wire-protocol/` and nothing of this project's code: what its pages say is enough to connect
 //! with a key, to send over the control connection and over a lane, and to go on over another control connection.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]

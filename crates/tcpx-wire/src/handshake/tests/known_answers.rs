@@ -1,6 +1,6 @@
 use super::*;
 
-/// The values were computed from the description in `docs/wire-protocol.md` by another program.
+/// The values were computed from the description in `docs/wire-protocol/` by another program.
 #[test]
 fn the_bytes_are_the_documented_ones() {
     fn hex(bytes: &[u8]) -> String {
