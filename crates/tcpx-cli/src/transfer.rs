@@ -23,8 +23,8 @@ pub(crate) struct TransferArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
-    /// None: `tcpx send` moves files.
-    #[arg(hide = true)]
+    /// Takes none: `tcpx send` moves files.
+    #[arg(value_name = "FILE", hide = true)]
     files: Vec<PathBuf>,
     /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there is a key and the network is tcp.
     #[arg(long)]
