@@ -73,7 +73,7 @@ pub unsafe extern "C" fn tcpx_endpoint_listen(
 fn resolve(address: &str) -> Outcome<SocketAddr> {
     let found = address.to_socket_addrs().map_err(|error| {
         setting(format!(
-            "address {address:?}: {error}; give HOST:PORT, such as 0.0.0.0:12345 or [fe80::1%eth0]:0"
+            "address {address:?}: {error}; give HOST:PORT, such as 10.0.0.2:12345 or [fe80::1%eth0]:0"
         ))
     })?;
     found
