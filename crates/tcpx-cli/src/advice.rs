@@ -54,6 +54,9 @@ pub(crate) fn of(error: &Error) -> Advice {
         Error::Key(KeyError::Missing) => {
             "give the key that the server printed: where the client asks for it, in TCPX_KEY, or by --key-file FILE (--insecure at both sides uses none)".into()
         }
+        Error::Key(KeyError::Client { .. }) => {
+            "leave that key out and the server makes one, or name the server's own with --key-file (`tcpx key FILE` makes it)".into()
+        }
         Error::Key(_) => "copy the key that the server printed, or make one at the server with `tcpx key FILE`".into(),
         Error::Plugin(error) => of_file(error),
         Error::PluginContents(error) => of_contents(error),
@@ -71,7 +74,7 @@ pub(crate) fn of(error: &Error) -> Advice {
             "run the line that this server prints at the client, see that a firewall lets the port through, or allow more with --wait".into()
         }
         Error::NothingMoved { .. } => Advice::from(STALLED).with_check("TCPX-D034"),
-        Error::Address { .. } => "give an IP address, or see why the name is not found (`getent hosts NAME`)".into(),
+        Error::Address { .. } => "give HOST or HOST:PORT, a port up to 65535; see why a name is not found with `getent hosts NAME`".into(),
         Error::Contents(_) | Error::Digest { .. } => {
             Advice::from("do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault").with_check("TCPX-D035")
         }

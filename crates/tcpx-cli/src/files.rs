@@ -248,7 +248,10 @@ fn push(args: &SendArgs) -> Result<Told, Error> {
     // Looked at before connecting: a name that is wrong should not cost the server its one session.
     let selection = manifest::collect(paths, &args.name, &rules)?;
     if selection.found.is_empty() {
-        return usage("the patterns leave nothing to send".to_owned());
+        return Err(Error::usage(
+            "the patterns leave nothing to send",
+            "see --include and --exclude: `tcpx send --help` says what a pattern matches",
+        ));
     }
     let memory = choose_memory(&args.memory, &args.link)?;
     let (connection, terms) = dial(&args.way, &args.link, &memory, host)?;

@@ -9,6 +9,7 @@ use clap::Args;
 use tcpx::{Auth, Key, KeyName, KeyRing, KeyRingError};
 use zeroize::Zeroizing;
 
+use crate::advice::split;
 use crate::environment::PROGRAM_KEY;
 use crate::error::Error;
 use crate::output::json::Told;
@@ -35,6 +36,8 @@ pub(crate) enum KeyError {
     Missing,
     #[error("{from} holds no key: {why}")]
     Wrong { from: String, why: String },
+    #[error("{from} holds a client's key, with which nobody can serve")]
+    Client { from: String },
     #[error("the key could not be read from the terminal: {0}")]
     Prompt(io::Error),
     #[error("the system gave no random bytes: {0}")]
@@ -100,12 +103,11 @@ impl KeySources {
             Err(error) => return Err(error),
         };
         if let Auth::Client(_) = auth {
-            return Err(KeyError::Wrong {
+            return Err(KeyError::Client {
                 from: match &origin {
                     KeyOrigin::File(path) => path.display().to_string(),
                     _ => KEY_VARIABLE.to_owned(),
                 },
-                why: tcpx::KeyError::Client.to_string(),
             });
         }
         Ok((auth, origin))
@@ -176,7 +178,7 @@ pub(crate) fn seed() -> Result<u64, KeyError> {
 fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
     Auth::parse(text).map_err(|why| KeyError::Wrong {
         from: from.to_owned(),
-        why: why.to_string(),
+        why: split(&why.to_string()).0.replacen("key: ", "", 1),
     })
 }
 
@@ -213,9 +215,8 @@ fn server_key(path: &Path) -> Result<Key, KeyError> {
     warn_of_readers(path);
     match Auth::of_file(path).map_err(KeyError::from)? {
         Auth::Key(key) => Ok(key),
-        _ => Err(KeyError::Wrong {
+        _ => Err(KeyError::Client {
             from: path.display().to_string(),
-            why: tcpx::KeyError::Client.to_string(),
         }),
     }
 }

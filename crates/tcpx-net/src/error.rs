@@ -201,7 +201,7 @@ pub enum NetworkError {
         reason: String,
     },
     /// The peer ended the set-up and said why.
-    #[error("{peer} rejected the connection: {reason}")]
+    #[error("{peer} rejected the connection and says: {reason}")]
     GivenUp {
         /// The other end.
         peer: SocketAddr,

@@ -503,7 +503,9 @@ impl Walk<'_> {
             return Ok(());
         }
         if let Err(error) = check_path(name) {
-            let why = error.to_string().replace("the peer sent", "it has");
+            let named = format!("the peer sent the file name \"{}\", which", shown(name));
+            let why = error.to_string().replace(&named, "it has a name that");
+            let why = why.replace("the peer sent", "it has");
             self.leave_out(path, &why);
             return Ok(());
         }

@@ -48,6 +48,49 @@ fn a_chunk_size_meant_for_nccl_is_left_out() {
 }
 
 #[test]
+fn a_port_that_is_none_is_not_taken_for_a_name() {
+    run(tcpx(&[
+        "connection",
+        "127.0.0.1:99999",
+        "--insecure",
+        "--host",
+    ]))
+    .assert_code(1)
+    .assert_complains("`99999` is no port")
+    .assert_complains("a port up to 65535");
+}
+
+#[test]
+fn a_server_with_a_client_s_key_is_told_to_take_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("server.key");
+    let made = run(tcpx(&["key", file.to_str().expect("a name")]));
+    let (_, key) = made.stdout.split_once("TCPX_KEY=").expect("a key");
+    let key = key.split_whitespace().next().expect("a key");
+    let mut server = tcpx(&["connection", "server", "--host"]);
+    server.env("TCPX_KEY", key);
+    let ended = run(server);
+    ended
+        .assert_code(1)
+        .assert_complains("TCPX_KEY holds a client's key")
+        .assert_complains("hint: leave that key out");
+    let mut client = tcpx(&["connection", "127.0.0.1", "--host"]);
+    client.env("TCPX_KEY", format!("TCPX_KEY={key}"));
+    run(client)
+        .assert_code(1)
+        .assert_complains("93 arrived\nhint: copy the key");
+}
+
+#[test]
+fn patterns_that_leave_nothing_are_named() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("a name");
+    run(tcpx(&["send", path, "127.0.0.1", "--include", "nothing"]))
+        .assert_code(2)
+        .assert_complains("hint: see --include and --exclude");
+}
+
+#[test]
 fn interfaces_that_are_not_there_are_refused_at_once() {
     for side in ["server", "127.0.0.1"] {
         let mut command = tcpx(&["connection", side, "--host", "--interfaces", "nosuch"]);

@@ -318,7 +318,13 @@ fn what_cannot_be_sent_is_left_out_and_listed() {
     for side in [server, client] {
         side.assert_code(23)
             .assert_complains("6 of the things to send were left out");
-        for why in ["control", "not UTF-8", "leads nowhere", "-L", "a socket"] {
+        for why in [
+            "has control characters or changes of direction in it",
+            "not UTF-8",
+            "leads nowhere",
+            "-L",
+            "a socket",
+        ] {
             side.assert_complains(why);
         }
         assert!(!side.stderr.contains('\u{202e}'), "{}", side.stderr);
