@@ -196,7 +196,10 @@ impl Settings {
                 "pieces" => &mut limits.pieces,
                 "list_windows" => &mut limits.list_windows,
                 other => {
-                    let wrong = format!("limits: there is none of the name {other:?}");
+                    let wrong = format!(
+                        "limits: there is none of the name {other:?}; there are puts, notifications, gets, asks, windows, \
+                         tags, pieces and list_windows"
+                    );
                     return Err(crate::error::setting(&wrong));
                 }
             } = *value;

@@ -632,6 +632,19 @@ async def _closed(closing):
     await closing
 
 
+def test_an_empty_key_variable_counts_as_unset(monkeypatch):
+    monkeypatch.setenv("TCPX_KEY", "")
+    with pytest.raises(tcpx.SettingError, match="key=..."):
+        tcpx.connect("127.0.0.1:1").wait()
+    with tcpx.Endpoint("127.0.0.1:0") as server:
+        assert server.key
+
+
+def test_a_limit_of_another_name_is_told_the_names():
+    with pytest.raises(tcpx.SettingError, match='"get"; there are puts, notifications, gets'):
+        tcpx.Endpoint("127.0.0.1:0", insecure=True, limits={"get": 1})
+
+
 def test_a_close_after_an_abandoned_one_waits_too(pair):
     client, server = pair
     size = 1 << 22

@@ -35,7 +35,8 @@ def _settings(
 ) -> Settings:
     """What is not given is as the environment says."""
     if key is None and key_file is None and not insecure:
-        key = os.environ.get("TCPX_KEY")
+        # An empty variable counts as unset, as for the program.
+        key = os.environ.get("TCPX_KEY", "").strip() or None
     if encrypt is None:
         encrypt = os.environ.get("TCPX_ENCRYPT", "").lower() not in _NO
     return {
@@ -166,7 +167,8 @@ class Endpoint(_tcpx.Endpoint):
         ``server.accept().wait()``, or ``server.accept(timeout=10)``, which waits at most so many seconds.
 
         A connection comes about only while somebody accepts: until then the other side's :func:`connect` waits,
-        for 10 seconds unless it was given another ``timeout``.
+        for 10 seconds unless it was given another ``timeout``. An error is about one peer, which may have given
+        up before: call it again.
         """
         if timeout is not None:
             return self._accept(timeout)
