@@ -68,11 +68,16 @@ impl Drop for Transfer {
             return;
         }
         let warn = |py: Python<'_>| {
+            // It may be dropped as an exception leaves the expression that it is of.
+            let raised = PyErr::take(py);
             let text = c"a transfer was dropped before its end, which cancels it: keep what send, recv, put and get \
                          return, and wait for it or await it";
             let kind = py.get_type::<PyRuntimeWarning>();
             if let Err(error) = PyErr::warn(py, &kind, text, 1) {
                 error.write_unraisable(py, None);
+            }
+            if let Some(raised) = raised {
+                raised.restore(py);
             }
         };
         // Nobody is told where there is no interpreter any more.

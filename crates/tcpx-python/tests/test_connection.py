@@ -435,7 +435,7 @@ def busy():
     with ThreadPoolExecutor(1) as pool:
         accepted = pool.submit(server.accept, 600)
         made = tcpx.connect("%s:%d" % server.address, insecure=True).wait()
-        return made, accepted.result(), made.recv(bytearray(1), stall=600)
+        return made, accepted.result(), made.send(bytes(1 << 22), stall=600)
 def close():
     # One more each time: it is closed for those who ask again.
     next(connections)[0].close(600)
@@ -597,13 +597,14 @@ INTERRUPTED_CLOSE = """
 import signal, sys, tcpx
 signal.signal(signal.SIGINT, signal.default_int_handler)
 connection = tcpx.connect(sys.argv[1]).wait()
-receive = connection.recv(bytearray(1), stall=600)
+# Its end waits for a receive.
+sent = connection.send(bytes(1 << 22), stall=600)
 try:
     print("waiting", flush=True)
     connection.close(600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-receive.cancel()
+sent.cancel()
 """
 
 
@@ -704,6 +705,26 @@ def test_an_idle_accept_wakes_nobody_up():
     with run_python(IDLE) as program:
         out, err = program.communicate(timeout=PATIENCE)
         assert (out, program.returncode) == ("slept\n", 0), err
+
+
+def test_a_wait_that_runs_out_says_so_where_its_transfer_is_dropped():
+    code = """
+import tcpx, threading
+server = tcpx.Endpoint("127.0.0.1:0", insecure=True)
+accepted = []
+thread = threading.Thread(target=lambda: accepted.append(server.accept().wait()))
+thread.start()
+client = tcpx.connect("%s:%d" % server.address, insecure=True).wait()
+thread.join()
+try:
+    client.recv(bytearray(1)).wait(timeout=0.01)
+except tcpx.TimeoutError:
+    print("timed out")
+"""
+    with run_python(code) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+        assert (out, program.returncode) == ("timed out\n", 0), err
+        assert "a transfer was dropped before its end" in err, err
 
 
 def test_a_dropped_transfer_is_warned_about_once():
