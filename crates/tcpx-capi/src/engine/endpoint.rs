@@ -11,7 +11,7 @@ use super::failure::{again, guard, setting};
 use super::options::connection_options;
 use super::text::{answer, duration, give_text, needed, text};
 use super::types::{TCPX_KEY_MAX, tcpx_connection, tcpx_endpoint, tcpx_options};
-use crate::error::{Failure, Outcome};
+use crate::error::Outcome;
 use crate::handles::{self, Object};
 
 const _: () = assert!(ClientKey::TEXT_CHARACTERS < TCPX_KEY_MAX);
@@ -139,18 +139,19 @@ pub unsafe extern "C" fn tcpx_endpoint_accept(
 ) -> c_int {
     guard("tcpx_endpoint_accept", || {
         needed("connection", connection)?;
-        let (_, endpoint) = handles::endpoint(endpoint)?;
-        match endpoint.endpoint.accept(duration(timeout_ms)) {
+        let (_, listening) = handles::endpoint(endpoint)?;
+        match listening.endpoint.accept(duration(timeout_ms)) {
             // SAFETY: not NULL, and the caller lets us write there.
             Ok(accepted) => unsafe { enter(accepted, connection) },
             Err(Error::Network(NetworkError::AcceptTimedOut { .. })) => Err(again(
                 "nobody has connected in the time given: call again; if a peer tries, check that a \
                  firewall lets the port through and that it has this key",
             )),
-            Err(Error::Network(NetworkError::ListenerClosed { .. })) => {
-                Err(Failure::closed("the endpoint"))
+            Err(error) => {
+                // Another thread may have closed it.
+                handles::endpoint(endpoint)?;
+                Err(error.into())
             }
-            Err(error) => Err(error.into()),
         }
     })
 }
