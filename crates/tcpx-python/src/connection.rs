@@ -257,9 +257,8 @@ impl Connection {
     fn aclose(&self, timeout: f64) -> PyResult<Closing> {
         let timeout = duration("timeout", timeout)?;
         let mut closing = lock(&self.closing);
-        if let Some(connection) = lock(&self.connection).take() {
-            *closing = Some(connection);
-        }
+        let open = lock(&self.connection).take();
+        *closing = open.or_else(|| closing.take());
         let Some(connection) = closing.clone() else {
             return Ok(Closing::ended());
         };

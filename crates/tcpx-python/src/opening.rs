@@ -103,22 +103,17 @@ impl Listening {
     fn accept_all(&self) {
         loop {
             let endpoint = lock(&self.endpoint).clone();
-            {
-                let mut accepts = lock(&self.accepts);
-                if endpoint.is_none() || accepts.are_enough() {
-                    accepts.has_thread = false;
-                    return;
-                }
-            }
-            let Some(endpoint) = endpoint else { return };
+            let mut accepts = lock(&self.accepts);
+            let Some(endpoint) = endpoint.filter(|_| !accepts.are_enough()) else {
+                accepts.has_thread = false;
+                return;
+            };
+            drop(accepts);
             let enough = || lock(&self.accepts).are_enough();
-            match endpoint.accept_unless(Duration::MAX, enough).transpose() {
-                Some(Err(error)) if is_nobody(&error) => {}
-                Some(outcome) => {
-                    lock(&self.accepts).ready.push_back(outcome);
-                    Arc::clone(&self.tasks).wake();
-                }
-                None => {}
+            let accepted = endpoint.accept_unless(Duration::MAX, enough).transpose();
+            if let Some(outcome) = accepted.filter(|it| !it.as_ref().is_err_and(is_nobody)) {
+                lock(&self.accepts).ready.push_back(outcome);
+                Arc::clone(&self.tasks).wake();
             }
         }
     }
@@ -153,8 +148,7 @@ impl NextConnection {
         let mut accepts = lock(&self.0.accepts);
         accepts.waiting = accepts.waiting.saturating_sub(1);
         drop(accepts);
-        let endpoint = lock(&self.0.endpoint).clone();
-        if let Some(endpoint) = endpoint {
+        if let Ok(endpoint) = self.0.open() {
             endpoint.nudge();
         }
     }

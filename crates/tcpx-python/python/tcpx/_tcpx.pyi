@@ -243,7 +243,8 @@ class Connection:
     def statistics(self) -> dict[str, int]:
         """Counters of the data plane by name."""
     def close(self, timeout: float = 5.0) -> None:
-        """Finishes running transfers and says goodbye, within ``timeout`` seconds."""
+        """Finishes running transfers and says goodbye, within ``timeout`` seconds. One that follows another that was
+        given up waits too."""
     def aclose(self, timeout: float = 5.0) -> Closing:
         """The same, to be awaited. It begins at once, and goes on where nobody awaits it."""
     def __enter__(self) -> Self: ...
