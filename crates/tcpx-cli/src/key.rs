@@ -377,7 +377,7 @@ mod tests {
             .for_server()
             .expect_err("no server's key")
             .to_string();
-        assert!(error.contains("tcpx key FILE"), "{error}");
+        assert!(error.contains("TCPX_KEY holds a client's key"), "{error}");
     }
 
     #[test]
