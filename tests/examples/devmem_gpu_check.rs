@@ -43,7 +43,10 @@ fn main() -> ExitCode {
             "out of slots, and past them when a send is refused",
             out_of_slots,
         ),
-        ("on over plain TCP in the middle of a chunk", onto_companion),
+        (
+            "on over plain TCP in the middle of a chunk",
+            onto_ordinary_lane,
+        ),
     ];
     let mut failed = 0;
     for (name, check) in checks {
@@ -185,7 +188,7 @@ fn out_of_slots(gpu: &Gpu) -> Outcome {
     Ok(format!("{} sends; then {path}", counts.device_sends))
 }
 
-fn onto_companion(gpu: &Gpu) -> Outcome {
+fn onto_ordinary_lane(gpu: &Gpu) -> Outcome {
     let fails = Weather {
         fails_at: Some((1_234_567, libc::ENODEV)),
         ..Weather::default()

@@ -1,5 +1,5 @@
-//! The channel of the device-memory network: two TCP connections, and everything that happens on them
-//! in [`Channel::poll`].
+//! The channel of the device-memory network: a lane for payload and an ordinary one, on which both
+//! directions go on when the first one ends. Everything on them happens in [`Channel::poll`].
 
 mod ending;
 mod inbound;
@@ -15,8 +15,8 @@ use tcpx_memory::RegionSlice;
 
 use super::bound::FlowRule;
 use super::calls::SocketCalls;
-use super::companion::Companion;
 use super::inflow::Inflow;
+use super::ordinary::OrdinaryLane;
 use super::outflow::Outflow;
 use super::slots::SendSlot;
 use super::stage::Stage;
@@ -36,7 +36,7 @@ pub(super) struct Parts {
     pub(super) plain_name: String,
     pub(super) calls: Arc<dyn SocketCalls>,
     pub(super) payload: OwnedFd,
-    pub(super) companion: OwnedFd,
+    pub(super) ordinary: OwnedFd,
     pub(super) rule: Option<FlowRule>,
     pub(super) inflow: Inflow,
     pub(super) stage: Stage,
@@ -47,8 +47,8 @@ pub(super) struct Parts {
 /// Why payload is not in the pool.
 const PLAIN: &str = "payload arrives as plain data, not in the pool: the queue's binding ended, or the flow is not steered to it; `tcpx devmem status` shows both";
 
-/// Why a path changed when the other end was the first to give the payload connection up.
-const PEER_ENDED: &str = "the peer ended the payload connection; its own output says why";
+/// Why a path changed when the other end was the first to give the payload lane up.
+const PEER_ENDED: &str = "the peer ended the payload lane; its own output says why";
 
 /// How the peer's end of the connection shows where one writes, or reads too late.
 fn is_the_peers_end(error: &io::Error) -> bool {
@@ -56,18 +56,6 @@ fn is_the_peers_end(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
     )
-}
-
-/// How a direction's bytes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Path {
-    /// On the payload connection.
-    Payload,
-    /// Nowhere: the payload connection is given up, and the peer has not said from where on it wants
-    /// them on the companion. Only ever the way out.
-    Waiting,
-    /// On the companion.
-    Companion,
 }
 
 /// See the module's documentation.
@@ -79,7 +67,9 @@ pub(super) struct DevmemChannel {
     /// `None` once given up and nothing reads its part of the pool.
     payload: Option<OwnedFd>,
     /// `None` once closed.
-    companion: Option<Companion>,
+    ordinary: Option<OrdinaryLane>,
+    /// The payload lane is given up: all goes over the ordinary one.
+    failed_over: bool,
     rule: Option<FlowRule>,
     watch: Watch,
     signal: Arc<Waker>,
@@ -87,25 +77,19 @@ pub(super) struct DevmemChannel {
     outflow: Outflow,
     stage: Stage,
     in_kernel: InKernel<Arc<SendSlot>>,
-    way_in: Path,
-    way_out: Path,
     /// Room for control messages.
     control: Vec<u8>,
-    /// Why the kernel did not take tokens back, until the way in was given up for it.
+    /// Why the kernel did not take tokens back, until the payload lane was given up for it.
     stuck_tokens: Option<String>,
     /// The socket in use has room, as far as is known.
     writable: bool,
     /// The kernel has no room to note another zero-copy send, until it reports on one.
     unreported: bool,
-    /// Chunks whose arrival the peer was told of.
-    told: u64,
-    /// The person was told that the path changed.
-    changed: bool,
     /// The person was told that payload no longer lands in the pool.
     told_plain: bool,
     window: u16,
     closing: bool,
-    /// The peer closed the companion.
+    /// The peer closed the ordinary lane.
     peer_closed: bool,
     /// Why nothing works any more.
     broken: Option<ChannelError>,
@@ -123,7 +107,8 @@ impl DevmemChannel {
             plain_name: parts.plain_name,
             calls: parts.calls,
             payload: Some(parts.payload),
-            companion: Some(Companion::new(parts.companion)),
+            ordinary: Some(OrdinaryLane::new(parts.ordinary)),
+            failed_over: false,
             rule: parts.rule,
             watch,
             signal,
@@ -131,14 +116,10 @@ impl DevmemChannel {
             outflow: Outflow::default(),
             stage: parts.stage,
             in_kernel: InKernel::default(),
-            way_in: Path::Payload,
-            way_out: Path::Payload,
             control: Vec::new(),
             stuck_tokens: None,
             writable: true,
             unreported: false,
-            told: 0,
-            changed: false,
             told_plain: false,
             window: parts.window,
             closing: false,
@@ -210,15 +191,22 @@ impl DevmemChannel {
         }
     }
 
+    /// Whether something is in flight that only the peer's lanes can end.
+    fn must_move(&self) -> bool {
+        self.inflow.posted() > 0 || self.outflow.is_pending()
+    }
+
     /// Everything that can be done now.
     fn work(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        self.give_back_or_leave(out);
+        // What was placed is not to be sent again.
+        self.stats.chunks_sent += self.outflow.end_placed(out);
+        self.give_back_or_fail_over(out)?;
         self.rewatch()?;
-        let [payload, companion, staging] = self
+        let [payload, ordinary, staging] = self
             .watch
             .ready()
             .map_err(|error| self.system("epoll_wait", error.into()))?;
-        if payload.write || companion.write {
+        if payload.write || ordinary.write {
             self.writable = true;
         }
         if staging.read {
@@ -227,16 +215,16 @@ impl DevmemChannel {
         if payload.error {
             self.reap_sends(out)?;
         }
-        if companion.read {
-            self.read_companion(out)?;
+        if ordinary.read {
+            self.receive_ordinary(out)?;
         }
-        if payload.read && self.way_in == Path::Payload {
+        if payload.read && !self.failed_over {
             self.receive(out)?;
         } else {
             self.inflow.relieve(out);
         }
-        self.tell_peer();
         self.write(out)?;
+        self.stats.chunks_sent += self.outflow.end_placed(out);
         self.close_payload_when_unread();
         self.rewatch()
     }
@@ -262,8 +250,8 @@ impl DevmemChannel {
         let waits = !self.writable && self.outflow.is_pending();
         let takes_more = self.inflow.offer(1).is_some();
         if let Some(payload) = &self.payload {
-            let mut flags = blocked(waits && self.way_out == Path::Payload);
-            if self.way_in == Path::Payload && takes_more {
+            let mut flags = blocked(waits && !self.failed_over);
+            if !self.failed_over && takes_more {
                 flags |= EventFlags::IN;
             }
             // Reports about zero-copy sends come as errors, which need no flag.
@@ -272,33 +260,35 @@ impl DevmemChannel {
             let done = self.watch.want(Which::Payload, payload.as_fd(), wanted);
             done.map_err(|error| self.system("epoll_ctl", error.into()))?;
         }
-        if let Some(companion) = &self.companion {
-            let mut flags = EventFlags::empty();
-            let payload_waits = companion.brings_payload() && !takes_more;
-            if !self.peer_closed && !payload_waits {
+        if let Some(ordinary) = &self.ordinary {
+            let mut flags = blocked(waits && self.failed_over);
+            if takes_more || !ordinary.waits_for_room() {
                 flags |= EventFlags::IN;
             }
-            let data_waits = waits && self.way_out == Path::Companion;
-            flags |= blocked(data_waits || companion.wants_write());
             let wanted = (!flags.is_empty() && !self.peer_closed).then_some(flags);
-            let done = self
-                .watch
-                .want(Which::Companion, companion.socket(), wanted);
+            let done = self.watch.want(Which::Ordinary, ordinary.socket(), wanted);
             done.map_err(|error| self.system("epoll_ctl", error.into()))?;
         }
         Ok(())
     }
 
-    /// Tells the person, once, that the bytes take another path.
-    fn path_changed(&mut self, why: String, out: &mut Vec<Completion>) {
-        if std::mem::replace(&mut self.changed, true) {
-            return;
+    /// Gives the payload lane up, for good: all that the peer has not placed goes over the ordinary
+    /// lane, and what comes, comes there. What has come so far stays good.
+    fn fail_over(&mut self, why: String, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        if std::mem::replace(&mut self.failed_over, true) {
+            return Ok(());
         }
+        self.stats.lanes_lost += 1;
+        self.stats.chunks_resent += self.outflow.start_over();
+        // The CPU sends what waits in slots.
+        self.stage.leave_slots(&mut self.outflow);
+        (self.writable, self.unreported) = (true, false);
         self.name.clone_from(&self.plain_name);
         out.push(Completion::PathChanged {
             path: self.name.clone(),
             why,
         });
+        self.announce()
     }
 
     /// Tells the person, once, that payload comes past the pool, and goes on.
@@ -333,8 +323,8 @@ impl Channel for DevmemChannel {
             return Ok(Posted::Full(chunk));
         }
         // The engine unpacks to the destination; the bytes land elsewhere first.
-        self.inflow
-            .post(chunk.token, chunk.destination.len() as u64);
+        let bytes = chunk.destination.len() as u64;
+        self.inflow.post(chunk.token, chunk.sequence, bytes);
         Ok(Posted::Accepted)
     }
 
@@ -354,7 +344,8 @@ impl Channel for DevmemChannel {
         }
         let done = self.work(out);
         let done = match done {
-            Ok(()) if self.peer_closed && self.in_flight() > 0 => Err(self.peer_gone()),
+            // Of what was sent the control connection may still say that it was placed.
+            Ok(()) if self.peer_closed && self.must_move() => Err(self.peer_gone()),
             done => done,
         };
         if let Err(error) = &done {
@@ -375,8 +366,22 @@ impl Channel for DevmemChannel {
         Ok(Posted::Accepted)
     }
 
-    fn cancel(&mut self, _token: u64) -> Cancel {
-        Cancel::Unsupported
+    fn cancel(&mut self, token: u64) -> Cancel {
+        match self.outflow.is_placed(token) {
+            true => Cancel::Pending,
+            false => Cancel::Unsupported,
+        }
+    }
+
+    fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {
+        if !self.outflow.placed(sequence) {
+            return Err(self.protocol(
+                "placed chunks that were sent".to_owned(),
+                format!("chunk {sequence}"),
+            ));
+        }
+        self.signal.wake();
+        Ok(())
     }
 
     fn readiness(&self) -> Readiness<'_> {
@@ -391,13 +396,9 @@ impl Channel for DevmemChannel {
         if std::mem::replace(&mut self.closing, true) {
             return;
         }
-        if let Some(companion) = &mut self.companion {
-            // The peer's last sends end with this word; a full socket loses it, as a break would.
-            let _ = companion.flush();
-        }
         self.close_payload();
-        if self.companion.take().is_some() {
-            self.watch.forget(Which::Companion);
+        if self.ordinary.take().is_some() {
+            self.watch.forget(Which::Ordinary);
         }
         self.stage.close(&mut self.outflow);
         self.fail_all();

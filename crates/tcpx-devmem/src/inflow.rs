@@ -14,6 +14,7 @@ use tcpx_memory::{BouncePool, RegionSlice};
 use tcpx_wire::{Fragment, ScatterList};
 
 use super::landing::Landing;
+use super::ordinary::Header;
 use super::pool_use::PoolUse;
 use tcpx_net::channel::{ChannelStats, Completion, Payload, Ticket};
 
@@ -45,8 +46,8 @@ pub(super) struct Inflow {
     /// The kernel takes no tokens any more: closing the socket gives them back.
     keeps_tokens: bool,
     spare: Vec<TokenSet>,
-    /// Bytes of the stream that have come.
-    received: u64,
+    /// The chunk that ended last.
+    ended: Option<u64>,
     /// Plain bytes since the last record.
     plain_run: u64,
     stats: ChannelStats,
@@ -55,6 +56,7 @@ pub(super) struct Inflow {
 #[derive(Debug)]
 struct Wanted {
     token: u64,
+    sequence: u64,
     length: u64,
     done: u64,
 }
@@ -97,15 +99,16 @@ impl Inflow {
             returns: TokenSet::new(),
             keeps_tokens: false,
             spare: Vec::new(),
-            received: 0,
+            ended: None,
             plain_run: 0,
             stats: ChannelStats::default(),
         }
     }
 
-    pub(super) fn post(&mut self, token: u64, length: u64) {
+    pub(super) fn post(&mut self, token: u64, sequence: u64, length: u64) {
         self.posted.push_back(Wanted {
             token,
+            sequence,
             length,
             done: 0,
         });
@@ -116,9 +119,26 @@ impl Inflow {
         self.posted.len()
     }
 
-    /// Bytes of the stream that have come.
-    pub(super) fn received(&self) -> u64 {
-        self.received
+    /// How much of a chunk that follows this header is here already, and how much is wanted; `None`
+    /// while its receive is not posted.
+    ///
+    /// # Errors
+    /// What the peer may send instead.
+    pub(super) fn missing_of(&self, header: Header) -> Result<Option<(u64, u64)>, String> {
+        let length = u64::from(header.length);
+        if length == 0 || self.ended.is_some_and(|ended| header.sequence <= ended) {
+            return Ok(Some((length, 0)));
+        }
+        match self.posted.front() {
+            None => Ok(None),
+            Some(first) if (first.sequence, first.length) == (header.sequence, length) => {
+                Ok(Some((first.done, length - first.done)))
+            }
+            Some(first) => Err(format!(
+                "chunk {} of {} bytes",
+                first.sequence, first.length
+            )),
+        }
     }
 
     pub(super) fn stats(&self) -> ChannelStats {
@@ -183,7 +203,6 @@ impl Inflow {
         }
         let host = usize::try_from(added.host).unwrap_or(usize::MAX);
         self.landing.wrote(host);
-        self.received += bytes as u64;
         self.stats.bytes_received += bytes as u64;
         self.stats.bytes_in_pool += added.device;
         if let Some(first) = self.posted.front_mut() {
@@ -243,6 +262,7 @@ impl Inflow {
             return;
         };
         self.stats.chunks_received += 1;
+        self.ended = Some(done.sequence);
         let token = done.token;
         let device = self.cut_device();
         let host = self.cut_host();

@@ -13,7 +13,6 @@ mod capability;
 mod channel;
 #[doc(hidden)]
 pub mod cmsg;
-mod companion;
 mod error;
 mod holders;
 mod inflow;
@@ -22,6 +21,7 @@ mod landing;
 #[doc(hidden)]
 pub mod netlink;
 mod network;
+mod ordinary;
 mod outflow;
 mod pool_use;
 mod record;

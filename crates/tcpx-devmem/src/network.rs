@@ -157,7 +157,7 @@ impl DevmemNetwork {
             plain_name: format!("{NAME} to {}; over plain TCP", setup.peer),
             calls: Arc::clone(&self.calls),
             payload: lanes.payload.into(),
-            companion: lanes.companion.into(),
+            ordinary: lanes.ordinary.into(),
             rule: lanes.rule,
             inflow: Inflow::new(queue.map(|(_, target)| target.clone()), landing),
             stage: Stage::new(setup.workers, send, Arc::clone(&signal)).map_err(memory)?,

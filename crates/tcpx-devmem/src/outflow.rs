@@ -1,15 +1,14 @@
-//! From chunks to the payload stream: what was posted, how far it was written, and how far the peer
-//! has it. No system calls here.
+//! From chunks to a lane: what was posted, and how far it was written. No system calls here.
 //!
-//! A chunk is kept until the peer says that it has all of it: until then the peer may ask for any of
-//! its bytes again, on another path. So *sent* means *received by the peer* here, until there is no other
-//! path any more.
+//! A chunk is kept until the peer has placed it: when the payload lane ends, all that is kept is
+//! written again, to the ordinary lane. So *sent* means *placed by the peer* here.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tcpx_memory::RegionSlice;
 
+use super::ordinary::{HEADER_BYTES, Header};
 use super::slots::SendSlot;
 use tcpx_net::channel::Completion;
 
@@ -17,21 +16,24 @@ use tcpx_net::channel::Completion;
 #[derive(Debug, Default)]
 pub(super) struct Outflow {
     queue: VecDeque<Sending>,
-    /// Where in the stream the next chunk begins.
-    end: u64,
-    /// Bytes that a socket has taken.
-    written: u64,
-    /// Bytes that the peer has.
-    confirmed: u64,
+    /// The chunk that is written next, by its place in the queue.
+    next: usize,
+    /// Bytes that a socket has taken of it, its header's first.
+    written: usize,
+    /// Chunks follow a header, as on the ordinary lane.
+    framed: bool,
 }
 
 #[derive(Debug)]
 struct Sending {
     token: u64,
-    /// Where it begins in the stream.
-    start: u64,
-    length: u64,
+    sequence: u64,
+    length: usize,
     source: Source,
+    /// A socket took all of it, be it the payload lane's.
+    sent: bool,
+    /// The peer has it.
+    placed: bool,
 }
 
 /// Where the bytes of a chunk can be sent from.
@@ -52,73 +54,94 @@ pub(super) enum Source {
 
 /// The next bytes to write.
 #[derive(Debug)]
-pub(super) struct Next<'a> {
-    pub(super) source: &'a Source,
-    /// Where in the chunk to begin.
-    pub(super) from: usize,
-    /// Bytes from there to the chunk's end.
-    pub(super) length: usize,
-}
-
-/// A word of the peer about a place in the stream that cannot be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BadPlace {
-    pub(super) least: u64,
-    pub(super) most: u64,
+pub(super) enum Next<'a> {
+    /// A chunk's header, from so many bytes on.
+    Header([u8; HEADER_BYTES], usize),
+    Payload {
+        source: &'a Source,
+        /// Where in the chunk to begin.
+        from: usize,
+        /// Bytes from there to the chunk's end.
+        length: usize,
+    },
 }
 
 impl Outflow {
-    /// Queues a chunk; the answer names it for [`Self::staged`].
-    pub(super) fn post(&mut self, token: u64, length: u64, source: Source) -> u64 {
-        let start = self.end;
-        self.end += length;
+    pub(super) fn post(&mut self, token: u64, sequence: u64, length: usize, source: Source) {
         self.queue.push_back(Sending {
             token,
-            start,
+            sequence,
             length,
             source,
+            sent: false,
+            placed: false,
         });
-        start
     }
 
-    /// The chunk that begins at `start` can be sent from here now.
-    pub(super) fn staged(&mut self, start: u64, source: Source) {
-        if let Ok(at) = self.queue.binary_search_by_key(&start, |one| one.start) {
-            self.queue[at].source = source;
+    /// The chunk of this sequence can be sent from here now.
+    pub(super) fn staged(&mut self, sequence: u64, source: Source) {
+        if let Some(one) = self.find(sequence) {
+            one.source = source;
         }
     }
 
-    /// Chunks posted and not confirmed.
+    fn find(&mut self, sequence: u64) -> Option<&mut Sending> {
+        let mut queue = self.queue.iter_mut();
+        queue.find(|one| one.sequence == sequence)
+    }
+
+    /// Chunks posted and not placed.
     pub(super) fn posted(&self) -> usize {
         self.queue.len()
     }
 
     /// Whether there are bytes that no socket has taken.
     pub(super) fn is_pending(&self) -> bool {
-        self.written < self.end
+        self.next < self.queue.len()
     }
 
     /// The next bytes to write; `None` when all are written.
     pub(super) fn next(&self) -> Option<Next<'_>> {
-        if !self.is_pending() {
-            return None;
+        let sending = self.queue.get(self.next)?;
+        let header = self.header_bytes();
+        if self.written < header {
+            let header = Header {
+                sequence: sending.sequence,
+                length: u32::try_from(sending.length).ok()?,
+            };
+            return Some(Next::Header(header.encode(), self.written));
         }
-        let after = self.queue.partition_point(|one| one.start <= self.written);
-        let sending = self.queue.get(after.checked_sub(1)?)?;
-        // What is past its end in a chunk of no bytes has a successor that begins there too.
-        let from = self.written - sending.start;
-        Some(Next {
+        let from = self.written - header;
+        Some(Next::Payload {
             source: &sending.source,
-            from: usize::try_from(from).ok()?,
-            length: usize::try_from(sending.length.checked_sub(from)?).ok()?,
+            from,
+            length: sending.length - from,
         })
     }
 
-    /// The chunks in slots: their places, and the memory that each was copied from. They wait for
-    /// [`Self::staged`] then.
+    fn header_bytes(&self) -> usize {
+        if self.framed { HEADER_BYTES } else { 0 }
+    }
+
+    /// A socket has taken so many of the next bytes.
+    pub(super) fn wrote(&mut self, bytes: usize) {
+        let header = self.header_bytes();
+        let Some(sending) = self.queue.get_mut(self.next) else {
+            return;
+        };
+        self.written += bytes;
+        if self.written >= header + sending.length {
+            sending.sent = true;
+            self.next += 1;
+            self.written = 0;
+        }
+    }
+
+    /// The chunks in slots: their sequences, and the memory that each was copied from. They wait
+    /// for [`Self::staged`] then.
     pub(super) fn take_from_slots(&mut self) -> Vec<(u64, RegionSlice)> {
         let take = |one: &mut Sending| match std::mem::replace(&mut one.source, Source::Staging) {
-            Source::Device { slice, .. } => Some((one.start, slice)),
+            Source::Device { slice, .. } => Some((one.sequence, slice)),
             other => {
                 one.source = other;
                 None
@@ -127,67 +150,45 @@ impl Outflow {
         self.queue.iter_mut().filter_map(take).collect()
     }
 
-    /// A socket has taken so many of the next bytes.
-    pub(super) fn wrote(&mut self, bytes: usize) {
-        self.written = self.end.min(self.written + bytes as u64);
+    /// The peer has placed the chunk of this sequence; `false` if it cannot have it.
+    pub(super) fn placed(&mut self, sequence: u64) -> bool {
+        let Some(one) = self.find(sequence) else {
+            return true;
+        };
+        one.placed = true;
+        one.sent
     }
 
-    /// The peer has all bytes before `place`.
-    ///
-    /// # Errors
-    /// The peer cannot have those, or had more before.
-    pub(super) fn confirm(
-        &mut self,
-        place: u64,
-        out: &mut Vec<Completion>,
-    ) -> Result<u64, BadPlace> {
-        self.check(place)?;
-        self.confirmed = place;
-        Ok(self.end_confirmed(out))
+    /// Whether the request of this token ends without another word of the peer.
+    pub(super) fn is_placed(&self, token: u64) -> bool {
+        let mut queue = self.queue.iter();
+        queue.any(|one| one.token == token && one.placed)
     }
 
-    /// What a socket has taken is never asked for again.
-    pub(super) fn let_go(&mut self, out: &mut Vec<Completion>) -> u64 {
-        self.confirmed = self.written;
-        self.end_confirmed(out)
-    }
-
-    fn end_confirmed(&mut self, out: &mut Vec<Completion>) -> u64 {
+    /// Ends the chunks that the peer has placed, unless something still reads them; how many.
+    pub(super) fn end_placed(&mut self, out: &mut Vec<Completion>) -> u64 {
         let mut chunks = 0;
-        while let Some(first) = self.queue.front() {
-            let sent = first.start + first.length <= self.confirmed;
-            if !sent || matches!(first.source, Source::Staging) {
-                break;
+        let mut at = 0;
+        while let Some(one) = self.queue.get(at) {
+            let half_written = at == self.next && self.written > 0;
+            if !one.placed || half_written || matches!(one.source, Source::Staging) {
+                at += 1;
+                continue;
             }
-            out.push(Completion::Sent { token: first.token });
-            self.queue.pop_front();
+            out.push(Completion::Sent { token: one.token });
+            self.queue.remove(at);
+            self.next -= usize::from(at < self.next);
             chunks += 1;
         }
         chunks
     }
 
-    /// The peer has all bytes before `place`, and wants those from there on another path.
-    ///
-    /// # Errors
-    /// As [`Self::confirm`].
-    pub(super) fn rewind(
-        &mut self,
-        place: u64,
-        out: &mut Vec<Completion>,
-    ) -> Result<u64, BadPlace> {
-        let chunks = self.confirm(place, out)?;
-        self.written = place;
-        Ok(chunks)
-    }
-
-    fn check(&self, place: u64) -> Result<(), BadPlace> {
-        if (self.confirmed..=self.written).contains(&place) {
-            return Ok(());
-        }
-        Err(BadPlace {
-            least: self.confirmed,
-            most: self.written,
-        })
+    /// The payload lane has ended: what the peer has not placed is written again, each chunk behind
+    /// a header. How many had been written before, be it in part.
+    pub(super) fn start_over(&mut self) -> u64 {
+        let again = self.next + usize::from(self.written > 0);
+        (self.next, self.written, self.framed) = (0, 0, true);
+        again as u64
     }
 
     /// Ends everything but the chunks that are still being copied; the tokens of those that ended.
@@ -200,6 +201,7 @@ impl Outflow {
             }
             staging
         });
+        (self.next, self.written) = (0, 0);
         ended
     }
 }
@@ -209,27 +211,36 @@ mod tests {
     use super::*;
     use tcpx_memory::Region;
 
-    fn outflow(lengths: &[u64]) -> Outflow {
+    fn outflow(lengths: &[usize]) -> Outflow {
         let mut outflow = Outflow::default();
         for (token, length) in (0u64..).zip(lengths) {
-            let region = Region::host(*length as usize).unwrap();
-            outflow.post(token, *length, Source::Host(region.all()));
+            let region = Region::host(*length).unwrap();
+            outflow.post(token, 10 + token, *length, Source::Host(region.all()));
         }
         outflow
     }
 
-    /// Writes what is next in pieces of at most `most` bytes; start and length of each within its chunk.
+    /// Writes what is next in pieces of at most `most` bytes; start and length of each within its
+    /// chunk, without headers.
     fn write_all(outflow: &mut Outflow, most: usize) -> Vec<(usize, usize)> {
         let mut pieces = Vec::new();
         while let Some(next) = outflow.next() {
-            let bytes = next.length.min(most);
-            pieces.push((next.from, bytes));
+            let bytes = match next {
+                Next::Header(bytes, from) => (bytes.len() - from).min(most),
+                Next::Payload { from, length, .. } => {
+                    pieces.push((from, length.min(most)));
+                    length.min(most)
+                }
+            };
             outflow.wrote(bytes);
         }
         pieces
     }
 
-    fn tokens(out: &[Completion]) -> Vec<u64> {
+    fn end_placed(outflow: &mut Outflow) -> Vec<u64> {
+        let mut out = Vec::new();
+        let count = outflow.end_placed(&mut out);
+        assert_eq!(count, out.len() as u64);
         let token = |one: &Completion| match one {
             Completion::Sent { token } => *token,
             other => panic!("{other:?}"),
@@ -238,54 +249,63 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_written_one_after_the_other_and_end_when_the_peer_has_them() {
+    fn chunks_are_written_in_order_and_end_when_placed() {
         let mut outflow = outflow(&[10, 3, 7]);
         assert_eq!(
             write_all(&mut outflow, 6),
             [(0, 6), (6, 4), (0, 3), (0, 6), (6, 1)]
         );
-        let mut out = Vec::new();
-        assert_eq!(outflow.confirm(9, &mut out), Ok(0));
-        assert_eq!(outflow.confirm(13, &mut out), Ok(2));
-        assert_eq!(outflow.confirm(20, &mut out), Ok(1));
-        assert_eq!((tokens(&out), outflow.posted()), (vec![0, 1, 2], 0));
+        assert!(outflow.placed(11) && outflow.placed(11));
+        assert_eq!(end_placed(&mut outflow), [1]);
+        assert!(outflow.placed(12) && outflow.placed(10) && outflow.placed(99));
+        assert_eq!(end_placed(&mut outflow), [0, 2]);
+        assert_eq!((outflow.posted(), outflow.is_pending()), (0, false));
     }
 
     #[test]
-    fn a_rewind_writes_again_what_the_peer_lacks() {
-        let mut outflow = outflow(&[10, 3, 7]);
-        write_all(&mut outflow, 100);
-        let mut out = Vec::new();
-        assert_eq!(outflow.rewind(11, &mut out), Ok(1));
-        assert_eq!(tokens(&out), [0]);
-        assert_eq!(write_all(&mut outflow, 100), [(1, 2), (0, 7)]);
-        assert_eq!(outflow.rewind(20, &mut out), Ok(2));
-        assert!(outflow.next().is_none());
+    fn what_is_not_placed_is_written_again_behind_headers() {
+        let mut outflow = outflow(&[10, 3, 7, 5]);
+        outflow.wrote(10);
+        outflow.wrote(3);
+        outflow.wrote(2);
+        assert!(outflow.placed(10));
+        assert_eq!(end_placed(&mut outflow), [0]);
+        assert_eq!(outflow.start_over(), 2);
+        assert!(outflow.placed(11), "it had been written");
+        assert_eq!(end_placed(&mut outflow), [1]);
+        let Some(Next::Header(bytes, 0)) = outflow.next() else {
+            panic!("a header is first");
+        };
+        let header = Header::decode(bytes);
+        assert_eq!((header.sequence, header.length), (12, 7));
+        assert_eq!(write_all(&mut outflow, 5), [(0, 5), (5, 2), (0, 5)]);
     }
 
     #[test]
-    fn a_place_that_cannot_be_is_refused() {
+    fn a_half_written_chunk_is_written_to_its_end() {
+        let mut outflow = outflow(&[10]);
+        outflow.wrote(10);
+        outflow.start_over();
+        outflow.wrote(1);
+        assert!(outflow.placed(10));
+        assert!(end_placed(&mut outflow).is_empty());
+        assert_eq!(write_all(&mut outflow, 100), [(0, 10)]);
+        assert_eq!(end_placed(&mut outflow), [0]);
+    }
+
+    #[test]
+    fn a_chunk_that_was_not_sent_cannot_be_placed() {
         let mut outflow = outflow(&[10]);
         outflow.wrote(6);
-        let mut out = Vec::new();
-        assert_eq!(
-            outflow.confirm(7, &mut out),
-            Err(BadPlace { least: 0, most: 6 })
-        );
-        assert_eq!(outflow.confirm(5, &mut out), Ok(0));
-        assert_eq!(
-            outflow.rewind(4, &mut out),
-            Err(BadPlace { least: 5, most: 6 })
-        );
-        assert!(out.is_empty());
+        assert!(!outflow.placed(10));
     }
 
     #[test]
     fn a_chunk_that_is_still_copied_outlives_the_close() {
         let mut outflow = outflow(&[10]);
-        let start = outflow.post(7, 5, Source::Staging);
+        outflow.post(7, 11, 5, Source::Staging);
         assert_eq!(outflow.close(), [0]);
-        outflow.staged(start, Source::Failed);
+        outflow.staged(11, Source::Failed);
         assert_eq!(outflow.close(), [7]);
     }
 }

@@ -1,4 +1,4 @@
-//! Setting channels up: agreeing on their number, opening two connections for each, and beginning
+//! Setting channels up: agreeing on their number, opening two lanes for each, and beginning
 //! only when the flows of both sides are steered.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
@@ -14,10 +14,10 @@ use tcpx_net::lane_inbox::AcceptedLane;
 use tcpx_net::network::{Exchange, Setup, Side};
 
 /// First bytes of the set-up message, then its version and the channels, u16 little endian, and the
-/// address that payload connections are to go to, 16 bytes: IPv6, or IPv4 as IPv6; all zero for the
+/// address that payload lanes are to go to, 16 bytes: IPv6, or IPv4 as IPv6; all zero for the
 /// address of the control connection.
 const MAGIC: [u8; 4] = *b"TCPD";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const MESSAGE_BYTES: usize = 24;
 
 /// What the second round says: ready, or why not.
@@ -25,11 +25,11 @@ const READY: u8 = 1;
 /// Longest reason that is shown.
 const MOST_WORDS: usize = 512;
 
-/// The two connections of a channel.
+/// The two lanes of a channel.
 #[derive(Debug)]
 pub(super) struct Lanes {
     pub(super) payload: TcpStream,
-    pub(super) companion: TcpStream,
+    pub(super) ordinary: TcpStream,
     pub(super) rule: Option<FlowRule>,
 }
 
@@ -38,7 +38,7 @@ impl Lanes {
     pub(super) fn flow(&self, peer: SocketAddr) -> Result<Flow, NetworkError> {
         let address = |found: std::io::Result<SocketAddr>| {
             found.map(canonical).map_err(|cause| SocketError::Io {
-                operation: "reading the addresses of a payload connection",
+                operation: "reading the addresses of a payload lane",
                 address: peer.to_string(),
                 cause: cause.into(),
                 hint: "; the peer may have closed it: look at its log",
@@ -129,7 +129,7 @@ fn address_of(interface: &str, like: IpAddr) -> Option<IpAddr> {
         .find(|address| address.is_ipv4() == like.is_ipv4())
 }
 
-/// Even lanes are payload connections, to the server's interface; odd ones go the way of the control
+/// Even lanes carry payload, to the server's interface; odd ones go the way of the control
 /// connection.
 fn dial_all(
     count: u16,
@@ -155,7 +155,7 @@ fn dial_all(
             };
             Ok(Lanes {
                 payload: dial(payload.clone(), lane)?,
-                companion: dial(Way::to(setup.peer), lane + 1)?,
+                ordinary: dial(Way::to(setup.peer), lane + 1)?,
                 rule: None,
             })
         })
@@ -180,7 +180,7 @@ fn collect(
         let Some(arrived) = inbox.take(exchange, setup.deadline)? else {
             return Err(NetworkError::TimedOut {
                 peer: setup.peer,
-                operation: "opening the payload connections",
+                operation: "opening the payload lanes",
             });
         };
         match streams.get_mut(usize::from(arrived.lane)) {
@@ -196,10 +196,10 @@ fn collect(
     }
     let mut streams = streams.into_iter().flatten().map(|lane| lane.stream);
     let mut channels = Vec::with_capacity(usize::from(count));
-    while let (Some(payload), Some(companion)) = (streams.next(), streams.next()) {
+    while let (Some(payload), Some(ordinary)) = (streams.next(), streams.next()) {
         channels.push(Lanes {
             payload,
-            companion,
+            ordinary,
             rule: None,
         });
     }

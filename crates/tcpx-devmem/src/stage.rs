@@ -21,8 +21,8 @@ pub(super) struct Stage {
     workers: Vec<(Arc<CopyWorker>, PinnedPool)>,
     /// Where the card sends from; `None` once it no longer does.
     slots: Option<Arc<SendSlots>>,
-    /// Chunks without a slot, by their place in the stream: the first one is served first, so that no
-    /// later one has the slot that the peer waits for.
+    /// Chunks without a slot, by their sequence: the first one is served first, so that no later
+    /// one has the slot that the peer waits for.
     waiting: BTreeMap<u64, Waiting>,
     copying: HashMap<u64, Copying>,
     finished: Arc<Finished>,
@@ -123,9 +123,9 @@ impl Stage {
         self.slots.is_some() || !slice.kind().is_cpu_accessible()
     }
 
-    /// Copies the chunk that begins at `start` of the stream, as soon as there is a slot.
-    pub(super) fn begin(&mut self, start: u64, slice: RegionSlice, fence: Option<Fence>) {
-        self.waiting.insert(start, Waiting { slice, fence });
+    /// Copies the chunk of this sequence as soon as there is a slot.
+    pub(super) fn begin(&mut self, sequence: u64, slice: RegionSlice, fence: Option<Fence>) {
+        self.waiting.insert(sequence, Waiting { slice, fence });
     }
 
     /// Moves on what can be: finished copies to the outflow, waiting chunks to free slots.
@@ -138,17 +138,17 @@ impl Stage {
         let finished = std::mem::take(&mut *results);
         drop(results);
         let mut outcome = Ok(());
-        for (start, result) in finished {
-            let Some(copied) = self.copying.remove(&start) else {
+        for (sequence, result) in finished {
+            let Some(copied) = self.copying.remove(&sequence) else {
                 continue;
             };
             match result {
                 Ok(_) if self.slots.is_none() && copied.is_in_device() => {
-                    self.out_of_slot(outflow, start, copied.slice);
+                    self.out_of_slot(outflow, sequence, copied.slice);
                 }
-                Ok(_) => outflow.staged(start, copied.ready()),
+                Ok(_) => outflow.staged(sequence, copied.ready()),
                 Err(error) => {
-                    outflow.staged(start, Source::Failed);
+                    outflow.staged(sequence, Source::Failed);
                     outcome = Err(error);
                 }
             }
@@ -158,24 +158,24 @@ impl Stage {
         }
         // Chunks on their way to a slot that is of no use any more are in front of those that wait.
         let is_turned = self.slots.is_none() && self.copying.values().any(Copying::is_in_device);
-        while !is_turned && let Some((start, first)) = self.waiting.pop_first() {
+        while !is_turned && let Some((sequence, first)) = self.waiting.pop_first() {
             if !self.is_needed(&first.slice) {
-                outflow.staged(start, Source::Host(first.slice));
+                outflow.staged(sequence, Source::Host(first.slice));
                 continue;
             }
             match self.slot_for(&first.slice) {
                 Ok(Some((worker, to))) => {
-                    if let Err(error) = self.submit(start, first, &worker, to) {
-                        outflow.staged(start, Source::Failed);
+                    if let Err(error) = self.submit(sequence, first, &worker, to) {
+                        outflow.staged(sequence, Source::Failed);
                         outcome = Err(error);
                     }
                 }
                 Ok(None) => {
-                    self.waiting.insert(start, first);
+                    self.waiting.insert(sequence, first);
                     break;
                 }
                 Err(error) => {
-                    outflow.staged(start, Source::Failed);
+                    outflow.staged(sequence, Source::Failed);
                     outcome = Err(error);
                 }
             }
@@ -189,28 +189,28 @@ impl Stage {
         if self.slots.take().is_none() {
             return;
         }
-        for (start, slice) in outflow.take_from_slots() {
-            self.out_of_slot(outflow, start, slice);
+        for (sequence, slice) in outflow.take_from_slots() {
+            self.out_of_slot(outflow, sequence, slice);
         }
         self.finished.signal.wake();
     }
 
-    fn out_of_slot(&mut self, outflow: &mut Outflow, start: u64, slice: RegionSlice) {
+    fn out_of_slot(&mut self, outflow: &mut Outflow, sequence: u64, slice: RegionSlice) {
         if self.closed {
-            outflow.staged(start, Source::Failed);
+            outflow.staged(sequence, Source::Failed);
         } else if slice.kind().is_cpu_accessible() {
-            outflow.staged(start, Source::Host(slice));
+            outflow.staged(sequence, Source::Host(slice));
         } else {
             // What it had to wait for has ended, as it was copied before.
-            self.begin(start, slice, None);
+            self.begin(sequence, slice, None);
         }
     }
 
     /// Chunks without a slot will not be sent.
     pub(super) fn close(&mut self, outflow: &mut Outflow) {
         self.closed = true;
-        for start in std::mem::take(&mut self.waiting).into_keys() {
-            outflow.staged(start, Source::Failed);
+        for sequence in std::mem::take(&mut self.waiting).into_keys() {
+            outflow.staged(sequence, Source::Failed);
         }
     }
 
@@ -254,7 +254,7 @@ impl Stage {
 
     fn submit(
         &mut self,
-        start: u64,
+        sequence: u64,
         waiting: Waiting,
         worker: &Arc<CopyWorker>,
         to: To,
@@ -272,10 +272,10 @@ impl Stage {
             },
             fence,
             sink,
-            token: start,
+            token: sequence,
         };
         worker.submit(job)?;
-        self.copying.insert(start, Copying { slice, to });
+        self.copying.insert(sequence, Copying { slice, to });
         Ok(())
     }
 }
@@ -305,6 +305,7 @@ mod tests {
     use tcpx_memory::{DmaBuf, Region};
 
     use crate::SendPath;
+    use crate::outflow::Next;
 
     /// A stage over two slots, and as many chunks as are wanted, posted and begun.
     fn stage(chunks: usize) -> (Stage, Outflow, Arc<SendSlots>, Vec<Region>) {
@@ -319,8 +320,8 @@ mod tests {
         let mut outflow = Outflow::default();
         let regions: Vec<_> = (0..chunks).map(|_| Region::host(1000).unwrap()).collect();
         for (token, region) in (0u64..).zip(&regions) {
-            let start = outflow.post(token, 1000, Source::Staging);
-            stage.begin(start, region.all(), None);
+            outflow.post(token, token, 1000, Source::Staging);
+            stage.begin(token, region.all(), None);
         }
         (stage, outflow, slots, regions)
     }
@@ -339,9 +340,11 @@ mod tests {
     /// Every chunk goes from its own memory.
     fn assert_own(outflow: &mut Outflow, regions: &[Region]) {
         for region in regions {
-            let next = outflow.next().unwrap();
-            let Source::Host(slice) = next.source else {
-                panic!("{next:?}");
+            let Some(Next::Payload { source, .. }) = outflow.next() else {
+                panic!("a chunk is to be written");
+            };
+            let Source::Host(slice) = source else {
+                panic!("{source:?}");
             };
             assert_eq!(slice.host_ptr(), region.all().host_ptr());
             outflow.wrote(1000);
@@ -359,7 +362,10 @@ mod tests {
             if copied {
                 wait(&mut stage, &mut outflow);
                 let next = outflow.next().unwrap();
-                assert!(matches!(next.source, Source::Device { .. }), "{next:?}");
+                let Next::Payload { source, .. } = next else {
+                    panic!("{next:?}");
+                };
+                assert!(matches!(source, Source::Device { .. }), "{source:?}");
             }
             stage.leave_slots(&mut outflow);
             stage.progress(&mut outflow).unwrap();
@@ -385,8 +391,8 @@ mod tests {
     fn what_the_peer_waits_for_is_first_in_line_whenever_it_came() {
         let (mut stage, _, _, regions) = stage(2);
         stage.waiting.clear();
-        for start in [7000, 3000, 5000] {
-            stage.begin(start, regions[0].all(), None);
+        for sequence in [7000, 3000, 5000] {
+            stage.begin(sequence, regions[0].all(), None);
         }
         assert_eq!(stage.waiting.pop_first().unwrap().0, 3000);
     }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     Payload = 0,
-    Companion = 1,
+    Ordinary = 1,
     /// Raised when something was staged, or a slot came back.
     Staging = 2,
 }

@@ -1,4 +1,4 @@
-//! Letting go: of the payload connection, of the memory that it was sent from, and of the channel.
+//! Letting go: of the payload lane, of the memory that it was sent from, and of the channel.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::{DevmemChannel, Path};
+use super::DevmemChannel;
 use crate::watch::Which;
 use tcpx_net::channel::Completion;
 use tcpx_net::error::ChannelError;
@@ -16,12 +16,11 @@ use tcpx_net::error::ChannelError;
 const LAST_REPORTS: Duration = Duration::from_millis(200);
 
 impl DevmemChannel {
-    /// Closes the payload connection once neither way uses it and nothing reads its part of the pool:
-    /// closing gives its tokens back, and the pages of what nobody will read. What of ours is under way
-    /// may be lost with it; the peer asks for that again.
+    /// Closes the payload lane once it is given up and nothing reads its part of the pool: closing
+    /// gives its tokens back, and the pages of what nobody will read. What is under way on it is
+    /// sent again.
     pub(super) fn close_payload_when_unread(&mut self) {
-        let unused = self.way_in == Path::Companion && self.way_out != Path::Payload;
-        if unused && !self.inflow.reads_pool() && self.payload.is_some() {
+        if self.failed_over && !self.inflow.reads_pool() {
             self.close_payload();
         }
     }
@@ -46,7 +45,7 @@ impl DevmemChannel {
         }
         // Closing would do the same, and leave nobody to ask.
         if let Err(error) = self.calls.reset(socket) {
-            tracing::warn!(channel = %self.name, %error, "resetting the payload connection");
+            tracing::warn!(channel = %self.name, %error, "resetting the payload lane");
         }
         let deadline = Instant::now() + LAST_REPORTS;
         if let Err(error) = self.reap_until(socket, deadline) {

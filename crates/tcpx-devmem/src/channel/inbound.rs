@@ -1,13 +1,12 @@
-//! The way in: receives, tokens, and what the peer says on the companion.
+//! The way in: receives on the payload lane, its tokens, and receives on the ordinary lane.
 
 use std::io;
 
 use crate::cmsg::Dialect;
 use crate::tokens::Returned;
 
-use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
+use super::{DevmemChannel, PEER_ENDED, is_the_peers_end};
 use crate::calls::Arrival;
-use crate::companion::{Read, Word};
 use crate::inflow::Came;
 use tcpx_net::channel::Completion;
 use tcpx_net::error::ChannelError;
@@ -23,12 +22,12 @@ const MOST_RECORDS: usize = 4 * RECORDS;
 const TOO_SMALL: i32 = 525;
 
 impl DevmemChannel {
-    /// Receives from the payload connection what there is.
+    /// Receives from the payload lane what there is.
     pub(super) fn receive(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         for _ in 0..RECEIVES {
             // A token that is free may be handed out again by the next receive.
-            self.give_back_or_leave(out);
-            if self.way_in != Path::Payload {
+            self.give_back_or_fail_over(out)?;
+            if self.failed_over {
                 return Ok(());
             }
             let (Some(offer), Some(socket)) = (
@@ -60,17 +59,14 @@ impl DevmemChannel {
                     continue;
                 }
                 Err(error) if is_the_peers_end(&error) => {
-                    self.leave_in(PEER_ENDED.to_owned(), out);
-                    return Ok(());
+                    return self.fail_over(PEER_ENDED.to_owned(), out);
                 }
                 Err(error) => {
-                    self.leave_in(receive_failed(&error), out);
-                    return Ok(());
+                    return self.fail_over(receive_failed(&error), out);
                 }
             };
             if arrival.bytes == 0 {
-                self.leave_in(PEER_ENDED.to_owned(), out);
-                return Ok(());
+                return self.fail_over(PEER_ENDED.to_owned(), out);
             }
             let control = self.control.get(..arrival.control_bytes).unwrap_or(&[]);
             let came = self
@@ -80,8 +76,8 @@ impl DevmemChannel {
                 Ok(Came::Plain) => self.lands_plain(out),
                 Ok(Came::Expected) => {}
                 Err(error) => {
-                    self.leave_in(format!("a receive cannot be believed: {error}"), out);
-                    return Ok(());
+                    let why = format!("a receive cannot be believed: {error}");
+                    return self.fail_over(why, out);
                 }
             }
         }
@@ -97,17 +93,21 @@ impl DevmemChannel {
         grows
     }
 
-    /// Gives tokens back. One that the kernel does not take ends the way in on this connection, whose
-    /// close gives it back.
-    pub(super) fn give_back_or_leave(&mut self, out: &mut Vec<Completion>) {
+    /// Gives tokens back. One that the kernel does not take ends the payload lane, whose close
+    /// gives it back.
+    pub(super) fn give_back_or_fail_over(
+        &mut self,
+        out: &mut Vec<Completion>,
+    ) -> Result<(), ChannelError> {
         self.give_back();
-        if let Some(why) = self.stuck_tokens.take() {
-            self.leave_in(format!("tokens cannot be given back: {why}"), out);
+        match self.stuck_tokens.take() {
+            Some(why) => self.fail_over(format!("tokens cannot be given back: {why}"), out),
+            None => Ok(()),
         }
     }
 
     /// Gives the tokens of consumed parts back to the kernel; what it says against that waits for
-    /// [`Self::give_back_or_leave`].
+    /// [`Self::give_back_or_fail_over`].
     pub(super) fn give_back(&mut self) {
         if let Err(why) = self.try_give_back() {
             self.inflow.forget_tokens();
@@ -140,97 +140,61 @@ impl DevmemChannel {
         Ok(())
     }
 
-    /// Gives the payload connection up for receiving: the rest is to come on the companion. What has
-    /// come so far stays good.
-    pub(super) fn leave_in(&mut self, why: String, out: &mut Vec<Completion>) {
-        if self.way_in != Path::Payload {
-            return;
-        }
-        self.way_in = Path::Companion;
-        let place = self.inflow.received();
-        if let Some(companion) = &mut self.companion {
-            companion.say(Word::Move(place));
-        }
-        // The peer answers with the place from which on it wants ours.
-        self.leave_out(&why);
-        self.path_changed(why, out);
-    }
-
-    /// Reads what the peer says, and payload that comes on the companion.
-    pub(super) fn read_companion(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+    /// Receives what comes on the ordinary lane.
+    pub(super) fn receive_ordinary(
+        &mut self,
+        out: &mut Vec<Completion>,
+    ) -> Result<(), ChannelError> {
         for _ in 0..RECEIVES {
-            let Some(companion) = &mut self.companion else {
-                return Ok(());
-            };
-            let read = if companion.brings_payload() {
-                let Some(offer) = self.inflow.offer(MOST_RECEIVE) else {
-                    return Ok(());
-                };
-                match self.calls.receive_plain(companion.socket(), &offer.slice) {
-                    Ok(0) => Ok(Read::End),
-                    Ok(bytes) => {
-                        let taken = self.inflow.arrived(&offer, bytes, &[], false, out);
-                        taken.map_err(|error| {
-                            self.system("recv", io::Error::other(error.to_string()))
-                        })?;
-                        continue;
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
-                    Err(error) => Err(error),
+            match self.receive_some(out) {
+                Ok(Ok(true)) => {}
+                Ok(done) => return done.map(drop),
+                Err(error) => {
+                    return match error.kind() {
+                        io::ErrorKind::WouldBlock => Ok(()),
+                        io::ErrorKind::UnexpectedEof => {
+                            self.peer_closed = true;
+                            Ok(())
+                        }
+                        _ => Err(self.system("reading the ordinary lane", error)),
+                    };
                 }
-            } else {
-                companion.read_word()
-            };
-            match read {
-                Ok(Read::Word(word)) => self.heard(word, out)?,
-                Ok(Read::Nothing) => return Ok(()),
-                Ok(Read::End) => {
-                    self.peer_closed = true;
-                    return Ok(());
-                }
-                Err(error) => return Err(self.system("reading the companion connection", error)),
             }
         }
         Ok(())
     }
 
-    fn heard(&mut self, word: Word, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        let chunks = match word {
-            Word::Have(place) => self.outflow.confirm(place, out),
-            Word::Move(place) => {
-                // Behind its word the peer sends payload alone, from where we say.
-                let why = "the peer asked for another path; its own output says why";
-                self.leave_in(why.to_owned(), out);
-                self.way_out = Path::Companion;
-                self.writable = true;
-                let chunks = self.outflow.rewind(place, out);
-                // The companion cannot send out of a slot.
-                self.stage.leave_slots(&mut self.outflow);
-                chunks
-            }
+    /// Takes a header, or bytes of a chunk; `false` while there is no room for them.
+    fn receive_some(
+        &mut self,
+        out: &mut Vec<Completion>,
+    ) -> io::Result<Result<bool, ChannelError>> {
+        let Some(lane) = &mut self.ordinary else {
+            return Ok(Ok(false));
         };
-        match chunks {
-            Ok(chunks) => {
-                self.stats.chunks_sent += chunks;
-                Ok(())
+        if lane.skip > 0 {
+            self.stats.bytes_discarded += lane.discard()?;
+        } else if lane.take > 0 {
+            let Some(offer) = self.inflow.offer(MOST_RECEIVE) else {
+                return Ok(Ok(false));
+            };
+            let bytes = self.calls.receive_plain(lane.socket(), &offer.slice)?;
+            if bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            Err(bad) => Err(self.protocol(
-                format!("a place from {} to {}", bad.least, bad.most),
-                format!("{word:?}"),
-            )),
+            lane.take = lane.take.saturating_sub(bytes as u64);
+            let taken = self.inflow.arrived(&offer, bytes, &[], false, out);
+            taken.map_err(io::Error::other)?;
+        } else {
+            let header = lane.header()?;
+            match self.inflow.missing_of(header) {
+                Ok(Some((skip, take))) => lane.begin(skip, take),
+                Ok(None) => return Ok(Ok(false)),
+                Err(expected) => return Ok(Err(self.protocol(expected, format!("{header:?}")))),
+            }
+            return Ok(self.fail_over(PEER_ENDED.to_owned(), out).map(|()| true));
         }
-    }
-
-    /// Says how far the stream has come, when chunks have ended since the last time.
-    pub(super) fn tell_peer(&mut self) {
-        let ended = self.inflow.stats().chunks_received;
-        if self.way_in == Path::Payload
-            && ended != self.told
-            && let Some(companion) = &mut self.companion
-        {
-            companion.say(Word::Have(self.inflow.received()));
-            self.told = ended;
-        }
+        Ok(Ok(true))
     }
 }
 

@@ -1,11 +1,14 @@
-//! The way out: sends on the payload connection, or on the companion once that is given up.
+//! The way out: sends on the payload lane, or on the ordinary one once that is given up.
 
 use std::io;
+use std::sync::Arc;
 
 use tcpx_memory::RegionSlice;
 
-use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
+use super::{DevmemChannel, PEER_ENDED, is_the_peers_end};
+use crate::ordinary::{self, HEADER_BYTES, Header, OrdinaryLane};
 use crate::outflow::{Next, Source};
+use crate::slots::SendSlot;
 use tcpx_net::channel::{Completion, SendChunk};
 use tcpx_net::error::ChannelError;
 
@@ -16,121 +19,113 @@ const SENDS: usize = 32;
 
 /// What a call is about to send.
 enum Bytes {
+    Header([u8; HEADER_BYTES], usize),
     Host(RegionSlice),
-    Device { offset: u64, length: usize },
+    Device {
+        slot: Arc<SendSlot>,
+        offset: u64,
+        length: usize,
+    },
 }
 
 impl DevmemChannel {
     /// Queues a chunk, by way of a slot if that is needed.
     pub(super) fn queue_send(&mut self, chunk: SendChunk) -> Result<(), ChannelError> {
-        let length = chunk.source.len() as u64;
-        if self.stage.is_needed(&chunk.source) {
-            let start = self.outflow.post(chunk.token, length, Source::Staging);
-            self.stage.begin(start, chunk.source, chunk.fence);
-            self.progress_stage()
-        } else {
-            self.outflow
-                .post(chunk.token, length, Source::Host(chunk.source));
-            Ok(())
+        let (length, sequence) = (chunk.source.len(), chunk.sequence);
+        let is_staged = self.stage.is_needed(&chunk.source);
+        if !is_staged {
+            let source = Source::Host(chunk.source);
+            self.outflow.post(chunk.token, sequence, length, source);
+            return Ok(());
         }
+        self.outflow
+            .post(chunk.token, sequence, length, Source::Staging);
+        self.stage.begin(sequence, chunk.source, chunk.fence);
+        self.progress_stage()
     }
 
-    /// Gives the payload connection up for sending, until the peer says from where on it wants the
-    /// bytes on the companion.
-    pub(super) fn leave_out(&mut self, why: &str) {
-        if self.way_out != Path::Payload {
-            return;
-        }
-        self.way_out = Path::Waiting;
-        tracing::debug!(channel = %self.name, why, "the payload connection is given up");
-        if let Some(payload) = &self.payload {
-            // The peer reads what is under way and then the end. A socket that is not connected
-            // any more has told it already.
-            let _ = rustix::net::shutdown(payload, rustix::net::Shutdown::Write);
-        }
-    }
-
-    /// Writes words and payload as far as the sockets take them.
-    pub(super) fn write(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        match self.way_out {
-            Path::Payload => self.write_payload(out)?,
-            Path::Waiting => {}
-            Path::Companion => return self.write_companion(out),
-        }
-        self.flush_words().map(drop)
-    }
-
-    /// Writes words; true when none are left.
-    fn flush_words(&mut self) -> Result<bool, ChannelError> {
-        let Some(companion) = self.companion.as_mut().filter(|_| !self.peer_closed) else {
-            return Ok(true);
+    /// Tells the peer that the payload lane is given up, with the ordinary lane's first bytes.
+    pub(super) fn announce(&mut self) -> Result<(), ChannelError> {
+        let Some(lane) = &self.ordinary else {
+            return Ok(());
         };
-        match companion.flush() {
-            Ok(done) => Ok(done),
-            Err(error) => self.companion_failed(error).map(|()| true),
+        let nothing = Header {
+            sequence: 0,
+            length: 0,
+        };
+        match ordinary::send(lane.socket(), &nothing.encode()) {
+            Ok(HEADER_BYTES) => Ok(()),
+            Ok(_) => self.ordinary_failed(io::ErrorKind::WriteZero.into()),
+            Err(error) => self.ordinary_failed(error),
         }
     }
 
     /// A peer that has closed shows first where one writes; it is no error while nothing is in flight.
-    fn companion_failed(&mut self, error: io::Error) -> Result<(), ChannelError> {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                self.peer_closed = true;
-                Ok(())
-            }
-            _ => Err(self.system("writing to the companion connection", error)),
+    fn ordinary_failed(&mut self, error: io::Error) -> Result<(), ChannelError> {
+        if is_the_peers_end(&error) {
+            self.peer_closed = true;
+            return Ok(());
         }
+        Err(self.system("writing to the ordinary lane", error))
     }
 
-    fn write_payload(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+    /// Writes as far as the lane takes it.
+    pub(super) fn write(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         for _ in 0..SENDS {
-            if !self.writable || self.unreported {
+            if !self.writable || self.unreported || self.peer_closed {
                 return Ok(());
             }
             let Some(next) = self.outflow.next() else {
                 return Ok(());
             };
-            let Some(bytes) = self.bytes_of(&next)? else {
+            let lane = match self.failed_over {
+                true => self.ordinary.as_ref().map(OrdinaryLane::socket),
+                false => Self::socket_of(&self.payload),
+            };
+            let (Some(bytes), Some(socket)) = (self.bytes_of(&next)?, lane) else {
                 return Ok(());
             };
-            let Some(socket) = Self::socket_of(&self.payload) else {
-                return Ok(());
-            };
-            let (sent, slot) = match (&bytes, next.source) {
-                (Bytes::Device { offset, length }, Source::Device { slot, .. }) => {
+            let sent = match &bytes {
+                Bytes::Header(header, from) => ordinary::send(socket, &header[*from..]),
+                Bytes::Host(part) => self.calls.send(socket, part),
+                Bytes::Device {
+                    slot,
+                    offset,
+                    length,
+                } => {
                     let id = slot.dmabuf_id();
-                    let sent = self.calls.send_device(socket, id, *offset, *length);
-                    (sent, Some(std::sync::Arc::clone(slot)))
+                    self.calls.send_device(socket, id, *offset, *length)
                 }
-                (Bytes::Host(part), _) => (self.calls.send(socket, part), None),
-                _ => return Ok(()),
             };
-            match sent {
-                Ok(sent) => {
-                    if let Some(slot) = slot {
-                        self.in_kernel.sent(slot);
-                    }
+            match (sent, bytes) {
+                (Ok(sent), bytes) => {
                     self.outflow.wrote(sent);
+                    match bytes {
+                        Bytes::Header(..) => continue,
+                        Bytes::Host(_) => {}
+                        Bytes::Device { slot, .. } => self.in_kernel.sent(slot),
+                    }
                     self.stats.bytes_sent += sent as u64;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.writable = false;
                 }
-                Err(error)
+                (Err(error), _) if self.failed_over => return self.ordinary_failed(error),
+                (Err(error), _)
                     if error.raw_os_error() == Some(libc::ENOBUFS)
                         && !self.in_kernel.is_empty() =>
                 {
                     self.unreported = true;
                 }
-                Err(error) => {
-                    let why = match slot {
+                (Err(error), bytes) => {
+                    let why = match bytes {
                         _ if is_the_peers_end(&error) => PEER_ENDED.to_owned(),
-                        Some(_) => format!("sending out of device memory failed: {error}"),
-                        None => format!("sending on the payload connection failed: {error}"),
+                        Bytes::Device { .. } => {
+                            format!("sending out of device memory failed: {error}")
+                        }
+                        _ => format!("sending on the payload lane failed: {error}"),
                     };
-                    self.leave_out(&why);
-                    self.path_changed(why, out);
-                    return Ok(());
+                    return self.fail_over(why, out);
                 }
             }
         }
@@ -139,45 +134,19 @@ impl DevmemChannel {
         Ok(())
     }
 
-    /// What its socket has taken is sent: nobody asks for it again on another path.
-    fn write_companion(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        for _ in 0..SENDS {
-            if !self.flush_words()? || self.peer_closed {
-                return Ok(());
-            }
-            self.stats.chunks_sent += self.outflow.let_go(out);
-            let (Some(next), Some(companion)) = (self.outflow.next(), &self.companion) else {
-                return Ok(());
-            };
-            let Some(Bytes::Host(part)) = self.bytes_of(&next)? else {
-                return Ok(());
-            };
-            if !self.writable {
-                return Ok(());
-            }
-            let sent = self.calls.send(companion.socket(), &part);
-            match sent {
-                Ok(sent) => {
-                    self.outflow.wrote(sent);
-                    self.stats.bytes_sent += sent as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.writable = false;
-                    return Ok(());
-                }
-                Err(error) => return self.companion_failed(error),
-            }
-        }
-        self.signal.wake();
-        Ok(())
-    }
-
     /// The next bytes as one call may send them; `None` while they are being copied.
     fn bytes_of(&self, next: &Next<'_>) -> Result<Option<Bytes>, ChannelError> {
-        let length = next.length.min(WIRE_CALL);
-        match next.source {
+        let (source, from, length) = match next {
+            Next::Header(header, from) => return Ok(Some(Bytes::Header(*header, *from))),
+            Next::Payload {
+                source,
+                from,
+                length,
+            } => (*source, *from, (*length).min(WIRE_CALL)),
+        };
+        match source {
             Source::Host(slice) => slice
-                .slice(next.from..next.from + length)
+                .slice(from..from + length)
                 .map(|part| Some(Bytes::Host(part)))
                 .map_err(|error| ChannelError::Memory {
                     channel: self.name.clone(),
@@ -185,7 +154,8 @@ impl DevmemChannel {
                     cause: error.to_string(),
                 }),
             Source::Device { slot, .. } => Ok(Some(Bytes::Device {
-                offset: slot.offset() + next.from as u64,
+                slot: Arc::clone(slot),
+                offset: slot.offset() + from as u64,
                 length,
             })),
             Source::Staging | Source::Failed => Ok(None),
@@ -212,11 +182,9 @@ impl DevmemChannel {
                     let why = if is_the_peers_end(&error) {
                         PEER_ENDED.to_owned()
                     } else {
-                        format!("the payload connection failed: {error}")
+                        format!("the payload lane failed: {error}")
                     };
-                    self.leave_out(&why);
-                    self.path_changed(why, out);
-                    return Ok(());
+                    return self.fail_over(why, out);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! A channel against a peer that is played by hand, over real sockets: wherever the payload connection is
-//! given up, every byte comes once, and words that cannot be end the channel.
+//! A channel against a peer that is played by hand, over real sockets: wherever the payload lane
+//! ends, every byte comes once, and headers that cannot be end the channel.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,8 +11,8 @@ use tcpx_memory::Region;
 
 use super::*;
 use crate::calls::LinuxSockets;
-use crate::companion::{BYTES, Word};
 use crate::landing::Landing;
+use crate::ordinary::{HEADER_BYTES, Header};
 use tcpx_net::channel::Payload;
 
 /// Far beyond what anything here takes.
@@ -29,27 +29,25 @@ fn connected() -> (TcpStream, TcpStream) {
     (ours, theirs)
 }
 
-/// A channel without a pool, and the peer's ends of its connections.
+/// A channel without a pool, and the peer's ends of its lanes.
 struct Scene {
     channel: DevmemChannel,
     payload: TcpStream,
-    companion: TcpStream,
+    ordinary: TcpStream,
     out: Vec<Completion>,
-    /// What has come of the channel's next word.
-    head: Vec<u8>,
 }
 
 impl Scene {
     fn new() -> Self {
         let (ours, payload) = connected();
-        let (beside, companion) = connected();
+        let (beside, ordinary) = connected();
         let signal = Arc::new(Waker::new().unwrap());
         let parts = Parts {
             name: "a channel".to_owned(),
             plain_name: "a channel over plain TCP".to_owned(),
             calls: Arc::new(LinuxSockets),
             payload: ours.into(),
-            companion: beside.into(),
+            ordinary: beside.into(),
             rule: None,
             inflow: Inflow::new(None, Landing::new().unwrap()),
             stage: Stage::new(&[], None, Arc::clone(&signal)).unwrap(),
@@ -59,9 +57,8 @@ impl Scene {
         Self {
             channel: DevmemChannel::new(parts).unwrap(),
             payload,
-            companion,
+            ordinary,
             out: Vec::new(),
-            head: Vec::new(),
         }
     }
 
@@ -88,7 +85,7 @@ impl Scene {
         let mut wait = [
             PollFd::new(&ready, PollFlags::IN),
             PollFd::new(&self.payload, PollFlags::IN),
-            PollFd::new(&self.companion, PollFlags::IN),
+            PollFd::new(&self.ordinary, PollFlags::IN),
         ];
         let limit = Timespec::try_from(Duration::from_millis(20)).unwrap();
         poll(&mut wait, Some(&limit)).unwrap();
@@ -108,17 +105,9 @@ impl Scene {
         }
     }
 
-    fn say(&self, word: Word) {
-        (&self.companion).write_all(&word.encode()).unwrap();
-    }
-
-    /// The next word of the channel, if it is there.
-    fn hear(&mut self) -> Option<Word> {
-        let bytes = Self::read(&self.companion, BYTES - self.head.len())?;
-        self.head.extend(bytes);
-        let word = Word::decode(*self.head.first_chunk()?);
-        self.head.clear();
-        Some(word)
+    /// The peer gives the payload lane up.
+    fn announce(&self) {
+        (&self.ordinary).write_all(&NOTHING.encode()).unwrap();
     }
 
     fn sent(&self) -> Vec<u64> {
@@ -134,6 +123,12 @@ impl Scene {
         self.out.iter().filter(is_one).count()
     }
 }
+
+/// What a side says first on the ordinary lane.
+const NOTHING: Header = Header {
+    sequence: 0,
+    length: 0,
+};
 
 /// Byte `place` of the stream.
 fn content(place: u64) -> u8 {
@@ -177,64 +172,110 @@ fn receive(token: u64, bytes: usize) -> ReceiveChunk {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// The peer has `place` bytes when it asks for the rest on the companion.
+    /// The peer has `place` bytes when it gives the payload lane up, and has placed some whole
+    /// chunks.
     #[test]
-    fn what_the_peer_lacks_is_sent_again_once_and_nothing_else(
+    fn what_the_peer_has_not_placed_is_sent_again(
         chunks in prop::collection::vec(1usize..300_000, 1..8),
         place in any::<prop::sample::Index>(),
-        told in any::<bool>(),
+        placed in any::<prop::sample::Index>(),
+        late in any::<bool>(),
     ) {
-        let total: u64 = chunks.iter().map(|one| *one as u64).sum();
-        let place = place.index(total as usize + 1) as u64;
+        let total: usize = chunks.iter().sum();
+        let place = place.index(total + 1);
         let mut scene = Scene::new();
+        let mut starts = Vec::new();
         let mut start = 0;
         for (token, bytes) in (0u64..).zip(&chunks) {
+            starts.push(start);
             let region = region(start, *bytes);
             start += *bytes as u64;
             let posted = scene.channel.post_send(send(token, &region)).unwrap();
             prop_assert!(matches!(posted, Posted::Accepted));
         }
-        let mut have: Vec<u8> = Vec::new();
+        let mut have = 0;
         scene.until(|scene| {
-            let most = place as usize - have.len();
-            if most > 0 {
-                have.extend(Scene::read(&scene.payload, most).expect("no end"));
+            if have < place {
+                have += Scene::read(&scene.payload, place - have).expect("no end").len();
             }
-            have.len() as u64 == place
+            have == place
         });
-        prop_assert!(scene.sent().is_empty(), "nothing was confirmed");
-        if told && place > 0 {
-            scene.say(Word::Have(place - 1));
+        prop_assert!(scene.sent().is_empty(), "nothing was placed");
+        let whole = starts.iter().zip(&chunks);
+        let whole = whole.filter(|(start, bytes)| **start as usize + **bytes <= place).count();
+        let placed = placed.index(whole + 1) as u64;
+        let say_placed = |scene: &mut Scene, sequences: std::ops::Range<u64>| {
+            for sequence in sequences {
+                scene.channel.placed(sequence).unwrap();
+            }
+        };
+        if !late {
+            say_placed(&mut scene, 0..placed);
         }
-        scene.say(Word::Move(place));
-        scene.until(|scene| match scene.hear() {
-            Some(word) => {
-                assert_eq!(word, Word::Move(0), "nothing came to the channel");
-                true
-            }
-            None => false,
-        });
+        scene.announce();
+        // Headers and chunks, as they come.
+        let mut came: Vec<u8> = Vec::new();
+        let mut again: Vec<u64> = Vec::new();
+        let count = chunks.len() as u64;
         scene.until(|scene| {
-            have.extend(Scene::read(&scene.companion, total as usize).expect("no end"));
-            have.len() as u64 >= total && scene.sent().len() == chunks.len()
+            came.extend(Scene::read(&scene.ordinary, total + 1000).expect("no end"));
+            let mut at = 0;
+            again.clear();
+            while let Some(head) = came[at..].first_chunk() {
+                let header = Header::decode(*head);
+                at += HEADER_BYTES + header.length as usize;
+                if header == NOTHING && at == HEADER_BYTES {
+                    continue;
+                }
+                let number = header.sequence as usize;
+                assert_eq!(header.length as usize, chunks[number]);
+                if at > came.len() {
+                    return false;
+                }
+                let bytes = &came[at - chunks[number]..at];
+                let right = (starts[number]..).take(bytes.len()).map(content);
+                assert!(bytes.iter().copied().eq(right));
+                again.push(header.sequence);
+            }
+            at == came.len() && again.last() == Some(&(count - 1)) || placed == count
         });
-        let right: Vec<u8> = (0..total).map(content).collect();
-        prop_assert!(have == right, "the stream differs");
-        let tokens: Vec<u64> = (0u64..).take(chunks.len()).collect();
-        prop_assert_eq!(scene.sent(), tokens);
-        prop_assert_eq!((scene.changes(), scene.channel.in_flight()), (1, 0));
+        if late {
+            say_placed(&mut scene, 0..placed);
+        }
+        let first = if late { 0 } else { placed };
+        prop_assert!(placed == count || again == (first..count).collect::<Vec<_>>(), "{:?}", again);
+        say_placed(&mut scene, placed..if placed == count { placed } else { count });
+        scene.until(|scene| scene.channel.in_flight() == 0);
+        let mut sent = scene.sent();
+        sent.sort_unstable();
+        prop_assert_eq!(sent, (0..count).collect::<Vec<_>>());
+        prop_assert_eq!(scene.changes(), 1);
     }
 
-    /// The payload connection ends after `place` bytes; the rest is asked for, and comes in stretches.
+    /// The payload lane ends after `place` bytes; the peer sends whole chunks again, from one on
+    /// that it believes to be missing, in stretches.
     #[test]
-    fn the_rest_is_asked_for_from_the_very_byte_on(
+    fn what_is_here_already_is_skipped_when_it_comes_again(
         chunks in prop::collection::vec(1usize..300_000, 1..8),
         place in any::<prop::sample::Index>(),
+        again in any::<prop::sample::Index>(),
         stretch in 1usize..400_000,
     ) {
-        let total: u64 = chunks.iter().map(|one| *one as u64).sum();
-        let place = place.index(total as usize) as u64;
-        let stream: Vec<u8> = (0..total).map(content).collect();
+        let total: usize = chunks.iter().sum();
+        let place = place.index(total);
+        let stream: Vec<u8> = (0..total as u64).map(content).collect();
+        let starts: Vec<usize> = chunks.iter().scan(0, |end, bytes| {
+            *end += bytes;
+            Some(*end - bytes)
+        }).collect();
+        let whole = starts.iter().zip(&chunks).filter(|(start, bytes)| **start + **bytes <= place);
+        let again = again.index(whole.count() + 1);
+        let mut second = NOTHING.encode().to_vec();
+        for number in again..chunks.len() {
+            let header = Header { sequence: number as u64, length: chunks[number] as u32 };
+            second.extend(header.encode());
+            second.extend(&stream[starts[number]..starts[number] + chunks[number]]);
+        }
         let mut scene = Scene::new();
         for (token, bytes) in (0u64..).zip(&chunks) {
             let posted = scene.channel.post_receive(receive(token, *bytes)).unwrap();
@@ -242,7 +283,7 @@ proptest! {
         }
         let mut came: Vec<u8> = Vec::new();
         let mut ended = Vec::new();
-        let (mut written, mut asked) = (0, None);
+        let (mut written, mut over) = (0, 0);
         scene.until(|scene| {
             // What the channel has: read as the engine unpacks it, and given back.
             for one in scene.out.drain(..) {
@@ -258,7 +299,7 @@ proptest! {
                     Completion::PathChanged { .. } => continue,
                     other => panic!("{other:?}"),
                 };
-                let before: u64 = chunks[..token as usize].iter().map(|one| *one as u64).sum();
+                let before = starts[token as usize] as u64;
                 for fragment in list {
                     assert_eq!(before + fragment.destination_offset, came.len() as u64);
                     let from = fragment.source_offset as usize;
@@ -269,85 +310,84 @@ proptest! {
                 }
                 assert!(matches!(scene.channel.consume(ticket), Ok(Posted::Accepted)));
             }
-            // The peer: payload as far as it gets, then the end, then what was asked for.
+            // The peer: payload as far as it gets, and once that has come, the other lane.
             let write = |mut to: &TcpStream, bytes: &[u8]| match to.write(bytes) {
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
                 Err(error) => panic!("{error}"),
             };
-            if asked.is_none() {
-                if (written as u64) < place {
-                    written += write(&scene.payload, &stream[written..place as usize]);
-                    if written as u64 == place {
-                        scene.payload.shutdown(std::net::Shutdown::Write).unwrap();
-                    }
-                } else if place == 0 && written == 0 {
-                    let _ = scene.payload.shutdown(std::net::Shutdown::Write);
-                }
-            }
-            while asked.is_none()
-                && let Some(word) = scene.hear()
-            {
-                match word {
-                    Word::Move(at) => {
-                        assert_eq!(at, place);
-                        asked = Some(at);
-                        written = at as usize;
-                        scene.say(Word::Move(0));
-                    }
-                    Word::Have(at) => assert!(at <= total),
-                }
-            }
-            if asked.is_some() {
-                let end = stream.len().min(written + stretch);
-                written += write(&scene.companion, &stream[written..end]);
+            if written < place {
+                written += write(&scene.payload, &stream[written..place]);
+            } else if scene.channel.inflow.stats().bytes_received as usize >= place {
+                let end = second.len().min(over + stretch);
+                over += write(&scene.ordinary, &second[over..end]);
             }
             ended.len() == chunks.len()
         });
         prop_assert!(came == stream, "the stream differs");
         let tokens: Vec<u64> = (0u64..).take(chunks.len()).collect();
         prop_assert_eq!(ended, tokens);
+        let skipped = scene.channel.stats().bytes_discarded as usize;
+        prop_assert_eq!(skipped, place - starts[again]);
     }
 
-    /// Any words, then the end: an error that stays, unless all was sent.
+    /// Any headers, then the end: an error that stays.
     #[test]
-    fn any_words_end_in_an_error_that_stays_or_all_is_sent(
-        words in prop::collection::vec(
-            (any::<bool>(), prop_oneof![0u64..40, 0..u64::MAX >> 1]), 1..20,
-        ),
+    fn any_headers_end_in_an_error_that_stays(
+        headers in prop::collection::vec((0u64..4, 0u32..20), 1..20),
     ) {
         let mut scene = Scene::new();
-        let regions: Vec<_> = (0..2).map(|at| region(10 * at, 10)).collect();
-        for (token, region) in (0u64..).zip(&regions) {
-            let posted = scene.channel.post_send(send(token, region)).unwrap();
+        for token in 0..2 {
+            let posted = scene.channel.post_receive(receive(token, 10)).unwrap();
             prop_assert!(matches!(posted, Posted::Accepted));
         }
-        let mut stream = Vec::new();
-        for (is_last, place) in words {
-            let word = if is_last { Word::Move(place) } else { Word::Have(place) };
-            stream.extend_from_slice(&word.encode());
+        for (sequence, length) in headers {
+            let header = Header { sequence, length };
+            (&scene.ordinary).write_all(&header.encode()).unwrap();
         }
-        (&scene.companion).write_all(&stream).unwrap();
-        scene.companion.shutdown(std::net::Shutdown::Write).unwrap();
+        scene.ordinary.shutdown(std::net::Shutdown::Write).unwrap();
         let started = Instant::now();
         let error = loop {
             match scene.channel.poll(&mut scene.out) {
                 Err(error) => break error,
-                Ok(()) if scene.channel.in_flight() == 0 => break ChannelError::Closed {
-                    channel: String::new(),
-                },
+                Ok(()) if scene.channel.in_flight() == 0 => return Ok(()),
                 Ok(()) => {}
             }
             prop_assert!(started.elapsed() < LONG, "{:?}", scene.channel);
             scene.wait();
         };
-        let again = scene.channel.poll(&mut Vec::new());
-        let is_closed = matches!(error, ChannelError::Closed { .. });
-        prop_assert!(is_closed || again == Err(error));
-        let sent: Vec<u64> = scene.out.iter().filter_map(|one| match one {
-            Completion::Sent { token } => Some(*token),
-            _ => None,
-        }).collect();
-        prop_assert!(sent == [0, 1] || sent == [0] || sent.is_empty(), "{:?}", sent);
+        prop_assert_eq!(scene.channel.poll(&mut Vec::new()), Err(error));
     }
+}
+
+#[test]
+fn a_chunk_that_was_never_sent_cannot_be_placed() {
+    let mut scene = Scene::new();
+    let region = region(0, 10);
+    let posted = scene.channel.post_send(send(0, &region)).unwrap();
+    assert!(matches!(posted, Posted::Accepted));
+    let refused = scene.channel.placed(0);
+    assert!(
+        matches!(refused, Err(ChannelError::Protocol { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_peer_that_closes_after_all_was_sent_is_no_error() {
+    let mut scene = Scene::new();
+    let region = region(0, 10);
+    let posted = scene.channel.post_send(send(0, &region)).unwrap();
+    assert!(matches!(posted, Posted::Accepted));
+    let mut have = 0;
+    scene.until(|scene| {
+        have += Scene::read(&scene.payload, 10).unwrap().len();
+        have == 10
+    });
+    scene.ordinary.shutdown(std::net::Shutdown::Both).unwrap();
+    scene.payload.shutdown(std::net::Shutdown::Both).unwrap();
+    scene.until(|scene| scene.channel.peer_closed);
+    scene.channel.placed(0).unwrap();
+    scene.until(|scene| scene.sent() == [0]);
+    assert_eq!(scene.changes(), 0);
 }

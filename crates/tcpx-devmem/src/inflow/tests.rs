@@ -76,8 +76,8 @@ fn shape(out: &[Completion]) -> Vec<Shape> {
 #[test]
 fn chunks_end_in_the_order_of_their_posting() {
     let mut inflow = inflow(POOL);
-    inflow.post(10, 3000);
-    inflow.post(11, 100);
+    inflow.post(10, 0, 3000);
+    inflow.post(11, 1, 100);
     assert_eq!(
         shape(&receive(&mut inflow, &[(0, 1448, 1), (4096, 1448, 2)])),
         []
@@ -90,13 +90,13 @@ fn chunks_end_in_the_order_of_their_posting() {
     let ended = receive(&mut inflow, &[(8296, 100, 4)]);
     assert_eq!(shape(&ended), [("end", 11, 2, vec![(0, 100)])]);
     assert!(inflow.offer(1).is_none());
-    assert_eq!(inflow.received(), 3100);
+    assert_eq!(inflow.stats().bytes_received, 3100);
 }
 
 #[test]
 fn linear_bytes_are_a_part_of_their_own_and_end_the_chunk() {
     let mut inflow = inflow(POOL);
-    inflow.post(1, 300);
+    inflow.post(1, 0, 300);
     let ended = receive(&mut inflow, &[(0, 100, 1), (0, 50, 0), (500, 150, 2)]);
     assert_eq!(
         shape(&ended),
@@ -111,7 +111,7 @@ fn linear_bytes_are_a_part_of_their_own_and_end_the_chunk() {
 fn tickets_come_back_in_order_and_once() {
     let mut inflow = inflow(POOL);
     for token in 0..2 {
-        inflow.post(token, 10);
+        inflow.post(token, token, 10);
     }
     receive(&mut inflow, &[(0, 10, 7)]);
     receive(&mut inflow, &[(0, 10, 8)]);
@@ -129,7 +129,7 @@ fn tickets_come_back_in_order_and_once() {
 fn a_chunk_that_takes_too_much_of_the_pool_is_handed_on_in_parts() {
     let page = rustix::param::page_size() as u64;
     let mut inflow = inflow(16 * page);
-    inflow.post(5, 100);
+    inflow.post(5, 0, 100);
     let mut reported = Vec::new();
     for token in 1..=9u32 {
         let at = u64::from(token) * page;
@@ -151,7 +151,7 @@ fn a_chunk_that_takes_too_much_of_the_pool_is_handed_on_in_parts() {
 #[test]
 fn an_unbelievable_receive_takes_nothing() {
     let mut inflow = inflow(POOL);
-    inflow.post(1, 100);
+    inflow.post(1, 0, 100);
     receive(&mut inflow, &[(0, 10, 1)]);
     let offer = inflow.offer(usize::MAX).unwrap();
     let mut out = Vec::new();
@@ -163,7 +163,7 @@ fn an_unbelievable_receive_takes_nothing() {
         let refused = inflow.arrived(&offer, bytes, &control, false, &mut out);
         assert!(refused.is_err(), "{bytes} bytes");
     }
-    assert_eq!((inflow.received(), out.len()), (10, 0));
+    assert_eq!((inflow.stats().bytes_received, out.len()), (10, 0));
     let page = rustix::param::page_size() as u64;
     assert_eq!(inflow.target().unwrap().usage.pinned(), page);
     assert_eq!(inflow.close(), [1]);
@@ -175,14 +175,14 @@ fn a_long_run_of_plain_bytes_is_told_from_a_packet_that_was_not_split() {
     let mut inflow = inflow(POOL);
     let mut out = Vec::new();
     let mut plain = |inflow: &mut Inflow, bytes| {
-        inflow.post(1, bytes as u64);
+        inflow.post(1, 0, bytes as u64);
         let offer = inflow.offer(usize::MAX).unwrap();
         let came = inflow.arrived(&offer, bytes, &[], false, &mut out);
         came.unwrap()
     };
     assert_eq!(plain(&mut inflow, 20), Came::Expected);
     assert_eq!(plain(&mut inflow, PLAIN_RUN as usize - 21), Came::Expected);
-    inflow.post(2, 10);
+    inflow.post(2, 0, 10);
     receive(&mut inflow, &[(0, 10, 1)]);
     assert_eq!(plain(&mut inflow, PLAIN_RUN as usize - 1), Came::Expected);
     assert_eq!(plain(&mut inflow, 1), Came::Plain);
