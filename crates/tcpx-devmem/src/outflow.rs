@@ -52,16 +52,15 @@ pub(super) enum Source {
     Failed,
 }
 
-/// The next bytes to write.
+/// What one call may write next.
 #[derive(Debug)]
-pub(super) enum Next<'a> {
+pub(super) enum Next {
     /// A chunk's header, from so many bytes on.
     Header([u8; HEADER_BYTES], usize),
-    Payload {
-        source: &'a Source,
-        /// Where in the chunk to begin.
-        from: usize,
-        /// Bytes from there to the chunk's end.
+    Host(RegionSlice),
+    Device {
+        slot: Arc<SendSlot>,
+        offset: u64,
         length: usize,
     },
 }
@@ -100,8 +99,9 @@ impl Outflow {
         self.next < self.queue.len()
     }
 
-    /// The next bytes to write; `None` when all are written.
-    pub(super) fn next(&self) -> Option<Next<'_>> {
+    /// What to write next, at most so many bytes of a chunk; `None` when all is written, or while the
+    /// chunk is being copied.
+    pub(super) fn next(&self, most: usize) -> Option<Next> {
         let sending = self.queue.get(self.next)?;
         let header = self.header_bytes();
         if self.written < header {
@@ -112,11 +112,16 @@ impl Outflow {
             return Some(Next::Header(header.encode(), self.written));
         }
         let from = self.written - header;
-        Some(Next::Payload {
-            source: &sending.source,
-            from,
-            length: sending.length - from,
-        })
+        let length = most.min(sending.length - from);
+        match &sending.source {
+            Source::Host(slice) => slice.slice(from..from + length).ok().map(Next::Host),
+            Source::Device { slot, .. } => Some(Next::Device {
+                offset: slot.offset() + from as u64,
+                slot: Arc::clone(slot),
+                length,
+            }),
+            Source::Staging | Source::Failed => None,
+        }
     }
 
     fn header_bytes(&self) -> usize {
@@ -220,17 +225,17 @@ mod tests {
         outflow
     }
 
-    /// Writes what is next in pieces of at most `most` bytes; start and length of each within its
-    /// chunk, without headers.
-    fn write_all(outflow: &mut Outflow, most: usize) -> Vec<(usize, usize)> {
+    /// Writes what is next in pieces of at most `most` bytes; the length of each, without headers.
+    fn write_all(outflow: &mut Outflow, most: usize) -> Vec<usize> {
         let mut pieces = Vec::new();
-        while let Some(next) = outflow.next() {
+        while let Some(next) = outflow.next(most) {
             let bytes = match next {
                 Next::Header(bytes, from) => (bytes.len() - from).min(most),
-                Next::Payload { from, length, .. } => {
-                    pieces.push((from, length.min(most)));
-                    length.min(most)
+                Next::Host(slice) => {
+                    pieces.push(slice.len());
+                    slice.len()
                 }
+                Next::Device { .. } => panic!("{next:?}"),
             };
             outflow.wrote(bytes);
         }
@@ -251,10 +256,7 @@ mod tests {
     #[test]
     fn chunks_are_written_in_order_and_end_when_placed() {
         let mut outflow = outflow(&[10, 3, 7]);
-        assert_eq!(
-            write_all(&mut outflow, 6),
-            [(0, 6), (6, 4), (0, 3), (0, 6), (6, 1)]
-        );
+        assert_eq!(write_all(&mut outflow, 6), [6, 4, 3, 6, 1]);
         assert!(outflow.placed(11) && outflow.placed(11));
         assert_eq!(end_placed(&mut outflow), [1]);
         assert!(outflow.placed(12) && outflow.placed(10) && outflow.placed(99));
@@ -273,12 +275,12 @@ mod tests {
         assert_eq!(outflow.start_over(), 2);
         assert!(outflow.placed(11), "it had been written");
         assert_eq!(end_placed(&mut outflow), [1]);
-        let Some(Next::Header(bytes, 0)) = outflow.next() else {
+        let Some(Next::Header(bytes, 0)) = outflow.next(100) else {
             panic!("a header is first");
         };
         let header = Header::decode(bytes);
         assert_eq!((header.sequence, header.length), (12, 7));
-        assert_eq!(write_all(&mut outflow, 5), [(0, 5), (5, 2), (0, 5)]);
+        assert_eq!(write_all(&mut outflow, 5), [5, 2, 5]);
     }
 
     #[test]
@@ -289,7 +291,7 @@ mod tests {
         outflow.wrote(1);
         assert!(outflow.placed(10));
         assert!(end_placed(&mut outflow).is_empty());
-        assert_eq!(write_all(&mut outflow, 100), [(0, 10)]);
+        assert_eq!(write_all(&mut outflow, 100), [10]);
         assert_eq!(end_placed(&mut outflow), [0]);
     }
 

@@ -1,14 +1,10 @@
 //! The way out: sends on the payload lane, or on the ordinary one once that is given up.
 
 use std::io;
-use std::sync::Arc;
-
-use tcpx_memory::RegionSlice;
 
 use super::{DevmemChannel, PEER_ENDED, is_the_peers_end};
 use crate::ordinary::{self, HEADER_BYTES, Header, OrdinaryLane};
 use crate::outflow::{Next, Source};
-use crate::slots::SendSlot;
 use tcpx_net::channel::{Completion, SendChunk};
 use tcpx_net::error::ChannelError;
 
@@ -16,17 +12,6 @@ use tcpx_net::error::ChannelError;
 const WIRE_CALL: usize = 1 << 20;
 /// Calls of one poll; the rest waits for the next one, which comes at once.
 const SENDS: usize = 32;
-
-/// What a call is about to send.
-enum Bytes {
-    Header([u8; HEADER_BYTES], usize),
-    Host(RegionSlice),
-    Device {
-        slot: Arc<SendSlot>,
-        offset: u64,
-        length: usize,
-    },
-}
 
 impl DevmemChannel {
     /// Queues a chunk, by way of a slot if that is needed.
@@ -75,20 +60,17 @@ impl DevmemChannel {
             if !self.writable || self.unreported || self.peer_closed {
                 return Ok(());
             }
-            let Some(next) = self.outflow.next() else {
-                return Ok(());
-            };
             let lane = match self.failed_over {
                 true => self.ordinary.as_ref().map(OrdinaryLane::socket),
                 false => Self::socket_of(&self.payload),
             };
-            let (Some(bytes), Some(socket)) = (self.bytes_of(&next)?, lane) else {
+            let (Some(next), Some(socket)) = (self.outflow.next(WIRE_CALL), lane) else {
                 return Ok(());
             };
-            let sent = match &bytes {
-                Bytes::Header(header, from) => ordinary::send(socket, &header[*from..]),
-                Bytes::Host(part) => self.calls.send(socket, part),
-                Bytes::Device {
+            let sent = match &next {
+                Next::Header(header, from) => ordinary::send(socket, &header[*from..]),
+                Next::Host(part) => self.calls.send(socket, part),
+                Next::Device {
                     slot,
                     offset,
                     length,
@@ -97,13 +79,13 @@ impl DevmemChannel {
                     self.calls.send_device(socket, id, *offset, *length)
                 }
             };
-            match (sent, bytes) {
-                (Ok(sent), bytes) => {
+            match (sent, next) {
+                (Ok(sent), next) => {
                     self.outflow.wrote(sent);
-                    match bytes {
-                        Bytes::Header(..) => continue,
-                        Bytes::Host(_) => {}
-                        Bytes::Device { slot, .. } => self.in_kernel.sent(slot),
+                    match next {
+                        Next::Header(..) => continue,
+                        Next::Host(_) => {}
+                        Next::Device { slot, .. } => self.in_kernel.sent(slot),
                     }
                     self.stats.bytes_sent += sent as u64;
                 }
@@ -117,10 +99,10 @@ impl DevmemChannel {
                 {
                     self.unreported = true;
                 }
-                (Err(error), bytes) => {
-                    let why = match bytes {
+                (Err(error), next) => {
+                    let why = match next {
                         _ if is_the_peers_end(&error) => PEER_ENDED.to_owned(),
-                        Bytes::Device { .. } => {
+                        Next::Device { .. } => {
                             format!("sending out of device memory failed: {error}")
                         }
                         _ => format!("sending on the payload lane failed: {error}"),
@@ -132,34 +114,6 @@ impl DevmemChannel {
         // More than its share: the next poll goes on.
         self.signal.wake();
         Ok(())
-    }
-
-    /// The next bytes as one call may send them; `None` while they are being copied.
-    fn bytes_of(&self, next: &Next<'_>) -> Result<Option<Bytes>, ChannelError> {
-        let (source, from, length) = match next {
-            Next::Header(header, from) => return Ok(Some(Bytes::Header(*header, *from))),
-            Next::Payload {
-                source,
-                from,
-                length,
-            } => (*source, *from, (*length).min(WIRE_CALL)),
-        };
-        match source {
-            Source::Host(slice) => slice
-                .slice(from..from + length)
-                .map(|part| Some(Bytes::Host(part)))
-                .map_err(|error| ChannelError::Memory {
-                    channel: self.name.clone(),
-                    operation: "cutting a chunk",
-                    cause: error.to_string(),
-                }),
-            Source::Device { slot, .. } => Ok(Some(Bytes::Device {
-                slot: Arc::clone(slot),
-                offset: slot.offset() + from as u64,
-                length,
-            })),
-            Source::Staging | Source::Failed => Ok(None),
-        }
     }
 
     /// Takes reports about zero-copy sends.
