@@ -3,7 +3,6 @@
 //! One thread looks after a [door](tcpx_lanes::door) and sorts what comes.
 
 mod acceptor;
-mod reports;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};

@@ -1,6 +1,7 @@
 //! The acceptor thread's loop.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use tcpx_lanes::congestion::Congestion;
-use tcpx_lanes::door::{Arrival, Door};
+use tcpx_lanes::door::{Arrival, Door, LineQuota};
 use tcpx_lanes::hello::send_message;
 use tcpx_lanes::{lock, socket};
 use tcpx_wire::handshake::{
@@ -17,7 +18,6 @@ use tcpx_wire::handshake::{
 use tcpx_wire::key::Identity;
 use tcpx_wire::record::Records;
 
-use super::reports::Reports;
 use super::{Accepted, Inner};
 use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox, WeakInbox};
@@ -44,7 +44,8 @@ pub(super) struct Acceptor {
     early: Vec<(Greeting, LaneRequest)>,
     sessions: HashMap<SessionId, Registered>,
     spent: bool,
-    reports: Reports,
+    /// Of log lines about strangers.
+    lines: LineQuota,
 }
 
 impl Acceptor {
@@ -55,7 +56,7 @@ impl Acceptor {
         (one_time, congestion): (bool, Congestion),
     ) -> Self {
         Self {
-            reports: Reports::new(Arc::clone(&inner), Instant::now()),
+            lines: LineQuota::new(Instant::now()),
             door: Door::new(socket, key, congestion, PATIENCE),
             inner,
             one_time,
@@ -94,7 +95,7 @@ impl Acceptor {
                 Some(_) => self.answer_lane(now, greeting, *request),
             },
             Arrival::Lane(greeting, accepted) => self.admit_lane(now, greeting, *accepted),
-            Arrival::Refused { peer, reason, .. } => self.reports.refused(now, peer, &reason),
+            Arrival::Refused { peer, reason, .. } => self.refused(now, peer, &reason),
             Arrival::Exhausted { error, waits, news } => {
                 if let Some(news) = news {
                     tracing::warn!("{news}");
@@ -113,8 +114,7 @@ impl Acceptor {
         let peer = Peer::new(greeting.peer, established.client);
         // Another client may have been faster since this one said hello.
         if self.spent || self.inner.is_full() {
-            self.reports
-                .refused(now, peer, &"no further session is taken");
+            self.refused(now, peer, &"no further session is taken");
             if greeting.refuse(&established.turn_away()).is_ok() {
                 self.door.keep(greeting);
             }
@@ -131,7 +131,7 @@ impl Acceptor {
         self.sessions.insert(established.session.id, registered);
         if let Err(error) = send_message(&greeting.stream, &established.welcome()) {
             self.sessions.remove(&established.session.id);
-            self.reports.refused(now, peer, &error);
+            self.refused(now, peer, &error);
             return;
         }
         self.spent = self.one_time;
@@ -167,18 +167,18 @@ impl Acceptor {
                 Ok((server, answer)) if self.door.is_fresh(&mark) => {
                     return match greeting.answer(server, &answer, now) {
                         Ok(()) => self.door.keep(greeting),
-                        Err(error) => self.reports.refused(now, greeting.peer, &error),
+                        Err(error) => self.refused(now, greeting.peer, &error),
                     };
                 }
                 Ok(_) => {
                     let error = HandshakeError::Replayed;
-                    return self.reports.refused(now, greeting.peer, &error);
+                    return self.refused(now, greeting.peer, &error);
                 }
                 Err(refusal) => *refusal,
             },
             None => request.refuse(),
         };
-        self.reports.refused(now, greeting.peer, &error);
+        self.refused(now, greeting.peer, &error);
         if greeting.refuse(&answer).is_ok() {
             self.door.keep(greeting);
         }
@@ -189,9 +189,7 @@ impl Acceptor {
         let (peer, stream) = (greeting.peer, greeting.stream);
         let session = self.sessions.get(&accepted.session);
         let Some(lanes) = session.and_then(|session| session.lanes.upgrade()) else {
-            return self
-                .reports
-                .refused(now, peer, &"the lane's session has ended");
+            return self.refused(now, peer, &"the lane's session has ended");
         };
         if accepted.resumes {
             tracing::info!(%peer, session = %accepted.session, "control connection resumed");
@@ -199,7 +197,7 @@ impl Acceptor {
             return lanes.deliver_control(ControlStream { stream, records });
         }
         if let Err(error) = socket::prepare_lane(&stream) {
-            return self.reports.refused(now, peer, &error);
+            return self.refused(now, peer, &error);
         }
         let lane = AcceptedLane {
             stream,
@@ -209,8 +207,27 @@ impl Acceptor {
             peer,
         };
         if lanes.deliver(lane).is_some() {
-            self.reports
-                .refused(now, peer, &"the session has more lanes than fit");
+            self.refused(now, peer, &"the session has more lanes than fit");
+        }
+    }
+
+    /// Counts a connection that was turned away, and says so on one line.
+    fn refused(&mut self, now: Instant, peer: impl Into<Peer>, reason: &dyn fmt::Display) {
+        let peer = peer.into();
+        let mut refusals = lock(&self.inner.refusals);
+        refusals.count += 1;
+        if let Some(name) = peer.key {
+            // As many names as there are keys: nobody has one that is not let in.
+            *refusals.by_name.entry(name).or_default() += 1;
+        }
+        refusals.last = Some((peer, reason.to_string()));
+        drop(refusals);
+        let (is_line, suppressed) = self.lines.take(now);
+        if let Some(connections) = suppressed {
+            tracing::warn!(connections, "more connections were refused");
+        }
+        if is_line {
+            tracing::warn!(%peer, %reason, "connection refused");
         }
     }
 }
