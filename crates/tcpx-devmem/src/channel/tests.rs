@@ -391,3 +391,39 @@ fn a_peer_that_closes_after_all_was_sent_is_no_error() {
     scene.until(|scene| scene.sent() == [0]);
     assert_eq!(scene.changes(), 0);
 }
+
+#[test]
+fn a_payload_lane_that_is_reset_is_given_up_and_the_peer_hears_of_it() {
+    let mut scene = Scene::new();
+    let region = region(0, 100_000);
+    let posted = scene.channel.post_send(send(0, &region)).unwrap();
+    assert!(matches!(posted, Posted::Accepted));
+    let posted = scene.channel.post_receive(receive(0, 10)).unwrap();
+    assert!(matches!(posted, Posted::Accepted));
+    rustix::net::sockopt::set_socket_linger(&scene.payload, Some(Duration::ZERO)).unwrap();
+    // The last one ends with a reset.
+    scene.payload = connected().1;
+    let header = Header {
+        sequence: 0,
+        length: 100_000,
+    };
+    let mut right = [NOTHING.encode(), header.encode()].concat();
+    right.extend((0..100_000).map(content));
+    let mut came = Vec::new();
+    scene.until(|scene| {
+        came.extend(Scene::read(&scene.ordinary, right.len()).expect("no end"));
+        came.len() == right.len()
+    });
+    assert!(came == right, "the chunk is sent again");
+    scene.channel.placed(0).unwrap();
+    let header = Header {
+        sequence: 0,
+        length: 10,
+    };
+    let mut first = [NOTHING.encode(), header.encode()].concat();
+    first.extend([7; 10]);
+    (&scene.ordinary).write_all(&first).unwrap();
+    let is_received = |one: &Completion| matches!(one, Completion::Received { token: 0, .. });
+    scene.until(|scene| scene.sent() == [0] && scene.out.iter().any(is_received));
+    assert_eq!(scene.changes(), 1);
+}
