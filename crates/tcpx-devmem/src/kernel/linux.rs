@@ -1,6 +1,5 @@
 //! The kernel of this host: generic netlink, ethtool's ioctls with the layouts of linux/ethtool.h, and what `/proc` says.
 
-use std::ffi::{CStr, CString};
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,9 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 use std::{fs, io};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netdevice, netlink, recv, send,
+    socket_with,
 };
 use tcpx_lanes::socket::set_option;
 
@@ -131,26 +132,14 @@ impl Kernel for Linux {
     }
 
     fn interface_index(&self, interface: &str) -> io::Result<u32> {
-        let name = CString::new(interface)?;
-        // SAFETY: the name is a C string that lives through the call.
-        match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-            0 => Err(io::Error::last_os_error()),
-            index => Ok(index),
-        }
+        Ok(netdevice::name_to_index(datagrams()?, interface)?)
     }
 
     fn interface_name(&self, ifindex: u32) -> io::Result<Option<String>> {
-        let mut buffer = [0_u8; libc::IF_NAMESIZE];
-        // SAFETY: the buffer is as long as a name may be.
-        let name = unsafe { libc::if_indextoname(ifindex, buffer.as_mut_ptr().cast()) };
-        if !name.is_null() {
-            let name = CStr::from_bytes_until_nul(&buffer).map_err(io::Error::other)?;
-            return Ok(Some(name.to_string_lossy().into_owned()));
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::ENXIO | libc::ENODEV) => Ok(None),
-            _ => Err(error),
+        match netdevice::index_to_name(datagrams()?, ifindex) {
+            Ok(name) => Ok(Some(name)),
+            Err(Errno::NXIO | Errno::NODEV) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -403,16 +392,17 @@ fn classify(interface: &str, request: &mut Classification) -> io::Result<()> {
     unsafe { ioctl(interface, std::ptr::from_mut(request).cast()) }
 }
 
+/// A socket to ask about interfaces.
+fn datagrams() -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+    Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+}
+
 /// # Safety
 /// `data` must point at the structure of the command in its first word, with room for all that the
 /// kernel writes to it.
 unsafe fn ioctl(interface: &str, data: *mut libc::c_char) -> io::Result<()> {
-    let socket: OwnedFd = socket_with(
-        AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = datagrams()?;
     // SAFETY: all zero is a value of this structure of integers and pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if interface.is_empty() || interface.len() >= request.ifr_name.len() {
@@ -469,7 +459,7 @@ impl NetlinkSocket for Socket {
             match recv(&self.0, &mut *buffer, RecvFlags::TRUNC) {
                 Ok((_, length)) if length <= buffer.len() => return Ok(length),
                 Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
