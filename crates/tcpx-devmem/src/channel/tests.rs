@@ -393,7 +393,7 @@ fn a_peer_that_closes_after_all_was_sent_is_no_error() {
 }
 
 #[test]
-fn a_payload_lane_that_is_reset_is_given_up_and_the_peer_hears_of_it() {
+fn a_reset_payload_lane_is_given_up_and_the_peer_told() {
     let mut scene = Scene::new();
     let region = region(0, 100_000);
     let posted = scene.channel.post_send(send(0, &region)).unwrap();
