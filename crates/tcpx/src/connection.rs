@@ -87,7 +87,7 @@ impl Connection {
     /// `None` where the channels have no TCP sockets of ours, or where the engine hangs inside a plugin.
     pub fn congestion_control(&self) -> Option<String> {
         let core = self.handle.0.lock_in_time().ok()?;
-        core.congestion_control()
+        core.channels.congestion_control()
     }
 
     /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were
@@ -141,8 +141,8 @@ impl Connection {
             Ok(core) => core,
             Err(stuck) => return vec![stuck.to_string()],
         };
-        core.tick();
-        let now = core.now();
+        core.clock.tick();
+        let now = core.clock.now();
         let operations = core.session.snapshot(now);
         let pending = core.stuck_close();
         let operations = operations.into_iter();
@@ -415,7 +415,9 @@ impl Ready {
 
     /// Where what a get is about lies, if this side reads it there.
     fn find(&self, core: &Core, level: Level) -> Option<WindowRead> {
-        let find = |pieces: &mut dyn Iterator<Item = _>| core.find_in_windows(pieces, &self.lease);
+        let find = |pieces: &mut dyn Iterator<Item = _>| {
+            core.channels.find_in_windows(pieces, &self.lease)
+        };
         match &self.to {
             // Both ends have to say what they have.
             _ if level == Level::Verified => None,
@@ -472,8 +474,8 @@ impl Ready {
                 id
             })
         } else {
-            core.pace.calls(core.ticked());
-            let now = core.now();
+            core.pace.calls(core.clock.ticked());
+            let now = core.clock.now();
             let started = match to {
                 Destination::Put { to: from, .. } => {
                     let request = GetRequest {
@@ -505,10 +507,11 @@ impl Ready {
             core.session.drop_pieces(list);
         }
         let id = started?;
-        core.foresee(self.fence.as_ref());
+        core.gpu.foresee(self.fence.as_ref());
         let role = kind.role();
         core.emit(&Event::Started { role, tag, bytes });
-        let mut operation = Operation::new(kind, self.lease, Arc::clone(state), core.ticked());
+        let mut operation =
+            Operation::new(kind, self.lease, Arc::clone(state), core.clock.ticked());
         operation.tag = tag;
         operation.fence = self.fence;
         operation.read_by(readers);

@@ -263,7 +263,7 @@ impl Shared {
         let watches = descriptors.watch(
             core.control.as_fd(),
             write,
-            core.channel_descriptors(),
+            core.channels.descriptors(),
             None,
         );
         watches.then(|| descriptors.as_fd()).flatten()
@@ -272,12 +272,12 @@ impl Shared {
     /// Keeps what [`progress_descriptor`](Self::progress_descriptor) has given true.
     fn watch_descriptors(&self, core: &Core) {
         let descriptors = &self.progress_owner.descriptors;
-        if descriptors.as_fd().is_some() && !core.control_done() && !core.control.is_away() {
+        if descriptors.as_fd().is_some() && !core.ending.control_done() && !core.control.is_away() {
             let write = core.control.wants_write();
             descriptors.watch(
                 core.control.as_fd(),
                 write,
-                core.channel_descriptors(),
+                core.channels.descriptors(),
                 None,
             );
             descriptors.take_call();
@@ -380,10 +380,10 @@ impl Shared {
     /// Leads the event loop of what goes one at a time, or leaves it to its thread. Comes before the lock is let go of,
     /// which calls the program's wakers.
     fn lead_or_follow(&self, core: &Core, lead: &mut Option<Lead>) {
-        if !core.wakers.is_empty() || core.go_several_at_a_time() {
+        if !core.program.wakers.is_empty() || core.go_several_at_a_time() {
             *lead = None;
         } else if lead.is_none() && core.goes_one_at_a_time() {
-            *lead = core.own_loop().and_then(|own| own.lead());
+            *lead = core.channels.own_loop().and_then(|own| own.lead());
         }
         if lead.is_none() {
             self.progress_owner.give_loop_back();
@@ -400,7 +400,7 @@ impl Shared {
     /// The engine's thread is not to be woken: this one looks.
     fn take_over(&self, core: &mut Core) {
         core.set_looked_for(true);
-        core.tick();
+        core.clock.tick();
         core.pace.waits();
         self.watch_control(core);
         if core.standing().moving {
@@ -411,7 +411,7 @@ impl Shared {
     /// Has the engine's thread hear nothing of the channels.
     fn mute_channels(&self, core: &Core) {
         if !self.progress_owner.muted.swap(true, Ordering::Relaxed) {
-            for descriptor in core.channel_descriptors() {
+            for descriptor in core.channels.descriptors() {
                 // Not muted, the engine's thread wakes and finds nothing to do.
                 drop(self.driver.rewatch(self.id, descriptor, MUTED));
             }
@@ -443,19 +443,19 @@ impl Shared {
         // What the socket does not take now goes out with the next wait.
         let written = self.may_sleep() || !core.control.wants_write();
         let comes_back = leaves != Leaves::ToEngine;
-        if comes_back && quiet && written && !core.sink.has_results() {
+        if comes_back && quiet && written && !core.jobs.has_results() {
             core.speak();
             if leaves == Leaves::Served {
                 // To write takes longer than a program that answers at once.
-                core.tick();
-                let now = core.ticked();
+                core.clock.tick();
+                let now = core.clock.ticked();
                 core.pace.leaves(now);
             }
-            let until = core.now() + PROGRESS_LEASE;
+            let until = core.clock.now() + PROGRESS_LEASE;
             self.progress_owner.lease.begin(until.0);
             // Others' lanes may have come to the loop, which wait for nobody.
-            let lead = lead.filter(|_| core.own_loop().is_some());
-            let left_loop = lead.map(|lead| lead.leave_until(core.instant_of(until)));
+            let lead = lead.filter(|_| core.channels.own_loop().is_some());
+            let left_loop = lead.map(|lead| lead.leave_until(core.clock.instant_of(until)));
             if left_loop.is_some() {
                 *lock(&self.progress_owner.left_loop) = left_loop;
                 self.progress_owner
@@ -464,8 +464,8 @@ impl Shared {
             }
             self.progress_owner.taken.store(false, Ordering::SeqCst);
             core.set_looked_for(false);
-            if !self.progress_owner.lease.is_watched() && !core.sink.has_results() {
-                let until = core.instant_of(until);
+            if !self.progress_owner.lease.is_watched() && !core.jobs.has_results() {
+                let until = core.clock.instant_of(until);
                 drop(core);
                 return self.driver.wake_by(self.id, until);
             }
@@ -477,7 +477,7 @@ impl Shared {
         core.set_looked_for(false);
         turn = core.guarded_start();
         turn.more |= more;
-        let results = core.sink.has_results();
+        let results = core.jobs.has_results();
         self.after(core, turn);
         if results {
             self.driver.wake(self.id);
@@ -491,7 +491,7 @@ impl Shared {
         self.progress_owner.polls.store(false, Ordering::Relaxed);
         core.pace.attend(false);
         if self.progress_owner.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
-            for descriptor in core.channel_descriptors() {
+            for descriptor in core.channels.descriptors() {
                 drop(self.driver.rewatch(self.id, descriptor, READ));
             }
         }
@@ -502,7 +502,7 @@ impl Shared {
     /// anything.
     pub(crate) fn call(&self, core: &Core) {
         let descriptors = &self.progress_owner.descriptors;
-        if descriptors.is_asleep() && (core.has_ended_some() || core.control.wants_write()) {
+        if descriptors.is_asleep() && (core.program.ended_some || core.control.wants_write()) {
             descriptors.call();
         }
     }
@@ -519,21 +519,21 @@ impl Shared {
         // Nobody writes soon what would be held back, nor what was.
         core.pace.attend(false);
         core.speak();
-        if !core.wakers.is_empty() {
+        if !core.program.wakers.is_empty() {
             *lead = None;
         }
         let lead = lead.as_ref();
         self.watch_control(&mut core);
         let turn = core.standing();
         let unfit = turn.more || turn.poll || turn.finished;
-        if unfit || core.control_done() || core.control.is_away() {
+        if unfit || core.ending.control_done() || core.control.is_away() {
             return None;
         }
         self.mute_channels(&core);
-        core.forget_ended();
+        core.program.ended_some = false;
         let write = core.control.wants_write();
-        let (descriptors, channels) =
-            (&self.progress_owner.descriptors, core.channel_descriptors());
+        let descriptors = &self.progress_owner.descriptors;
+        let channels = core.channels.descriptors();
         let lanes = lead.map(Lead::led);
         if !descriptors.prepare_sleep(core.control.as_fd(), write, channels, lanes) {
             return None;
@@ -541,11 +541,11 @@ impl Shared {
         // What was raised meanwhile makes a descriptor readable, but for the copy worker's results.
         core.set_looked_for(false);
         let is_at_rest = lead.is_none_or(Lead::prepare_sleep);
-        if core.sink.has_results() || !is_at_rest {
+        if core.jobs.has_results() || !is_at_rest {
             descriptors.wake_up();
             return Some(Woken::default());
         }
-        let due = core.due.map(|due| core.instant_of(due));
+        let due = core.clock.due.map(|due| core.clock.instant_of(due));
         let until = due.map_or(until, |due| due.min(until));
         // Acknowledgements of a transfer's first chunks are not worth a wake-up of their own.
         let exact = !turn.moving;
@@ -597,7 +597,7 @@ impl Shared {
             let mut core = self.lock();
             if !self.progress_owner.is_taken() {
                 self.end_lease(&mut core);
-                core.tick();
+                core.clock.tick();
                 let turn = core.guarded_start();
                 self.after(core, turn);
             }

@@ -17,12 +17,12 @@ use tcpx_wire::{Settings, handshake};
 
 use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
-use crate::core::{Core, Parts, Resume, Sink, Unpacker};
+use crate::core::{Channels, Core, GpuWork, Jobs, Program, Resume};
 use crate::driver::{Driver, READ};
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::{Options, ProgressMode};
-use set_up::SetUp;
+pub(crate) use set_up::SetUp;
 
 /// What the handshake left.
 pub(crate) struct Authenticated {
@@ -207,27 +207,18 @@ fn run(
     let path = describe_path(&channels, &peer, options);
     tracing::info!(peer = %peer.address, %path, "connected");
     let small = small_copies(options, agreed.eager_limit);
-    let core = Core::new(Parts {
-        session: set_up.session,
-        control: set_up.control,
-        channels,
-        unpacker: Unpacker::new(worker, options.unpack),
-        gpu: options.gpu.clone(),
-        small,
-        sink: Sink::new(Arc::clone(&driver), id),
-        observer: options.observer.clone(),
-        bounds: options.bounds,
-        peer: set_up.peer,
-        path,
-        origin: set_up.origin,
-        resume: resume.map(|(session, side, inbox)| {
+    let bounds = options.bounds;
+    let core = Core::new(
+        set_up,
+        resume.map(|(session, side, inbox)| {
             let congestion = options.congestion.clone();
             Resume::new(session, side, inbox, congestion, &driver, id)
         }),
-        is_addressed: features.is_addressed,
-        tag_key,
-        early: set_up.pending,
-    });
+        Channels::new(channels, features.is_addressed),
+        Jobs::new(worker, options.unpack, tag_key, (&driver, id), bounds),
+        GpuWork::new(options.gpu.clone(), small, bounds),
+        Program::new(options.observer.clone(), path),
+    );
     core.emit(&Event::Connected {
         peer: peer.address,
         network: peer.network.clone(),

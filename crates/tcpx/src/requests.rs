@@ -45,7 +45,7 @@ impl Requests {
         }
         self.any.store(false, Ordering::Relaxed);
         let asked = std::mem::take(&mut *lock(&self.asked));
-        let now = core.now();
+        let now = core.clock.now();
         for ask in asked {
             match ask {
                 Ask::Cancel(operation) => core.session.cancel(now, operation),

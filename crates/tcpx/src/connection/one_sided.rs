@@ -47,7 +47,7 @@ impl Connection {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let is_addressed = core.is_addressed();
+            let is_addressed = core.channels.is_addressed;
             let key = |session: &mut tcpx_wire::Session| WindowKey {
                 window: session.expose(secret, bytes, rights),
                 bytes,
@@ -597,7 +597,7 @@ struct Later {
 impl Deferred {
     /// What is left for parts that begin now.
     pub(crate) fn deadlines(&self, core: &Core) -> Deadlines {
-        let spent = core.ticked().saturating_duration_since(self.began);
+        let spent = core.clock.ticked().saturating_duration_since(self.began);
         let left = |total: Duration| total.saturating_sub(spent);
         Deadlines {
             total: self.deadlines.total.map(left),
@@ -621,7 +621,7 @@ impl Deferred {
                 let mut later = lock(&self.later);
                 later.started.push(id);
                 if later.cancelled {
-                    let now = core.now();
+                    let now = core.clock.now();
                     core.session.cancel(now, id);
                 }
                 None
@@ -661,7 +661,7 @@ fn start_parts(
     options: (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
 ) -> Result<Operations, Error> {
-    let later = ready.split_off(ready.len().min(core.bounds.parts));
+    let later = ready.split_off(ready.len().min(core.one_sided.parts));
     let is_get = |part: &&Ready| part.kind == OperationKind::Get;
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
@@ -690,7 +690,7 @@ fn start_parts(
                 }),
                 level: options.0,
                 deadlines: options.1.unwrap_or_else(|| core.session.deadlines()),
-                began: core.ticked(),
+                began: core.clock.ticked(),
                 state: Arc::clone(state),
             };
             (None, Some(Arc::new(deferred)))
@@ -701,7 +701,7 @@ fn start_parts(
     let (mut first, mut failed) = (None, None);
     for part in ready {
         if failed.is_some() {
-            core.wakers.extend(state.end(Ok(None)));
+            core.program.wakers.extend(state.end(Ok(None)));
             continue;
         }
         match part.start(core, notice.is_some(), options, state, deferred.as_ref()) {
@@ -725,12 +725,12 @@ fn start_parts(
         Some(error) if operations.is_empty() => return Err(error),
         // What runs ends the transfer, and soon.
         Some(error) => {
-            let now = core.now();
+            let now = core.clock.now();
             let started: Vec<_> = operations.cancel().collect();
             started
                 .into_iter()
                 .for_each(|one| core.session.cancel(now, one));
-            core.wakers.extend(state.end(Err(error)));
+            core.program.wakers.extend(state.end(Err(error)));
         }
         None => {}
     }
@@ -784,7 +784,7 @@ mod tests {
             let began = Instant::now();
             while at > 0 && !state.has_ended() {
                 assert!(began.elapsed() < LIMIT, "it does not end");
-                scene.core.tick();
+                scene.core.clock.tick();
                 scene.core.progress();
             }
             let outcome = started.map(|_| state.outcome());
@@ -805,7 +805,7 @@ mod tests {
     fn a_defect_that_comes_again_ends_all_that_waits() {
         const PARTS: usize = 4;
         let mut scene = Scene::new();
-        scene.core.bounds.parts = PARTS;
+        scene.core.one_sided.parts = PARTS;
         let channel = Arc::clone(&scene.channel);
         let (shared, _peer) = scene.into_shared();
         let connection = Connection::new(Arc::clone(&shared));

@@ -96,7 +96,7 @@ impl Shared {
     pub(super) fn unfinished_goodbye(&self, limit: Duration) -> Error {
         let stuck = match self.try_lock() {
             Some(mut core) => {
-                core.tick();
+                core.clock.tick();
                 core.stuck_close()
             }
             None => self.stuck(),

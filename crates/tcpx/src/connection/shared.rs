@@ -87,10 +87,10 @@ impl Drop for Locked<'_> {
         let Some(mut core) = self.0.take() else {
             return;
         };
-        if core.wakers.is_empty() {
+        if core.program.wakers.is_empty() {
             return;
         }
-        let wakers = std::mem::take(&mut core.wakers);
+        let wakers = std::mem::take(&mut core.program.wakers);
         drop(core);
         for waker in wakers {
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
@@ -108,12 +108,12 @@ impl Shared {
         peer: PeerInfo,
         patience: Patience,
     ) -> Arc<Self> {
-        let origin = core.origin;
-        let gpu = core.gpu.clone();
-        let observed = core.observer.is_some();
-        let path = Arc::clone(&core.path);
-        let announces = core.announces();
-        let notifications = core.notifications();
+        let origin = core.clock.origin;
+        let gpu = core.gpu.device.clone();
+        let observed = core.program.observer.is_some();
+        let path = Arc::clone(&core.program.path);
+        let announces = core.channels.announces();
+        let notifications = core.one_sided.notifications();
         Arc::new(Self {
             core: Mutex::new(core),
             ended: Condvar::new(),
@@ -179,7 +179,7 @@ impl Shared {
     /// Runs `work` on the engine and then what it led to.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         let mut core = self.lock_in_time()?;
-        core.tick();
+        core.clock.tick();
         let foreign = self.patience.foreign;
         let result = core.guarded(|core| {
             let result = work(core);
@@ -246,9 +246,9 @@ impl Shared {
 
     /// Everything that can be done now.
     pub(crate) fn turn(&self, core: &mut Core) -> Turn {
-        core.tick();
+        core.clock.tick();
         self.working_since
-            .store(core.now().0.max(1), Ordering::Relaxed);
+            .store(core.clock.now().0.max(1), Ordering::Relaxed);
         let turn = core.guarded_progress(&self.requests);
         self.working_since.store(0, Ordering::Relaxed);
         if self.progress_owner.is_manual() && core.refusal().is_some() {
@@ -256,13 +256,13 @@ impl Shared {
         }
         if turn.finished {
             // A late signal would keep the driver awake: nobody lowers it any more.
-            for descriptor in core.channel_descriptors() {
+            for descriptor in core.channels.descriptors() {
                 self.driver.unwatch(descriptor);
             }
-            *lock(&self.outcome) = core.outcome();
+            *lock(&self.outcome) = core.ending.outcome();
             self.ended.notify_all();
         }
-        self.set_due(core.due);
+        self.set_due(core.clock.due);
         self.call(core);
         turn
     }

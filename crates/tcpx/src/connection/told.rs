@@ -18,7 +18,7 @@ impl Shared {
         });
         let source = Arc::downgrade(self);
         let registration = register(source, true);
-        self.lock().history.register(registration);
+        self.lock().program.register(registration);
     }
 }
 
@@ -42,13 +42,13 @@ impl Source for Shared {
         });
         match self.lock_in_time() {
             Ok(mut core) => {
-                if core.is_finished() {
+                if core.ending.is_finished() {
                     return None;
                 }
                 core.tell_operations(&mut report);
                 report.counters = core.counters();
-                report.lanes = core.lanes();
-                report.congestion = core.congestion_control();
+                report.lanes = core.channels.lanes();
+                report.congestion = core.channels.congestion_control();
                 report.stuck = core.stuck_close().map(|error| error.to_string());
             }
             Err(stuck) => report.stuck = Some(stuck.to_string()),

@@ -29,10 +29,9 @@ impl Shared {
     /// Leaves to the engine's thread what a turn on another thread left over.
     pub(crate) fn after(&self, mut core: Locked<'_>, turn: Turn) {
         self.watch_control(&mut core);
-        self.set_due(core.due);
-        let due = core
-            .due
-            .map(|due| self.due_for_engine(core.instant_of(due)));
+        self.set_due(core.clock.due);
+        let due = core.clock.due;
+        let due = due.map(|due| self.due_for_engine(core.clock.instant_of(due)));
         self.call(&core);
         self.see_to_lanes(&core);
         drop(core);
@@ -65,7 +64,7 @@ impl Shared {
     /// Watches the control socket for what is wanted of it.
     pub(crate) fn watch_control(&self, core: &mut Core) {
         let replaced = core.control_was_replaced();
-        let wanted = if core.control_done() {
+        let wanted = if core.ending.control_done() {
             Watching::Nothing
         } else if core.control.is_away() {
             Watching::Away

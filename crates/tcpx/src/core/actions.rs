@@ -25,7 +25,7 @@ impl Core {
         }
         while self.perform_next(Takes::Actions) {
             any = true;
-            if self.is_spent(false) {
+            if self.clock.is_spent(false) {
                 break;
             }
         }
@@ -56,7 +56,7 @@ impl Core {
                     // What comes to a posted window is there already.
                     let is_awaited = chunks > 0 && transfer.window().is_none();
                     if is_awaited && operation.kind.role() == Role::Receiver {
-                        self.expect(bytes, Direction::In);
+                        self.channels.expect(bytes, Direction::In);
                     }
                 }
             }
@@ -87,12 +87,12 @@ impl Core {
                 self.queue_receive(operation, event, chunk.sequence);
             }
             Action::ChunkDropped { chunk } => {
-                if let Some(state) = self.channels.get_mut(usize::from(chunk.channel)) {
+                if let Some(state) = self.channels.all.get_mut(usize::from(chunk.channel)) {
                     state.channel.forget(chunk.sequence);
                 }
             }
             Action::Redial { lane } => {
-                for state in self.channels.iter_mut() {
+                for state in self.channels.all.iter_mut() {
                     state.channel.redial(lane);
                 }
             }
@@ -126,7 +126,7 @@ impl Core {
     /// The peer has the chunk: the network need not send it again.
     fn chunk_placed_there(&mut self, chunk: Chunk) {
         let index = usize::from(chunk.channel);
-        if let Some(state) = self.channels.get_mut(index)
+        if let Some(state) = self.channels.all.get_mut(index)
             && let Err(error) = state.channel.placed(chunk.sequence)
         {
             self.channel_failed(index, error);
@@ -148,7 +148,6 @@ impl Core {
 
     /// Called whenever an operation's requests and jobs became fewer or its end was decided.
     pub(super) fn settle_operation(&mut self, id: OperationId) {
-        let now = self.now();
         let Some(operation) = self.operations.get_mut(&id) else {
             return;
         };
@@ -157,7 +156,7 @@ impl Core {
         }
         if std::mem::take(&mut operation.quiet_owed) {
             operation.renew_withdrawn();
-            self.session.data_quiet(now, id);
+            self.session.data_quiet(self.clock.now(), id);
         }
         self.report_outcome(id, false);
     }
@@ -171,7 +170,7 @@ impl Core {
         let Some(outcome) = operation.outcome.clone() else {
             return;
         };
-        let now = self.ticked;
+        let now = self.clock.ticked();
         let (kind, tag) = (operation.kind, operation.tag);
         let role = kind.role();
         let result = match outcome {
@@ -181,13 +180,10 @@ impl Core {
         let state = Arc::clone(&operation.state);
         let (follows, deferred) = (operation.follows, operation.deferred.take());
         let reported = std::mem::replace(&mut operation.reported, true);
-        let came = std::mem::take(&mut operation.comes);
+        self.one_sided.coming -= usize::from(std::mem::take(&mut operation.comes));
         if !reported && kind == OperationKind::PeerNotification {
             let came = result.as_ref().ok().and_then(|_| operation.take_message());
             self.notification_ended(id, came);
-        }
-        if came {
-            self.has_come();
         }
         if !held {
             // The lease ends here: from now on the memory is the program's again.
@@ -199,9 +195,9 @@ impl Core {
         if reported {
             return;
         }
-        self.ended_some = true;
+        self.program.ended_some = true;
         let result = result.map_err(|error| {
-            let channels = self.describe_channels();
+            let channels = self.channels.describe();
             let operation = OperationName { kind, tag };
             Error::operation(self.peer, channels, operation, error, held)
         });
@@ -212,12 +208,12 @@ impl Core {
             return;
         }
         match &result {
-            Ok(report) => self.history.completed(report.elapsed),
+            Ok(report) => self.program.completed(report.elapsed),
             Err(error) => {
-                self.history.failed();
+                self.program.failed();
                 // One that ended with its connection has nothing more to tell.
-                if self.ended.is_none() && !self.session.ended() {
-                    self.history.keep(self.peer, error);
+                if !self.is_ending() {
+                    self.program.keep(self.peer, error);
                 }
             }
         }
@@ -239,20 +235,7 @@ impl Core {
         });
         // What follows a batch has no report of its own.
         let result = result.map(|report| (!follows).then_some(report));
-        self.wakers.extend(state.end(result));
-    }
-
-    /// Short name of the data path, for errors.
-    pub(super) fn describe_channels(&self) -> String {
-        match self.channels.as_slice() {
-            [] => "no data channel".to_owned(),
-            [only] => only.channel.describe(),
-            [first, ..] => format!(
-                "{} channels, {}",
-                self.channels.len(),
-                first.channel.describe()
-            ),
-        }
+        self.program.wakers.extend(state.end(result));
     }
 }
 

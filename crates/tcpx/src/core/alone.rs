@@ -1,7 +1,6 @@
 //! Whether long messages go one at a time: then the thread that waits for one may move its bytes too.
 
 use super::Core;
-use super::channels::ChannelState;
 
 /// So many messages in a row must have come one at a time.
 const USUAL: u8 = 8;
@@ -42,14 +41,14 @@ impl Alone {
 impl Core {
     /// Whether more than one message goes one way at a time, or did a moment ago.
     pub(crate) fn go_several_at_a_time(&self) -> bool {
-        let several_come = self.alone.under_way > 1 || self.alone.together > 0;
+        let several_come = self.channels.alone.under_way > 1 || self.channels.alone.together > 0;
         several_come || self.session.sends_under_way() > 1
     }
 
     /// Whether one message each way goes over the channels, or soon will.
     pub(crate) fn goes_one_at_a_time(&self) -> bool {
         let sends = self.session.sends_under_way() > 0;
-        let is_sending = sends && self.channels.iter().any(ChannelState::is_moving);
-        !self.go_several_at_a_time() && (is_sending || self.alone.came >= USUAL)
+        let is_sending = sends && self.channels.are_moving();
+        !self.go_several_at_a_time() && (is_sending || self.channels.alone.came >= USUAL)
     }
 }

@@ -5,12 +5,18 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::event_loop::Loop;
-use tcpx_net::{Channel, ChannelError, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
+use tcpx_memory::Lease;
+use tcpx_net::{
+    Channel, ChannelError, Completion, Direction, PendingClose, Readiness, ReceiveChunk, SendChunk,
+    Ticket, WindowRead,
+};
+use tcpx_status::LaneReport;
 use tcpx_wire::session::OperationId;
+use tcpx_wire::{Place, Time};
 
-use super::Core;
+use super::alone::Alone;
+use super::gpu::GpuWork;
 use super::operation::InFlight;
-use crate::error::Error;
 
 /// Least and longest pause between looks at a close that nothing announces the end of.
 const CLOSE_PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(100));
@@ -31,37 +37,171 @@ pub(super) struct ChannelState {
     kept: bool,
 }
 
-impl Drop for Core {
+/// All of a connection, and what goes over them.
+pub(crate) struct Channels {
+    pub(super) all: Vec<ChannelState>,
+    /// The network finds memory by the names of windows.
+    pub(crate) is_addressed: bool,
+    /// Empty, with room for what one has finished.
+    pub(super) completions: Vec<Completion>,
+    /// Bytes that will go to them soon, by direction.
+    expected: [u64; 2],
+    /// When the peer had been heard as they were last told of it, if they were.
+    pub(super) told_heard: Option<Time>,
+    pub(super) alone: Alone,
+}
+
+impl Drop for Channels {
     fn drop(&mut self) {
-        let kept = self.channels.drain(..).filter(|state| state.kept);
+        let kept = self.all.drain(..).filter(|state| state.kept);
         kept.for_each(std::mem::forget);
     }
 }
 
-impl Core {
-    /// When to look again at closes that have not come back: the longer they take, the less often.
-    pub(super) fn look_at_closes_at(&self) -> Option<Instant> {
-        let pending = self.pending_close()?.1;
-        let waited = self.ticked.saturating_duration_since(pending.since);
-        Some(self.ticked + (waited / 8).clamp(CLOSE_PAUSE.0, CLOSE_PAUSE.1))
+impl Channels {
+    pub(crate) fn new(channels: Vec<Box<dyn Channel>>, is_addressed: bool) -> Self {
+        Self {
+            all: channels.into_iter().map(ChannelState::new).collect(),
+            is_addressed,
+            completions: Vec::new(),
+            expected: [0; 2],
+            told_heard: None,
+            alone: Alone::default(),
+        }
     }
 
-    /// The same as an error.
-    pub(crate) fn stuck_close(&self) -> Option<Error> {
-        let (channel, pending) = self.pending_close()?;
-        Some(Error::CloseStuck {
-            peer: self.peer,
-            channel,
-            call: pending.call,
-            stuck: self.ticked.saturating_duration_since(pending.since),
-        })
+    /// Chunks of so many bytes will be posted soon.
+    pub(super) fn expect(&mut self, bytes: u64, direction: Direction) {
+        let expected = &mut self.expected[direction as usize];
+        *expected = expected.saturating_add(bytes);
+    }
+
+    /// Has the channels wake whom they will need. Comes after what the peer waits for was said.
+    pub(super) fn rouse(&mut self, gpu: &mut GpuWork) {
+        for direction in [Direction::Out, Direction::In] {
+            let bytes = std::mem::take(&mut self.expected[direction as usize]);
+            if bytes == 0 {
+                continue;
+            }
+            // What follows is put together by what is known of it, and waking others takes longer.
+            if direction == Direction::Out {
+                gpu.look_at_fence();
+            }
+            let share = bytes.div_ceil(self.all.len().max(1) as u64);
+            for state in &mut self.all {
+                state.channel.expect(share, direction);
+            }
+        }
+    }
+
+    /// Chunks are in flight or wait to be.
+    pub(super) fn are_moving(&self) -> bool {
+        self.all.iter().any(ChannelState::is_moving)
+    }
+
+    pub(super) fn any_failed(&self) -> bool {
+        self.all.iter().any(|state| state.failed.is_some())
+    }
+
+    pub(super) fn close(&mut self) {
+        self.all.iter_mut().for_each(ChannelState::close);
+    }
+
+    pub(super) fn are_closed(&self) -> bool {
+        self.all.iter().all(ChannelState::closed)
+    }
+
+    /// Says whether somebody polls the channels without being woken for them.
+    pub(super) fn set_looked_for(&mut self, looked_for: bool) {
+        for state in &mut self.all {
+            state.channel.set_looked_for(looked_for);
+        }
+    }
+
+    /// When to look again at closes that have not come back: the longer they take, the less often.
+    pub(super) fn look_at_closes_at(&self, now: Instant) -> Option<Instant> {
+        let pending = self.pending_close()?.1;
+        let waited = now.saturating_duration_since(pending.since);
+        Some(now + (waited / 8).clamp(CLOSE_PAUSE.0, CLOSE_PAUSE.1))
     }
 
     /// The oldest close that has not come back, and its channel.
-    fn pending_close(&self) -> Option<(usize, PendingClose)> {
-        let pending = self.channels.iter().enumerate();
+    pub(super) fn pending_close(&self) -> Option<(usize, PendingClose)> {
+        let pending = self.all.iter().enumerate();
         let pending = pending.filter_map(|(at, state)| Some((at, state.channel.pending_close()?)));
         pending.min_by_key(|(_, pending)| pending.since)
+    }
+
+    /// Of networks with one channel for all.
+    pub(super) fn only(&self) -> Option<&dyn Channel> {
+        match &self.all[..] {
+            [one] => Some(&*one.channel),
+            _ => None,
+        }
+    }
+
+    /// The event loop that moves what goes one at a time, where a waiting thread may lead it.
+    pub(crate) fn own_loop(&self) -> Option<Loop> {
+        self.only()?.own_loop()
+    }
+
+    /// Whether every channel has a descriptor to wait on.
+    pub(crate) fn announces(&self) -> bool {
+        self.descriptors().count() == self.all.len()
+    }
+
+    /// Descriptors that the driver watches for the channels.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.all
+            .iter()
+            .filter_map(|state| match state.channel.readiness() {
+                Readiness::Fd(descriptor) => Some(descriptor),
+                Readiness::PollOnly => None,
+            })
+    }
+
+    /// Where pieces of the peer's windows lie, if it exposes all of them.
+    pub(crate) fn find_in_windows(
+        &self,
+        pieces: &mut dyn Iterator<Item = (Place, u64)>,
+        into: &Lease,
+    ) -> Option<WindowRead> {
+        let only = self.only().filter(|_| !into.range().is_empty())?;
+        only.find_in_windows(pieces, &into.all())
+    }
+
+    /// Short name of the data path, for errors.
+    pub(super) fn describe(&self) -> String {
+        match self.all.as_slice() {
+            [] => "no data channel".to_owned(),
+            [only] => only.channel.describe(),
+            [first, ..] => format!("{} channels, {}", self.all.len(), first.channel.describe()),
+        }
+    }
+
+    /// The congestion control of the channels' sockets, where they have some.
+    pub(crate) fn congestion_control(&self) -> Option<String> {
+        let mut channels = self.all.iter();
+        channels.find_map(|state| state.channel.congestion_control())
+    }
+
+    /// The open lanes of all channels.
+    pub(crate) fn lanes(&self) -> Vec<LaneReport> {
+        let channels = (0..).zip(self.all.iter());
+        let lanes = channels.flat_map(|(channel, state)| {
+            let lanes = state.channel.lanes().into_iter();
+            lanes.map(move |lane| LaneReport {
+                channel,
+                lane: lane.lane,
+                peer: lane.peer.to_string(),
+                bytes_sent: lane.bytes_sent,
+                bytes_received: lane.bytes_received,
+                retransmits: lane.retransmits,
+                round_trip_us: u64::try_from(lane.round_trip.as_micros()).unwrap_or(u64::MAX),
+                backlog_bytes: lane.backlog,
+            })
+        });
+        lanes.collect()
     }
 }
 
@@ -73,31 +213,6 @@ pub(super) struct Unconsumed {
     pub(super) done: bool,
     /// The bytes are at their destination.
     pub(super) placed: bool,
-}
-
-impl Core {
-    /// The event loop that moves what goes one at a time, where a waiting thread may lead it.
-    pub(crate) fn own_loop(&self) -> Option<Loop> {
-        match self.channels.as_slice() {
-            [state] => state.channel.own_loop(),
-            _ => None,
-        }
-    }
-
-    /// Whether every channel has a descriptor to wait on.
-    pub(crate) fn announces(&self) -> bool {
-        self.channel_descriptors().count() == self.channels.len()
-    }
-
-    /// Descriptors that the driver watches for the channels.
-    pub(crate) fn channel_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.channels
-            .iter()
-            .filter_map(|state| match state.channel.readiness() {
-                Readiness::Fd(descriptor) => Some(descriptor),
-                Readiness::PollOnly => None,
-            })
-    }
 }
 
 impl ChannelState {
@@ -116,13 +231,12 @@ impl ChannelState {
 
     /// Requests are in flight, or pool space is to be given back, and nobody will tell us when.
     pub(super) fn must_poll(&self) -> bool {
-        // A close that hangs is looked at now and then, see [`Core::look_at_closes_at`].
+        // A close that hangs is looked at now and then, see [`Channels::look_at_closes_at`].
         let closing = self.channel.pending_close().is_some();
         let poll_only = matches!(self.channel.readiness(), Readiness::PollOnly) && !closing;
         let refused = self.unconsumed.front().is_some_and(|first| first.done);
         // A queued chunk may wait for nothing but the program's GPU work.
-        let queued = !self.sends.is_empty() || !self.receives.is_empty();
-        refused || (poll_only && (self.channel.in_flight() > 0 || queued))
+        refused || (poll_only && self.is_moving())
     }
 
     /// Chunks are in flight or wait to be.
@@ -136,11 +250,6 @@ impl ChannelState {
         self.closing = true;
         self.failed = None;
         self.close_when_unread();
-    }
-
-    /// Closed, or to be closed once nothing reads its pool any more.
-    pub(super) fn is_closing(&self) -> bool {
-        self.closing
     }
 
     pub(super) fn closed(&self) -> bool {
@@ -173,8 +282,7 @@ pub(super) mod tests {
 
     use rustix::event::EventfdFlags;
     use tcpx_lanes::lock;
-    use tcpx_memory::{CopyWorker, MemoryError};
-    use tcpx_net::{Cancel, ChannelStats, Completion, Posted};
+    use tcpx_net::{Cancel, ChannelStats, Posted};
 
     use super::super::tests::Scene;
     use super::*;
@@ -293,7 +401,7 @@ pub(super) mod tests {
         for kept in [false, true] {
             let mut scene = Scene::new();
             let log = Arc::clone(&scene.channel);
-            let state = &mut scene.core.channels[0];
+            let state = &mut scene.core.channels.all[0];
             if kept {
                 state.keep();
             }
@@ -312,38 +420,10 @@ pub(super) mod tests {
             let mut scene = Scene::new();
             scene.core.channel_failed(0, ChannelError::Cancelled);
             if closes {
-                scene.core.channels[0].close();
+                scene.core.channels.all[0].close();
             }
             scene.core.progress();
             assert_eq!(scene.core.refusal().is_none(), closes);
         }
-    }
-
-    #[test]
-    fn lists_come_back_without_the_room_of_a_long_one() {
-        let mut unpacker = super::super::Unpacker::new(CopyWorker::host().unwrap(), None);
-        let mut list = unpacker.take_list();
-        let entries = (0..100_000u64).map(|index| tcpx_wire::Fragment {
-            source_offset: index * 3,
-            length: 1,
-            destination_offset: index,
-        });
-        let limits = tcpx_wire::descriptor::Limits {
-            pool_bytes: 300_000,
-            destination_bytes: 100_000,
-            received_bytes: 100_000,
-        };
-        let built =
-            Arc::get_mut(&mut list).map(|list| list.build(&entries.collect::<Vec<_>>(), limits));
-        assert_eq!(built, Some(Ok(())));
-        let shared = Arc::clone(&list);
-        unpacker.give_list_back(Arc::clone(&list));
-        assert_eq!(unpacker.lists.len(), 0, "somebody else has it");
-        drop(shared);
-        unpacker.give_list_back(list);
-        let list = unpacker.take_list();
-        assert!(list.is_empty() && list.capacity() < 10_000);
-        let error = MemoryError::WorkerFailed;
-        assert!(error.may_go_on() && !MemoryError::WorkerStopped.may_go_on());
     }
 }

@@ -18,9 +18,9 @@ impl Core {
     /// Takes what the channels have finished; `true` if anything was.
     pub(super) fn poll_channels(&mut self) -> bool {
         let mut any = false;
-        for index in 0..self.channels.len() {
-            let mut completions = std::mem::take(&mut self.completions);
-            let polled = self.channels[index].channel.poll(&mut completions);
+        for index in 0..self.channels.all.len() {
+            let mut completions = std::mem::take(&mut self.channels.completions);
+            let polled = self.channels.all[index].channel.poll(&mut completions);
             any |= !completions.is_empty();
             let mut have_come = 0;
             for completion in completions.drain(..) {
@@ -30,8 +30,8 @@ impl Core {
                 ));
                 self.completed(index, completion);
             }
-            self.alone.have_come(have_come);
-            self.completions = completions;
+            self.channels.alone.have_come(have_come);
+            self.channels.completions = completions;
             if let Err(error) = polled {
                 self.channel_failed(index, error);
             }
@@ -41,10 +41,10 @@ impl Core {
     }
 
     fn completed(&mut self, index: usize, completion: Completion) {
-        let now = self.now();
+        let now = self.clock.now();
         match completion {
             Completion::Sent { token } => {
-                let Some(Token::Send(id, flight)) = self.tokens.remove(&token) else {
+                let Some(Token::Send(id, flight)) = self.tokens.open.remove(&token) else {
                     return;
                 };
                 if self.operations.get(&id).is_some_and(|op| op.stopped) {
@@ -62,14 +62,14 @@ impl Core {
                 list,
                 ticket,
             } => {
-                if let Some(&Token::Receive(id, flight)) = self.tokens.get(&token) {
+                if let Some(&Token::Receive(id, flight)) = self.tokens.open.get(&token) {
                     self.scattered(index, (id, flight), &pool, &list, ticket, None);
                 }
             }
             Completion::PathChanged { path, why } => self.path_changed(index, path, why),
             Completion::LaneMissing { lane } => self.session.ask_for_lane(lane),
             Completion::Received { token, payload } => {
-                let Some(Token::Receive(id, flight)) = self.tokens.remove(&token) else {
+                let Some(Token::Receive(id, flight)) = self.tokens.open.remove(&token) else {
                     return;
                 };
                 match payload {
@@ -82,13 +82,13 @@ impl Core {
                     } => {
                         let last = Some(bytes);
                         self.scattered(index, (id, flight), &pool, &list, ticket, last);
-                        self.channels[index].channel.recycle(list);
+                        self.channels.all[index].channel.recycle(list);
                     }
                 }
             }
             Completion::Begun { token, cut } => {
-                self.alone.begins();
-                if let Some(Token::Window(id, _)) = self.tokens.get(&token)
+                self.channels.alone.begins();
+                if let Some(Token::Window(id, _)) = self.tokens.open.get(&token)
                     && self.operations.get(id).is_some_and(|op| !op.stopped)
                 {
                     self.session.window_begins(now, *id, cut);
@@ -105,56 +105,40 @@ impl Core {
                 index: chunk,
                 error,
             } => {
-                if let Some(Token::Window(id, _)) = self.tokens.get(&token) {
+                if let Some(Token::Window(id, _)) = self.tokens.open.get(&token) {
                     let failure = DataFailure::Channel(error.to_string());
                     self.session.data_failed(now, *id, Some(chunk), failure);
                 }
             }
             Completion::Closed { token, touched } => {
-                if let Some(Token::Window(id, _)) = self.tokens.remove(&token) {
+                if let Some(Token::Window(id, _)) = self.tokens.open.remove(&token) {
                     if touched {
                         self.session.window_touched(id);
                     }
                     self.window_closed(id);
                 }
             }
-            Completion::Failed { token, error }
-                if matches!(self.tokens.get(&token), Some(Token::Window(..))) =>
-            {
-                let Some(Token::Window(id, _)) = self.tokens.remove(&token) else {
-                    return;
-                };
-                let wanted = self.operations.get(&id).is_some_and(|op| !op.stopped);
-                // Whether anything came is not known.
-                self.session.window_touched(id);
-                self.window_closed(id);
-                if wanted {
-                    let failure = DataFailure::Channel(error.to_string());
-                    self.session.data_failed(now, id, None, failure);
+            Completion::Failed { token, error } => match self.tokens.open.remove(&token) {
+                Some(Token::Window(id, _)) => {
+                    // Whether anything came is not known.
+                    self.session.window_touched(id);
+                    if self.window_closed(id) {
+                        let failure = DataFailure::Channel(error.to_string());
+                        self.session.data_failed(now, id, None, failure);
+                    }
                 }
-            }
-            Completion::Failed { token, error } => {
-                let (Some(Token::Send(id, flight)) | Some(Token::Receive(id, flight))) =
-                    self.tokens.remove(&token)
-                else {
-                    return;
-                };
-                if self.off_wire(id) {
-                    let ChunkEvent {
-                        transfer,
-                        index,
-                        channel,
-                        offset,
-                        ..
-                    } = flight.event;
-                    let transfer = TransferId(transfer);
+                Some(Token::Send(id, flight) | Token::Receive(id, flight)) if self.off_wire(id) => {
+                    let event = flight.event;
+                    let (transfer, channel) = (TransferId(event.transfer), event.channel);
                     let failure = DataFailure::Channel(format!(
-                        "transfer {transfer} channel {channel} offset {offset}: {error}"
+                        "transfer {transfer} channel {channel} offset {}: {error}",
+                        event.offset
                     ));
-                    let index = Some(index);
+                    let index = Some(event.index);
                     self.session.data_failed(now, id, index, failure);
                 }
-            }
+                _ => {}
+            },
         }
     }
 
@@ -169,7 +153,7 @@ impl Core {
         last: Option<u64>,
     ) {
         self.emit_arrival(flight.event, list, pool);
-        self.channels[index].unconsumed.push_back(Unconsumed {
+        self.channels.all[index].unconsumed.push_back(Unconsumed {
             ticket,
             operation,
             flight,
@@ -183,11 +167,11 @@ impl Core {
 
     fn path_changed(&mut self, index: usize, path: String, why: String) {
         tracing::warn!(peer = %self.peer, channel = index, %path, %why, "the path changed");
-        let which = match self.channels.len() {
+        let which = match self.channels.all.len() {
             0 | 1 => String::new(),
             _ => format!("channel {index}: "),
         };
-        let mut current = lock(&self.path);
+        let mut current = lock(&self.program.path);
         *current = format!("{which}{path} ({why})");
         drop(current);
         self.emit(&Event::PathChanged {
@@ -201,10 +185,9 @@ impl Core {
         if !self.off_wire(id) {
             return;
         }
-        let now = self.now();
         // The session compares the length with the plan and fails the operation if it is wrong.
         self.session
-            .chunk_arrived(now, id, flight.event.index, bytes);
+            .chunk_arrived(self.clock.now(), id, flight.event.index, bytes);
         if bytes == u64::from(flight.event.length) {
             self.placed(id, flight);
         }
@@ -212,7 +195,7 @@ impl Core {
 
     /// A chunk of a window's transfer is at its destination.
     fn placed_in_window(&mut self, token: u64, index: u32, offset: u64, bytes: u32) {
-        let Some(&Token::Window(id, posted)) = self.tokens.get(&token) else {
+        let Some(&Token::Window(id, posted)) = self.tokens.open.get(&token) else {
             return;
         };
         let Some(operation) = self.operations.get_mut(&id).filter(|op| !op.stopped) else {
@@ -229,31 +212,30 @@ impl Core {
             offset,
             length: bytes,
         };
-        let now = self.now();
-        self.session.chunk_arrived(now, id, index, bytes.into());
+        self.session
+            .chunk_arrived(self.clock.now(), id, index, bytes.into());
         self.placed(id, InFlight { event, posted });
     }
 
-    /// Nothing points at the memory of a window any more.
-    pub(super) fn window_closed(&mut self, id: OperationId) {
-        if let Some(operation) = self.operations.get_mut(&id) {
+    /// Nothing points at the memory of a window any more; `true` if the session still wants to hear of it.
+    fn window_closed(&mut self, id: OperationId) -> bool {
+        self.ended_of(id, |operation| {
             operation.window = None;
             operation.outstanding -= 1;
-            self.settle_operation(id);
-        }
+        })
     }
 
     /// Gives pool space back in order, as far as unpacking has come.
     pub(super) fn consume_ready(&mut self, index: usize) {
-        self.channels[index].close_when_unread();
-        while let Some(first) = self.channels[index].unconsumed.front() {
+        self.channels.all[index].close_when_unread();
+        while let Some(first) = self.channels.all[index].unconsumed.front() {
             if !first.done {
                 return;
             }
             let (ticket, id, flight, placed) =
                 (first.ticket, first.operation, first.flight, first.placed);
-            if !self.channels[index].closing {
-                match self.channels[index].channel.consume(ticket) {
+            if !self.channels.all[index].closing {
+                match self.channels.all[index].channel.consume(ticket) {
                     Ok(Posted::Accepted) => {}
                     Ok(Posted::Full(_)) => return,
                     Err(error) => {
@@ -261,21 +243,21 @@ impl Core {
                     }
                 }
             }
-            self.channels[index].unconsumed.pop_front();
+            self.channels.all[index].unconsumed.pop_front();
             let stopped = self.operations.get(&id).is_none_or(|op| op.stopped);
             if placed && !stopped {
                 self.placed(id, flight);
             }
         }
-        self.channels[index].close_when_unread();
+        self.channels.all[index].close_when_unread();
     }
 
     fn placed(&mut self, id: OperationId, flight: InFlight) {
-        let now = self.now();
         if let Some(operation) = self.operations.get(&id) {
             operation.state.add_done(u64::from(flight.event.length));
         }
-        self.session.chunk_placed(now, id, flight.event.index);
+        self.session
+            .chunk_placed(self.clock.now(), id, flight.event.index);
         self.emit(&Event::ChunkPlaced {
             chunk: flight.event,
             elapsed: flight.posted.elapsed(),
@@ -287,17 +269,16 @@ impl Core {
         self.ended_of(id, Operation::off_wire)
     }
 
-    /// Accounts a finished unpack of a whole chunk; `true` if the session still wants to hear of it.
-    pub(super) fn unpacked(&mut self, id: OperationId) -> bool {
-        self.ended_of(id, Operation::unpacked)
-    }
-
-    /// As [`Self::unpacked`], of another job.
+    /// As [`Self::off_wire`], of a job.
     pub(super) fn job_off(&mut self, id: OperationId) -> bool {
         self.ended_of(id, |operation| operation.outstanding -= 1)
     }
 
-    fn ended_of(&mut self, id: OperationId, account: impl FnOnce(&mut Operation)) -> bool {
+    pub(super) fn ended_of(
+        &mut self,
+        id: OperationId,
+        account: impl FnOnce(&mut Operation),
+    ) -> bool {
         let Some(operation) = self.operations.get_mut(&id) else {
             return false;
         };
@@ -309,7 +290,7 @@ impl Core {
 
     /// Nothing reads the pool space of `ticket` any more; `placed` if its bytes are in place.
     pub(super) fn pool_read(&mut self, index: usize, ticket: Ticket, placed: bool) {
-        let queue = &mut self.channels[index].unconsumed;
+        let queue = &mut self.channels.all[index].unconsumed;
         if let Some(entry) = queue.iter_mut().find(|entry| entry.ticket == ticket) {
             entry.done = true;
             entry.placed = placed;
@@ -319,7 +300,7 @@ impl Core {
 
     /// Nobody can learn when the pool space of a channel is read no more.
     pub(super) fn pool_lost(&mut self, index: usize, error: MemoryError) {
-        self.channels[index].keep();
+        self.channels.all[index].keep();
         self.fail(Error::Memory(error));
     }
 }

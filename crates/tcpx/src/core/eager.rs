@@ -23,16 +23,15 @@ impl Core {
         from: &mut Lease,
         fence: Option<&Fence>,
     ) -> Result<(Option<Vec<u8>>, Option<u64>), MemoryError> {
-        self.next_token += 1;
-        let token = self.next_token;
+        let token = self.tokens.name();
         let mut payload = self.control.buffer();
-        let read = match &mut self.small {
+        let read = match &mut self.gpu.small {
             _ if from.range().is_empty() => Ok(SmallRead::Whole),
             _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
                 from.append_to(&mut payload).map(|()| SmallRead::Whole)
             }
             Some(small) => {
-                let limit = self.bounds.small_read;
+                let limit = self.gpu.bounds.small_read;
                 small.read(&from.all(), fence, limit, token, &mut payload)
             }
             None => Ok(SmallRead::NotStarted),
@@ -46,10 +45,10 @@ impl Core {
 
     /// Takes the eager payloads that have reached the GPU; `true` if any has.
     pub(super) fn poll_small(&mut self) -> bool {
-        let Some(small) = &mut self.small else {
+        let Some(small) = &mut self.gpu.small else {
             return false;
         };
-        let mut finished = std::mem::take(&mut self.finished_jobs);
+        let mut finished = std::mem::take(&mut self.jobs.finished);
         small.poll(&mut finished);
         self.jobs_finished(finished)
     }
@@ -65,15 +64,13 @@ impl Core {
         let goes = fence.is_none()
             && request.level == Level::Placed
             && self.session.exposed_allowed(request.bytes);
-        match &self.channels[..] {
-            [one] if goes => one.channel.expose(&lease.all()),
-            _ => None,
-        }
+        let only = self.channels.only().filter(|_| goes)?;
+        only.expose(&lease.all())
     }
 
     /// Copies an eager payload to its destination.
     pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Eager) {
-        self.alone.short_came();
+        self.channels.alone.short_came();
         match payload {
             Eager::Bytes(payload) => self.deliver_bytes(id, payload.into_bytes()),
             Eager::Exposed(at) => match self.deliver_exposed(id, &at) {
@@ -81,18 +78,16 @@ impl Core {
                 Ok(()) => {}
                 Err(error) => {
                     let failure = DataFailure::Memory(format!("of the peer: {error}"));
-                    let now = self.now();
-                    self.session.data_failed(now, id, None, failure);
+                    self.session
+                        .data_failed(self.clock.now(), id, None, failure);
                 }
             },
         }
     }
 
     fn deliver_exposed(&mut self, id: OperationId, at: &Exposure) -> io::Result<()> {
-        let now = self.now();
-        let [one] = &self.channels[..] else {
-            return Err(io::ErrorKind::Unsupported.into());
-        };
+        let only = self.channels.only();
+        let only = only.ok_or(io::ErrorKind::Unsupported)?;
         let Some(operation) = self.operations.get(&id) else {
             return Ok(());
         };
@@ -100,14 +95,14 @@ impl Core {
         let is_host = operation.lease.region().kind() == MemoryKind::Host;
         if is_host && operation.kind != OperationKind::PeerNotification {
             let into = operation.lease.slice(..bytes).map_err(io::Error::other)?;
-            if one.channel.read_exposed(at, &into)? {
-                self.session.eager_copied(now, id);
+            if only.read_exposed(at, &into)? {
+                self.session.eager_copied(self.clock.now(), id);
             }
             return Ok(());
         }
         let mut payload = Vec::new();
         let aside = Region::host(bytes).map_err(io::Error::other)?.all();
-        if one.channel.read_exposed(at, &aside)? {
+        if only.read_exposed(at, &aside)? {
             aside.append_to(&mut payload).map_err(io::Error::other)?;
             self.deliver_bytes(id, payload);
         }
@@ -119,15 +114,14 @@ impl Core {
             && operation.kind == OperationKind::PeerNotification
         {
             operation.message = Some(payload);
-            let now = self.now();
-            return self.session.eager_copied(now, id);
+            return self.session.eager_copied(self.clock.now(), id);
         }
         self.place_eager(id, &payload);
         self.control.use_again(payload);
     }
 
     fn place_eager(&mut self, id: OperationId, payload: &[u8]) {
-        let now = self.now();
+        let now = self.clock.now();
         let Some(operation) = self.operations.get_mut(&id) else {
             return;
         };
@@ -157,9 +151,12 @@ impl Core {
         to: RegionSlice,
         payload: &[u8],
     ) -> Result<(), MemoryError> {
-        let token = self.new_token(Token::Eager(id));
+        let token = self.tokens.add(Token::Eager(id));
         let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
-        let started = self.start_write(&to, payload, fence.as_ref(), token);
+        let started = match &mut self.gpu.small {
+            Some(small) => small.start_write(&to, payload, fence.as_ref(), token),
+            None => Ok(false),
+        };
         let job = match started {
             Ok(true) => Ok(None),
             Ok(false) => Region::host(payload.len()).and_then(|staging| {
@@ -170,7 +167,7 @@ impl Core {
             Err(error) => Err(error),
         };
         if job.is_err() {
-            self.tokens.remove(&token);
+            self.tokens.open.remove(&token);
         } else if let Some(operation) = self.operations.get_mut(&id) {
             operation.outstanding += 1;
         }
@@ -178,18 +175,5 @@ impl Core {
             self.submit(work, token, id);
         }
         Ok(())
-    }
-
-    fn start_write(
-        &mut self,
-        to: &RegionSlice,
-        payload: &[u8],
-        fence: Option<&Fence>,
-        token: u64,
-    ) -> Result<bool, MemoryError> {
-        match &mut self.small {
-            Some(small) => small.start_write(to, payload, fence, token),
-            None => Ok(false),
-        }
     }
 }

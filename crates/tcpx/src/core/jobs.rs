@@ -1,13 +1,14 @@
 //! Work for the copy worker: unpacking, digests; and its ends.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tcpx_lanes::lock;
 use tcpx_memory::{
-    BouncePool, CompletionSink, CopyWorker, Job, KeyedTag, MemoryError, SubmitError, UnpackMethod,
-    Work,
+    BouncePool, CompletionSink, CopyWorker, Fence, Job, KeyedTag, MemoryError, SubmitError, TagKey,
+    UnpackMethod, Work,
 };
 use tcpx_net::Ticket;
 use tcpx_wire::ScatterList;
@@ -16,9 +17,10 @@ use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
 use super::coverage::Coverage;
-use super::operation::{InFlight, Token};
+use super::operation::{InFlight, Operation, Token};
 use crate::driver::{DrivenId, Driver};
 use crate::event::{ChunkEvent, Event};
+use crate::options::Bounds;
 
 /// Fragments shown in an event.
 const SAMPLE: usize = 8;
@@ -38,7 +40,7 @@ impl Core {
         ticket: Ticket,
         last: Option<u64>,
     ) -> bool {
-        let now = self.now();
+        let now = self.clock.now();
         let index = flight.event.index;
         let Some(operation) = self.operations.get_mut(&id) else {
             return false;
@@ -56,23 +58,14 @@ impl Core {
         } else {
             operation.parts.entry(index).or_default();
         }
-        let sum = || list.iter().map(|f| u64::from(f.length)).sum();
-        let mut work = self.unpack_job(id, flight, pool, list, last.unwrap_or_else(sum));
-        if last.is_some()
-            && work.is_ok()
-            && let Err(failure) = self.check_parts(id, flight)
-        {
-            work = Err(failure);
-        }
-        match work {
+        match self.unpack_job(id, flight, pool, list, last) {
             Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
                     operation.begin_unpack(last.is_some());
                     operation.fragments += list.len() as u64;
                 }
-                let is_last = last.is_some();
-                let token = Token::Unpack(id, flight, ticket, descriptors, is_last);
-                let token = self.new_token(token);
+                let token = Token::Unpack(id, flight, ticket, descriptors, last.is_some());
+                let token = self.tokens.add(token);
                 self.submit(work, token, id);
                 true
             }
@@ -86,129 +79,68 @@ impl Core {
         }
     }
 
-    /// The last part of a chunk has come: checks that the parts are the chunk.
-    fn check_parts(&mut self, id: OperationId, flight: InFlight) -> Result<(), DataFailure> {
-        let parts = self
-            .operations
-            .get_mut(&id)
-            .and_then(|operation| operation.parts.remove(&flight.event.index));
-        match parts {
-            None => Ok(()),
-            Some(parts) => parts
-                .check(flight.event.length.into())
-                .map_err(DataFailure::Misreport),
-        }
-    }
-
     fn unpack_job(
         &mut self,
         id: OperationId,
         flight: InFlight,
         pool: &BouncePool,
         list: &ScatterList,
-        bytes: u64,
+        last: Option<u64>,
     ) -> Result<(Work, Arc<Descriptors>), DataFailure> {
+        let gone = || DataFailure::Misreport("its operation has ended".to_owned());
+        let operation = self.operations.get_mut(&id).ok_or_else(gone)?;
         let length = u64::from(flight.event.length);
+        let sum = || list.iter().map(|f| u64::from(f.length)).sum();
         let limits = Limits {
             pool_bytes: pool.len() as u64,
             destination_bytes: length,
-            received_bytes: bytes,
+            received_bytes: last.unwrap_or_else(sum),
         };
-        let mut descriptors = self.unpacker.take_list();
+        let mut descriptors = self.jobs.lists.take();
         // Nobody else has a list that is taken.
         let built = Arc::make_mut(&mut descriptors).build(list, limits);
         built.map_err(|error| DataFailure::Misreport(error.to_string()))?;
-        let work = self.unpack_work(id, flight, pool, &descriptors)?;
-        Ok((work, descriptors))
-    }
-
-    fn unpack_work(
-        &mut self,
-        id: OperationId,
-        flight: InFlight,
-        pool: &BouncePool,
-        descriptors: &Arc<Descriptors>,
-    ) -> Result<Work, DataFailure> {
-        let gone = || DataFailure::Misreport("its operation has ended".to_owned());
-        let operation = self.operations.get_mut(&id).ok_or_else(gone)?;
         let start = usize::try_from(flight.event.offset).unwrap_or(usize::MAX);
         let to = operation
             .lease
             .slice(start..start.saturating_add(flight.event.length as usize))
             .map_err(|error| DataFailure::Memory(error.to_string()))?;
-        let automatic = || {
-            self.unpacker
-                .worker
-                .unpack_method_for(pool.kind(), to.kind(), descriptors)
-        };
+        let worker = &self.jobs.worker;
+        let automatic = || worker.unpack_method_for(pool.kind(), to.kind(), &descriptors);
         // What did not land in the pool may lie where a method that was asked for cannot reach.
         let reaches = |method: &UnpackMethod| method.is_possible(pool.kind(), to.kind());
-        let wanted = self.unpacker.method.filter(reaches);
+        let wanted = self.jobs.method.filter(reaches);
         let with = wanted.unwrap_or_else(automatic);
         operation.method = Some(with);
         if let Some(parts) = operation.parts.get_mut(&flight.event.index) {
-            parts.add(descriptors);
+            parts.add(&descriptors);
         }
-        Ok(Work::Unpack {
+        if last.is_some()
+            && let Some(parts) = operation.parts.remove(&flight.event.index)
+        {
+            // They must be the chunk.
+            parts.check(length).map_err(DataFailure::Misreport)?;
+        }
+        let work = Work::Unpack {
             pool: pool.clone(),
-            descriptors: Arc::clone(descriptors),
+            descriptors: Arc::clone(&descriptors),
             to,
             with,
-        })
+        };
+        Ok((work, descriptors))
     }
 
     /// Queues a job for the copy worker, behind those that wait already.
     pub(super) fn submit(&mut self, work: Work, token: u64, id: OperationId) {
         let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
-        let sink = Arc::clone(&self.sink);
-        self.waiting_jobs.push_back(Job {
-            work,
-            fence,
-            sink,
-            token,
-        });
-        self.submit_waiting();
-    }
-
-    /// Gives the copy worker as many of the jobs that wait as it takes from one connection. A full
-    /// queue delays them; any other refusal is a job's result.
-    fn submit_waiting(&mut self) {
-        while self.jobs_under_way < self.bounds.jobs
-            && let Some(job) = self.waiting_jobs.pop_front()
-        {
-            let token = job.token;
-            match self.unpacker.worker.submit_deferrable(job) {
-                Ok(()) => self.jobs_under_way += 1,
-                Err(SubmitError {
-                    job,
-                    error: MemoryError::QueueFull { .. },
-                }) => {
-                    self.waiting_jobs.push_front(*job);
-                    return;
-                }
-                Err(SubmitError { job, error }) => {
-                    // Its list is used again.
-                    drop(job);
-                    self.job_finished(token, Err(error));
-                }
-            }
-        }
-    }
-
-    /// When the copy worker's queue must be tried again: jobs wait, and none of this connection is
-    /// under way whose end would be the occasion.
-    pub(super) fn retry_jobs_at(&self) -> Option<Instant> {
-        let is_stuck = self.jobs_under_way == 0 && !self.waiting_jobs.is_empty();
-        is_stuck.then(|| Instant::now() + self.bounds.retry)
+        self.jobs.submit(work, fence, token);
     }
 
     /// Takes what the copy worker has finished; `true` if anything was.
     pub(super) fn drain_worker(&mut self) -> bool {
-        let mut finished = std::mem::take(&mut self.finished_jobs);
-        self.sink.take(&mut finished);
-        self.jobs_under_way = self.jobs_under_way.saturating_sub(finished.len());
+        let finished = self.jobs.take_finished();
         let any = self.jobs_finished(finished);
-        self.submit_waiting();
+        self.jobs.submit_waiting();
         any
     }
 
@@ -218,17 +150,17 @@ impl Core {
         for (token, result) in finished.drain(..) {
             self.job_finished(token, result);
         }
-        self.finished_jobs = finished;
+        self.jobs.finished = finished;
         any
     }
 
     fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
-        let now = self.now();
-        match self.tokens.remove(&token) {
+        let now = self.clock.now();
+        match self.tokens.open.remove(&token) {
             Some(Token::Unpack(id, flight, ticket, descriptors, is_last)) => {
-                self.unpacker.give_list_back(descriptors);
+                self.jobs.lists.give_back(descriptors);
                 let wanted = match is_last {
-                    true => self.unpacked(id),
+                    true => self.ended_of(id, Operation::unpacked),
                     false => self.job_off(id),
                 };
                 if let (Err(error), true) = (&result, wanted) {
@@ -291,8 +223,8 @@ impl Core {
         match operation.lease.slice(..length) {
             Ok(of) => {
                 operation.outstanding += 1;
-                let tag = Arc::new(KeyedTag::new(&self.tag_key));
-                let token = self.new_token(Token::Digest(id, Arc::clone(&tag)));
+                let tag = Arc::new(KeyedTag::new(&self.jobs.tag_key));
+                let token = self.tokens.add(Token::Digest(id, Arc::clone(&tag)));
                 let tag = Some(tag);
                 self.submit(Work::Checksum { of, tag }, token, id);
             }
@@ -301,13 +233,13 @@ impl Core {
     }
 
     pub(super) fn memory_failed(&mut self, id: OperationId, error: &MemoryError) {
-        let now = self.now();
         let failure = DataFailure::Memory(error.to_string());
-        self.session.data_failed(now, id, None, failure);
+        self.session
+            .data_failed(self.clock.now(), id, None, failure);
     }
 
     pub(super) fn emit_arrival(&self, chunk: ChunkEvent, list: &ScatterList, pool: &BouncePool) {
-        if self.observer.is_none() {
+        if self.program.observer.is_none() {
             return;
         }
         let sample = list
@@ -336,37 +268,131 @@ impl Core {
 const LISTS_KEPT: usize = 32;
 const ROOM_KEPT: usize = 4096;
 
-/// How unpacking is done on this connection.
-#[derive(Debug)]
-pub(crate) struct Unpacker {
-    pub(crate) worker: Arc<CopyWorker>,
-    pub(crate) method: Option<UnpackMethod>,
-    /// Lists of chunks that have ended, so that a chunk needs no new memory.
-    pub(super) lists: Vec<Arc<Descriptors>>,
+/// What one connection has with the copy worker.
+pub(crate) struct Jobs {
+    worker: Arc<CopyWorker>,
+    /// How unpacking is done, if that was asked for.
+    method: Option<UnpackMethod>,
+    /// Of what is verified; it derives from the session's secret.
+    tag_key: TagKey,
+    sink: Arc<Sink>,
+    bounds: Bounds,
+    lists: Lists,
+    /// Those that the worker has yet to take.
+    waiting: VecDeque<Job>,
+    /// How many it has.
+    under_way: usize,
+    /// Empty, with room for ends.
+    pub(super) finished: Vec<Finished>,
 }
 
-impl Unpacker {
-    pub(crate) fn new(worker: Arc<CopyWorker>, method: Option<UnpackMethod>) -> Self {
+impl Jobs {
+    pub(crate) fn new(
+        worker: Arc<CopyWorker>,
+        method: Option<UnpackMethod>,
+        tag_key: TagKey,
+        (driver, id): (&Arc<Driver>, DrivenId),
+        bounds: Bounds,
+    ) -> Self {
+        let sink = Sink {
+            finished: Mutex::new(Vec::new()),
+            looked_for: AtomicBool::new(false),
+            driver: Arc::clone(driver),
+            id,
+        };
         Self {
             worker,
             method,
-            lists: Vec::new(),
+            tag_key,
+            sink: Arc::new(sink),
+            bounds,
+            lists: Lists::default(),
+            waiting: VecDeque::new(),
+            under_way: 0,
+            finished: Vec::new(),
         }
     }
 
-    /// A list that nobody else has.
-    pub(super) fn take_list(&mut self) -> Arc<Descriptors> {
-        self.lists.pop().unwrap_or_default()
+    fn submit(&mut self, work: Work, fence: Option<Fence>, token: u64) {
+        self.waiting.push_back(Job {
+            work,
+            fence,
+            sink: Arc::clone(&self.sink) as _,
+            token,
+        });
+        self.submit_waiting();
+    }
+
+    /// Gives the copy worker as many of the jobs that wait as it takes from one connection. A full
+    /// queue delays them; any other refusal is a job's result.
+    fn submit_waiting(&mut self) {
+        while self.under_way < self.bounds.jobs
+            && let Some(job) = self.waiting.pop_front()
+        {
+            let token = job.token;
+            self.under_way += 1;
+            match self.worker.submit_deferrable(job) {
+                Ok(()) => {}
+                Err(SubmitError {
+                    job,
+                    error: MemoryError::QueueFull { .. },
+                }) => {
+                    self.under_way -= 1;
+                    self.waiting.push_front(*job);
+                    return;
+                }
+                Err(SubmitError { job, error }) => {
+                    // Its list is used again.
+                    drop(job);
+                    self.sink.complete(token, Err(error));
+                }
+            }
+        }
+    }
+
+    /// When the copy worker's queue must be tried again: jobs wait, and none of this connection is
+    /// under way whose end would be the occasion.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        let is_stuck = self.under_way == 0 && !self.waiting.is_empty();
+        is_stuck.then(|| Instant::now() + self.bounds.retry)
+    }
+
+    fn take_finished(&mut self) -> Vec<Finished> {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.sink.take(&mut finished);
+        self.under_way = self.under_way.saturating_sub(finished.len());
+        finished
+    }
+
+    pub(crate) fn has_results(&self) -> bool {
+        !lock(&self.sink.finished).is_empty()
+    }
+
+    /// Says whether somebody looks for results without being woken. Whoever stops takes a last look
+    /// afterwards.
+    pub(super) fn set_looked_for(&self, looked_for: bool) {
+        self.sink.looked_for.store(looked_for, Ordering::SeqCst);
+    }
+}
+
+/// Lists of chunks that have ended, so that a chunk needs no new memory.
+#[derive(Default)]
+struct Lists(Vec<Arc<Descriptors>>);
+
+impl Lists {
+    /// One that nobody else has.
+    fn take(&mut self) -> Arc<Descriptors> {
+        self.0.pop().unwrap_or_default()
     }
 
     /// Keeps a list for the next chunk, unless somebody else still has it; without room that few chunks need.
-    pub(super) fn give_list_back(&mut self, mut list: Arc<Descriptors>) {
-        if self.lists.len() < LISTS_KEPT
+    fn give_back(&mut self, mut list: Arc<Descriptors>) {
+        if self.0.len() < LISTS_KEPT
             && let Some(ours) = Arc::get_mut(&mut list)
         {
             ours.clear();
             ours.shrink_to(ROOM_KEPT);
-            self.lists.push(list);
+            self.0.push(list);
         }
     }
 }
@@ -376,7 +402,7 @@ pub(crate) type Finished = (u64, Result<u64, MemoryError>);
 
 /// Collects results and wakes the driver of the connection.
 #[derive(Debug)]
-pub(crate) struct Sink {
+struct Sink {
     finished: Mutex<Vec<Finished>>,
     /// A thread of the program looks for results by itself.
     looked_for: AtomicBool,
@@ -385,27 +411,8 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    pub(crate) fn new(driver: Arc<Driver>, id: DrivenId) -> Arc<Self> {
-        Arc::new(Self {
-            finished: Mutex::new(Vec::new()),
-            looked_for: AtomicBool::new(false),
-            driver,
-            id,
-        })
-    }
-
-    /// Says whether somebody looks for results without being woken. Whoever stops takes a last look
-    /// afterwards.
-    pub(crate) fn set_looked_for(&self, looked_for: bool) {
-        self.looked_for.store(looked_for, Ordering::SeqCst);
-    }
-
-    pub(crate) fn has_results(&self) -> bool {
-        !lock(&self.finished).is_empty()
-    }
-
     /// Moves the results so far to `into`, which is empty; both vectors keep their room.
-    pub(crate) fn take(&self, into: &mut Vec<Finished>) {
+    fn take(&self, into: &mut Vec<Finished>) {
         let mut finished = lock(&self.finished);
         std::mem::swap(&mut *finished, into);
     }
@@ -417,5 +424,38 @@ impl CompletionSink for Sink {
         if !self.looked_for.load(Ordering::SeqCst) {
             self.driver.wake(self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_come_back_without_the_room_of_a_long_one() {
+        let mut lists = Lists::default();
+        let mut list = lists.take();
+        let entries = (0..100_000u64).map(|index| tcpx_wire::Fragment {
+            source_offset: index * 3,
+            length: 1,
+            destination_offset: index,
+        });
+        let limits = Limits {
+            pool_bytes: 300_000,
+            destination_bytes: 100_000,
+            received_bytes: 100_000,
+        };
+        let built =
+            Arc::get_mut(&mut list).map(|list| list.build(&entries.collect::<Vec<_>>(), limits));
+        assert_eq!(built, Some(Ok(())));
+        let shared = Arc::clone(&list);
+        lists.give_back(Arc::clone(&list));
+        assert_eq!(lists.0.len(), 0, "somebody else has it");
+        drop(shared);
+        lists.give_back(list);
+        let list = lists.take();
+        assert!(list.is_empty() && list.capacity() < 10_000);
+        let error = MemoryError::WorkerFailed;
+        assert!(error.may_go_on() && !MemoryError::WorkerStopped.may_go_on());
     }
 }

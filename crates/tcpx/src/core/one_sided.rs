@@ -12,27 +12,35 @@ use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
 };
-use tcpx_wire::{Level, Numbered, PieceList, Place, WindowKey};
+use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
 
 use super::operation::Token;
 use super::{Core, Operation, Readers};
 use crate::connection::Deferred;
 use crate::error::{Error, OperationName};
 use crate::notifications::Notifications;
+use crate::options::Bounds;
 use crate::transfer::TransferState;
 use crate::window::{Use, Uses};
 
 /// A window that the peer may use.
-pub(crate) struct Exposed {
+struct Exposed {
     /// The peer reads it where it lies until this is dropped: before the memory is free.
     read: Option<ReadUntilWritten>,
-    pub(crate) slice: RegionSlice,
-    pub(crate) uses: Arc<Uses>,
+    slice: RegionSlice,
+    uses: Arc<Uses>,
+}
+
+impl Drop for Exposed {
+    fn drop(&mut self) {
+        self.read = None;
+        self.uses.revoke();
+    }
 }
 
 /// Windows of this side, and the peer's notifications.
 #[derive(Default)]
-pub(super) struct OneSided {
+pub(crate) struct OneSided {
     windows: Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
     /// Those that the peer has begun, in this order, and what has come of which before others: the program hears of them
@@ -40,13 +48,15 @@ pub(super) struct OneSided {
     heard: BTreeMap<OperationId, Option<Vec<u8>>>,
     /// Puts and gets of the peer whose memory an operation still has that may be over for the peer.
     pub(super) behind_lingering: Vec<Action>,
-    /// Operations that [come](Operation::comes).
-    coming: usize,
+    /// Operations that [come](Operation::comes): bytes come soon that nobody sends before they are asked for.
+    pub(super) coming: usize,
     /// Gets that this side makes by itself, in host memory, the oldest first.
     pub(super) reads: VecDeque<(OperationId, WindowRead)>,
     /// Memory of operations whose bytes travel with their frames.
     nothing: Option<Region>,
     gathers: Gathers,
+    /// Parts of a batch that are under way at a time.
+    pub(crate) parts: usize,
 }
 
 /// Pieces from which the memory of a list is kept for all operations that name it, each by a short frame.
@@ -87,11 +97,31 @@ pub(crate) struct Notice {
     pub(crate) follows: bool,
 }
 
-impl Core {
-    pub(crate) fn notifications(&self) -> Arc<Notifications> {
-        Arc::clone(&self.one_sided.notifications)
+impl OneSided {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self {
+            parts: bounds.parts,
+            ..Self::default()
+        }
     }
 
+    pub(crate) fn notifications(&self) -> Arc<Notifications> {
+        Arc::clone(&self.notifications)
+    }
+
+    /// A lease of no bytes, for what travels with its frame.
+    pub(super) fn lease_nothing(&mut self) -> Result<Lease, MemoryError> {
+        let nothing = match self.nothing.take() {
+            Some(nothing) => nothing,
+            None => Region::host(0)?,
+        };
+        let lease = nothing.lease(.., Access::Read);
+        self.nothing = Some(nothing);
+        lease
+    }
+}
+
+impl Core {
     /// Opens a window of these bytes.
     pub(crate) fn expose(
         &mut self,
@@ -111,31 +141,26 @@ impl Core {
 
     /// Closes a window.
     pub(crate) fn revoke(&mut self, window: u64) {
-        let now = self.now();
-        self.session.revoke(now, window);
-        if let Some(mut exposed) = self.one_sided.windows.remove(&window) {
-            exposed.read = None;
-            exposed.uses.revoke();
-        }
+        self.session.revoke(self.clock.now(), window);
+        self.one_sided.windows.remove(&window);
         // They hold its memory.
         self.one_sided.gathers = Gathers::default();
     }
 
     /// The connection has ended: nothing can be done in windows any more.
     pub(super) fn end_one_sided(&mut self) {
-        for (_, mut exposed) in self.one_sided.windows.drain() {
-            exposed.read = None;
-            exposed.uses.revoke();
-        }
+        self.one_sided.windows.clear();
         self.one_sided.behind_lingering.clear();
         self.one_sided.gathers = Gathers::default();
         // What has come is the program's, whatever was to come before it.
         for bytes in std::mem::take(&mut self.one_sided.heard).into_values() {
             let pushed = bytes.map(|bytes| self.one_sided.notifications.push(bytes));
-            self.wakers.extend(pushed.flatten());
+            self.program.wakers.extend(pushed.flatten());
         }
-        self.wakers.extend(self.one_sided.notifications.end());
-        self.ended_some = true;
+        self.program
+            .wakers
+            .extend(self.one_sided.notifications.end());
+        self.program.ended_some = true;
     }
 
     pub(super) fn perform_one_sided(&mut self, action: Action) {
@@ -284,19 +309,18 @@ impl Core {
         kind: OperationKind,
         lease: Lease,
     ) -> Option<&mut Operation> {
-        let now = self.now();
-        let id = self.session.accept(now, transfer)?;
+        let id = self.session.accept(self.clock.now(), transfer)?;
         if kind == OperationKind::PeerNotification {
             self.one_sided.heard.insert(id, None);
         }
-        let operation = Operation::new(kind, lease, TransferState::new(0), self.ticked());
+        let operation = Operation::new(kind, lease, TransferState::new(0), self.clock.ticked());
         Some(self.operations.entry(id).insert_entry(operation).into_mut())
     }
 
     fn take_notification(&mut self, transfer: TransferId, bytes: u64, eager: bool) {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let lease = match eager {
-            true => self.lease_nothing(),
+            true => self.one_sided.lease_nothing(),
             false => Region::host(length).and_then(|region| region.lease(.., Access::Write)),
         };
         match lease {
@@ -321,11 +345,6 @@ impl Core {
         notifications.set_postponed(self.session.has_postponed());
     }
 
-    /// Whether bytes come soon that nobody sends before they are asked for.
-    pub(super) fn awaits_bytes(&self) -> bool {
-        self.one_sided.coming > 0
-    }
-
     /// A get is asked for.
     pub(crate) fn get_started(&mut self, id: OperationId) {
         if let Some(get) = self.operations.get_mut(&id) {
@@ -333,11 +352,6 @@ impl Core {
             get.comes = !self.session.eager_allowed(get.lease.range().len() as u64);
             self.one_sided.coming += usize::from(get.comes);
         }
-    }
-
-    /// An operation that came has ended.
-    pub(super) fn has_come(&mut self) {
-        self.one_sided.coming -= 1;
     }
 
     /// A notification of the peer has come, or ended otherwise.
@@ -355,19 +369,8 @@ impl Core {
             && let Some(bytes) = first.get_mut().take()
         {
             first.remove();
-            self.wakers.extend(notifications.push(bytes));
+            self.program.wakers.extend(notifications.push(bytes));
         }
-    }
-
-    /// A lease of no bytes, for what travels with its frame.
-    pub(super) fn lease_nothing(&mut self) -> Result<Lease, MemoryError> {
-        let nothing = match self.one_sided.nothing.take() {
-            Some(nothing) => nothing,
-            None => Region::host(0)?,
-        };
-        let lease = nothing.lease(.., Access::Read);
-        self.one_sided.nothing = Some(nothing);
-        lease
     }
 
     fn answer_get(
@@ -389,7 +392,7 @@ impl Core {
         };
         let (id, readers) = self.start_send(&mut lease, None, send)?;
         let (kind, state) = (OperationKind::PeerGet, TransferState::new(bytes));
-        let mut operation = Operation::new(kind, lease, state, self.ticked());
+        let mut operation = Operation::new(kind, lease, state, self.clock.ticked());
         operation.used = used;
         operation.read_by(readers);
         self.operations.insert(id, operation);
@@ -398,7 +401,7 @@ impl Core {
 
     /// The peer may get there: it does the next time without this side, where it can.
     fn expose_windows(&mut self, covered: &Covered) {
-        let [one] = &self.channels[..] else {
+        let Some(only) = self.channels.only() else {
             return;
         };
         let (session, windows) = (&self.session, &mut self.one_sided.windows);
@@ -408,7 +411,7 @@ impl Core {
                 && let Some(place) = session.window(window)
             {
                 exposed.read = None;
-                exposed.read = one.channel.expose_window(&place, &exposed.slice);
+                exposed.read = only.expose_window(&place, &exposed.slice);
             }
         };
         match covered {
@@ -417,18 +420,6 @@ impl Core {
                 .windows()
                 .iter()
                 .for_each(|(window, _)| expose(*window)),
-        }
-    }
-
-    /// Where pieces of the peer's windows lie, if it exposes all of them.
-    pub(crate) fn find_in_windows(
-        &self,
-        pieces: &mut dyn Iterator<Item = (Place, u64)>,
-        into: &Lease,
-    ) -> Option<WindowRead> {
-        match &self.channels[..] {
-            [one] if !into.range().is_empty() => one.channel.find_in_windows(pieces, &into.all()),
-            _ => None,
         }
     }
 
@@ -442,7 +433,7 @@ impl Core {
             None => self.one_sided.reads.push_back((id, read)),
             Some(from) => {
                 let to = get.lease.all();
-                let token = self.new_token(Token::Read(id, read));
+                let token = self.tokens.add(Token::Read(id, read));
                 self.submit(Work::Copy { from, to }, token, id);
             }
         }
@@ -454,7 +445,7 @@ impl Core {
         while let Some((id, read)) = self.one_sided.reads.pop_front() {
             any = true;
             self.read_on(id, read);
-            if self.is_spent(true) {
+            if self.clock.is_spent(true) {
                 break;
             }
         }
@@ -463,12 +454,12 @@ impl Core {
 
     /// Reads on in windows, in host memory or after a copy.
     pub(super) fn read_on(&mut self, id: OperationId, mut read: WindowRead) {
-        let (Some(get), [one]) = (self.operations.get(&id), &self.channels[..]) else {
+        let (Some(get), Some(only)) = (self.operations.get(&id), self.channels.only()) else {
             return;
         };
-        let ended = one.channel.read_on(&mut read, &get.lease.all());
+        let ended = only.read_on(&mut read, &get.lease.all());
         // It took its time, of which the report tells.
-        self.tick();
+        self.clock.tick();
         match ended.unwrap_or(Some(false)) {
             None => self.one_sided.reads.push_front((id, read)),
             Some(is_whole) => self.read_ended(id, is_whole),
@@ -480,7 +471,7 @@ impl Core {
         if !self.job_off(id) {
             return;
         }
-        let now = self.now();
+        let now = self.clock.now();
         if is_whole {
             return self.session.eager_copied(now, id);
         }
@@ -497,7 +488,7 @@ impl Core {
     ) -> Result<(OperationId, Readers), Error> {
         let bytes = request.bytes;
         // Before the bytes are read, which takes a while from a GPU.
-        self.pace.calls(self.ticked());
+        self.pace.calls(self.clock.ticked());
         let is_keyed = request.level == Level::Verified && self.session.is_bare(bytes);
         let (at, exposed) = self.place_of(lease, fence, &request).unzip();
         let mut abandoned = None;
@@ -511,26 +502,23 @@ impl Core {
             None => None,
         };
         let announced = eager.is_none();
-        if self.gpu.is_some() {
-            self.tick();
+        if self.gpu.device.is_some() {
+            self.clock.tick();
         }
-        let chunk_bytes = match (&eager, self.channels.as_slice()) {
-            (None, [one]) => one.channel.chunk_bytes(&lease.all()),
-            _ => None,
-        };
+        let only = self.channels.only().filter(|_| eager.is_none());
+        let chunk_bytes = only.and_then(|only| only.chunk_bytes(&lease.all()));
         let request = SendRequest {
             eager,
             chunk_bytes,
             ..request
         };
-        let now = self.now();
-        let started = self.session.send(now, request);
+        let started = self.session.send(self.clock.now(), request);
         if announced && started.is_ok() {
-            self.expect(bytes, Direction::Out);
+            self.channels.expect(bytes, Direction::Out);
         }
         let id = started.map_err(|error| self.request_error(error))?;
         if let Some(token) = abandoned {
-            self.tokens.insert(token, Token::SmallRead(id));
+            self.tokens.open.insert(token, Token::SmallRead(id));
         }
         let is_copied = abandoned.is_some();
         Ok((id, Readers { exposed, is_copied }))
@@ -543,13 +531,13 @@ impl Core {
             return;
         }
         if let Some(error) = batch.start_next(self) {
-            self.wakers.extend(state.end(Err(error)));
+            self.program.wakers.extend(state.end(Err(error)));
             self.give_up_batch(batch, state);
         }
         if let Some(mut notice) = batch.part_ended() {
             notice.deadlines = Some(batch.deadlines(self));
             if let Err(error) = self.notify(notice, TransferId(0), 0) {
-                self.wakers.extend(state.end(Err(error)));
+                self.program.wakers.extend(state.end(Err(error)));
             }
         }
     }
@@ -561,13 +549,13 @@ impl Core {
             delivered: Delivered::None,
         };
         let name = OperationName { kind, tag: 0 };
-        Error::operation(self.peer, self.describe_channels(), name, error, false)
+        Error::operation(self.peer, self.channels.describe(), name, error, false)
     }
 
     fn give_up_batch(&mut self, batch: &Deferred, state: &TransferState) {
         for _ in 0..batch.give_up() {
             // It counts as a part, and never starts.
-            self.wakers.extend(state.end(Ok(None)));
+            self.program.wakers.extend(state.end(Ok(None)));
         }
     }
 
@@ -588,13 +576,12 @@ impl Core {
             chunk_bytes: None,
         };
         let ((id, readers), lease) = if self.session.eager_allowed(bytes) {
-            let lease = self.lease_nothing()?;
+            let lease = self.one_sided.lease_nothing()?;
             let request = SendRequest {
                 eager: Some(notice.bytes.into()),
                 ..request
             };
-            let now = self.now();
-            let started = self.session.send(now, request);
+            let started = self.session.send(self.clock.now(), request);
             let id = started.map_err(|error| self.request_error(error))?;
             ((id, Readers::default()), lease)
         } else {
@@ -604,7 +591,7 @@ impl Core {
             (self.start_send(&mut lease, None, request)?, lease)
         };
         let kind = OperationKind::Notification;
-        let mut operation = Operation::new(kind, lease, notice.state, self.ticked());
+        let mut operation = Operation::new(kind, lease, notice.state, self.clock.ticked());
         operation.follows = notice.follows;
         operation.read_by(readers);
         self.operations.insert(id, operation);

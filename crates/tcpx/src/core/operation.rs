@@ -7,9 +7,8 @@ use std::time::Instant;
 use tcpx_memory::{Fence, KeyedTag, Lease, UnpackMethod};
 use tcpx_net::{Exposed, Ticket, WindowRead};
 use tcpx_wire::session::{Completed, OperationId, OperationKind};
-use tcpx_wire::{Descriptors, Role, TransferId};
+use tcpx_wire::{Descriptors, Numbered, Role, TransferId};
 
-use super::Core;
 use super::actions::Outcome;
 use super::coverage::Coverage;
 use crate::connection::Deferred;
@@ -226,11 +225,23 @@ pub(super) enum Token {
     Read(OperationId, WindowRead),
 }
 
-impl Core {
-    /// Names a request or job.
-    pub(super) fn new_token(&mut self, token: Token) -> u64 {
-        self.next_token += 1;
-        self.tokens.insert(self.next_token, token);
-        self.next_token
+/// Requests on channels and jobs on the worker that are under way, by token.
+#[derive(Default)]
+pub(super) struct Tokens {
+    pub(super) open: Numbered<u64, Token>,
+    last: u64,
+}
+
+impl Tokens {
+    /// A name for a request or job.
+    pub(super) fn name(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    pub(super) fn add(&mut self, token: Token) -> u64 {
+        let name = self.name();
+        self.open.insert(name, token);
+        name
     }
 }

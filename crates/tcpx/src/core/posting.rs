@@ -14,39 +14,31 @@ use crate::event::{ChunkEvent, Event};
 impl Core {
     /// Opens the memory of a receive to the chunks that name this window.
     pub(super) fn open_window(&mut self, id: OperationId, window: u64, cut: ChunkPlan) {
-        let token = self.new_token(Token::Window(id, Instant::now()));
-        let Some(operation) = self.operations.get_mut(&id) else {
-            self.tokens.remove(&token);
-            return;
-        };
         let bytes = usize::try_from(cut.bytes()).unwrap_or(usize::MAX);
-        let fence = operation.fence.clone();
-        let [state] = self.channels.as_mut_slice() else {
-            self.tokens.remove(&token);
+        let (Some(operation), [state]) = (
+            self.operations.get_mut(&id),
+            self.channels.all.as_mut_slice(),
+        ) else {
             return;
         };
-        let opened = match operation.lease.slice(..bytes) {
-            Ok(destination) => state.channel.open_window(ReceiveWindow {
-                token,
-                window,
-                cut,
-                destination,
-                fence,
-            }),
-            Err(error) => {
-                self.tokens.remove(&token);
-                return self.memory_failed(id, &error);
-            }
+        let destination = match operation.lease.slice(..bytes) {
+            Ok(destination) => destination,
+            Err(error) => return self.memory_failed(id, &error),
         };
+        let token = self.tokens.add(Token::Window(id, Instant::now()));
+        let opened = state.channel.open_window(ReceiveWindow {
+            token,
+            window,
+            cut,
+            destination,
+            fence: operation.fence.clone(),
+        });
         match opened {
             Ok(()) => {
                 operation.window = Some(token);
                 operation.outstanding += 1;
             }
-            Err(error) => {
-                self.tokens.remove(&token);
-                self.channel_failed(0, error);
-            }
+            Err(error) => self.post_failed(0, token, error),
         }
     }
 
@@ -60,15 +52,14 @@ impl Core {
         let start = usize::try_from(event.offset).unwrap_or(usize::MAX);
         let end = start.saturating_add(event.length as usize);
         let failure = match operation.lease.slice(start..end) {
-            Ok(slice) if usize::from(event.channel) < self.channels.len() => {
+            Ok(slice) if usize::from(event.channel) < self.channels.all.len() => {
                 return Some((slice, operation.fence.clone()));
             }
             Ok(_) => DataFailure::Misreport(format!("there is no channel {}", event.channel)),
             Err(error) => DataFailure::Memory(error.to_string()),
         };
-        let now = self.now();
         self.session
-            .data_failed(now, id, Some(event.index), failure);
+            .data_failed(self.clock.now(), id, Some(event.index), failure);
         None
     }
 
@@ -101,7 +92,7 @@ impl Core {
             fence,
         };
         let index = usize::from(event.channel);
-        let sends = &mut self.channels[index].sends;
+        let sends = &mut self.channels.all[index].sends;
         sends.push_back((chunk, id, flight));
         if sends.len() == 1 {
             self.post_sends(index);
@@ -126,17 +117,17 @@ impl Core {
             destination,
             fence,
         };
-        let state = &mut self.channels[usize::from(event.channel)];
+        let state = &mut self.channels.all[usize::from(event.channel)];
         state.receives.push_back((chunk, id, flight));
     }
 
     /// Posts queued chunks in order until the channels are full.
     pub(super) fn post_pending(&mut self) -> bool {
-        if self.ended.is_some() {
+        if self.ending.has_begun() {
             return false;
         }
         let mut any = false;
-        for index in 0..self.channels.len() {
+        for index in 0..self.channels.all.len() {
             any |= self.post_receives(index);
             any |= self.post_sends(index);
         }
@@ -145,15 +136,16 @@ impl Core {
 
     fn post_receives(&mut self, index: usize) -> bool {
         let mut any = false;
-        while let Some((mut chunk, id, mut flight)) = self.channels[index].receives.pop_front() {
+        while let Some((mut chunk, id, mut flight)) = self.channels.all[index].receives.pop_front()
+        {
             flight.posted = Instant::now();
-            chunk.token = self.new_token(Token::Receive(id, flight));
+            chunk.token = self.tokens.add(Token::Receive(id, flight));
             let token = chunk.token;
-            match self.channels[index].channel.post_receive(chunk) {
+            match self.channels.all[index].channel.post_receive(chunk) {
                 Ok(Posted::Accepted) => self.chunk_posted(id, flight),
                 Ok(Posted::Full(chunk)) => {
-                    self.tokens.remove(&token);
-                    self.channels[index]
+                    self.tokens.open.remove(&token);
+                    self.channels.all[index]
                         .receives
                         .push_front((chunk, id, flight));
                     return any;
@@ -167,15 +159,17 @@ impl Core {
 
     fn post_sends(&mut self, index: usize) -> bool {
         let mut any = false;
-        while let Some((mut chunk, id, mut flight)) = self.channels[index].sends.pop_front() {
+        while let Some((mut chunk, id, mut flight)) = self.channels.all[index].sends.pop_front() {
             flight.posted = Instant::now();
-            chunk.token = self.new_token(Token::Send(id, flight));
+            chunk.token = self.tokens.add(Token::Send(id, flight));
             let token = chunk.token;
-            match self.channels[index].channel.post_send(chunk) {
+            match self.channels.all[index].channel.post_send(chunk) {
                 Ok(Posted::Accepted) => self.chunk_posted(id, flight),
                 Ok(Posted::Full(chunk)) => {
-                    self.tokens.remove(&token);
-                    self.channels[index].sends.push_front((chunk, id, flight));
+                    self.tokens.open.remove(&token);
+                    self.channels.all[index]
+                        .sends
+                        .push_front((chunk, id, flight));
                     return any;
                 }
                 Err(error) => self.post_failed(index, token, error),
@@ -194,7 +188,7 @@ impl Core {
 
     /// A channel that refuses a well-formed chunk can carry nothing any more.
     fn post_failed(&mut self, index: usize, token: u64, error: ChannelError) {
-        self.tokens.remove(&token);
+        self.tokens.open.remove(&token);
         self.channel_failed(index, error);
     }
 }

@@ -120,6 +120,13 @@ impl Resume {
         }
     }
 
+    fn dialling(&mut self) -> Option<&mut Dialling> {
+        match &mut self.side {
+            Source::Dial(dialling) => Some(dialling),
+            Source::Take(_) => None,
+        }
+    }
+
     fn arrived(&mut self) -> Option<Box<ControlStream>> {
         match &mut self.side {
             Source::Take(inbox) => inbox.take_control(),
@@ -146,7 +153,7 @@ impl Core {
 
     /// Goes on over another connection if one has come; `true` if so.
     pub(super) fn replace_control(&mut self) -> bool {
-        if self.ended.is_some() || self.session.ended() {
+        if self.is_ending() {
             return false;
         }
         let Some(resume) = &mut self.resume else {
@@ -165,12 +172,12 @@ impl Core {
     /// Opens another control connection when this one broke or is silent for too long, and ends the
     /// wait for one when the peer is gone. Returns when to look again.
     pub(super) fn look_after_control(&mut self) -> Option<Time> {
-        if self.ended.is_some() || self.session.ended() {
+        if self.is_ending() {
             return None;
         }
-        let now = self.ticked;
+        let now = self.clock.ticked();
         let resume = self.resume.as_mut()?;
-        let mut channels = self.channels.iter();
+        let mut channels = self.channels.all.iter();
         let lanes_live = resume.lost.is_none() || channels.all(|state| state.channel.is_alive());
         let gone = resume.gone_at(lanes_live, now);
         if gone.is_some_and(|at| now >= at)
@@ -180,18 +187,16 @@ impl Core {
             self.perform_actions();
             return None;
         }
-        let gone = gone.map(|at| self.time_of(at));
+        let gone = gone.map(|at| self.clock.time_of(at));
         gone.into_iter().chain(self.dial_control()).min()
     }
 
     /// Opens another control connection where that is due. Returns when to look again.
     fn dial_control(&mut self) -> Option<Time> {
-        let resume = self.resume.as_ref()?;
-        let Source::Dial(dialling) = &resume.side else {
-            return None;
-        };
-        let is_idle = dialling.redial.is_idle() && dialling.opened.is_none();
+        let resume = self.resume.as_mut()?;
         let broken = resume.lost.is_some();
+        let dialling = resume.dialling()?;
+        let is_idle = dialling.redial.is_idle() && dialling.opened.is_none();
         let patience = self.patience()?;
         let heard = self.session.heard();
         // As a rule it was heard a moment ago.
@@ -199,12 +204,12 @@ impl Core {
             true => patience,
             false => QUIET.min(patience),
         };
-        let is_heard = !broken && self.now() < heard + silence;
+        let is_heard = !broken && self.clock.now() < heard + silence;
         if is_heard && is_idle {
             return Some(heard + silence);
         }
-        let now = self.ticked;
-        let heard = self.instant_of(heard);
+        let now = self.clock.ticked();
+        let heard = self.clock.instant_of(heard);
         let suspect = match broken {
             true => Suspect::Broken,
             false if is_heard => Suspect::NotBefore(heard + silence),
@@ -221,23 +226,19 @@ impl Core {
             false => Place::Filled,
         };
         let next = self.step_dials(place, now);
-        Some(self.time_of(next.unwrap_or(due).max(now)))
+        Some(self.clock.time_of(next.unwrap_or(due).max(now)))
     }
 
     /// Takes what is dialled further; when again, if there is anything.
     fn step_dials(&mut self, place: Place, now: Instant) -> Option<Instant> {
-        let (channels, control, peer) = (&self.channels, &self.control, self.peer.address);
-        let Some(Source::Dial(dialling)) = self.resume.as_mut().map(|resume| &mut resume.side)
-        else {
-            return None;
-        };
+        let (channels, control, peer) = (&self.channels.all, &self.control, self.peer.address);
         let Dialling {
             session,
             congestion,
             redial,
             opened,
             ..
-        } = &mut **dialling;
+        } = self.resume.as_mut()?.dialling()?;
         let dial = |_| {
             let ways = ways(channels, control.local_ip(), peer);
             Some(begin_control(ways, session, congestion, now))
@@ -263,14 +264,11 @@ impl Core {
     /// Asks the peer's system now and then for an answer while a transfer may wait for the peer, which says
     /// nothing. A process that rests or is busy has a system that answers all the same.
     fn ask_system(&mut self, heard: Instant, now: Instant) -> Suspect {
-        let Some(Source::Dial(dialling)) = self.resume.as_mut().map(|resume| &mut resume.side)
+        let dialling = self.resume.as_mut().and_then(Resume::dialling);
+        let Some(Dialling { look, asked, .. }) = dialling.filter(|_| !self.operations.is_empty())
         else {
             return Suspect::Nothing;
         };
-        let Dialling { look, asked, .. } = &mut **dialling;
-        if self.operations.is_empty() {
-            return Suspect::Nothing;
-        }
         let due = (heard + QUIET).max(*look);
         if now < due {
             return Suspect::NotBefore(due);
@@ -282,8 +280,7 @@ impl Core {
         let due = *look;
         if now >= *asked + QUIET {
             *asked = now;
-            let now = self.now();
-            self.session.probe(now);
+            self.session.probe(self.clock.now());
             self.write_control();
         }
         Suspect::NotBefore(due)
@@ -293,13 +290,13 @@ impl Core {
     pub(super) fn tell_that_peer_was_heard(&mut self, before: Time) {
         let heard = self.session.heard();
         let told = |at: Time| heard < at + TELL_AGAIN;
-        if heard == before || self.told_heard.is_some_and(told) {
+        if heard == before || self.channels.told_heard.is_some_and(told) {
             return;
         }
-        self.told_heard = Some(heard);
+        self.channels.told_heard = Some(heard);
         let patience = self.patience().unwrap_or_default();
         let rested = heard.saturating_since(before) > patience;
-        for state in self.channels.iter_mut() {
+        for state in self.channels.all.iter_mut() {
             state.channel.peer_heard(rested);
         }
     }
@@ -364,7 +361,7 @@ mod tests {
         /// When a look at this time is to be followed by another one.
         fn look(&mut self, lanes_live: bool, at: Instant) -> Option<Time> {
             self.channel.is_dead.store(!lanes_live, Ordering::SeqCst);
-            self.core.ticked = at;
+            self.core.clock.set(at);
             self.core.look_after_control()
         }
     }
@@ -372,16 +369,16 @@ mod tests {
     #[test]
     fn a_peer_whose_connections_all_broke_is_gone_after_a_while() {
         let mut scene = Scene::without_control();
-        let at = scene.core.ticked;
+        let at = scene.core.clock.ticked();
         assert_eq!(scene.look(true, at + GRACE), None);
         let broke = at + 2 * GRACE;
-        let gone = scene.core.time_of(broke + GRACE);
+        let gone = scene.core.clock.time_of(broke + GRACE);
         assert_eq!(scene.look(false, broke), Some(gone));
         let last = broke + GRACE - Duration::from_micros(1);
         assert_eq!(scene.look(false, last), Some(gone));
-        assert!(scene.core.ended.is_none());
+        assert!(scene.core.refusal().is_none());
         assert_eq!(scene.look(false, broke + GRACE), None);
-        assert!(matches!(scene.core.ended, Some(Err(_))));
+        assert!(scene.core.ending.is_loss());
     }
 
     #[test]
@@ -389,25 +386,25 @@ mod tests {
         let mut scene = Scene::without_control();
         let far = Duration::from_millis(70);
         scene.core.resume.as_mut().unwrap().round_trip = far;
-        let broke = scene.core.ticked;
+        let broke = scene.core.clock.ticked();
         let gone = broke + GRACE + 4 * far;
-        let at = scene.core.time_of(gone);
+        let at = scene.core.clock.time_of(gone);
         assert_eq!(scene.look(false, broke), Some(at));
         scene.look(false, gone - Duration::from_micros(1));
-        assert!(scene.core.ended.is_none());
+        assert!(scene.core.refusal().is_none());
         scene.look(false, gone);
-        assert!(matches!(scene.core.ended, Some(Err(_))));
+        assert!(scene.core.ending.is_loss());
     }
 
     #[test]
     fn a_lane_that_came_back_shows_that_the_peer_lives() {
         let mut scene = Scene::without_control();
-        let broke = scene.core.ticked;
+        let broke = scene.core.clock.ticked();
         scene.look(false, broke);
         assert_eq!(scene.look(true, broke + GRACE), None);
         let again = broke + 2 * GRACE;
-        let gone = scene.core.time_of(again + GRACE);
+        let gone = scene.core.clock.time_of(again + GRACE);
         assert_eq!(scene.look(false, again), Some(gone));
-        assert!(scene.core.ended.is_none());
+        assert!(scene.core.refusal().is_none());
     }
 }

@@ -31,6 +31,7 @@ impl Core {
         let mut is_held = false;
         let in_flight: Vec<(u64, u16)> = self
             .tokens
+            .open
             .iter()
             .filter_map(|(token, what)| match what {
                 Token::Send(of, flight) | Token::Receive(of, flight) if *of == id => {
@@ -51,11 +52,11 @@ impl Core {
             })
             .collect();
         let mut must_close = false;
-        if let (Some(token), [state]) = (window, self.channels.as_mut_slice()) {
+        if let (Some(token), [state]) = (window, self.channels.all.as_mut_slice()) {
             let cancel = state.channel.cancel(token);
             is_held |= cancel == Cancel::Running;
             if cancel == Cancel::Done
-                && self.tokens.remove(&token).is_some()
+                && self.tokens.open.remove(&token).is_some()
                 && let Some(operation) = self.operations.get_mut(&id)
             {
                 operation.window = None;
@@ -63,9 +64,12 @@ impl Core {
             }
         }
         for (token, channel) in in_flight {
-            match self.channels[usize::from(channel)].channel.cancel(token) {
+            match self.channels.all[usize::from(channel)]
+                .channel
+                .cancel(token)
+            {
                 Cancel::Done => {
-                    self.tokens.remove(&token);
+                    self.tokens.open.remove(&token);
                     self.off_wire(id);
                 }
                 Cancel::Pending => {}
@@ -73,7 +77,7 @@ impl Core {
                 Cancel::Unsupported => must_close = true,
             }
         }
-        for state in self.channels.iter_mut() {
+        for state in self.channels.all.iter_mut() {
             state.sends.retain(|(_, of, _)| *of != id);
             state.receives.retain(|(_, of, _)| *of != id);
         }
@@ -81,9 +85,7 @@ impl Core {
             // Only closing gets the memory back from a network that cannot cancel. The peer hears
             // of the cancellation before it sees its channels break.
             self.say_last_words();
-            for state in self.channels.iter_mut() {
-                state.close();
-            }
+            self.channels.close();
         }
         if is_held || must_close {
             self.session.data_held(id);

@@ -9,15 +9,12 @@ use crate::error::Error;
 impl Core {
     /// Reads frames until the turn has taken its time; `true` if there were any.
     pub(super) fn read_control(&mut self) -> bool {
-        match &self.ended {
+        if self.ending.has_begun() && !self.ending.is_loss() {
             // The session is over and waits for its operations to let go of their memory.
-            None if self.peer_closed => return false,
-            None => {}
-            Some(Ok(())) => {
-                self.peer_closed = self.peer_closed || self.control.drain();
-                return false;
-            }
-            Some(Err(_)) => return false,
+            self.ending.peer_closed = self.ending.peer_closed || self.control.drain();
+        }
+        if self.ending.has_begun() || self.ending.peer_closed {
+            return false;
         }
         let mut any = false;
         let heard = self.session.heard();
@@ -25,12 +22,11 @@ impl Core {
             match self.control.receive() {
                 Ok(Some(frame)) => {
                     any = true;
-                    let now = self.now();
                     let is_message = matches!(frame, Frame::Eager { .. } | Frame::Exposed { .. });
                     let is_list = matches!(frame, Frame::Pieces { .. });
                     let is_seen_to =
                         matches!(frame, Frame::Received { .. }) && self.resume.is_some();
-                    if !is_seen_to && let Err(error) = self.session.frame(now, frame) {
+                    if !is_seen_to && let Err(error) = self.session.frame(self.clock.now(), frame) {
                         self.fail(Error::protocol(self.peer, error));
                         break;
                     }
@@ -38,7 +34,7 @@ impl Core {
                         // While the core has it in its cache; the next one comes in the same buffer. To a GPU it takes longest.
                         while self.perform_next(Takes::Urgent) {}
                     }
-                    if self.is_spent(is_list) {
+                    if self.clock.is_spent(is_list) {
                         break;
                     }
                 }
@@ -51,8 +47,7 @@ impl Core {
             }
         }
         if self.control.has_heard() {
-            let now = self.now();
-            self.session.hear(now);
+            self.session.hear(self.clock.now());
         }
         self.tell_that_peer_was_heard(heard);
         any
@@ -61,13 +56,12 @@ impl Core {
     /// Takes frames from the session as long as there is room, and its last ones in any case: nobody would say them later.
     /// `true` if there were any.
     pub(super) fn queue_frames(&mut self) -> bool {
-        if self.control_is_down() {
+        if self.ending.is_loss() {
             return false;
         }
-        let now = self.now();
         let mut any = false;
         while self.session.ended() || self.control.has_room() {
-            let frame = match self.session.poll(Takes::Frames(now)) {
+            let frame = match self.session.poll(Takes::Frames(self.clock.now())) {
                 None => break,
                 Some(Output::Frame(frame)) => frame,
                 Some(Output::Action(action)) => {
@@ -95,7 +89,7 @@ impl Core {
             let queued = self.queue_frames();
             any |= queued;
             let is_full = !self.control.has_room();
-            if !self.control_is_down() {
+            if !self.ending.is_loss() {
                 self.control.flush();
             }
             if !queued || !is_full || self.control.wants_write() {
@@ -112,7 +106,7 @@ impl Core {
 
     /// Whether all that there is to say may wait for what comes next.
     fn may_hold(&self) -> bool {
-        if self.control.wants_write() || self.control_is_down() {
+        if self.control.wants_write() || self.ending.is_loss() {
             return false;
         }
         let (waiting, sends) = (self.session.waiting(), self.session.sends_under_way());

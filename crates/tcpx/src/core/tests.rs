@@ -2,7 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, CopyWorker, Region, TagKey};
 use tcpx_net::ControlStream;
@@ -14,13 +16,14 @@ use tcpx_wire::record::Records;
 use tcpx_wire::session::{
     Config, ConnectionFailure, GetRequest, OperationKind, ReceiveRequest, SendRequest,
 };
-use tcpx_wire::{FrameDecoder, Level, Place, Role, Tag, WindowKey, WindowSecret};
+use tcpx_wire::{FrameDecoder, Level, Place, Role, Tag, Time, WindowKey, WindowSecret};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
 use crate::connection::{Handle, Patience, PeerInfo, Shared};
 use crate::control::tests::{frames, opened, records};
 use crate::driver::Driver;
+use crate::options::Bounds;
 use crate::transfer::{Transfer, TransferState};
 
 /// Longest wait for bytes within the host.
@@ -71,37 +74,29 @@ impl Scene {
         let (stream, address) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
         let (records, theirs) = records(1);
-        let mut session = Session::new(Config::new(settings.clone()), Time(0)).unwrap();
-        session.ready();
+        let control = ControlStream { stream, records };
+        let control = Control::new(control, resumable, false, false, &bounds);
+        let (config, deadline) = (Config::new(settings.clone()), Instant::now() + LIMIT);
+        let mut tells = || ();
+        let peer_name = address.into();
+        let mut set_up =
+            SetUp::new(control, config, bounds, peer_name, deadline, &mut tells).unwrap();
+        set_up.session.ready();
         for frame in [Frame::from(settings), Frame::Ready] {
-            session.frame(Time(0), frame).unwrap();
+            set_up.session.frame(Time(0), frame).unwrap();
         }
         let driver = Driver::new("test").unwrap();
         let channel = Arc::<Log>::default();
-        let mut core = Core::new(Parts {
-            session,
-            control: Control::new(
-                ControlStream { stream, records },
-                resumable,
-                false,
-                false,
-                &bounds,
-            ),
-            channels: vec![Quiet::new(&channel)],
-            unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
-            gpu: None,
-            small: None,
-            sink: Sink::new(Arc::clone(&driver), driver.reserve()),
-            observer: None,
-            peer: address.into(),
-            path: String::new(),
-            origin: Instant::now(),
-            resume: None,
-            is_addressed: false,
-            tag_key: TagKey::new([0; 32]),
-            early: VecDeque::new(),
-            bounds,
-        });
+        let worker = CopyWorker::host().unwrap();
+        let (tag_key, driven) = (TagKey::new([0; 32]), (&driver, driver.reserve()));
+        let mut core = Core::new(
+            set_up,
+            None,
+            Channels::new(vec![Quiet::new(&channel)], false),
+            Jobs::new(worker, None, tag_key, driven, bounds),
+            GpuWork::new(None, None, bounds),
+            Program::default(),
+        );
         core.progress();
         Self {
             core,
@@ -116,7 +111,7 @@ impl Scene {
 
     /// An operation of the program, whose end is to be seen in what this returns.
     pub(crate) fn begin(&mut self, role: Role, tag: u64, bytes: usize) -> Arc<TransferState> {
-        let (now, level) = (self.core.now(), Level::Placed);
+        let (now, level) = (self.core.clock.now(), Level::Placed);
         let started = match role {
             Role::Sender => self.core.session.send(
                 now,
@@ -147,7 +142,8 @@ impl Scene {
             Role::Receiver => OperationKind::Receive,
         };
         let lease = region.lease(.., Access::Write).unwrap();
-        let mut operation = Operation::new(kind, lease, Arc::clone(&state), self.core.ticked());
+        let mut operation =
+            Operation::new(kind, lease, Arc::clone(&state), self.core.clock.ticked());
         operation.tag = tag;
         let started = started.unwrap();
         self.last = Some(started);
@@ -210,7 +206,7 @@ impl Scene {
         while !self.core.has_news() {
             assert!(start.elapsed() < LIMIT, "nothing comes");
         }
-        self.core.tick();
+        self.core.clock.tick();
         self.core.pace.attend(true);
         self.core.pace.drive(true);
         let turn = self.core.progress();
@@ -244,8 +240,8 @@ fn a_part_of_a_frame_shows_that_the_peer_lives() {
     let (first, rest) = bytes.split_at(20);
     for part in [first, rest] {
         let before = scene.core.session.heard();
-        while scene.core.now() == before {
-            scene.core.tick();
+        while scene.core.clock.now() == before {
+            scene.core.clock.tick();
         }
         scene.write(part);
         scene.drive();
@@ -299,7 +295,7 @@ fn a_get_with_a_long_answer_moves_until_it_ends() {
             level: Level::Placed,
             deadlines: None,
         };
-        let (now, ticked) = (scene.core.now(), scene.core.ticked());
+        let (now, ticked) = (scene.core.clock.now(), scene.core.clock.ticked());
         let id = scene.core.session.get(now, asked).unwrap();
         let region = Region::host(bytes as usize).unwrap();
         let lease = region.lease(.., Access::Write).unwrap();
@@ -333,11 +329,11 @@ fn a_cancelled_send_that_something_reads_costs_nobody_else() {
     scene.drive();
     assert_eq!(scene.channel.offered.load(Ordering::SeqCst), 2);
     let start = Instant::now();
-    let now = scene.core.now();
+    let now = scene.core.clock.now();
     scene.core.session.cancel(now, scene.last.unwrap());
     while !sent.has_ended() {
         assert!(start.elapsed() < LIMIT, "it does not end");
-        scene.core.tick();
+        scene.core.clock.tick();
         scene.core.progress();
     }
     let ended = sent.outcome();
@@ -365,7 +361,7 @@ fn last_words_are_said_to_a_peer_that_has_said_nothing() {
     let _sent = scene.begin(Role::Sender, 1, 8);
     assert!(!scene.core.control.has_room());
     let cause = "it is over".to_owned();
-    let now = scene.core.now();
+    let now = scene.core.clock.now();
     scene
         .core
         .session
@@ -405,7 +401,7 @@ fn a_channel_that_fails_often_ends_the_connection_once() {
         let start = Instant::now();
         while scene.channel.offered.load(Ordering::SeqCst) < CHUNKS as usize {
             assert!(start.elapsed() < LIMIT, "not all are posted");
-            scene.core.tick();
+            scene.core.clock.tick();
             scene.core.progress();
         }
         scene.channel.is_broken.store(true, Ordering::SeqCst);
@@ -420,7 +416,7 @@ fn a_channel_that_fails_often_ends_the_connection_once() {
         scene.say((0..CHUNKS).step_by(64).map(placed));
         while !sent.has_ended() {
             assert!(start.elapsed() < LIMIT, "it does not end");
-            scene.core.tick();
+            scene.core.clock.tick();
             scene.core.progress();
         }
         (sent.outcome(), scene.core.refusal())
@@ -460,7 +456,7 @@ fn begun_and_ended(
         let mut left = 2;
         while left > 0 {
             assert!(start.elapsed() < LIMIT, "it does not end");
-            scene.core.tick();
+            scene.core.clock.tick();
             left -= i32::from(!scene.core.progress().busy);
         }
         let kept = kept(&scene.core);

@@ -21,7 +21,10 @@ fn the_engine_has_the_connection_when_nobody_comes_back() {
     let shared = &transfer.connection.0;
     shared.release(Leaves::Served, false, None);
     assert!(shared.progress_owner.is_attended());
-    let until = shared.progress_owner.due(shared.lock().origin).unwrap();
+    let until = shared
+        .progress_owner
+        .due(shared.lock().clock.origin)
+        .unwrap();
     while Instant::now() < until {}
     crate::driver::Driven::progress(&**shared);
     assert!(!shared.progress_owner.is_attended());
@@ -34,7 +37,7 @@ fn the_engine_sleeps_while_a_thread_has_the_token_for_long() {
     shared.release(Leaves::Served, false, None);
     let owner = &shared.progress_owner;
     owner.taken.store(true, Ordering::SeqCst);
-    let origin = shared.lock().origin;
+    let origin = shared.lock().clock.origin;
     // No later than the next lease ends: whoever begins that need not wake the engine's thread.
     let until = owner.lease.lasts_until().map(Duration::from_micros);
     let due = owner.due(origin);
@@ -49,7 +52,7 @@ fn a_lease_lasts_as_long_as_any_other() {
     let (transfer, _peer) = waited_for();
     let shared = &transfer.connection.0;
     shared.release(Leaves::Served, false, None);
-    let released = shared.lock().ticked();
+    let released = shared.lock().clock.ticked();
     let until = shared.since_origin(released + PROGRESS_LEASE);
     assert_eq!(shared.progress_owner.lease.lasts_until(), Some(until));
 }

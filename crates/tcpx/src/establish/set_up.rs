@@ -10,10 +10,10 @@ use tcpx_wire::session::{Action, Config, ConnectionFailure, Output, Takes};
 use tcpx_wire::{Frame, Session, Time};
 
 use crate::control::Control;
+use crate::core::Clock;
 use crate::driver::timespec;
 use crate::error::Error;
 use crate::options::Bounds;
-use crate::wait::micros_since;
 
 /// How long a side that gives up waits for the peer to have heard why, and how long when its own time is over.
 const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(50));
@@ -21,21 +21,21 @@ const FAREWELL: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 /// a host that may be busy or far away.
 const REASON: Duration = Duration::from_secs(1);
 
-pub(super) struct SetUp<'a> {
-    pub(super) session: Session,
-    pub(super) control: Control,
-    pub(super) peer: Peer,
-    pub(super) origin: Instant,
+pub(crate) struct SetUp<'a> {
+    pub(crate) session: Session,
+    pub(crate) control: Control,
+    pub(crate) peer: Peer,
+    pub(crate) clock: Clock,
     pub(super) deadline: Instant,
-    bounds: Bounds,
+    pub(crate) bounds: Bounds,
     /// Actions that came before their time.
-    pub(super) pending: VecDeque<Action>,
+    pub(crate) pending: VecDeque<Action>,
     /// Called before the peer may hear that this side is ready.
     tells: &'a mut dyn FnMut(),
 }
 
 impl<'a> SetUp<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         control: Control,
         config: Config,
         bounds: Bounds,
@@ -49,7 +49,7 @@ impl<'a> SetUp<'a> {
             session,
             control,
             peer,
-            origin: Instant::now(),
+            clock: Clock::new(bounds),
             deadline,
             bounds,
             pending: VecDeque::new(),
@@ -57,8 +57,9 @@ impl<'a> SetUp<'a> {
         })
     }
 
-    fn now(&self) -> Time {
-        Time(micros_since(self.origin, Instant::now()))
+    fn now(&mut self) -> Time {
+        self.clock.tick();
+        self.clock.now()
     }
 
     /// Pumps until `pick` takes an action, and has `other` go on; `pick` gives back those that it does not want yet.
@@ -152,7 +153,7 @@ impl<'a> SetUp<'a> {
         let due = self
             .session
             .next_timeout()
-            .map_or(until, |due| self.origin + Duration::from_micros(due.0));
+            .map_or(until, |due| self.clock.instant_of(due));
         let sleep = until.min(due).saturating_duration_since(Instant::now());
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, watched.is_empty() || self.has_room());

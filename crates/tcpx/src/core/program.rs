@@ -1,15 +1,17 @@
-//! What `tcpx status` tells of a connection: what it counted, and where its operations stand.
+//! What goes out to the program and its host: events, ends of transfers, and what `tcpx status` tells of a connection.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
 use std::time::Duration;
 
 use tcpx_net::Peer;
-use tcpx_status::{
-    ConnectionReport, Counters, Ended, Histogram, LaneReport, OperationReport, Registration,
-};
+use tcpx_status::{ConnectionReport, Counters, Ended, Histogram, OperationReport, Registration};
 use tcpx_wire::session::{OperationState, Owes};
 
 use super::Core;
 use crate::error::Error;
+use crate::event::{Event, Observer};
 
 /// Operations that are told of, at most.
 const MOST_OPERATIONS: usize = 64;
@@ -17,16 +19,32 @@ const MOST_OPERATIONS: usize = 64;
 /// An operation without progress for this long counts as stalled.
 const STALLED: Duration = Duration::from_secs(1);
 
-/// Operations of this side that have ended, and the connection's place in its process's status.
-#[derive(Debug, Default)]
-pub(crate) struct History {
+#[derive(Default)]
+pub(crate) struct Program {
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    /// The path that the bytes take.
+    pub(crate) path: Arc<Mutex<String>>,
+    /// Of transfers that have ended; woken when the lock is free again, as that runs the program's code.
+    pub(crate) wakers: Vec<Waker>,
+    /// An operation of the program's or of the peer's has ended, or all have, since this was last forgotten.
+    pub(crate) ended_some: bool,
+    /// Operations of this side that have ended.
     completed: u64,
     failed: u64,
     durations: Histogram,
+    /// The connection's place in its process's status.
     registration: Option<Registration>,
 }
 
-impl History {
+impl Program {
+    pub(crate) fn new(observer: Option<Arc<dyn Observer>>, path: String) -> Self {
+        Self {
+            observer,
+            path: Arc::new(Mutex::new(path)),
+            ..Self::default()
+        }
+    }
+
     /// Gives the connection its place.
     pub(crate) fn register(&mut self, registration: Registration) {
         self.registration = Some(registration);
@@ -63,9 +81,14 @@ impl History {
 }
 
 impl Core {
-    /// Whether nothing is left of the connection.
-    pub(crate) fn is_finished(&self) -> bool {
-        self.finished
+    /// Tells the observer. It is the program's code: a panic in it must not end the engine's thread,
+    /// which other connections live on too, nor leave the work around this call half done.
+    pub(crate) fn emit(&self, event: &Event) {
+        if let Some(observer) = &self.program.observer
+            && catch_unwind(AssertUnwindSafe(|| observer.event(event))).is_err()
+        {
+            tracing::error!(peer = %self.peer, "the observer panicked; the engine goes on");
+        }
     }
 
     /// Everything that it counted.
@@ -83,35 +106,16 @@ impl Core {
             lanes_lost: stats.lanes_lost,
             lanes_restored: stats.lanes_restored,
             lanes_forged: stats.lanes_forged,
-            operations_completed: self.history.completed,
-            operations_failed: self.history.failed,
-            durations: self.history.durations.clone(),
+            operations_completed: self.program.completed,
+            operations_failed: self.program.failed,
+            durations: self.program.durations.clone(),
         }
-    }
-
-    /// The open lanes of all channels.
-    pub(crate) fn lanes(&self) -> Vec<LaneReport> {
-        let channels = (0..).zip(self.channels.iter());
-        let lanes = channels.flat_map(|(channel, state)| {
-            let lanes = state.channel.lanes().into_iter();
-            lanes.map(move |lane| LaneReport {
-                channel,
-                lane: lane.lane,
-                peer: lane.peer.to_string(),
-                bytes_sent: lane.bytes_sent,
-                bytes_received: lane.bytes_received,
-                retransmits: lane.retransmits,
-                round_trip_us: u64::try_from(lane.round_trip.as_micros()).unwrap_or(u64::MAX),
-                backlog_bytes: lane.backlog,
-            })
-        });
-        lanes.collect()
     }
 
     /// Tells where the operations stand now; those without progress for longest come first.
     pub(crate) fn tell_operations(&mut self, report: &mut ConnectionReport) {
-        self.tick();
-        let mut states = self.session.snapshot(self.now());
+        self.clock.tick();
+        let mut states = self.session.snapshot(self.clock.now());
         states.retain(|state| !state.completed);
         states.sort_by_key(|state| std::cmp::Reverse(state.standing.waited));
         // A receive that waits for its send is early, not stalled.
