@@ -125,10 +125,10 @@ impl Session {
         let (is_silent, is_reported) = (it.wire.is_none(), it.is_reported());
         let answer_by = self.config.answer_by(now, &it.clock, &cause);
         // A data plane lets go at once, unless something holds it up or this process hardly runs.
-        let until = match is_busy {
-            true => answer_by.max(now + self.config.cancel_timeout),
-            false => answer_by,
-        };
+        let late = now + self.config.cancel_timeout * u32::from(is_busy);
+        let ahead = it.clock.ends_at().filter(|end| *end > now);
+        let last = ahead.map_or(late, |end| late.min(end + self.config.answer_timeout));
+        let until = answer_by.max(last);
         self.timers.arm(&mut it.clock, operation, until);
         it.end = End::Stopping(Box::new(Stopping {
             cause,

@@ -523,3 +523,93 @@ fn the_peers_part_lasts_as_long_as_who_began_it_waits() {
         pair.success(0, operation);
     }
 }
+
+/// Of all kinds, at times of their own.
+#[test]
+fn a_thousand_operations_to_a_stopped_peer_end_in_time() {
+    const EACH: u64 = 250;
+    let lengths = [8, 4096, 10_000];
+    for eager_limit in [0, 4096] {
+        let mut config = small_chunks(2);
+        (config.addressed, config.ours.eager_limit) = (true, eager_limit);
+        let mut pair = Pair::new(config, 1);
+        let window = (pair.sides[1].session).expose(secret(7), EACH * 10_000, Rights::GetAndPut);
+        pair.run(SECOND);
+        pair.weather.stopped[1] = pair.now + SECOND * 5;
+        let mut started = Vec::new();
+        for number in 0..EACH {
+            let bytes = lengths[number as usize % lengths.len()];
+            let deadlines = Some(Deadlines {
+                stall: SECOND * 30,
+                total: Some(Duration::from_micros(100_000 + number * 1234)),
+            });
+            let at = place(window, number * 10_000);
+            for request in [
+                send(number, bytes, Level::Placed),
+                put(bytes, Level::Verified, at),
+            ] {
+                let request = SendRequest {
+                    deadlines,
+                    ..request
+                };
+                started.push(pair.send(0, request));
+            }
+            let request = get(bytes, Level::Placed, at);
+            let request = GetRequest {
+                deadlines,
+                ..request
+            };
+            started.push(pair.get(0, request));
+            let request = receive(number, bytes, Level::Placed);
+            let request = ReceiveRequest {
+                deadlines,
+                ..request
+            };
+            started.push(pair.receive(0, request));
+            pair.run(Duration::from_micros(500));
+        }
+        for _ in 0..100 {
+            pair.run(Duration::from_millis(5));
+            pair.assert_in_time();
+        }
+        for operation in started {
+            let error = pair.error(0, operation);
+            let is_late = matches!(error.cause, EndCause::DeadlinePassed(_));
+            assert!(is_late, "{error}");
+        }
+        pair.run(SECOND * 6);
+        pair.assert_clean();
+    }
+}
+
+#[test]
+fn what_a_lost_connection_takes_along_ends_by_its_deadline() {
+    let mut config = small_chunks(1);
+    config.addressed = true;
+    let mut pair = Pair::new(config, 1);
+    (pair.weather.data, pair.weather.no_quiet) = (Some(100_000_000), true);
+    let window = (pair.sides[1].session).expose(secret(7), 4096, Rights::GetAndPut);
+    let request = get(4096, Level::Placed, place(window, 0));
+    let deadlines = Some(Deadlines {
+        stall: SECOND * 30,
+        total: Some(SECOND),
+    });
+    let request = GetRequest {
+        deadlines,
+        ..request
+    };
+    let got = pair.get(0, request);
+    pair.run(SECOND / 2);
+    let cause = "it is lost".to_owned();
+    let failure = ConnectionFailure::SetUp { cause };
+    pair.with(0, |session, now| session.fail(now, failure));
+    for _ in 0..100 {
+        pair.run(Duration::from_millis(10));
+        pair.assert_in_time();
+    }
+    let error = pair.error(0, got);
+    assert!(
+        matches!(error.cause, EndCause::ConnectionLost { .. }),
+        "{error}"
+    );
+}

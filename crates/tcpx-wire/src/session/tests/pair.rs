@@ -213,10 +213,9 @@ impl Pair {
 
     pub(super) fn send(&mut self, side: usize, request: SendRequest) -> OperationId {
         let (bytes, tag) = (request.bytes, request.to.tag().unwrap_or(Tag(0)));
-        let due = request.deadlines.and_then(|deadlines| deadlines.total);
-        let due = due.map(|total| self.now + total);
+        let deadlines = request.deadlines;
         let operation = self.sides[side].session.send(self.now, request).unwrap();
-        self.watch(side, operation, bytes, tag).due = due;
+        self.watch(side, operation, bytes, tag, deadlines);
         self.drain(side);
         operation
     }
@@ -224,9 +223,7 @@ impl Pair {
     pub(super) fn receive(&mut self, side: usize, request: ReceiveRequest) -> OperationId {
         let (bytes, tag) = (request.capacity, request.tag);
         let operation = self.sides[side].session.receive(self.now, request).unwrap();
-        let due = request.deadlines.and_then(|deadlines| deadlines.total);
-        let due = due.map(|total| self.now + total);
-        self.watch(side, operation, bytes, tag).due = due;
+        self.watch(side, operation, bytes, tag, request.deadlines);
         if request.fenced {
             self.schedule(side, Event::Fence { operation });
         }
@@ -234,10 +231,19 @@ impl Pair {
         operation
     }
 
-    fn watch(&mut self, side: usize, operation: OperationId, bytes: u64, tag: Tag) -> &mut Watched {
+    fn watch(
+        &mut self,
+        side: usize,
+        operation: OperationId,
+        bytes: u64,
+        tag: Tag,
+        deadlines: Option<Deadlines>,
+    ) -> &mut Watched {
+        let total = deadlines.and_then(|deadlines| deadlines.total);
         let watched = Watched {
             bytes,
             tag: tag.0,
+            due: total.map(|total| self.now + total),
             ..Watched::default()
         };
         let operations = &mut self.sides[side].operations;
@@ -247,12 +253,23 @@ impl Pair {
 
     /// Watches an operation that the peer began; no tag orders it.
     pub(super) fn watch_peers(&mut self, side: usize, operation: OperationId, bytes: u64) {
-        self.watch(side, operation, bytes, Tag(1 << 40 | operation.0));
+        self.watch(side, operation, bytes, Tag(1 << 40 | operation.0), None);
+    }
+
+    /// As that, of this side.
+    fn watch_get(
+        &mut self,
+        side: usize,
+        operation: OperationId,
+        request: &GetRequest,
+    ) -> &mut Watched {
+        let tag = Tag(1 << 40 | operation.0);
+        self.watch(side, operation, request.bytes, tag, request.deadlines)
     }
 
     pub(super) fn get(&mut self, side: usize, request: GetRequest) -> OperationId {
         let operation = self.sides[side].session.get(self.now, request).unwrap();
-        self.watch_peers(side, operation, request.bytes);
+        self.watch_get(side, operation, &request);
         self.drain(side);
         operation
     }
@@ -260,9 +277,7 @@ impl Pair {
     /// A get that this side makes by itself; the peer is asked where not all of it is read.
     pub(super) fn read(&mut self, side: usize, request: GetRequest, is_whole: bool) -> OperationId {
         let operation = self.sides[side].session.read(self.now, request).unwrap();
-        self.watch_peers(side, operation, request.bytes);
-        let watched = self.sides[side].operations.get_mut(&operation).unwrap();
-        watched.copying = true;
+        self.watch_get(side, operation, &request).copying = true;
         if !self.weather.no_unpack {
             let read = Event::Read {
                 operation,
