@@ -5,6 +5,7 @@ use std::time::Duration;
 use tcpx::{Bounds, Level, Limits};
 use tcpx_net::LocalSizes;
 use tcpx_wire::Settings;
+use tcpx_wire::session::SessionBounds;
 
 use crate::liar::{LIES, Manners};
 use crate::random::Random;
@@ -147,8 +148,11 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
         set_ups: if lies { 16 } else { random.pick(&[1, 2, 16]) },
         retry: Duration::from_millis(random.pick(&[1, 50])),
         eager_credit: random.pick(&[1, 100_000, 2 << 20]),
-        unread_bytes: random.pick(&[1, 100, 1 << 20]),
-        backlog: random.pick(&[0, 20, 1 << 16]),
+        session: SessionBounds {
+            unread_bytes: random.pick(&[1, 100, 1 << 20]),
+            backlog: random.pick(&[0, 20, 1 << 16]),
+            ..bounds.session
+        },
         ..bounds
     }
 }
@@ -167,15 +171,34 @@ fn more_bounds(random: &mut Random, bounds: Bounds, fills: bool, sent: usize) ->
     Bounds {
         ahead: bounds.frames + random.pick(&[2, 64]),
         // What fills a peer's limits is all started.
-        max_operations: if fills {
-            1 << 14
-        } else {
-            sent + max_operations
+        session: SessionBounds {
+            max_operations: if fills {
+                1 << 14
+            } else {
+                sent + max_operations
+            },
+            ..bounds.session
         },
         steps: random.pick(&[1, 3, 32]),
         queued,
         told_frames,
         told_bytes,
+        ..bounds
+    }
+}
+
+/// Drawn apart, too. What a connection that nobody holds has left when its time is over ends early.
+fn last_bounds(seed: u64, bounds: Bounds, strict: bool) -> Bounds {
+    let mut random = Random::new(seed.rotate_left(48));
+    let leave = random.pick(&[1, 20, 5_000]);
+    Bounds {
+        queue: random.pick(&[1, 2, 3072]),
+        leave: Duration::from_millis(if strict { 5_000 } else { leave }),
+        alone: random.pick(&[1, 2, 8]),
+        session: SessionBounds {
+            turn_bytes: random.pick(&[1, 10_000, 4 << 20]),
+            ..bounds.session
+        },
         ..bounds
     }
 }
@@ -318,13 +341,17 @@ impl Plan {
             turn: Duration::from_nanos(random.pick(&[1, 20_000, 200_000, 200_000])),
             jobs: random.pick(&[1, 2, 64]),
             parts: random.pick(&[1, 2, 256]),
-            vain_windows: random.pick(&[1, 2, 8]),
+            session: SessionBounds {
+                vain_windows: random.pick(&[1, 2, 8]),
+                ..SessionBounds::default()
+            },
             ..Bounds::default()
         };
         let bounds = other_bounds(seed, bounds, liar.is_some());
         let mut apart = Random::new(seed.rotate_left(16) ^ 0xB0D5);
         let sent = connections.iter().flatten().map(Side::sent).max();
         let bounds = more_bounds(&mut apart, bounds, queues || is_fair, sent.unwrap_or(0));
+        let bounds = last_bounds(seed, bounds, strict);
         let limits = match queues {
             true => [(); 2].map(|()| Self::limits(&mut apart, &[1, 2, 4])),
             false => limits,

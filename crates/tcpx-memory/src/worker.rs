@@ -18,7 +18,7 @@ pub(crate) use cuda::WORKER_BYTES;
 #[cfg(feature = "simulation")]
 pub use host::FAILS;
 
-use queue::{JobQueue, RESERVED, Ticket};
+use queue::{CAPACITY, JobQueue, Ticket};
 
 use crate::bounce::UnpackMethod;
 use crate::error::{CudaError, MemoryError};
@@ -107,25 +107,25 @@ impl CopyWorker {
     /// The job comes back with the reason: a full queue, memory in use, lengths, bounds, a method or a
     /// GPU that does not fit.
     pub fn submit(&self, job: Job) -> Result<(), SubmitError> {
-        self.submit_beside(job, 0)
+        self.submit_beside(job, CAPACITY)
     }
 
-    /// As [`submit`](Self::submit) for a job that can wait: a quarter of the queue stays free for those
-    /// that hold a slot of a network meanwhile.
+    /// As [`submit`](Self::submit) for a job that can wait while `most` others do: the rest of the queue stays free for
+    /// those that hold a slot of a network meanwhile.
     ///
     /// # Errors
     /// As for [`submit`](Self::submit).
-    pub fn submit_deferrable(&self, job: Job) -> Result<(), SubmitError> {
-        self.submit_beside(job, RESERVED)
+    pub fn submit_deferrable(&self, job: Job, most: usize) -> Result<(), SubmitError> {
+        self.submit_beside(job, most)
     }
 
-    /// Hands over a job, if so many places of the queue stay free.
-    fn submit_beside(&self, job: Job, spare: usize) -> Result<(), SubmitError> {
+    /// Hands over a job, if fewer than `most` wait.
+    fn submit_beside(&self, job: Job, most: usize) -> Result<(), SubmitError> {
         if let Err(error) = self.check_reach(&job) {
             let job = Box::new(job);
             return Err(SubmitError { job, error });
         }
-        self.queue.push(Ticket::admit(job)?, spare)
+        self.queue.push(Ticket::admit(job)?, most)
     }
 
     /// Does work that waits for nothing, and waits for its end: the bytes moved, or the checksum.

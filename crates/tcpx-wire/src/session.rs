@@ -41,7 +41,7 @@ pub use action::{
 };
 pub use config::{
     Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_EXPOSED_BYTES, MAX_NOTIFICATION_BYTES,
-    MAX_TRANSFER_BYTES,
+    MAX_TRANSFER_BYTES, SessionBounds,
 };
 pub use error::{
     ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError, SessionError,
@@ -122,7 +122,7 @@ impl Session {
             transmit: Outbox::new(Frame::from(config.ours.clone()), config.addressed),
             actions: VecDeque::new(),
             operations: Table::default(),
-            streams: [config.addressed; 2].map(ChunkStream::new),
+            streams: [(); 2].map(|()| ChunkStream::new(config.addressed, config.bounds.turn_bytes)),
             next_arrival: 0,
             matching: Matching::default(),
             one_sided: OneSided::default(),

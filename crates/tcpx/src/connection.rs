@@ -507,7 +507,7 @@ impl Ready {
             core.session.drop_pieces(list);
         }
         let id = started?;
-        core.gpu.foresee(self.fence.as_ref());
+        core.gpu.foresee(self.fence.as_ref(), core.bounds.fences);
         let role = kind.role();
         core.emit(&Event::Started { role, tag, bytes });
         let mut operation =

@@ -30,6 +30,7 @@ use crate::control::Control;
 use crate::driver::Turn;
 use crate::error::Error;
 use crate::establish::SetUp;
+use crate::options::Bounds;
 
 use channels::ChannelState;
 pub(crate) use channels::Channels;
@@ -63,6 +64,7 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) ending: Ending,
     pub(crate) peer: Peer,
+    pub(crate) bounds: Bounds,
 }
 
 impl Core {
@@ -85,11 +87,12 @@ impl Core {
             tokens: Tokens::default(),
             jobs,
             gpu,
-            one_sided: OneSided::new(set_up.bounds),
+            one_sided: OneSided::default(),
             program,
             clock: set_up.clock,
             ending: Ending::default(),
             peer: set_up.peer,
+            bounds: set_up.bounds,
         };
         core.clock.tick();
         for action in set_up.pending {

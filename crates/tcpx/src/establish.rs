@@ -214,9 +214,9 @@ fn run(
             let congestion = options.congestion.clone();
             Resume::new(session, side, inbox, congestion, &driver, id)
         }),
-        Channels::new(channels, features.is_addressed),
+        Channels::new(channels, features.is_addressed, bounds.alone),
         Jobs::new(worker, options.unpack, tag_key, (&driver, id), bounds),
-        GpuWork::new(options.gpu.clone(), small, bounds),
+        GpuWork::new(options.gpu.clone(), small),
         Program::new(options.observer.clone(), path),
     );
     core.emit(&Event::Connected {
@@ -320,10 +320,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     })?;
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;
-    config.unread_bytes = options.bounds.unread_bytes;
-    config.backlog = options.bounds.backlog;
-    config.vain_windows = options.bounds.vain_windows;
-    config.max_operations = options.bounds.max_operations;
+    config.bounds = options.bounds.session;
     config.cancellable = network.is_addressed;
     config.addressed = network.is_addressed;
     config.seals_payload = options.encrypt;

@@ -9,7 +9,7 @@ use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Congestion, Network};
 use tcpx_wire::Key;
 use tcpx_wire::frame::{Limits, MAX_EAGER_BYTES};
-use tcpx_wire::session::Deadlines;
+use tcpx_wire::session::{Deadlines, SessionBounds};
 
 use crate::error::Error;
 use crate::event::Observer;
@@ -57,14 +57,8 @@ pub struct Bounds {
     pub ahead: usize,
     /// Eager bytes that a side holds for messages without a receive; not less than its longest one.
     pub eager_credit: u32,
-    /// As in [`tcpx_wire::session::Config`].
-    pub unread_bytes: u64,
-    /// As there.
-    pub backlog: u64,
-    /// As there.
-    pub vain_windows: u8,
-    /// As there: more are refused.
-    pub max_operations: usize,
+    /// Of its session.
+    pub session: SessionBounds,
     /// Bytes queued for the peer before the session is asked for no more frames. Every kind of frame is bounded by a window
     /// of its own, so this only limits what lies in user memory.
     pub queued: u64,
@@ -74,6 +68,14 @@ pub struct Bounds {
     pub told_bytes: usize,
     /// Short steps of a turn, frames and actions, between two looks at the clock.
     pub steps: u32,
+    /// Jobs of all connections with the copy worker at a time before those of this one wait; more of its queue is for jobs
+    /// that hold a slot of a network.
+    pub queue: usize,
+    /// How long a connection that nobody holds any more may take for its goodbye. What is left of it then is nothing that
+    /// its program would hear of: sends of level *sent*, and what the peer does in its windows.
+    pub leave: Duration,
+    /// So many messages in a row must have come one at a time before a thread that waits for one moves its bytes too.
+    pub alone: u8,
     /// Fences that are looked at ahead; those of more operations are looked at when their bytes move.
     pub fences: usize,
 }
@@ -91,14 +93,14 @@ impl Default for Bounds {
             pending: 32,
             ahead: 64,
             eager_credit: 2 << 20,
-            unread_bytes: 1 << 20,
-            backlog: 1 << 16,
-            vain_windows: 8,
-            max_operations: 1 << 14,
+            session: SessionBounds::default(),
             queued: 2 << 20,
             told_frames: 64,
             told_bytes: 256 << 10,
             steps: 32,
+            queue: 3072,
+            leave: Duration::from_secs(5),
+            alone: 8,
             fences: 64,
         }
     }

@@ -9,10 +9,6 @@ use tcpx_wire::session::OperationId;
 
 use crate::core::Core;
 
-/// How long a connection that nobody holds any more may take for its goodbye. What is left of it then is nothing that
-/// its program would hear of: sends of level *sent*, and what the peer does in its windows.
-const LEAVE: Duration = Duration::from_secs(5);
-
 /// Requests that the next turn sees to. The engine may hang inside the network's library while it
 /// holds its lock; leaving a request never waits for that.
 #[derive(Default)]
@@ -52,7 +48,7 @@ impl Requests {
                 Ask::Revoke(window) => core.revoke(window),
                 Ask::Close(limit) => core.session.close(now, limit),
                 Ask::Leave if core.session.closing() => {}
-                Ask::Leave => core.session.close(now, LEAVE),
+                Ask::Leave => core.session.close(now, core.bounds.leave),
             }
         }
     }

@@ -103,13 +103,7 @@ const MUTANTS: &[Mutant] = &[
         from: "permits: Arc::default(),",
         to: "permits: if MUTANT {\n                    static ALL: std::sync::LazyLock<Arc<Permits>> = std::sync::LazyLock::new(Arc::default);\n                    Arc::clone(&ALL)\n                } else {\n                    Arc::default()\n                },",
     },
-    // R3: a full queue of the copy worker, here one in which a job waits, fails operations.
-    Mutant {
-        name: "full-queue-fails",
-        file: "crates/tcpx-memory/src/worker.rs",
-        from: "self.submit_beside(job, RESERVED)",
-        to: "self.submit_beside(job, if MUTANT { 4095 } else { RESERVED })",
-    },
+    // R3: a full queue of the copy worker fails operations.
     Mutant {
         name: "full-queue-fails",
         file: "crates/tcpx/src/core/jobs.rs",

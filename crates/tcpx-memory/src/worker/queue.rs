@@ -18,8 +18,6 @@ use crate::lease;
 
 /// Jobs that may wait for a worker.
 pub(super) const CAPACITY: usize = 4096;
-/// Places of the queue that jobs which can wait leave to others.
-pub(super) const RESERVED: usize = CAPACITY / 4;
 
 /// A job that was checked and holds its memory.
 ///
@@ -177,8 +175,8 @@ impl JobQueue {
         self.park_gate.is_closed()
     }
 
-    /// Queues a ticket, unless fewer than `spare` places would stay free.
-    pub(super) fn push(&self, ticket: Ticket, spare: usize) -> Result<(), SubmitError> {
+    /// Queues a ticket, if fewer than `most` wait.
+    pub(super) fn push(&self, ticket: Ticket, most: usize) -> Result<(), SubmitError> {
         if self.is_closed() {
             return Err(ticket.into_refused(MemoryError::WorkerFailed));
         }
@@ -188,7 +186,7 @@ impl JobQueue {
                 capacity: CAPACITY,
             })
         };
-        if self.tickets.len() + spare >= CAPACITY {
+        if self.tickets.len() >= most {
             return Err(full(ticket));
         }
         self.tickets.push(ticket).map_err(full)?;
@@ -284,8 +282,8 @@ mod tests {
                 token: token as u64,
             })
         };
-        queue.push(ticket(0).unwrap(), 0).unwrap();
-        queue.push(ticket(1).unwrap(), 0).unwrap();
+        queue.push(ticket(0).unwrap(), CAPACITY).unwrap();
+        queue.push(ticket(1).unwrap(), CAPACITY).unwrap();
         let is_free = |region: &Region| region.lease(.., Access::Write).is_ok();
         queue.serve(|| {
             let _begun = queue.pop();
@@ -298,7 +296,7 @@ mod tests {
             );
         }
         assert!(!is_free(&regions[0]) && is_free(&regions[1]));
-        let refused = queue.push(ticket(2).unwrap(), 0).unwrap_err();
+        let refused = queue.push(ticket(2).unwrap(), CAPACITY).unwrap_err();
         assert_eq!(
             (refused.job.token, refused.error),
             (2, MemoryError::WorkerFailed)

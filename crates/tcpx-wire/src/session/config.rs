@@ -63,17 +63,9 @@ impl Default for Deadlines {
     }
 }
 
-/// Parameters of one side of a session.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// What the peer is told.
-    pub ours: Settings,
-    /// For operations that bring none of their own.
-    pub deadlines: Deadlines,
-    /// Placed chunks that are acknowledged without waiting for more; 64 by default.
-    pub ack_batch: u32,
-    /// Longest time a placed chunk waits for its acknowledgement; 50 us by default.
-    pub ack_delay: Duration,
+/// How much one side of a session does at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionBounds {
     /// Most operations of this side at a time per direction, those included that wait for the peer to take them, and
     /// that ended here but that the peer still owes an answer for. 16,384 by default: 4,096 of each kind, and as many more.
     pub max_operations: usize,
@@ -86,6 +78,36 @@ pub struct Config {
     /// Windows of a tag in a row that eager sends made vain, after which its receives wait to be asked. Opening and closing
     /// so many takes about as long as the round trip that a long send then asks in. 8 by default.
     pub vain_windows: u8,
+    /// Bytes that a transfer sends to an addressed network before the next one has its turn: a short one does not wait
+    /// for the end of a long one, and neighbours of a long one can still be copied together. 4 MiB by default.
+    pub turn_bytes: u32,
+}
+
+impl Default for SessionBounds {
+    fn default() -> Self {
+        Self {
+            max_operations: 1 << 14,
+            unread_bytes: 1 << 20,
+            backlog: 1 << 16,
+            vain_windows: 8,
+            turn_bytes: 4 << 20,
+        }
+    }
+}
+
+/// Parameters of one side of a session.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What the peer is told.
+    pub ours: Settings,
+    /// For operations that bring none of their own.
+    pub deadlines: Deadlines,
+    /// Placed chunks that are acknowledged without waiting for more; 64 by default.
+    pub ack_batch: u32,
+    /// Longest time a placed chunk waits for its acknowledgement; 50 us by default.
+    pub ack_delay: Duration,
+    /// How much it does at a time.
+    pub bounds: SessionBounds,
     /// Whether the network can drop one transfer and keep its channels. Where it cannot, the end
     /// of a granted operation by cancel, deadline or failure ends the connection too.
     pub cancellable: bool,
@@ -126,10 +148,7 @@ impl Config {
             deadlines: Deadlines::default(),
             ack_batch: 64,
             ack_delay: Duration::from_micros(50),
-            max_operations: 1 << 14,
-            unread_bytes: 1 << 20,
-            backlog: 1 << 16,
-            vain_windows: 8,
+            bounds: SessionBounds::default(),
             cancellable: true,
             hold_until_placed: false,
             addressed: false,
@@ -141,9 +160,7 @@ impl Config {
             cancel_timeout: Duration::from_secs(5),
         }
     }
-}
 
-impl Config {
     /// How a transfer to here is cut, which has so many pieces of lists. Channels take turns by the chunk: one with
     /// pieces is shorter, and makes no more work.
     pub(super) fn cut(&self, bytes: u64, pieces: u32, agreed: u32, alone: bool) -> ChunkPlan {

@@ -30,7 +30,7 @@ impl Session {
             return Ok(());
         }
         self.liveness.heard(now);
-        if self.transmit.len() as u64 > self.config.backlog {
+        if self.transmit.len() as u64 > self.config.bounds.backlog {
             self.check_backlog()?;
         }
         if self.agreed.is_none() && !matches!(frame, Frame::Settings(_) | Frame::Goodbye { .. }) {
@@ -178,7 +178,7 @@ impl Session {
         let limits = [Some(self.config.ours.limits), theirs];
         let operations: u64 = limits.iter().flatten().map(Limits::operations).sum();
         let tags = u64::from(self.config.ours.limits.tags);
-        let limit = self.config.backlog + FRAMES_EACH * operations + tags;
+        let limit = self.config.bounds.backlog + FRAMES_EACH * operations + tags;
         if self.transmit.len() as u64 <= limit {
             return Ok(());
         }

@@ -120,7 +120,7 @@ impl Session {
         if self.closing() && (!self.continues || self.ended() || self.goodbye_sent()) {
             return Err(RequestError::Closed);
         }
-        let limit = self.config.max_operations;
+        let limit = self.config.bounds.max_operations;
         if self.operations.own(role).saturating_add(others) >= limit {
             return Err(RequestError::Full { limit });
         }
@@ -565,7 +565,7 @@ impl Session {
             return true;
         }
         let counts = self.matching.receives_of(tag);
-        if counts.vain >= self.config.vain_windows {
+        if counts.vain >= self.config.bounds.vain_windows {
             return true;
         }
         let mut number = it.number;

@@ -431,8 +431,8 @@ impl Session {
             if let Some((arrival, origin, _)) = arrivals.get_mut(&transfer) {
                 let (count, bytes) = (unread.0 + 1, unread.1 + arrival.bytes);
                 let limits = &self.config.ours.limits;
-                let fits =
-                    count <= limits.notifications.into() && bytes <= self.config.unread_bytes;
+                let fits = count <= limits.notifications.into()
+                    && bytes <= self.config.bounds.unread_bytes;
                 if unread.0 > 0 && !fits {
                     return;
                 }

@@ -103,11 +103,14 @@ enum Order {
 
 impl ChunkStream {
     /// Of no channel yet. Chunks of an addressed network come in any order.
-    pub(super) fn new(is_addressed: bool) -> Self {
+    pub(super) fn new(is_addressed: bool, turn_bytes: u32) -> Self {
         Self {
             end: 0,
             order: match is_addressed {
-                true => Order::Turns(Turns::default()),
+                true => Order::Turns(Turns {
+                    turn_bytes,
+                    ..Turns::default()
+                }),
                 false => Order::Numbered(Numbered::default()),
             },
             moved: Time::default(),
@@ -144,7 +147,7 @@ impl ChunkStream {
                 owner: Some(owner),
             }),
             Order::Turns(turns) => {
-                let each = (TURN_BYTES / cut.chunk_bytes().max(1)).max(1);
+                let each = (turns.turn_bytes / cut.chunk_bytes().max(1)).max(1);
                 turns.transfers.push_back(Turn {
                     owner,
                     first,
@@ -203,14 +206,12 @@ impl ChunkStream {
     }
 }
 
-/// Bytes that a transfer sends before the next one has its turn: a short one does not wait for the end of a long one,
-/// and neighbours of a long one can still be copied together.
-const TURN_BYTES: u32 = 4 << 20;
-
 /// Transfers take turns.
 #[derive(Debug, Default)]
 struct Turns {
     window: usize,
+    /// As in [`Config`](super::Config).
+    turn_bytes: u32,
     /// In the order of their numbers.
     transfers: VecDeque<Turn>,
     /// Whose turn it is.
@@ -408,7 +409,7 @@ mod tests {
     const CHUNK: u64 = 1 << 20;
 
     fn stream(is_addressed: bool, channels: u16, window: u16, chunks: u32) -> (ChunkStream, Plan) {
-        let mut stream = ChunkStream::new(is_addressed);
+        let mut stream = ChunkStream::new(is_addressed, 4 << 20);
         stream.configure(channels, window);
         let plan = Plan::new(cut(chunks), 0, channels, 0);
         stream.append(owner(0), &plan.cut);
@@ -505,7 +506,7 @@ mod tests {
         fn transfers_take_turns(
             steps in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u32..12), 1..200),
         ) {
-            let mut stream = ChunkStream::new(true);
+            let mut stream = ChunkStream::new(true, 4 << 20);
             stream.configure(1, 3);
             let mut live: Vec<(OperationId, Plan, u32, usize)> = Vec::new();
             let mut in_flight = Vec::new();

@@ -78,7 +78,7 @@ fn any_eager() -> impl Strategy<Value = (u32, u32)> {
 fn limited(config: &Config, limits: Limits) -> Config {
     let mut config = config.clone();
     config.ours.limits = limits;
-    config.unread_bytes = limits.notifications.into();
+    config.bounds.unread_bytes = limits.notifications.into();
     config
 }
 

@@ -661,7 +661,7 @@ fn start_parts(
     options: (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
 ) -> Result<Operations, Error> {
-    let later = ready.split_off(ready.len().min(core.one_sided.parts));
+    let later = ready.split_off(ready.len().min(core.bounds.parts));
     let is_get = |part: &&Ready| part.kind == OperationKind::Get;
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
@@ -805,7 +805,7 @@ mod tests {
     fn a_defect_that_comes_again_ends_all_that_waits() {
         const PARTS: usize = 4;
         let mut scene = Scene::new();
-        scene.core.one_sided.parts = PARTS;
+        scene.core.bounds.parts = PARTS;
         let channel = Arc::clone(&scene.channel);
         let (shared, _peer) = scene.into_shared();
         let connection = Connection::new(Arc::clone(&shared));

@@ -97,7 +97,13 @@ impl Core {
                 }
             }
             Action::ChunkAcknowledged { operation, chunk } => {
-                self.chunk_placed_there(chunk);
+                // The network need not send it again.
+                let index = usize::from(chunk.channel);
+                if let Some(state) = self.channels.all.get_mut(index)
+                    && let Err(error) = state.channel.placed(chunk.sequence)
+                {
+                    self.channel_failed(index, error);
+                }
                 if let Some(operation) = self.operations.get(&operation) {
                     operation.state.add_done(u64::from(chunk.length));
                 }
@@ -120,16 +126,6 @@ impl Core {
             }
             // Set-up is over when a connection has a core.
             Action::PeerSettings(_) | Action::Setup(_) | Action::PeerReady => {}
-        }
-    }
-
-    /// The peer has the chunk: the network need not send it again.
-    fn chunk_placed_there(&mut self, chunk: Chunk) {
-        let index = usize::from(chunk.channel);
-        if let Some(state) = self.channels.all.get_mut(index)
-            && let Err(error) = state.channel.placed(chunk.sequence)
-        {
-            self.channel_failed(index, error);
         }
     }
 

@@ -2,18 +2,17 @@
 
 use super::Core;
 
-/// So many messages in a row must have come one at a time.
-const USUAL: u8 = 8;
-
 /// What comes over the channels.
 #[derive(Debug, Default)]
 pub(super) struct Alone {
+    /// So many in a row must have come one at a time.
+    pub(super) usual: u8,
     /// Messages that have begun to come and have not all come.
-    under_way: usize,
+    pub(super) under_way: usize,
     /// Messages in a row that began to come when none was under way.
-    came: u8,
+    pub(super) came: u8,
     /// So many must still come one at a time after some that did not.
-    together: u8,
+    pub(super) together: u8,
 }
 
 impl Alone {
@@ -23,7 +22,7 @@ impl Alone {
         self.under_way += 1;
         (self.came, self.together) = match self.under_way {
             1 => (self.came.saturating_add(1), self.together.saturating_sub(1)),
-            _ => (0, USUAL),
+            _ => (0, self.usual),
         };
     }
 
@@ -41,14 +40,15 @@ impl Alone {
 impl Core {
     /// Whether more than one message goes one way at a time, or did a moment ago.
     pub(crate) fn go_several_at_a_time(&self) -> bool {
-        let several_come = self.channels.alone.under_way > 1 || self.channels.alone.together > 0;
-        several_come || self.session.sends_under_way() > 1
+        let alone = &self.channels.alone;
+        alone.under_way > 1 || alone.together > 0 || self.session.sends_under_way() > 1
     }
 
     /// Whether one message each way goes over the channels, or soon will.
     pub(crate) fn goes_one_at_a_time(&self) -> bool {
+        let alone = &self.channels.alone;
         let sends = self.session.sends_under_way() > 0;
         let is_sending = sends && self.channels.are_moving();
-        !self.go_several_at_a_time() && (is_sending || self.channels.alone.came >= USUAL)
+        !self.go_several_at_a_time() && (is_sending || alone.came >= alone.usual)
     }
 }

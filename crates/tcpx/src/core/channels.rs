@@ -59,14 +59,17 @@ impl Drop for Channels {
 }
 
 impl Channels {
-    pub(crate) fn new(channels: Vec<Box<dyn Channel>>, is_addressed: bool) -> Self {
+    pub(crate) fn new(channels: Vec<Box<dyn Channel>>, is_addressed: bool, usual: u8) -> Self {
         Self {
             all: channels.into_iter().map(ChannelState::new).collect(),
             is_addressed,
             completions: Vec::new(),
             expected: [0; 2],
             told_heard: None,
-            alone: Alone::default(),
+            alone: Alone {
+                usual,
+                ..Alone::default()
+            },
         }
     }
 

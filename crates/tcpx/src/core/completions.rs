@@ -1,7 +1,7 @@
 //! What channels have finished, and pool space back to them.
 
 use tcpx_lanes::lock;
-use tcpx_memory::{BouncePool, MemoryError};
+use tcpx_memory::BouncePool;
 use tcpx_net::{Completion, Payload, Posted, Ticket};
 use tcpx_wire::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
@@ -11,7 +11,6 @@ use super::Core;
 use super::channels::Unconsumed;
 
 use super::operation::{InFlight, Operation, Token};
-use crate::error::Error;
 use crate::event::{ChunkEvent, Event};
 
 impl Core {
@@ -296,11 +295,5 @@ impl Core {
             entry.placed = placed;
         }
         self.consume_ready(index);
-    }
-
-    /// Nobody can learn when the pool space of a channel is read no more.
-    pub(super) fn pool_lost(&mut self, index: usize, error: MemoryError) {
-        self.channels.all[index].keep();
-        self.fail(Error::Memory(error));
     }
 }

@@ -31,7 +31,7 @@ impl Core {
                 from.append_to(&mut payload).map(|()| SmallRead::Whole)
             }
             Some(small) => {
-                let limit = self.gpu.bounds.small_read;
+                let limit = self.bounds.small_read;
                 small.read(&from.all(), fence, limit, token, &mut payload)
             }
             None => Ok(SmallRead::NotStarted),

@@ -7,7 +7,6 @@ use tcpx_wire::session::OperationId;
 
 use super::Core;
 use super::operation::Token;
-use crate::options::Bounds;
 
 /// How often a fence is looked at ahead: the caller's GPU work may take long.
 const LOOKS: u8 = 8;
@@ -22,16 +21,14 @@ pub(crate) struct GpuWork {
     /// Looked at before they are needed, while the peer or the wire has its turn: asking the driver takes microseconds,
     /// and its answer lasts.
     fences: VecDeque<(Fence, u8)>,
-    pub(super) bounds: Bounds,
 }
 
 impl GpuWork {
-    pub(crate) fn new(device: Option<Gpu>, small: Option<SmallCopies>, bounds: Bounds) -> Self {
+    pub(crate) fn new(device: Option<Gpu>, small: Option<SmallCopies>) -> Self {
         Self {
             device,
             small,
             fences: VecDeque::new(),
-            bounds,
         }
     }
 
@@ -46,10 +43,10 @@ impl GpuWork {
         small.is_some_and(|small| (0..LOOKS_AT_COPIES).any(|_| small.has_news()))
     }
 
-    /// Notes a fence that somebody will ask for.
-    pub(crate) fn foresee(&mut self, fence: Option<&Fence>) {
+    /// Notes a fence that somebody will ask for, beside fewer than `most` others.
+    pub(crate) fn foresee(&mut self, fence: Option<&Fence>, most: usize) {
         if let Some(fence) = fence.filter(|fence| fence.gpu().is_some())
-            && self.fences.len() < self.bounds.fences
+            && self.fences.len() < most
         {
             self.fences.push_back((fence.clone(), LOOKS));
         }

@@ -19,6 +19,7 @@ use super::Core;
 use super::coverage::Coverage;
 use super::operation::{InFlight, Operation, Token};
 use crate::driver::{DrivenId, Driver};
+use crate::error::Error;
 use crate::event::{ChunkEvent, Event};
 use crate::options::Bounds;
 
@@ -170,7 +171,10 @@ impl Core {
                 }
                 let channel = usize::from(flight.event.channel);
                 match result {
-                    Err(error) if error.may_go_on() => self.pool_lost(channel, error),
+                    Err(error) if error.may_go_on() => {
+                        self.channels.all[channel].keep();
+                        self.fail(Error::Memory(error));
+                    }
                     result => self.pool_read(channel, ticket, is_last && wanted && result.is_ok()),
                 }
             }
@@ -331,7 +335,7 @@ impl Jobs {
         {
             let token = job.token;
             self.under_way += 1;
-            match self.worker.submit_deferrable(job) {
+            match self.worker.submit_deferrable(job, self.bounds.queue) {
                 Ok(()) => {}
                 Err(SubmitError {
                     job,

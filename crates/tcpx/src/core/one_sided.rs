@@ -19,7 +19,6 @@ use super::{Core, Operation, Readers};
 use crate::connection::Deferred;
 use crate::error::{Error, OperationName};
 use crate::notifications::Notifications;
-use crate::options::Bounds;
 use crate::transfer::TransferState;
 use crate::window::{Use, Uses};
 
@@ -55,8 +54,6 @@ pub(crate) struct OneSided {
     /// Memory of operations whose bytes travel with their frames.
     nothing: Option<Region>,
     gathers: Gathers,
-    /// Parts of a batch that are under way at a time.
-    pub(crate) parts: usize,
 }
 
 /// Pieces from which the memory of a list is kept for all operations that name it, each by a short frame.
@@ -98,13 +95,6 @@ pub(crate) struct Notice {
 }
 
 impl OneSided {
-    pub(super) fn new(bounds: Bounds) -> Self {
-        Self {
-            parts: bounds.parts,
-            ..Self::default()
-        }
-    }
-
     pub(crate) fn notifications(&self) -> Arc<Notifications> {
         Arc::clone(&self.notifications)
     }

@@ -92,9 +92,9 @@ impl Scene {
         let mut core = Core::new(
             set_up,
             None,
-            Channels::new(vec![Quiet::new(&channel)], false),
+            Channels::new(vec![Quiet::new(&channel)], false, bounds.alone),
             Jobs::new(worker, None, tag_key, driven, bounds),
-            GpuWork::new(None, None, bounds),
+            GpuWork::new(None, None),
             Program::default(),
         );
         core.progress();

@@ -482,7 +482,7 @@ fn notification(transfer: u64, bytes: usize) -> Frame {
 fn notifications_wait_until_others_are_collected() {
     for (most, unread_bytes, room) in [(1, 100, 1), (3, 100, 3), (9, 10, 3), (9, 1, 1)] {
         let mut config = config();
-        (config.unread_bytes, config.ours.limits.notifications) = (unread_bytes, most);
+        (config.bounds.unread_bytes, config.ours.limits.notifications) = (unread_bytes, most);
         let mut session = session(config);
         let told = |session: &mut Session| {
             let (_, actions) = drain(session);
@@ -521,7 +521,7 @@ fn notifications_wait_until_others_are_collected() {
 fn notifications_that_end_before_there_is_room_are_forgotten() {
     const MOST: u32 = 10;
     let mut config = config();
-    (config.unread_bytes, config.ours.limits.notifications) = (1, MOST);
+    (config.bounds.unread_bytes, config.ours.limits.notifications) = (1, MOST);
     let mut session = session(config);
     for transfer in 0..10_000 {
         let cancel = Frame::Cancel {
@@ -613,7 +613,7 @@ pub(super) fn least_time(mut run: impl FnMut()) -> Duration {
 fn a_cancel_costs_the_same_among_many_tags() {
     let cost = |tags: u64| {
         let mut config = config();
-        config.max_operations = 1 << 20;
+        config.bounds.max_operations = 1 << 20;
         let mut session = session(config);
         for tag in 0..tags {
             session

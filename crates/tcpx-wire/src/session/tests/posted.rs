@@ -88,7 +88,7 @@ fn receives_of_small_messages_are_not_posted_for_ever() {
 
 fn are_posted_in_vain(opened: usize) {
     let mut config = addressed();
-    config.vain_windows = opened as u8;
+    config.bounds.vain_windows = opened as u8;
     let mut pair = Pair::new(config, 6);
     let large = 1 << 20;
     for _ in 0..3 * opened {
@@ -432,7 +432,7 @@ fn a_peer_forgets_all_its_tags_at_once() {
         ..Limits::default()
     };
     let mut config = limited(&addressed(), one);
-    config.backlog = 0;
+    config.bounds.backlog = 0;
     let now = Time(0);
     let theirs = config.ours.clone();
     let mut session = Session::new(config, now).unwrap();

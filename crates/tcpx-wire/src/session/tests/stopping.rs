@@ -320,7 +320,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut config = limited(&small_chunks(2), limits);
-        (config.addressed, config.backlog) = (true, backlog);
+        (config.addressed, config.bounds.backlog) = (true, backlog);
         config.ours.dead_after_ms = 100_000;
         all_end_although_the_peer_stops(&config, Duration::from_micros(after), seed);
     }

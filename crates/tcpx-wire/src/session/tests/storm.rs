@@ -128,9 +128,9 @@ fn weather(storm: &Storm) -> Pair {
     config.ours.dead_after_ms = 100_000;
     config.hold_until_placed = storm.hold;
     config.addressed = true;
-    config.max_operations = storm.capacity;
-    (config.backlog, config.ack_batch) = (storm.backlog, storm.ack_batch);
-    config.vain_windows = storm.vain_windows;
+    config.bounds.max_operations = storm.capacity;
+    (config.bounds.backlog, config.ack_batch) = (storm.backlog, storm.ack_batch);
+    config.bounds.vain_windows = storm.vain_windows;
     let [ours, theirs] = storm.limits.map(|limits| limited(&config, limits));
     let mut pair = Pair::of(ours, theirs, storm.seed);
     pair.weather.jitter = storm.jitter;

@@ -348,7 +348,7 @@ fn acknowledgements_are_coalesced() {
 #[test]
 fn more_operations_than_allowed_are_refused() {
     let mut config = config();
-    config.max_operations = 3;
+    config.bounds.max_operations = 3;
     let mut session = Session::new(config, Time(0)).unwrap();
     for _ in 0..3 {
         session.send(Time(0), send(1, 1, Level::Placed)).unwrap();

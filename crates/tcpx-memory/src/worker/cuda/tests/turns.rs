@@ -22,7 +22,9 @@ impl CompletionSink for GoesOn {
                 sink: Arc::<Channel>::clone(&self.channel),
                 token: 9,
             };
-            self.queue.push(Ticket::admit(job).unwrap(), 0).unwrap();
+            self.queue
+                .push(Ticket::admit(job).unwrap(), usize::MAX)
+                .unwrap();
         }
     }
 }
