@@ -1,12 +1,17 @@
 //! Times that a program gives are those that count, short ones and long ones.
 
 use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, exit};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Connection, Endpoint, ErrorKind, Options, ProgressMode, Region, Rights};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use tcpx::{
+    Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Key, Level, Options, ProgressMode,
+    Region, Rights, WindowKey,
+};
 
-use crate::common::{filled, pair, random};
+use crate::common::{contents, filled, pair, random};
 
 /// Far more than anything here takes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -14,6 +19,8 @@ const LONG: Duration = Duration::from_secs(60);
 const LATE: Duration = Duration::from_millis(100);
 /// A busy machine may delay all of so many waits but one.
 const TRIES: usize = 40;
+/// Of messages that travel with their announcement, of others, and of those of several chunks.
+const LENGTHS: [usize; 3] = [8, 200_000, 300_000];
 
 fn below(bound: Duration) -> Duration {
     let random = random(4).try_into().map(u32::from_le_bytes);
@@ -168,4 +175,95 @@ fn waits_of_hours_end_when_there_is_nothing_to_wait_for() {
     sent.wait().expect("the close waits for it");
     server.close(hours()).expect("a goodbye");
     closing.join().expect("no panic").expect("a goodbye");
+}
+
+/// Does not outlive the test that started it, stopped or not.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The peer of a process that is to stop it: it opens a window, and receives one message once it goes on.
+fn be_stopped(address: &str, key: &str) -> ! {
+    let auth = Auth::Key(Key::parse(key).expect("a key"));
+    let address: SocketAddr = address.parse().expect("an address");
+    let mut options = Options::tcp(auth);
+    options.dead_after = 10 * LONG;
+    let peer = Endpoint::connect(address, &options).expect("it listens");
+    let there = Region::host(LENGTHS[2]).expect("memory");
+    let window = peer.expose(there.all(), Rights::GetAndPut).expect("open");
+    let named = filled(&window.key().to_bytes());
+    let named = peer.send(named.all(), 0).start().expect("room");
+    named.wait().expect("the parent receives it");
+    let to = Region::host(LENGTHS[2]).expect("memory");
+    let received = peer.receive(to.all(), 1).start().expect("room");
+    received.wait().expect("it comes");
+    peer.close(LONG).expect("a goodbye");
+    exit(0)
+}
+
+/// Of all kinds and lengths, to a process that stands still. How late they end is for a session's model to say: here a busy
+/// machine may be late itself.
+#[test]
+fn a_thousand_operations_to_a_stopped_process_end() {
+    const NAME: &str = "timeouts::a_thousand_operations_to_a_stopped_process_end";
+    const ADDRESS: &str = "TEST_ADDRESS";
+    const KEY: &str = "TEST_KEY";
+    if let [Ok(address), Ok(key)] = [ADDRESS, KEY].map(std::env::var) {
+        be_stopped(&address, &key);
+    }
+    let key = tcpx::generate_key().expect("randomness");
+    let mut options = Options::tcp(Auth::Key(key.clone()));
+    options.dead_after = 10 * LONG;
+    let (endpoint, address) = listen(&options);
+    let mut command = Command::new(std::env::current_exe().expect("it is there"));
+    command.args(["--exact", NAME, "--nocapture"]);
+    command.env(ADDRESS, address.to_string());
+    let child = command.env(KEY, key.to_text()).spawn();
+    let mut child = Ended(child.expect("it starts"));
+    let client = endpoint.accept(LONG).expect("it connects");
+    let named = filled(&[0; WindowKey::BYTES]);
+    let received = client.receive(named.all(), 0).start().expect("room");
+    received.wait().expect("its window");
+    let window = WindowKey::from_bytes(&contents(&named)).expect("a key");
+    let process = Pid::from_child(&child.0);
+    kill_process(process, Signal::STOP).expect("our own child");
+    let stopped = waitpid(Some(process), WaitOptions::UNTRACED).expect("our own child");
+    assert!(stopped.expect("it was waited for").1.stopped());
+    let mut running = Vec::new();
+    for number in 0..250 {
+        let bytes = LENGTHS[number % LENGTHS.len()];
+        let level = [Level::Placed, Level::Verified][number % 2];
+        let deadlines = Deadlines {
+            stall: LONG,
+            total: Some(Duration::from_millis(100 + number as u64)),
+        };
+        let tag = 100 + number as u64;
+        let memory = [(); 4].map(|()| Region::host(bytes).expect("memory"));
+        let [sent, received, put, got] = [0, 1, 2, 3].map(|at: usize| memory[at].all());
+        let two_sided = [client.send(sent, tag), client.receive(received, tag)];
+        let two_sided = two_sided.map(|one| one.level(level).deadlines(deadlines).start());
+        let one_sided = [client.put(put, &window, 0), client.get(got, &window, 0)];
+        let one_sided = one_sided.map(|one| one.level(level).deadlines(deadlines).start());
+        let started = two_sided.into_iter().chain(one_sided);
+        let started = started.map(|one| one.expect("room"));
+        running.extend(memory.into_iter().zip(started));
+    }
+    for (memory, transfer) in running {
+        let error = transfer.wait().expect_err("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let is_held = matches!(error, Error::MemoryHeld { .. });
+        assert!(is_held || memory.read_to(0, &mut [0]).is_ok(), "{error}");
+    }
+    // The connection serves on once the process does.
+    kill_process(process, Signal::CONT).expect("our own child");
+    let source = filled(&random(LENGTHS[2]));
+    let sent = client.send(source.all(), 1).start().expect("room");
+    sent.wait().expect("it is there");
+    client.close(LONG).expect("a goodbye");
+    assert!(child.0.wait().expect("it ends").success());
 }
