@@ -604,6 +604,13 @@ impl Claim {
     }
 }
 
+impl Drop for Claim {
+    /// A process that another thread has just forked has the file open for a moment more.
+    fn drop(&mut self) {
+        let _ = sys::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 impl Present {
     pub(crate) fn bytes(&self) -> u64 {
         match self {
