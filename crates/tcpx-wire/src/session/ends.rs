@@ -56,9 +56,13 @@ impl Config {
         if is_ours {
             return soon;
         }
-        let latest = clock.ends_at().map(|end| end + self.answer_timeout);
+        self.end_by(now, clock.ends_at()).max(soon)
+    }
+
+    /// How long what others do to end an operation may take, whose own deadline this is.
+    fn end_by(&self, now: Time, deadline: Option<Time>) -> Time {
         let late = now + self.cancel_timeout;
-        latest.map_or(late, |latest| late.min(latest).max(soon))
+        deadline.map_or(late, |deadline| late.min(deadline + self.answer_timeout))
     }
 }
 
@@ -125,10 +129,12 @@ impl Session {
         let (is_silent, is_reported) = (it.wire.is_none(), it.is_reported());
         let answer_by = self.config.answer_by(now, &it.clock, &cause);
         // A data plane lets go at once, unless something holds it up or this process hardly runs.
-        let late = now + self.config.cancel_timeout * u32::from(is_busy);
-        let ahead = it.clock.ends_at().filter(|end| *end > now);
-        let last = ahead.map_or(late, |end| late.min(end + self.config.answer_timeout));
-        let until = answer_by.max(last);
+        let until = if is_busy {
+            let ahead = it.clock.ends_at().filter(|end| *end > now);
+            answer_by.max(self.config.end_by(now, ahead))
+        } else {
+            answer_by
+        };
         self.timers.arm(&mut it.clock, operation, until);
         it.end = End::Stopping(Box::new(Stopping {
             cause,
