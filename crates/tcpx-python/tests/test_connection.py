@@ -707,15 +707,19 @@ def test_an_idle_accept_wakes_nobody_up():
         assert (out, program.returncode) == ("slept\n", 0), err
 
 
-def test_a_wait_that_runs_out_says_so_where_its_transfer_is_dropped():
-    code = """
-import tcpx, threading
+CONNECTED = """
+import tcpx, threading, warnings
 server = tcpx.Endpoint("127.0.0.1:0", insecure=True)
 accepted = []
 thread = threading.Thread(target=lambda: accepted.append(server.accept().wait()))
 thread.start()
 client = tcpx.connect("%s:%d" % server.address, insecure=True).wait()
 thread.join()
+"""
+
+
+def test_a_wait_that_runs_out_says_so_where_its_transfer_is_dropped():
+    code = CONNECTED + """
 try:
     client.recv(bytearray(1)).wait(timeout=0.01)
 except tcpx.TimeoutError:
@@ -728,15 +732,7 @@ except tcpx.TimeoutError:
 
 
 def test_a_dropped_transfer_is_warned_about_once():
-    code = """
-import tcpx, warnings
-server = tcpx.Endpoint("127.0.0.1:0", insecure=True)
-import threading
-accepted = []
-thread = threading.Thread(target=lambda: accepted.append(server.accept().wait()))
-thread.start()
-client = tcpx.connect("%s:%d" % server.address, insecure=True).wait()
-thread.join()
+    code = CONNECTED + """
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     cancelled = client.recv(bytearray(1), tag=1)
