@@ -1,10 +1,12 @@
 //! Arguments of Python as settings of the engine.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode, TcpNetwork, TcpOptions};
 
@@ -20,6 +22,36 @@ pub(crate) fn duration(what: &str, seconds: f64) -> PyResult<Duration> {
             "{what}: expected seconds of at least 0, got {seconds}"
         ))
     })
+}
+
+/// The argument `tag`.
+pub(crate) fn tag(number: &Bound<'_, PyAny>) -> PyResult<u64> {
+    argument("tag", number)
+}
+
+/// The argument `offset`.
+pub(crate) fn offset(number: &Bound<'_, PyAny>) -> PyResult<u64> {
+    argument("offset", number)
+}
+
+fn argument(what: &str, number: &Bound<'_, PyAny>) -> PyResult<u64> {
+    number.extract().map_err(|error: PyErr| {
+        match error.is_instance_of::<PyOverflowError>(number.py()) {
+            true => out_of_range(what, 64, number),
+            false => error,
+        }
+    })
+}
+
+/// A number of 32 bits among the settings.
+fn setting(what: &str, number: i128) -> PyResult<u32> {
+    u32::try_from(number).map_err(|_| out_of_range(what, 32, number))
+}
+
+fn out_of_range(what: &str, bits: u32, number: impl Display) -> PyErr {
+    crate::error::setting(&format!(
+        "{what}: expected a number of 0 to 2^{bits}-1, got {number}"
+    ))
 }
 
 /// A completion level by its name.
@@ -130,8 +162,8 @@ pub(crate) struct Settings {
     encrypt: bool,
     local: Option<String>,
     progress: String,
-    limits: Option<HashMap<String, u32>>,
-    gpu: Option<u32>,
+    limits: Option<HashMap<String, i128>>,
+    gpu: Option<i128>,
     timeout: Option<f64>,
 }
 
@@ -202,9 +234,10 @@ impl Settings {
                     );
                     return Err(crate::error::setting(&wrong));
                 }
-            } = *value;
+            } = setting(&format!("limits[{name:?}]"), *value)?;
         }
         if let Some(ordinal) = self.gpu {
+            let ordinal = setting("gpu", ordinal)?;
             let no_gpu = |error| crate::error::setting(&format!("gpu={ordinal}: {error}"));
             options.gpu = Some(Gpu::open(ordinal).map_err(no_gpu)?);
         }

@@ -230,7 +230,7 @@ impl Batch {
         mut slf: PyRefMut<'py, Self>,
         source: &Bound<'_, PyAny>,
         key: &[u8],
-        offset: u64,
+        #[pyo3(from_py_with = crate::options::offset)] offset: u64,
     ) -> PyResult<PyRefMut<'py, Self>> {
         slf.add(Use::Read, source, key, offset)?;
         Ok(slf)
@@ -242,7 +242,7 @@ impl Batch {
         mut slf: PyRefMut<'py, Self>,
         destination: &Bound<'_, PyAny>,
         key: &[u8],
-        offset: u64,
+        #[pyo3(from_py_with = crate::options::offset)] offset: u64,
     ) -> PyResult<PyRefMut<'py, Self>> {
         slf.add(Use::Write, destination, key, offset)?;
         Ok(slf)

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -760,6 +761,13 @@ def test_a_star_import_hides_nothing_of_python():
     assert {"Error", "connect", "Endpoint", "Transfer"} <= set(names)
 
 
+def test_a_traceback_names_an_exception_as_programs_do():
+    with pytest.raises(tcpx.Error) as caught:
+        tcpx.Endpoint("no port")
+    last = traceback.format_exception(caught.value)[-1]
+    assert last.startswith("tcpx.SettingError: "), last
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -768,6 +776,8 @@ def test_a_star_import_hides_nothing_of_python():
         (lambda: tcpx.Endpoint("127.0.0.1:0", key_file="/nowhere"), "/nowhere"),
         (lambda: tcpx.Endpoint("127.0.0.1:0", progress="never"), "progress"),
         (lambda: tcpx.Endpoint("127.0.0.1:0", gpu=4000), "gpu=4000"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", gpu=-1), r"gpu: .* got -1"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", limits={"puts": 1 << 32}), r"puts.* got 4294967296"),
         (lambda: tcpx.connect("127.0.0.1:1").wait(), "key"),
         (lambda: tcpx.connect("127.0.0.1:1", insecure=True, timeout=-1).wait(), "timeout"),
     ],
@@ -777,6 +787,27 @@ def test_what_cannot_be_set_is_a_setting_error(monkeypatch, make, words):
     with pytest.raises(tcpx.SettingError, match=words) as info:
         make()
     assert isinstance(info.value, tcpx.Error)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 64, 1 << 200])
+def test_a_number_out_of_range_is_a_setting_error(pair, number):
+    client, server = pair
+    memory = bytearray(8)
+    key = server.expose(memory).key
+    for what, start in {
+        "tag": [lambda: client.send(memory, number), lambda: client.recv(memory, tag=number)],
+        "offset": [
+            lambda: client.put(memory, key, number),
+            lambda: client.get(memory, key, offset=number),
+            lambda: client.batch().put(memory, key, number),
+            lambda: client.batch().get(memory, key, number),
+        ],
+    }.items():
+        for one in start:
+            with pytest.raises(tcpx.SettingError, match=f"{what}: .* got {number}"):
+                one()
+    with pytest.raises(TypeError, match="tag"):
+        client.send(memory, "7")
 
 
 EXITS = """

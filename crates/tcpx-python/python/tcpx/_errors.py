@@ -73,3 +73,8 @@ class SettingError(Error, builtins.ValueError):
 
 class MemoryError(Error, builtins.BufferError):
     """Memory is in use, read-only, not contiguous, cannot be reached or cannot be had."""
+
+
+# A traceback names them as programs do.
+for _name in __all__:
+    globals()[_name].__module__ = "tcpx"
