@@ -14,7 +14,7 @@ seconds=${1:-60}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] || set -- handshake records lane_seal frames descriptors chunk_header cmsg netlink \
     nccl_records nccl_comm nccl_lane window_key pieces nixl advert \
-    status_request status_answer key_text files file_contents plugin_file plugin_event
+    status_request status_answer key_text files file_contents plugin_file
 
 cd "$(dirname "$0")"
 host=$(rustc -vV | sed -n 's/^host: //p')

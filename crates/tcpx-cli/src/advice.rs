@@ -57,6 +57,13 @@ pub(crate) fn of(error: &Error) -> Advice {
         Error::Key(KeyError::Client { .. }) => {
             "leave that key out and the server makes one, or name the server's own with --key-file (`tcpx key FILE` makes it)".into()
         }
+        // A file that can be read says itself what to do about it.
+        Error::Key(KeyError::Ring(error)) if error.to_string().contains("; ") => {
+            split(&error.to_string()).1.to_owned().into()
+        }
+        Error::Key(KeyError::Write { .. }) => {
+            "name a file in a folder that this user may write".into()
+        }
         Error::Key(_) => "copy the key that the server printed, or make one at the server with `tcpx key FILE`".into(),
         Error::Plugin(error) => of_file(error),
         Error::PluginContents(error) => of_contents(error),

@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Demo(demo::DemoArgs),
     /// Send files and directories to a host that runs `tcpx receive`, or share a directory.
     #[command(
-        after_help = "Examples:\n  tcpx send weights/ HOST            # while HOST runs `tcpx receive --out DIR`\n  tar c weights | tcpx send - HOST --name weights.tar\n  tcpx send --serve /models          # for `tcpx receive HOST:weights`\n\nExit code 23: some things were left out, and are listed; all others have arrived."
+        after_help = "Examples:\n  tcpx send weights/ HOST            # while HOST runs `tcpx receive --out DIR`\n  tcpx send --serve /models          # for `tcpx receive HOST:weights`\n\nExit code 23: some things were left out, and are listed; all others have arrived."
     )]
     Send(Box<files::SendArgs>),
     /// Receive files and directories from whoever runs `tcpx send`, or fetch them from a directory that is shared.
@@ -107,7 +107,9 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  tcpx doctor\n  tcpx doctor --explain D007")]
     Doctor(doctor::DoctorArgs),
     /// Show the connections of running processes: lanes, rates, operations and who must act next.
-    #[command(after_help = "Examples:\n  tcpx status\n  tcpx status 4711 --watch")]
+    #[command(
+        after_help = "Examples:\n  tcpx status\n  watch tcpx status 4711    # again and again"
+    )]
     Status(status::StatusArgs),
     /// Make a server's key file, and print the key for its clients.
     #[command(

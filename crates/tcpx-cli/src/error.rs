@@ -198,9 +198,10 @@ impl Error {
         let text = without_marks(&self.to_string());
         match self {
             Self::At { source, .. } => source.what(),
-            Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
-                split(&text).0.to_owned()
-            }
+            Self::Engine(_)
+            | Self::Memory { .. }
+            | Self::Key(KeyError::Ring(_))
+            | Self::Plugin(PluginFileError::BuildId(_)) => split(&text).0.to_owned(),
             _ => text,
         }
     }

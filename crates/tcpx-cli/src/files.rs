@@ -26,7 +26,7 @@ use crate::memory_choice::{Devices, MemoryChoice};
 use crate::messages::{self, OFFER, Offered, REQUEST, Reason, Request, Wanted};
 use crate::output::json::Told;
 use crate::output::progress::rate;
-use crate::output::say::{self, Voice, aside, say};
+use crate::output::say::{self, aside, say};
 use crate::sizes::{Amount, Size, time};
 
 #[derive(Args, Debug)]
@@ -34,15 +34,12 @@ use crate::sizes::{Amount, Size, time};
     override_usage = "tcpx send FILE... HOST [OPTIONS]\n       tcpx send --serve DIR [OPTIONS]"
 )]
 pub(crate) struct SendArgs {
-    /// Files and directories, and last the host that runs `tcpx receive`; `-` is standard input.
+    /// Files and directories, and last the host that runs `tcpx receive`.
     #[arg(value_name = "FILE... HOST", required_unless_present = "serve")]
     pub(crate) paths: Vec<PathBuf>,
     /// Share this directory instead: clients fetch from it with `tcpx receive HOST:PATH`, until a signal ends it.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "name", "follow", "include", "exclude", "dry_run"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "follow", "include", "exclude", "dry_run"])]
     pub(crate) serve: Option<PathBuf>,
-    /// The name that standard input gets at the receiver.
-    #[arg(long, value_name = "NAME", default_value = "stdin")]
-    pub(crate) name: String,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     #[command(flatten)]
@@ -61,7 +58,7 @@ pub(crate) struct ReceiveArgs {
     /// Fetch these files and directories of a host that runs `tcpx send --serve DIR`; `HOST:.` is all of DIR. Without one, wait for `tcpx send`.
     #[arg(value_name = "HOST:PATH")]
     pub(crate) sources: Vec<String>,
-    /// Put everything into this directory; `-` writes one file to standard output.
+    /// Put everything into this directory.
     #[arg(short, long, value_name = "DIR", default_value = ".")]
     pub(crate) out: PathBuf,
     /// Replace files that are there and differ.
@@ -119,27 +116,15 @@ pub(crate) fn send(args: &SendArgs) -> Result<Told, Error> {
 
 /// `tcpx receive`.
 pub(crate) fn receive(args: &ReceiveArgs) -> Result<Told, Error> {
-    let out = out(args);
-    if out.is_standard_output() && !say::is_quiet() {
-        say::set_voice(Voice::Aside);
-    }
     interrupt::listen()?;
-    if out.is_standard_output() && args.keep {
-        return Err(Error::usage(
-            "standard output takes what one client sends, and --keep is for several",
-            "give --out a directory, or leave --keep out",
-        ));
-    }
-    if !out.is_standard_output() && !args.out.is_dir() {
+    if !args.out.is_dir() {
         return Err(Error::usage(
             format!("--out {} is not a directory", args.out.display()),
             "create it first, or name another one",
         ));
     }
     let write = Access::WRITE_OK | Access::EXEC_OK;
-    if !out.is_standard_output()
-        && let Err(error) = accessat(CWD, &args.out, write, AtFlags::EACCESS)
-    {
+    if let Err(error) = accessat(CWD, &args.out, write, AtFlags::EACCESS) {
         return Err(Error::usage(
             format!("--out {} cannot be written: {error}", args.out.display()),
             "choose a directory that this user may write",
@@ -246,7 +231,7 @@ fn push(args: &SendArgs) -> Result<Told, Error> {
     let select = &args.selection;
     let rules = Rules::new(select.follow, &select.include, &select.exclude, None)?;
     // Looked at before connecting: a name that is wrong should not cost the server its one session.
-    let selection = manifest::collect(paths, &args.name, &rules)?;
+    let selection = manifest::collect(paths, &rules)?;
     if selection.found.is_empty() {
         return Err(Error::usage(
             "the patterns leave nothing to send",
@@ -302,7 +287,7 @@ fn choose(wanted: &Wanted, root: &Path) -> Result<Selection, Error> {
     let paths = manifest::shared(root, &wanted.paths)?;
     let within = Some(root.to_owned());
     let rules = Rules::new(wanted.follow, &wanted.include, &wanted.exclude, within)?;
-    let selection = manifest::collect(&paths, "", &rules)?;
+    let selection = manifest::collect(&paths, &rules)?;
     match selection.found.is_empty() {
         true => Err(Error::failed(
             "there is nothing to send",
@@ -481,12 +466,16 @@ impl Summary {
             0 => String::new(),
             there => format!("; {} were there already", Amount(there)),
         };
-        let (what, moved, took) = (&self.what, Amount(moved), time(self.took));
+        let (what, took) = (&self.what, time(self.took));
+        let speed = Amount(rate(moved, self.took));
         match &self.digest {
-            None => say!("dry run: {what}{place}: {moved} to move{there}"),
+            None => say!("dry run: {what}{place}: {} to move{there}", Amount(moved)),
             Some(digest) => {
-                let speed = Amount(rate(self.bytes - self.there.min(self.bytes), self.took));
-                say!("{verb} {what}{place}: {moved} moved in {took}, {speed}/s{there}");
+                let how = match moved {
+                    0 => "nothing moved".to_owned(),
+                    _ => format!("{} moved in {took}, {speed}/s", Amount(moved)),
+                };
+                say!("{verb} {what}{place}: {how}{there}");
                 match self.entries {
                     // All that was to be sent was left out.
                     0 => {}

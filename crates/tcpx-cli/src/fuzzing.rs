@@ -5,7 +5,6 @@ use std::path::{Component, Path};
 use crate::files::digest::DigestKey;
 use crate::files::manifest::{self, Entry, Kind, Manifest};
 use crate::files::receiver;
-use crate::plugin_check::events::Event;
 use crate::plugin_file::contents;
 
 /// Input: the list of files of a peer.
@@ -47,7 +46,7 @@ pub fn files(data: &[u8]) {
     }
 }
 
-/// Input: where to cut, then what a peer sends for two files of some bytes and a stream. `0xee` and a number: the digest
+/// Input: where to cut, then what a peer sends for three files. `0xee` and a number: the digest
 /// that fits so many of the bytes before it, which nobody could guess.
 pub fn contents(data: &[u8]) {
     let [cut, data @ ..] = data else { return };
@@ -64,7 +63,7 @@ pub fn contents(data: &[u8]) {
     };
     let entries = [
         entry("a", file(3)),
-        entry("b", Kind::Stream),
+        entry("b", file(2)),
         entry("c", file(0)),
     ];
     let key = DigestKey::from([7; 32]);
@@ -114,38 +113,18 @@ pub fn plugin_file(data: &[u8]) {
     }
 }
 
-/// Input: a line of the process that drives a plugin.
-pub fn plugin_event(data: &[u8]) {
-    let text = String::from_utf8_lossy(data);
-    let Some(event) = Event::from_line(&text) else {
-        return;
-    };
-    let line = event.to_line().expect("what was read can be written");
-    let again = Event::from_line(&line).and_then(|event| event.to_line().ok());
-    assert_eq!(again, Some(line));
-}
+#[cfg(test)]
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
-
-    fn replay(target: &str, run: fn(&[u8])) {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
-        let mut inputs = 0;
-        // A published package comes without the corpus.
-        for entry in fs::read_dir(corpus.join(target)).into_iter().flatten() {
-            run(&fs::read(entry.expect("an entry").path()).expect("an input"));
-            inputs += 1;
-        }
-        assert_eq!(inputs > 0, corpus.exists());
-    }
+    use super::replay::replay;
 
     #[test]
     fn the_corpus_breaks_nothing() {
         replay("files", super::files);
         replay("file_contents", super::contents);
         replay("plugin_file", super::plugin_file);
-        replay("plugin_event", super::plugin_event);
     }
 }

@@ -366,21 +366,6 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_key_connects_and_does_not_serve() {
-        let text = fresh().expect("a key").client_key().to_text();
-        let sources = KeySources {
-            variable: Some(text.into()),
-            ..KeySources::default()
-        };
-        assert!(matches!(sources.for_client(), Ok((Auth::Client(_), _))));
-        let error = sources
-            .for_server()
-            .expect_err("no server's key")
-            .to_string();
-        assert!(error.contains("TCPX_KEY holds a client's key"), "{error}");
-    }
-
-    #[test]
     fn a_key_file_is_made_once_and_is_its_owners() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("key");

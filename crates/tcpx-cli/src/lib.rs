@@ -6,7 +6,6 @@ mod addresses;
 mod advice;
 mod args;
 mod bench;
-mod child;
 mod connection;
 mod demo;
 mod devices;

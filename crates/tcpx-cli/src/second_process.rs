@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tcpx::Key;
+use tcpx_bench::process::Child;
 
 use crate::args::link::LinkArgs;
-use crate::child::Child;
 use crate::environment;
 use crate::error::Error;
 use crate::key::{self, KEY_VARIABLE};
@@ -55,7 +55,7 @@ impl Second {
             .env_remove("TCPX_METRICS")
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        let started = Child::start(&mut program);
+        let started = program.spawn().map(Child);
         let mut child = started.map_err(Error::process("start the second process"))?;
         let (sender, ports) = mpsc::channel();
         // Reads to the end, so that the process never waits for its reader.

@@ -1,7 +1,6 @@
 //! `tcpx status`: what running processes tell of their connections.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use tcpx_status::{
 
 use crate::error::Error;
 use crate::output::json::{self, Told};
-use crate::output::say::{is_json, is_lively, one_line};
+use crate::output::say::{is_json, one_line};
 use crate::output::{indented, table};
 use crate::sizes::{Limit, Size, grouped, time};
 
@@ -23,16 +22,10 @@ pub(crate) struct StatusArgs {
     /// This process alone [default: every process of this user, for root of every user].
     #[arg(value_name = "PID")]
     pub(crate) pid: Option<u32>,
-    /// Show it again and again, until a signal ends it.
-    #[arg(short, long)]
-    pub(crate) watch: bool,
     /// Time between two looks, over which rates are measured.
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     pub(crate) interval: Limit,
 }
-
-/// What the JSON of `--watch` is called, a line for each look.
-const SCHEMA: &str = "tcpx.status";
 
 /// Operations of a connection that are shown.
 const SHOWN: usize = 8;
@@ -42,32 +35,17 @@ const ERRORS: usize = 5;
 
 /// Shows what the processes tell.
 pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
-    let mut before = ask_processes(args.pid, &[])?;
-    if is_json() && !args.watch {
+    let before = ask_processes(args.pid, &[])?;
+    if is_json() {
         return Ok(Told::Fields(before.fields()));
     }
-    loop {
-        // Rates need two looks. Who was silent in the first would be waited for twice.
-        let known = if args.watch { &[] } else { &before.silent[..] };
-        if args.watch || !before.reports.is_empty() {
-            thread::sleep(args.interval.0);
-        }
-        let now = ask_processes(args.pid, known)?;
-        if is_json() {
-            json::print(&json::success(SCHEMA, now.fields()))?;
-        } else {
-            let mut text = now.text(&before);
-            if args.watch && is_lively() && io::stdout().is_terminal() {
-                // Clears the screen and goes to its corner.
-                text.insert_str(0, "\x1b[2J\x1b[H");
-            }
-            json::print_text(text.trim_end())?;
-        }
-        if !args.watch {
-            return Ok(Told::Nothing);
-        }
-        before = now;
+    // Rates need two looks. Who was silent in the first would be waited for twice.
+    if !before.reports.is_empty() {
+        thread::sleep(args.interval.0);
     }
+    let now = ask_processes(args.pid, &before.silent)?;
+    json::print_text(now.text(&before).trim_end())?;
+    Ok(Told::Nothing)
 }
 
 /// What the processes told at one time.

@@ -2,8 +2,6 @@
 
 pub(crate) mod greeting;
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde_json::json;
 use tcpx::Connection;
@@ -23,9 +21,6 @@ pub(crate) struct TransferArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
-    /// Takes none: `tcpx send` moves files.
-    #[arg(value_name = "FILE", hide = true)]
-    files: Vec<PathBuf>,
     /// Let the greeting travel in the clear, at both sides. Otherwise it is encrypted, where there is a key and the network is tcp.
     #[arg(long)]
     pub(crate) plain: bool,
@@ -45,12 +40,6 @@ pub(crate) struct TransferArgs {
 
 /// Runs one side; the word `server` instead of an address means the server's.
 pub(crate) fn run(args: &TransferArgs) -> Result<Told, Error> {
-    if let [file, ..] = &args.files[..] {
-        return Err(Error::usage(
-            format!("`transfer` moves a greeting, not `{}`", file.display()),
-            "files go by `tcpx send FILE HOST`, while HOST runs `tcpx receive --out DIR`",
-        ));
-    }
     let is_server = args.peer == "server";
     interrupt::listen()?;
     let choice = match args.memory.host {

@@ -418,26 +418,6 @@ fn every_error_says_each_thing_once_and_in_words() {
 }
 
 #[test]
-fn a_server_that_refused_clients_says_how_many_and_why() {
-    let error = Error::NoClient {
-        address: peer(),
-        waited: Duration::from_secs(6),
-        refusals: Box::new(Refusals {
-            count: 3,
-            last: Some((
-                peer().into(),
-                "it has another key; copy the key again".into(),
-            )),
-            ..Refusals::default()
-        }),
-    };
-    let what = error.what();
-    assert!(what.contains("3 connections were refused"), "{what}");
-    assert!(what.ends_with("it has another key"), "{what}");
-    assert!(error.hint().contains("this start's key"));
-}
-
-#[test]
 fn the_advice_of_a_library_error_becomes_the_hint() {
     let source = MemoryError::OutOfBounds {
         start: 1,
@@ -489,32 +469,4 @@ fn a_lost_peer_is_named_by_how_it_was_lost() {
     }
     let refused = failure(ConnectionFailure::SetUp { cause: "no".into() });
     assert!(!Error::from(refused).what().contains("went away"));
-}
-
-#[test]
-fn only_a_wrong_command_line_ends_with_two() {
-    let usage = Error::Usage {
-        what: String::new(),
-        hint: String::new(),
-    };
-    assert_eq!(
-        format!("{:?}", usage.exit_code()),
-        format!("{:?}", ExitCode::from(2))
-    );
-    let interrupted = Error::At {
-        place: String::new(),
-        source: Box::new(Error::Interrupted { signal: 15 }),
-    };
-    assert_eq!(
-        format!("{:?}", interrupted.exit_code()),
-        format!("{:?}", ExitCode::from(143))
-    );
-    let failed = Error::Failed {
-        what: String::new(),
-        hint: String::new(),
-    };
-    assert_eq!(
-        format!("{:?}", failed.exit_code()),
-        format!("{:?}", ExitCode::from(1))
-    );
 }

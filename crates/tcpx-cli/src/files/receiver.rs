@@ -1,7 +1,6 @@
 //! Receiving files: pieces arrive while one thread checks the digests of earlier ones and another one writes.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
@@ -46,19 +45,12 @@ const PUT_AWAY: Duration = Duration::from_secs(10);
 /// Where files go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Out<'a> {
-    /// `-` is standard output.
     pub(super) directory: &'a Path,
     pub(super) overwrite: bool,
     /// What this side asked for, if it did: nothing else is taken.
     pub(super) asked: Option<&'a [String]>,
     /// This side asked for nothing to be moved.
     pub(super) dry_run: bool,
-}
-
-impl Out<'_> {
-    pub(super) fn is_standard_output(&self) -> bool {
-        self.directory == Path::new("-")
-    }
 }
 
 /// Receives everything; under its final name a file is whole, or not there.
@@ -117,7 +109,7 @@ fn attempt(
         manifest::check_asked(&entries, asked)?;
     }
     talk.expect_bytes(&entries);
-    let (mut sink, plan) = prepare(talk, &entries, out)?;
+    let (mut store, plan) = prepare(talk, &entries, out)?;
     let started = Instant::now();
     let there = plan.skipped;
     if offer.dry_run || out.dry_run {
@@ -131,11 +123,11 @@ fn attempt(
     talk.show(terms, &entries, there);
     let mut new = BTreeSet::new();
     for (index, entry) in entries.iter().enumerate() {
-        if entry.kind == Kind::Directory && sink.make_directory(entry)? {
+        if entry.kind == Kind::Directory && store.make_directory(entry)? {
             new.insert(index);
         }
     }
-    let into = Destination { sink, new };
+    let into = Destination { store, new };
     let moved = contents(talk, terms, &entries, &offer.key, plan, into, posted)?;
     let Moved { digests, changed } = moved;
     left_out.take(&mut entries, &changed);
@@ -147,27 +139,10 @@ fn attempt(
     Ok((summary, ours.to_string()))
 }
 
-/// Where the contents go.
-#[derive(Debug)]
-enum Sink {
-    Store(Store),
-    StandardOutput,
-}
-
-impl Sink {
-    /// `false` if it is there.
-    fn make_directory(&mut self, entry: &Entry) -> Result<bool, Error> {
-        match self {
-            Self::Store(store) => Ok(store.make_directory(entry)?),
-            Self::StandardOutput => Ok(false),
-        }
-    }
-}
-
 /// Where the contents go, and the places of the directories there that are new.
 #[derive(Debug)]
 struct Destination {
-    sink: Sink,
+    store: Store,
     new: BTreeSet<usize>,
 }
 
@@ -206,47 +181,33 @@ impl Plan {
 }
 
 /// Checks the destination and agrees with the sender on what is there already.
-fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Plan), Error> {
+fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Store, Plan), Error> {
+    let store = Store::open(out.directory, out.overwrite)?;
+    for entry in entries {
+        store.check(entry)?;
+    }
     let mut there = Vec::new();
-    let sink = if out.is_standard_output() {
-        if entries.len() != 1 || !manifest::is_content(&entries[0]) {
-            return Err(Error::failed(
-                "standard output takes one file, and several are sent",
-                "receive them with --out DIR",
-            ));
+    let (mut bytes, mut held) = (0, 0);
+    for (index, entry) in entries.iter().enumerate() {
+        talk.check_peer()?;
+        let present = match once_free(talk, || store.present(entry))? {
+            Some(Present::Partial { .. }) if held == MOST_HELD => None,
+            present => present,
+        };
+        if let Some(present) = present {
+            held += usize::from(!present.is_final());
+            bytes += present.bytes();
+            there.push((index, present));
         }
-        Sink::StandardOutput
+    }
+    store.check_space(manifest::on_disk(entries).saturating_sub(bytes))?;
+    let plan = if there.is_empty() {
+        messages::tell_ready(talk.connection)?;
+        plan(entries, Vec::new())
     } else {
-        let store = Store::open(out.directory, out.overwrite)?;
-        for entry in entries {
-            store.check(entry)?;
-        }
-        let (mut bytes, mut held) = (0, 0);
-        for (index, entry) in entries.iter().enumerate() {
-            talk.check_peer()?;
-            let present = match once_free(talk, || store.present(entry))? {
-                Some(Present::Partial { .. }) if held == MOST_HELD => None,
-                present => present,
-            };
-            if let Some(present) = present {
-                held += usize::from(!present.is_final());
-                bytes += present.bytes();
-                there.push((index, present));
-            }
-        }
-        store.check_space(manifest::on_disk(entries).saturating_sub(bytes))?;
-        Sink::Store(store)
+        keep(talk, entries, &store, there, out.overwrite)?
     };
-    let plan = match &sink {
-        Sink::Store(store) if !there.is_empty() => {
-            keep(talk, entries, store, there, out.overwrite)?
-        }
-        _ => {
-            messages::tell_ready(talk.connection)?;
-            plan(entries, Vec::new())
-        }
-    };
-    Ok((sink, plan))
+    Ok((store, plan))
 }
 
 /// What `look` finds, once no other transfer has the file: one that has just lost its peer puts it away first.
@@ -428,7 +389,7 @@ fn contents(
     checking.map_err(failed)?;
     let writer = Writer {
         entries: entries.to_vec(),
-        sink: into.sink,
+        store: into.store,
         new: into.new,
         current: None,
         ready: Vec::new(),
@@ -522,10 +483,7 @@ fn arrive(
             LOOK
         };
         let Some(report) = talk.poll(transfer, wait)? else {
-            // A stream of unknown length may be silent; the connection's own heartbeats watch it.
-            if talk.total.get().is_some() {
-                watch.check_progress(transfer)?;
-            }
+            watch.check_progress(transfer)?;
             continue;
         };
         watch.reset();
@@ -611,8 +569,6 @@ impl Checker {
                 return Err(Error::unexpected("the end of the stream", "more bytes"));
             };
             let entry = &self.entries[job.index];
-            // A stream ends where it ends.
-            let whole = (entry.kind != Kind::Stream).then(|| entry.bytes());
             let rest = &bytes[at..];
             match &mut self.at {
                 At::Between => {
@@ -630,9 +586,9 @@ impl Checker {
                     if let Ok(length) = <[u8; BLOCK_HEADER]>::try_from(length.as_slice()) {
                         let length = u32::from_le_bytes(length);
                         let end = job.hasher.count() + u64::from(length);
-                        let fits = |whole| match length {
-                            0 => end == whole,
-                            _ => end <= whole,
+                        let fits = match length {
+                            0 => end == entry.bytes(),
+                            _ => end <= entry.bytes(),
                         };
                         if length == LEFT_OUT {
                             steps.push(Step::LeaveOut);
@@ -641,7 +597,7 @@ impl Checker {
                             self.at = At::Between;
                             continue;
                         }
-                        if !whole.is_none_or(fits) {
+                        if !fits {
                             return Err(Error::unexpected(
                                 "as many bytes of each file as the list says",
                                 format!("{end} of \"{}\"", manifest::shown(&entry.path)),
@@ -724,7 +680,7 @@ pub(crate) fn follow(entries: &[Entry], key: &DigestKey, parts: &[&[u8]]) -> (Ve
 #[derive(Debug)]
 struct Writer {
     entries: Vec<Entry>,
-    sink: Sink,
+    store: Store,
     /// Places of what was not there before.
     new: BTreeSet<usize>,
     current: Option<(PartialFile, usize)>,
@@ -765,10 +721,9 @@ impl Writer {
             .and(published)
             .and_then(|()| if is_complete { self.finish() } else { Ok(()) });
         let mut kept = None;
-        if let Some((partial, index)) = self.current.take() {
-            let is_file = matches!(self.entries[index].kind, Kind::File { .. });
+        if let Some((partial, _)) = self.current.take() {
             // After a failed write, too: what a full disk has of it is sent only once.
-            if is_file && partial.bytes > 0 {
+            if partial.bytes > 0 {
                 partial.keep();
                 kept = Some((partial.kept_at(), partial.bytes));
             } else {
@@ -779,18 +734,18 @@ impl Writer {
     }
 
     fn step(&mut self, bytes: &[u8], step: Step) -> Result<(), Error> {
-        match (&self.sink, step) {
-            (Sink::Store(store), Step::Begin { index, claim, from }) => {
-                let partial = store.begin(&self.entries[index], claim, from)?;
+        match step {
+            Step::Begin { index, claim, from } => {
+                let partial = self.store.begin(&self.entries[index], claim, from)?;
                 self.new.insert(index);
                 self.current = Some((partial, index));
             }
-            (Sink::Store(_), Step::Write(range)) => {
+            Step::Write(range) => {
                 if let Some((partial, _)) = &mut self.current {
                     partial.write(&bytes[range])?;
                 }
             }
-            (Sink::Store(_), Step::End) => {
+            Step::End => {
                 if let Some((partial, index)) = self.current.take() {
                     self.ready_bytes += partial.bytes;
                     self.ready.push((partial, self.entries[index].clone()));
@@ -799,60 +754,42 @@ impl Writer {
                     self.publish()?;
                 }
             }
-            (Sink::Store(_), Step::LeaveOut) => {
+            Step::LeaveOut => {
                 if let Some((partial, index)) = self.current.take() {
                     self.new.remove(&index);
                     partial.keep();
                 }
             }
-            (Sink::Store(_), Step::Remove) => {
+            Step::Remove => {
                 if let Some((partial, _)) = self.current.take() {
                     partial.remove();
                 }
             }
-            (Sink::StandardOutput, Step::Write(range)) => {
-                let written = std::io::stdout().lock().write_all(&bytes[range]);
-                written.map_err(Error::Output)?;
-            }
-            // It cannot be taken back.
-            (Sink::StandardOutput, Step::LeaveOut) => {
-                return Err(Error::failed(
-                    "the file changed while it was sent, and a part of it was written out",
-                    "use nothing of it, and send it when nobody writes to it",
-                ));
-            }
-            (Sink::StandardOutput, _) => {}
         }
         Ok(())
     }
 
     fn publish(&mut self) -> Result<(), Error> {
-        if let Sink::Store(store) = &self.sink {
-            store.flush(&mut self.ready)?;
-            for (partial, entry) in self.ready.drain(..) {
-                store.publish(partial, &entry)?;
-            }
-            self.ready_bytes = 0;
+        self.store.flush(&mut self.ready)?;
+        for (partial, entry) in self.ready.drain(..) {
+            self.store.publish(partial, &entry)?;
         }
+        self.ready_bytes = 0;
         Ok(())
     }
 
     /// After the last file: links, and the directories' modes and times.
     fn finish(&mut self) -> Result<(), Error> {
-        match &mut self.sink {
-            Sink::StandardOutput => std::io::stdout().lock().flush().map_err(Error::Output),
-            Sink::Store(store) => {
-                for &(index, identity) in &self.whole {
-                    store.refresh(&self.entries[index], identity)?;
-                }
-                for (index, entry) in self.entries.iter().enumerate() {
-                    if store.link(entry)? {
-                        self.new.insert(index);
-                    }
-                }
-                store.finish(&self.entries, |index| self.new.contains(&index))?;
-                Ok(())
+        for &(index, identity) in &self.whole {
+            self.store.refresh(&self.entries[index], identity)?;
+        }
+        for (index, entry) in self.entries.iter().enumerate() {
+            if self.store.link(entry)? {
+                self.new.insert(index);
             }
         }
+        self.store
+            .finish(&self.entries, |index| self.new.contains(&index))?;
+        Ok(())
     }
 }

@@ -199,18 +199,14 @@ fn beginning(
     within: Option<&Path>,
     there: &Present,
 ) -> Result<Option<blake3::Hasher>, Error> {
-    let Some(Found {
-        entry,
-        source: Some(path),
-    }) = found.get(there.index)
-    else {
+    let Some(Found { entry, source }) = found.get(there.index) else {
         return Ok(None);
     };
     if there.bytes > entry.bytes() {
         return Ok(None);
     }
     talk.check_peer()?;
-    let mut source = Source::open(path, entry, within)??;
+    let mut source = Source::open(source, entry, within)??;
     let hashed = store::hash(&mut source.file, there.bytes);
     interrupt::check()?;
     hashed.map(Some).map_err(|error| source.failed(error))
@@ -367,33 +363,21 @@ fn read_all(
     let mut moved = Moved::default();
     for (index, Found { entry, source }) in found.into_iter().enumerate() {
         let mut hasher = blake3::Hasher::new();
-        let is_whole = match (&entry.kind, source) {
-            (Kind::Directory | Kind::Link { .. }, _) => continue,
-            (Kind::Stream, None) => {
-                let read = read_blocks(packer, std::io::stdin(), &mut hasher)?;
-                read.map_err(Error::io("read", Path::new("-")))?;
-                true
+        let Kind::File { bytes, .. } = entry.kind else {
+            continue;
+        };
+        let mut from = 0;
+        match kept.remove(&index) {
+            Some(kept) if kept.is_whole => {
+                moved.digests.push((kept.hasher.finalize(), bytes));
+                continue;
             }
-            (Kind::Stream, Some(path)) => {
-                let opened = File::open(&path).map_err(Error::io("open", &path))?;
-                read_blocks(packer, opened, &mut hasher)?.map_err(Error::io("read", &path))?;
-                true
-            }
-            (Kind::File { bytes, .. }, path) => {
-                let mut from = 0;
-                match kept.remove(&index) {
-                    Some(kept) if kept.is_whole => {
-                        moved.digests.push((kept.hasher.finalize(), *bytes));
-                        continue;
-                    }
-                    Some(kept) => (hasher, from) = (kept.hasher, kept.bytes),
-                    None => {}
-                }
-                match Source::open(&path.unwrap_or_default(), &entry, within)? {
-                    Ok(mut source) => source.send(packer, &mut hasher, from)?,
-                    Err(_) => false,
-                }
-            }
+            Some(kept) => (hasher, from) = (kept.hasher, kept.bytes),
+            None => {}
+        }
+        let is_whole = match Source::open(&source, &entry, within)? {
+            Ok(mut source) => source.send(packer, &mut hasher, from)?,
+            Err(_) => false,
         };
         let end = if is_whole { 0 } else { LEFT_OUT };
         packer.put(&end.to_le_bytes())?;
@@ -537,7 +521,7 @@ mod tests {
         }
         let rules = manifest::Rules::new(false, &[], &[], Some(shared.clone())).expect("none");
         let paths = manifest::shared(&shared, &["a".to_owned()]).expect("there");
-        let selection = manifest::collect(&paths, "", &rules).expect("found");
+        let selection = manifest::collect(&paths, &rules).expect("found");
         let open = |within| {
             let file = selection.found.last().expect("a file");
             let entry = Entry {
@@ -545,8 +529,7 @@ mod tests {
                 nanoseconds: root.join("x").metadata().expect("there").mtime_nsec() as u32,
                 ..file.entry.clone()
             };
-            Source::open(file.source.as_deref().expect("a path"), &entry, within)
-                .map(|opened| opened.is_ok())
+            Source::open(&file.source, &entry, within).map(|opened| opened.is_ok())
         };
         std::fs::remove_dir_all(shared.join("a")).expect("removed");
         std::os::unix::fs::symlink("..", shared.join("a")).expect("linked");

@@ -561,15 +561,12 @@ impl Store {
         sys::fsync(&self.root).map_err(self.failed("flush the directory"))
     }
 
-    /// Mode and time; a stream has none of its own. This user's umask holds, as for all of his new files.
+    /// Mode and time. This user's umask holds, as for all of his new files.
     fn dress(&self, file: impl AsFd, entry: &Entry) -> Result<(), Errno> {
         before_call();
         let mode = entry.mode & 0o777 & !self.umask;
         sys::fchmod(&file, Mode::from_raw_mode(mode))?;
-        if entry.kind != Kind::Stream {
-            sys::futimens(&file, &times(entry))?;
-        }
-        Ok(())
+        sys::futimens(&file, &times(entry))
     }
 }
 

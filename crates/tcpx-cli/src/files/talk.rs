@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use tcpx::{Connection, Deadlines, Level, Region, Report, Transfer};
 
 use super::Terms;
-use super::manifest::{self, Entry, Kind};
+use super::manifest::{self, Entry};
 use crate::error::Error;
 use crate::interrupt::{self, LOOK};
 use crate::memory_choice::MemoryChoice;
@@ -42,7 +42,7 @@ pub(super) struct Talk<'a> {
     heard: RefCell<Option<LastWord>>,
     pub(super) progress: RefCell<Option<Progress>>,
     pub(super) done: Cell<u64>,
-    pub(super) total: Cell<Option<u64>>,
+    total: Cell<Option<u64>>,
 }
 
 impl<'a> Talk<'a> {
@@ -66,11 +66,9 @@ impl<'a> Talk<'a> {
         })
     }
 
-    /// How many bytes there will be, unless that shows at their end.
+    /// How many bytes there will be.
     pub(super) fn expect_bytes(&self, entries: &[Entry]) {
-        let is_stream = entries.iter().any(|entry| entry.kind == Kind::Stream);
-        self.total
-            .set((!is_stream).then(|| manifest::total(entries)));
+        self.total.set(Some(manifest::total(entries)));
     }
 
     /// Shows the progress from here on; `there` bytes of it need not travel.

@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::say::is_json;
@@ -22,61 +21,37 @@ pub(crate) enum Told {
 
 /// Prints the object of a command, if one is asked for; returns how it ended.
 pub(crate) fn conclude(schema: &str, result: Result<Told, Error>) -> Result<(), Error> {
-    let (object, end) = match result {
+    let (fields, end) = match result {
         Ok(Told::Nothing) => return Ok(()),
-        Ok(Told::Fields(fields)) => (success(schema, fields), Ok(())),
-        Ok(Told::Bad(fields, error)) => {
-            let mut object = failure(schema, &error);
-            add(&mut object, fields);
-            (object, Err(error))
-        }
-        Err(error) => (failure(schema, &error), Err(error)),
+        Ok(Told::Fields(fields)) => (fields, Ok(())),
+        Ok(Told::Bad(fields, error)) => (fields, Err(error)),
+        Err(error) => (Value::Null, Err(error)),
     };
     if is_json() {
-        print(&object)?;
+        let mut object = json!({ "schema": schema, "version": 1, "ok": end.is_ok() });
+        if let Err(error) = &end {
+            object["error"] = json!({
+                "what": error.what(),
+                "where": error.place(),
+                "hint": error.hint(),
+                "check": check_for(error).map(|check| check.id),
+            });
+        }
+        if let (Value::Object(into), Value::Object(fields)) = (&mut object, fields) {
+            into.extend(fields);
+        }
+        print_text(&object.to_string())?;
     }
     end
 }
 
-/// Prints one object, on one line, wherever lines for people go.
+/// Prints a text wherever lines for people go.
 ///
 /// # Errors
 /// Standard output takes no more.
-pub(crate) fn print<T: Serialize>(value: &T) -> Result<(), Error> {
-    let text = serde_json::to_string(value).map_err(|error| Error::Output(error.into()))?;
-    print_text(&text)
-}
-
-/// The same for a file of another form, such as a benchmark's.
 pub(crate) fn print_text(text: &str) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")
         .and_then(|()| out.flush())
         .map_err(Error::Output)
-}
-
-/// The object for a command that did what it should: `fields` with the schema beside them.
-pub(crate) fn success(schema: &str, fields: Value) -> Value {
-    let mut object = json!({ "schema": schema, "version": 1, "ok": true });
-    add(&mut object, fields);
-    object
-}
-
-/// The object for a command that failed.
-pub(crate) fn failure(schema: &str, error: &Error) -> Value {
-    json!({
-        "schema": schema, "version": 1, "ok": false,
-        "error": {
-            "what": error.what(),
-            "where": error.place(),
-            "hint": error.hint(),
-            "check": check_for(error).map(|check| check.id),
-        },
-    })
-}
-
-fn add(object: &mut Value, fields: Value) {
-    if let (Value::Object(into), Value::Object(fields)) = (object, fields) {
-        into.extend(fields);
-    }
 }

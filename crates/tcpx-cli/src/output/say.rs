@@ -2,43 +2,21 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::advice::check_for;
 use crate::error::Error;
 use crate::output::OutputArgs;
 
-/// Where lines for a person go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Voice {
-    /// To standard output.
-    Out,
-    /// To standard error: standard output is for a file or for JSON.
-    Aside,
-    /// Nowhere; errors are still shown.
-    Quiet,
-}
-
-static VOICE: AtomicU8 = AtomicU8::new(Voice::Out as u8);
-
-/// Says from now on where lines for a person go.
-pub(crate) fn set_voice(voice: Voice) {
-    VOICE.store(voice as u8, Ordering::Relaxed);
-}
-
 static JSON: AtomicBool = AtomicBool::new(false);
 static DEBUG: AtomicBool = AtomicBool::new(false);
+static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Has all that is printed follow the flags.
 pub(crate) fn follow(flags: &OutputArgs) {
     JSON.store(flags.json, Ordering::Relaxed);
     DEBUG.store(flags.debug, Ordering::Relaxed);
-    if flags.quiet {
-        set_voice(Voice::Quiet);
-    } else if flags.json {
-        set_voice(Voice::Aside);
-    }
+    QUIET.store(flags.quiet, Ordering::Relaxed);
 }
 
 /// Whether the result is printed as JSON.
@@ -57,25 +35,26 @@ pub(crate) fn is_lively() -> bool {
     io::stderr().is_terminal() && !is_dumb
 }
 
-/// Prints a line that the person needs at the other side, whatever voice there is.
+/// Prints a line that the person needs at the other side, also where they asked for quiet.
 pub(crate) fn invitation(text: fmt::Arguments<'_>) {
-    match VOICE.load(Ordering::Relaxed) == Voice::Out as u8 {
-        true => line(text),
-        false => aside_line(text),
+    match is_quiet() {
+        true => aside_line(text),
+        false => line(text),
     }
 }
 
 /// Whether progress is shown.
 pub(crate) fn is_quiet() -> bool {
-    VOICE.load(Ordering::Relaxed) == Voice::Quiet as u8
+    QUIET.load(Ordering::Relaxed)
 }
 
 /// Prints a line at once, so that a program reading a pipe sees it too.
 pub(crate) fn line(text: fmt::Arguments<'_>) {
-    match VOICE.load(Ordering::Relaxed) {
-        voice if voice == Voice::Aside as u8 => return aside_line(text),
-        voice if voice == Voice::Quiet as u8 => return,
-        _ => {}
+    if is_quiet() {
+        return;
+    }
+    if is_json() {
+        return aside_line(text);
     }
     let mut out = io::stdout().lock();
     if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush())

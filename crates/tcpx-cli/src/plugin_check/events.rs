@@ -1,4 +1,4 @@
-//! What the process that starts the plugin tells the one that watches it: lines of JSON, on a pipe of their own.
+//! What the process that starts the plugin tells the one that watches it: lines of JSON.
 
 use nccl_net::{DeviceOffload, HostError, LoadError, Properties};
 use serde::{Deserialize, Serialize};
@@ -57,17 +57,6 @@ pub(crate) struct Device {
     pub(crate) virtual_devices: Option<Vec<i32>>,
     pub(crate) rail_id: Option<i16>,
     pub(crate) plane_id: Option<i16>,
-}
-
-impl Event {
-    pub(crate) fn to_line(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string(self)
-    }
-
-    /// The event of a line; `None` for what is none.
-    pub(crate) fn from_line(line: &str) -> Option<Self> {
-        serde_json::from_str(line).ok()
-    }
 }
 
 impl From<Error> for Event {
@@ -168,11 +157,13 @@ mod tests {
             });
             assert_eq!(device.latency_us, told);
             let event = Event::Devices(vec![device]);
-            let line = event.to_line().expect("JSON");
+            let line = serde_json::to_string(&event).expect("JSON");
             assert!(!line.contains('\n'));
-            assert_eq!(Event::from_line(&line), Some(event));
+            assert_eq!(
+                serde_json::from_str::<Event>(&line).expect("an event"),
+                event
+            );
         }
-        assert_eq!(Event::from_line("garbage"), None);
     }
 
     #[test]

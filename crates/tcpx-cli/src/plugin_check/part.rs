@@ -28,7 +28,7 @@ pub(crate) fn run(args: &PluginPartArgs) {
 
 /// Tells an event at once.
 fn report_event(event: &Event) {
-    if let (Some(mut events), Ok(line)) = (EVENTS.get(), event.to_line()) {
+    if let (Some(mut events), Ok(line)) = (EVENTS.get(), serde_json::to_string(event)) {
         let _ = events.write_all(format!("{line}\n").as_bytes());
     }
 }

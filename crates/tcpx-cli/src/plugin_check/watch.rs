@@ -1,16 +1,16 @@
 //! Watching the process that starts the plugin: its events, its end, and its time.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::io::{self, BufRead, BufReader, ErrorKind, PipeReader, Read};
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tcpx_bench::process::{Child, Lines};
 use tcpx_memory::lock;
 
 use super::events::Event;
-use crate::child::Child;
 use crate::environment;
 use crate::error::Error;
 use crate::output::say::{aside, is_debug, one_line};
@@ -19,27 +19,23 @@ use crate::vendor_environment::{Origin, Setting};
 
 /// Lines of the plugin's log that are kept to be shown beside a failure.
 const KEPT_LINES: usize = 12;
-/// Longest line that is read: an event with every device that a plugin may have.
-const MAX_LINE_BYTES: u64 = 8 << 20;
-/// Characters of a line that are kept.
-const KEPT_CHARACTERS: usize = 4096;
-/// How often the process's end is looked for while no event comes.
-const LOOK: Duration = Duration::from_millis(100);
+/// Of a longer line this much counts as one.
+const MAX_LINE_BYTES: u64 = 4096;
 /// What a step may take beyond its limit: the process itself notices most ends.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long what the process wrote last is waited for once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-type Lines = Arc<Mutex<VecDeque<String>>>;
+type Log = Arc<Mutex<VecDeque<String>>>;
 
 /// The process.
 #[derive(Debug)]
 pub(super) struct Watched {
     child: Child,
-    events: Receiver<Event>,
-    log: Lines,
-    /// Ends when both outputs were read to their end; nothing is sent.
-    readers: Receiver<()>,
+    events: Lines,
+    log: Log,
+    /// Ends when the output was read to its end; nothing is sent.
+    reader: Receiver<()>,
     limit: Duration,
     step: String,
 }
@@ -48,7 +44,8 @@ impl Watched {
     /// Starts the process with the variables that the plugin needs.
     pub(super) fn start(args: &PluginArgs, settings: &[Setting]) -> Result<Self, Error> {
         let failed = Error::process("start the process for the plugin");
-        let (heard, told) = std::io::pipe().map_err(failed)?;
+        let (heard, told) = io::pipe().map_err(failed)?;
+        let (output, printed) = io::pipe().map_err(failed)?;
         let mut command = Command::new(environment::own_program());
         command.arg("plugin-part");
         if let Some(abi) = args.abi {
@@ -67,39 +64,23 @@ impl Watched {
             )
             // Its input takes the events: what a plugin prints is no event then.
             .stdin(told)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = Child::start(&mut command).map_err(failed)?;
-        // It holds our copy of the pipe's other end, and the events would have no end.
+            .stdout(printed.try_clone().map_err(failed)?)
+            .stderr(printed);
+        let child = command.spawn().map(Child).map_err(failed)?;
+        // It holds our copies of the pipes' other ends, and they would have no end.
         drop(command);
-        let (sender, events) = mpsc::channel();
-        let log = Lines::default();
-        let (reader, readers) = mpsc::channel::<()>();
-        let show = is_debug();
-        // The threads end with the pipes, which end with the process.
+        let log = Log::default();
+        let (open, reader) = mpsc::channel::<()>();
+        let (kept, show) = (Arc::clone(&log), is_debug());
         std::thread::spawn(move || {
-            each_line(heard, |line| match Event::from_line(&line) {
-                Some(event) => sender.send(event).is_ok(),
-                None => true,
-            });
+            let _open = open;
+            keep_lines(output, &kept, show)
         });
-        let outputs: [Option<Box<dyn Read + Send>>; 2] = [
-            child.0.stdout.take().map(|output| Box::new(output) as _),
-            child.0.stderr.take().map(|output| Box::new(output) as _),
-        ];
-        for output in outputs.into_iter().flatten() {
-            let (log, reader) = (Arc::clone(&log), reader.clone());
-            std::thread::spawn(move || {
-                let _reader = reader;
-                each_line(output, |line| keep(&log, line, show));
-            });
-        }
-        drop(reader);
         Ok(Self {
             child,
-            events,
+            events: Lines::of(heard),
             log,
-            readers,
+            reader,
             limit: args.timeout.0,
             step: "starting".into(),
         })
@@ -112,39 +93,12 @@ impl Watched {
 
     /// The next event; an error once the plugin failed, the process ended or a step takes too long.
     pub(super) fn next(&mut self) -> Result<Event, Error> {
-        let mut deadline = Instant::now() + self.limit + GRACE;
         loop {
-            let event = match self.events.recv_timeout(LOOK) {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Disconnected) => return Err(self.ended()),
-                // A process of the plugin's own may hold the pipe open for longer than this one lives.
-                Err(RecvTimeoutError::Timeout) => match self.child.end(Duration::ZERO) {
-                    Ok(Some(status)) => match self.events.recv_timeout(LOOK) {
-                        Ok(event) => event,
-                        Err(_) => return Err(self.died(status)),
-                    },
-                    _ if Instant::now() < deadline => continue,
-                    _ => {
-                        let (step, mark) = (&self.step, mark(&self.step));
-                        return Err(Error::failed(
-                            format!(
-                                "the plugin did not come back from \"{step}\" within {:?}",
-                                self.limit
-                            ),
-                            format!(
-                                "it waits for something without an end: see its log; --timeout gives it more time{mark}"
-                            ),
-                        ));
-                    }
-                },
-            };
-            match event {
-                Event::Doing { step } => {
-                    self.step = step;
-                    deadline = Instant::now() + self.limit + GRACE;
-                }
-                Event::Failed { what, hint } => return Err(Error::failed(what, hint)),
-                event => return Ok(event),
+            match self.events.hear(self.limit + GRACE) {
+                Ok(Event::Doing { step }) => self.step = step,
+                Ok(Event::Failed { what, hint }) => return Err(Error::failed(what, hint)),
+                Ok(event) => return Ok(event),
+                Err(error) => return Err(self.ended(error.kind() == ErrorKind::TimedOut)),
             }
         }
     }
@@ -152,19 +106,31 @@ impl Watched {
     /// Ends the process; the last lines that the plugin logged or printed.
     pub(super) fn log(&mut self) -> Vec<String> {
         self.child.kill();
-        // They may still lie in the pipes, which a process of the plugin's own may hold open.
-        let _ = self.readers.recv_timeout(LAST_WORDS);
+        // They may still lie in the pipe, which a process of the plugin's own may hold open.
+        let _ = self.reader.recv_timeout(LAST_WORDS);
         let log = lock(&self.log);
         log.iter().cloned().collect()
     }
 
-    /// Its events ended without a last word.
-    fn ended(&mut self) -> Error {
-        if let Ok(Some(status)) = self.child.end(GRACE) {
-            return self.died(status);
+    /// Its events ended without a last word, or none came in time.
+    fn ended(&mut self, is_late: bool) -> Error {
+        let (step, limit) = (&self.step, self.limit);
+        let grace = if is_late { Duration::ZERO } else { GRACE };
+        match self.child.end(grace) {
+            // A process of the plugin's own may hold the pipe open for longer than this one lives.
+            Ok(Some(status)) => self.died(status),
+            _ if is_late => Error::failed(
+                format!("the plugin did not come back from \"{step}\" within {limit:?}"),
+                format!(
+                    "it waits for something without an end: see its log; --timeout gives it more time{}",
+                    mark(step)
+                ),
+            ),
+            _ => Error::failed(
+                format!("the plugin closed the program's files in \"{step}\""),
+                "use another build of the plugin",
+            ),
         }
-        let what = format!("the plugin closed the program's files in \"{}\"", self.step);
-        Error::failed(what, "use another build of the plugin")
     }
 
     fn died(&self, status: ExitStatus) -> Error {
@@ -187,32 +153,23 @@ fn mark(step: &str) -> &'static str {
     }
 }
 
-/// Calls `take` with each line, until it says no or the output ends.
-fn each_line(output: impl Read, mut take: impl FnMut(String) -> bool) {
+/// Keeps the last lines until the output ends, which it does with the process.
+fn keep_lines(output: PipeReader, log: &Log, show: bool) -> io::Result<()> {
     let mut reader = BufReader::new(output);
     loop {
         let mut bytes = Vec::new();
         let mut line = reader.by_ref().take(MAX_LINE_BYTES);
-        match line.read_until(b'\n', &mut bytes) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
+        if line.read_until(b'\n', &mut bytes)? == 0 {
+            return Ok(());
         }
-        if !take(String::from_utf8_lossy(&bytes).trim_end().to_owned()) {
-            return;
+        let line = one_line(String::from_utf8_lossy(&bytes).trim_end());
+        if show {
+            aside!("{line}");
         }
+        let mut log = lock(log);
+        if log.len() == KEPT_LINES {
+            log.pop_front();
+        }
+        log.push_back(line);
     }
-}
-
-fn keep(log: &Lines, line: String, show: bool) -> bool {
-    let line = one_line(&line);
-    if show {
-        aside!("{line}");
-    }
-    let short = line.chars().take(KEPT_CHARACTERS).collect();
-    let mut log = lock(log);
-    if log.len() == KEPT_LINES {
-        log.pop_front();
-    }
-    log.push_back(short);
-    true
 }

@@ -1,5 +1,7 @@
 //! What the program says when something is wrong.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -23,14 +25,6 @@ fn a_wrong_variable_is_blamed_and_not_its_flag() {
     run(command)
         .assert_code(2)
         .assert_complains("'--loops <N>'");
-}
-
-#[test]
-fn transfer_with_a_file_points_to_the_command_that_sends_files() {
-    run(tcpx(&["transfer", "127.0.0.1", "weights.bin"]))
-        .assert_code(2)
-        .assert_complains("not `weights.bin`")
-        .assert_complains("`tcpx send FILE HOST`");
 }
 
 #[test]
@@ -79,6 +73,43 @@ fn a_server_with_a_client_s_key_is_told_to_take_its_own() {
     run(client)
         .assert_code(1)
         .assert_complains("93 arrived\nhint: copy the key");
+}
+
+/// Of each file that is no key, one sentence says what is wrong and another what to do.
+#[test]
+fn a_key_file_that_is_none_has_one_advice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str, mode: u32| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("changed");
+        path
+    };
+    let words = "my very own words";
+    let cases = [
+        (file("words", words, 0o600), "17 arrived\nhint: "),
+        (file("short", "ABCD", 0o600), "4 arrived\nhint: "),
+        (
+            file("open", words, 0o666),
+            "whom they like\nhint: make it your own",
+        ),
+        (folder.path().join("nosuch"), "cannot be read: "),
+        (folder.path().to_owned(), "cannot be read: "),
+    ];
+    for (path, complaint) in cases {
+        let path = path.to_str().expect("a name");
+        let ended = run(tcpx(&[
+            "connection",
+            "127.0.0.1",
+            "--host",
+            "--key-file",
+            path,
+        ]));
+        ended.assert_code(1).assert_complains(complaint);
+        let text = ended.stderr.trim();
+        let (what, hint) = text.split_once("\nhint: ").expect("a hint");
+        assert!(!what.contains("; ") && !hint.contains('\n'), "{text}");
+    }
 }
 
 #[test]

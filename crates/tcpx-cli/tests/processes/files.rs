@@ -241,6 +241,8 @@ fn a_directory_keeps_names_modes_times_and_links() {
     fs::remove_file(out.join("model/blobs/7.bin")).expect("removed");
     let (_, client) = passes(send(serve(&out, &[]), &from, &[]));
     client.assert_says("were there already");
+    let (_, client) = passes(send(serve(&out, &[]), &from, &[]));
+    client.assert_says(": nothing moved; ");
     assert_eq!(list_tree(&out.join("model")), list_tree(&from));
 }
 
@@ -256,34 +258,6 @@ fn several_paths_arrive_side_by_side() {
     let model = list_tree(&out.join("model"));
     assert_eq!(model, list_tree(&places.from.join("model")));
     assert!(fs::read(out.join(".dot")).expect("readable") == contents(3 << 20));
-}
-
-#[test]
-fn standard_input_reaches_standard_output() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let input = directory.path().join("in");
-    for bytes in [0, 1, (5 << 20) + 7] {
-        fs::write(&input, contents(bytes)).expect("written");
-        let output = directory.path().join("received");
-        let server = tcpx(&["receive", "--out", "-"]);
-        let server = Server::start_aside(server, fs::File::create(&output).expect("created"));
-        let mut client = sender(&server, &[Path::new("-")], &[]);
-        client.stdin(fs::File::open(&input).expect("opened"));
-        passes(server.finish(client));
-        assert!(
-            fs::read(&output).expect("readable") == contents(bytes),
-            "{bytes}"
-        );
-    }
-    // A name for it at a server that keeps files.
-    let out = directory.path().join("out");
-    fs::create_dir(&out).expect("created");
-    let server = serve(&out, &[]);
-    let mut client = sender(&server, &[Path::new("-")], &["--name", "log.txt"]);
-    client.stdin(fs::File::open(&input).expect("opened"));
-    passes(server.finish(client));
-    assert!(fs::read(out.join("log.txt")).expect("readable") == contents((5 << 20) + 7));
-    assert_eq!(names_in(&out), ["log.txt"]);
 }
 
 #[test]
@@ -576,40 +550,43 @@ fn two_servers_of_one_folder_leave_each_others_files_alone() {
     let places = Places::new();
     let (out, file) = (places.out.as_path(), places.from.join("a"));
     fs::write(&file, b"other").expect("written");
-    // A client that has read all of this, and waits for more.
-    let stream = |server: &Server, bytes: usize| {
-        let mut client = sender(server, &[Path::new("-")], &["--name", "a"]);
-        let (reader, mut writer) = std::io::pipe().expect("a pipe");
-        client.stdin(reader);
-        let client = Running::start(client);
-        writer.write_all(&contents(bytes)).expect("written");
+    let [large, other] = ["large", "other"].map(|name| {
+        let folder = places.from.join(name);
+        fs::create_dir(&folder).expect("created");
+        let path = folder.join("a");
+        random(&path, LONG);
+        let file = fs::File::options().write(true).open(&path).expect("opened");
+        file.write_all_at(name.as_bytes(), 0).expect("written");
+        path
+    });
+    let slowly = |server: &Server, file: &Path| {
+        let client = Running::start(sender(server, &[file], &SLOWLY));
         let written = || {
             let names = names_in(out);
             let partial = names.iter().find(|name| name.ends_with(".partial"));
             partial.is_some_and(|name| out.join(name).metadata().is_ok_and(|it| it.len() > 0))
         };
         until("some of it", || written().then_some(()));
-        (client, writer)
+        client
     };
     let server = serve(out, &[]);
-    let (client, writer) = stream(&server, 3 << 20);
+    let client = slowly(&server, &large);
     let (refuses, refused) = send(serve(out, &["--overwrite"]), &file, &[]);
     for side in [refuses, refused] {
         side.assert_code(1)
             .assert_complains("is being written by another transfer");
     }
-    drop(writer);
     client.end().assert_code(0);
     server.running.end().assert_code(0);
     assert_eq!(names_in(out), ["a"]);
-    assert!(fs::read(out.join("a")).expect("readable") == contents(3 << 20));
+    assert!(fs::read(out.join("a")).expect("readable") == fs::read(&large).expect("readable"));
     // One that would replace it, and ends early.
     let server = serve(out, &["--overwrite"]);
-    let (client, _writer) = stream(&server, 2 << 20);
+    let client = slowly(&server, &other);
     client.signal(Signal::KILL);
-    server.running.end().assert_code(1);
-    assert_eq!(names_in(out), ["a"]);
-    assert!(fs::read(out.join("a")).expect("readable") == contents(3 << 20));
+    let server = server.running.end();
+    server.assert_code(1).assert_complains("kept: ");
+    assert!(fs::read(out.join("a")).expect("readable") == fs::read(&large).expect("readable"));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -284,19 +283,15 @@ fn silent_and_slow_clients_delay_no_other() {
     let places = Places::new();
     let server = serve(&places.out, &["--keep", "--timeout", "10m"]);
     let silent = [(); 3].map(|()| Peer::connect(&server));
-    let mut slow = sender(&server, &[Path::new("-")], &["--name", "slow"]);
-    let (reader, mut writer) = std::io::pipe().expect("a pipe");
-    slow.stdin(reader);
-    let slow = Running::start(slow);
-    writer.write_all(&contents(3 << 20)).expect("written");
+    let large = places.write("slow", 64 << 20);
+    let slow = Running::start(sender(&server, &[&large], &["--bwlimit", "16MB"]));
     for name in ["a", "b", "c"] {
         let file = places.write(name, 200_000);
         run(sender(&server, &[&file], &[])).assert_code(0);
         assert!(fs::read(places.out.join(name)).expect("there") == contents(200_000));
     }
-    drop(writer);
     slow.end().assert_code(0);
-    assert!(fs::read(places.out.join("slow")).expect("there") == contents(3 << 20));
+    assert!(fs::read(places.out.join("slow")).expect("there") == contents(64 << 20));
     server.running.signal(Signal::TERM);
     server.running.end().assert_code(0);
     drop(silent);

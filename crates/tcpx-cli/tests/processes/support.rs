@@ -239,23 +239,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts `command` with a free port and reads the line that it prints for the other side.
-    pub(crate) fn start(command: Command) -> Self {
-        Self::start_with(command, Running::start)
-    }
-
-    /// The same for one whose standard output is a file, and which speaks on standard error.
-    pub(crate) fn start_aside(command: Command, stdout: std::fs::File) -> Self {
-        Self::start_with(command, |command| Running::start_aside(command, stdout))
-    }
-
-    fn start_with(mut command: Command, start: impl FnOnce(Command) -> Running) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         if !command.get_args().any(|word| word == "--bind") {
             command.args(["--bind", "127.0.0.1"]);
         }
         command.args(["--port", "0"]);
         let has_variable =
             (command.get_envs()).any(|(name, value)| name == "TCPX_KEY" && value.is_some());
-        let mut running = start(command);
+        let mut running = Running::start(command);
         let invitation =
             running.find(|line| line.starts_with("  ").then(|| line.trim().to_owned()));
         let word_after = |word: &str| {

@@ -59,28 +59,6 @@ fn the_final_name_appears_only_when_published() {
 }
 
 #[test]
-fn what_an_earlier_transfer_left_is_found_and_extended() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let store = Store::open(directory.path(), false).expect("opened");
-    let entry = file("a", 5);
-    let mut partial = store.begin(&entry, None, 0).expect("created");
-    partial.write(b"hel").expect("written");
-    drop(partial);
-    let mut present = store.present(&entry).expect("read").expect("there");
-    assert!(!present.is_final());
-    let hashed = store.hash(&entry, &mut present).expect("readable");
-    assert_eq!(hashed.hasher.finalize(), blake3::hash(b"hel"));
-    let Present::Partial { claim, bytes: 3 } = present else {
-        panic!("{present:?}")
-    };
-    let mut partial = store.begin(&entry, Some(claim), 3).expect("opened");
-    partial.write(b"lo").expect("written");
-    store.publish(partial, &entry).expect("published");
-    let contents = std::fs::read(directory.path().join("a")).expect("readable");
-    assert_eq!(contents, b"hello");
-}
-
-#[test]
 fn two_transfers_never_write_one_partial_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = Store::open(directory.path(), false).expect("opened");
@@ -150,27 +128,6 @@ fn a_missing_directory_is_named() {
 
 fn mode(path: &Path) -> u32 {
     path.metadata().expect("there").permissions().mode() & 0o777
-}
-
-#[test]
-fn new_files_and_folders_get_no_more_than_the_umask_lets() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let mut store = Store::open(directory.path(), false).expect("opened");
-    store.umask = 0o027;
-    let folder = Entry {
-        mode: 0o777,
-        kind: Kind::Directory,
-        ..file("d", 0)
-    };
-    let inside = Entry {
-        mode: 0o666,
-        ..file("d/a", 1)
-    };
-    assert!(store.make_directory(&folder).expect("made"));
-    publish(&store, &inside, b"x").expect("published");
-    store.finish(&[folder, inside], |_| true).expect("finished");
-    assert_eq!(mode(&directory.path().join("d")), 0o750);
-    assert_eq!(mode(&directory.path().join("d/a")), 0o640);
 }
 
 #[test]
