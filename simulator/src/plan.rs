@@ -376,6 +376,7 @@ impl Plan {
                 ends,
                 late_copies: random.pick(if lends { &[0, 0, 12] } else { &[0, 12] }),
                 faults,
+                room: Random::new(seed.rotate_left(40) ^ 0x2003).pick(&[1, 2, 4096]),
                 verbose,
             },
             connections,
@@ -637,7 +638,7 @@ impl Faults {
             3 if self.encrypt => return Fault::Flip(which),
             _ => {}
         }
-        match random.below(if self.strict { 12 } else { 16 }) {
+        match random.below(if self.strict { 12 } else { 18 }) {
             0..=2 => Fault::Reset(which),
             3 => Fault::Stall(which, span(random, 2 * SECOND)),
             4..=6 => Fault::Swallow(which),
@@ -648,6 +649,8 @@ impl Faults {
             12 => Fault::HalfClose(which),
             13 => Fault::TimeJump(span(random, 20 * SECOND)),
             14 => Fault::StallAll(span(random, 30 * SECOND)),
+            // As long as this, that a deadline does not wait for them.
+            15 | 16 => Fault::HeldLanes(random.pick(&[1, 4, 16]), span(random, 12 * SECOND)),
             _ => Fault::Die,
         }
     }

@@ -49,6 +49,8 @@ pub struct Settings {
     pub network: network::Settings,
     /// So often a copy worker that is woken does so late.
     pub late_copies: u32,
+    /// Jobs that have room in the copy worker's queue; others wait beside it.
+    pub room: usize,
     /// Ends of connections in this process, liars' apart.
     pub ends: usize,
     /// By scheduling decision.
@@ -78,6 +80,8 @@ pub struct System {
     most_memory: usize,
     /// So many of the copy worker's next jobs fail.
     failing_jobs: u32,
+    /// How many times more a thread of lanes is held up before it reads, and for how long at most.
+    held_lanes: (u32, Nanos),
     /// No job of the copy workers begins before.
     copies_from: Nanos,
 }
@@ -138,10 +142,12 @@ pub fn begin(settings: Settings) {
         stops: Vec::new(),
         most_memory: 0,
         failing_jobs: 0,
+        held_lanes: (0, 0),
         copies_from: 0,
         settings,
     };
     tcpx_memory::FAILS.get_or_init(|| job_fails);
+    tcpx_memory::HOST_ROOM.get_or_init(|| system.settings.room);
     // SAFETY: there is one thread.
     unsafe { *SYSTEM.0.get() = Some(system) };
     ME.set(0);
@@ -161,6 +167,7 @@ pub fn end_faults() {
         heal();
         system.end_dozes();
         system.failing_jobs = 0;
+        system.held_lanes = (0, 0);
         system.copies_from = 0;
     }
 }
@@ -337,6 +344,7 @@ impl System {
                     tally::saw("thread that rests");
                     self.doze(which, span);
                 }
+                Fault::HeldLanes(times, span) => self.held_lanes = (times, span),
                 // Those that are slow do not become slower.
                 Fault::SlowCopies(span) if self.copies_from <= self.now => {
                     self.copies_from = self.now + span;

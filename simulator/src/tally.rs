@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const NAMES: [&str; 35] = [
+const NAMES: [&str; 36] = [
     "reset",
     "half-close",
     "stall",
@@ -15,6 +15,7 @@ const NAMES: [&str; 35] = [
     "refused dial",
     "time jump",
     "thread that rests",
+    "held lane",
     "slow copies",
     "failed copy",
     "death",

@@ -1,14 +1,53 @@
-//! A process that measures on command, a line of JSON for each case and one for its answer: the driver of a commit, or
-//! whoever is measured beside tcpx.
+//! Processes that are watched, and those that measure on command, a line of JSON for each case and one for its answer: the
+//! driver of a commit, or whoever is measured beside tcpx.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+/// How often an end is looked for.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long one that was killed may take: the kernel ends it later where it waits inside a driver.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A process; killed when dropped.
+#[derive(Debug)]
+pub struct Child(pub std::process::Child);
+
+impl Child {
+    /// Waits for its end for at most `limit`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn end(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.0.try_wait()? {
+                None if Instant::now() < until => std::thread::sleep(LOOK),
+                ended => return Ok(ended),
+            }
+        }
+    }
+
+    /// Ends it.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.end(GRACE);
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
 
 /// A figure of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,12 +83,47 @@ pub struct Answer {
     pub polls: bool,
 }
 
+/// What a process says, a line of JSON at a time.
+#[derive(Debug)]
+pub struct Lines(Receiver<io::Result<String>>);
+
+impl Lines {
+    /// Listens.
+    pub fn of(output: impl Read + Send + 'static) -> Self {
+        let (heard, from) = channel();
+        // Ends with the process, or with whoever listens.
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(output).lines();
+            lines.try_for_each(|line| heard.send(line))
+        });
+        Self(from)
+    }
+
+    /// Waits for the next line.
+    ///
+    /// # Errors
+    /// The process is gone, says nothing within the limit, or something else.
+    pub fn hear<T: DeserializeOwned>(&self, limit: Duration) -> io::Result<T> {
+        let line = self.0.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                let why = format!("no answer within {} s", limit.as_secs_f64());
+                io::Error::new(ErrorKind::TimedOut, why)
+            }
+            RecvTimeoutError::Disconnected => {
+                io::Error::new(ErrorKind::UnexpectedEof, "the process has gone")
+            }
+        })??;
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
 /// It runs; killed when dropped.
 #[derive(Debug)]
 pub struct Process {
-    child: Child,
+    /// As the system knows it.
+    pub child: Child,
     to: ChildStdin,
-    from: Receiver<io::Result<String>>,
+    from: Lines,
     /// As it last [said](Answer::polls).
     pub polls: bool,
 }
@@ -61,27 +135,16 @@ impl Process {
     /// The system's.
     pub fn start(command: &mut Command) -> io::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let (Some(to), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        let mut child = Child(command.spawn()?);
+        let (Some(to), Some(output)) = (child.0.stdin.take(), child.0.stdout.take()) else {
             return Err(ErrorKind::BrokenPipe.into());
         };
-        let (heard, from) = channel();
-        // Ends with the process, or with whoever listens.
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(output).lines();
-            lines.try_for_each(|line| heard.send(line))
-        });
         Ok(Self {
             child,
             to,
-            from,
+            from: Lines::of(output),
             polls: false,
         })
-    }
-
-    /// Its number.
-    pub fn id(&self) -> u32 {
-        self.child.id()
     }
 
     /// Writes a line to it.
@@ -95,21 +158,9 @@ impl Process {
     /// Waits for its next line.
     ///
     /// # Errors
-    /// It is gone, says nothing within the limit, or no JSON.
+    /// Those of [`Lines::hear`].
     pub fn hear(&mut self, limit: Duration) -> io::Result<Value> {
-        let line = self
-            .from
-            .recv_timeout(limit)
-            .map_err(|error| match error {
-                RecvTimeoutError::Timeout => {
-                    let why = format!("no answer within {} s", limit.as_secs_f64());
-                    io::Error::new(ErrorKind::TimedOut, why)
-                }
-                RecvTimeoutError::Disconnected => {
-                    io::Error::new(ErrorKind::UnexpectedEof, "the process has gone")
-                }
-            })??;
-        Ok(serde_json::from_str(&line)?)
+        self.from.hear(limit)
     }
 
     /// Has it measure a case. It is killed if it does not answer: what it would say later is of another case.
@@ -117,27 +168,19 @@ impl Process {
     /// # Errors
     /// Its own, or why there is no answer.
     pub fn measure(&mut self, case: &Value, limit: Duration) -> io::Result<Figures> {
-        let answer = self.send_line(case).and_then(|()| self.hear(limit));
-        let answer = answer.and_then(|answer| Ok(serde_json::from_value(answer)?));
+        let answer = self.send_line(case).and_then(|()| self.from.hear(limit));
         let Answer {
             figures,
             error,
             polls,
         } = answer.inspect_err(|_| {
-            let _ = self.child.kill();
+            self.child.kill();
         })?;
         self.polls = polls;
         match error {
             Some(why) => Err(io::Error::other(why)),
             None => Ok(figures),
         }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

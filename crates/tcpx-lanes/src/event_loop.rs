@@ -187,14 +187,9 @@ struct Inbox {
     looked: AtomicUsize,
 }
 
-#[derive(Debug)]
-struct EventLoop {
-    inbox: Arc<Inbox>,
-    thread: JoinHandle<()>,
-}
-
-impl EventLoop {
-    fn start(name: String) -> io::Result<Self> {
+impl Loop {
+    /// One that runs on a thread of this name.
+    fn start(name: String) -> io::Result<(Self, JoinHandle<()>)> {
         let inbox = Arc::new(Inbox {
             poller: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waker: Waker::new()?,
@@ -224,15 +219,7 @@ impl EventLoop {
         })?;
         // It parks only once somebody leads, which nobody can before this is returned.
         let _ = inbox.thread.set(thread.thread().clone());
-        Ok(Self { inbox, thread })
-    }
-
-    fn sources(&self) -> usize {
-        self.inbox.sources()
-    }
-
-    fn handle(&self) -> Loop {
-        Loop(Arc::clone(&self.inbox))
+        Ok((Self(inbox), thread))
     }
 }
 
@@ -253,10 +240,6 @@ pub(crate) const BROKE: &str = "the lane has panicked, which is a defect of tcpx
 const RAISED: usize = 256;
 
 impl Inbox {
-    fn sources(&self) -> usize {
-        self.sources.load(Ordering::Relaxed)
-    }
-
     fn micros(&self, at: Instant) -> u64 {
         let micros = at.saturating_duration_since(self.origin).as_micros();
         u64::try_from(micros).unwrap_or(u64::MAX - 1)
@@ -565,7 +548,8 @@ impl Runner {
 /// Loops for lanes. Dropping them ends the threads and finishes every source.
 #[derive(Debug)]
 pub struct EventLoops {
-    loops: Vec<EventLoop>,
+    loops: Loops,
+    threads: Vec<JoinHandle<()>>,
     /// Places that were given out together: first lanes, which are awake most, spread over the loops.
     spreads: AtomicUsize,
     process: u32,
@@ -577,58 +561,54 @@ impl EventLoops {
     /// # Errors
     /// The system gives no more threads or descriptors.
     pub fn start(name: &str, count: usize) -> io::Result<Self> {
-        let mut loops = Self {
-            loops: Vec::with_capacity(count),
+        let start = |index| Loop::start(format!("{name}-loop-{index}"));
+        let started = (0..count).map(start).collect::<io::Result<Vec<_>>>()?;
+        let (loops, threads) = started.into_iter().unzip();
+        Ok(Self {
+            loops: Loops(loops),
+            threads,
             spreads: AtomicUsize::new(0),
             process: std::process::id(),
-        };
-        for index in 0..count {
-            loops
-                .loops
-                .push(EventLoop::start(format!("{name}-loop-{index}"))?);
-        }
-        Ok(loops)
+        })
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.loops.len()
+        self.threads.len()
     }
 
     /// So many loops, for a lane each: all of them before any comes twice, those with the fewest sources first.
     pub fn spread(&self, lanes: usize) -> Vec<Loop> {
-        let mut loops: Vec<_> = self.loops.iter().collect();
+        let mut loops = self.loops.0.clone();
         let first = self.spreads.fetch_add(1, Ordering::Relaxed) % loops.len().max(1);
         loops.rotate_left(first);
-        loops.sort_by_key(|one| one.sources());
-        let places = loops.iter().cycle().take(lanes);
-        places.map(|one| one.handle()).collect()
+        loops.sort_by_key(Loop::sources);
+        loops.iter().cycle().take(lanes).cloned().collect()
     }
 
     /// All loops, for a thread that accepts lanes or has news for every one of them.
     pub fn all(&self) -> Loops {
-        Loops(self.loops.iter().map(EventLoop::handle).collect())
+        self.loops.clone()
     }
 }
 
 impl Drop for EventLoops {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
-            for one in &self.loops {
-                one.inbox.stop.store(true, Ordering::SeqCst);
-                // A leader that looks has the waker quiet, and the thread may still be in its sleep.
-                one.inbox.waker.interrupt();
-                one.thread.thread().unpark();
-            }
+        if self.process != std::process::id() {
+            // A fork left the threads in the other process; there is nothing to end here.
+            return self.threads.drain(..).for_each(std::mem::forget);
         }
-        for one in self.loops.drain(..) {
-            if self.process != std::process::id() {
-                // A fork left the thread in the other process; there is nothing to end here.
-                std::mem::forget(one.thread);
-            } else if one.thread.thread().id() != std::thread::current().id() {
+        for Loop(inbox) in &self.loops.0 {
+            inbox.stop.store(true, Ordering::SeqCst);
+            // A leader that looks has the waker quiet, and the thread may still be in its sleep.
+            inbox.waker.interrupt();
+            inbox.wake_thread();
+        }
+        for thread in self.threads.drain(..) {
+            if thread.thread().id() != std::thread::current().id() {
                 // Never for long: a loop waits for nothing but its sockets and its waker. A panic
                 // has ended the loop too.
-                let _ = one.thread.join();
+                let _ = thread.join();
             }
         }
     }
@@ -653,7 +633,7 @@ impl Loop {
 
     /// How many sources it serves.
     pub fn sources(&self) -> usize {
-        self.0.sources()
+        self.0.sources.load(Ordering::Relaxed)
     }
 
     /// Whether it is the same.
@@ -669,9 +649,7 @@ impl Loop {
             lease: None,
         })
     }
-}
 
-impl Loop {
     /// Ends the lease of the leader that left last: the loop's thread serves it at once.
     pub fn end_lease(&self) {
         if self.0.leadership.end_lease() {
@@ -765,12 +743,12 @@ impl Loops {
 
     /// Sources of all loops.
     pub fn sources(&self) -> usize {
-        self.0.iter().map(|one| one.0.sources()).sum()
+        self.0.iter().map(Loop::sources).sum()
     }
 
     /// The loop that has the fewest sources; there is at least one.
     pub fn fewest(&self) -> Option<&Loop> {
-        self.0.iter().min_by_key(|one| one.0.sources())
+        self.0.iter().min_by_key(|one| one.sources())
     }
 }
 

@@ -55,15 +55,11 @@ pub trait Target: Send + Debug {
         false
     }
 
-    /// Whose chunk this is. `again`: it was [parked](Answer::Park) before.
+    /// Whose chunk this is; asked once more behind [`Answer::Park`].
     ///
     /// # Errors
     /// The peer broke the protocol; the lane ends.
-    fn claim(
-        &mut self,
-        header: &ChunkHeader,
-        again: bool,
-    ) -> Result<Answer<Self::Claim>, Violation>;
+    fn claim(&mut self, header: &ChunkHeader) -> Result<Answer<Self::Claim>, Violation>;
 
     /// Reads from the stream, or of an exposed chunk where it lies, what follows the first `done` bytes of the payload,
     /// and from the stream behind its end into `behind`.
@@ -78,7 +74,7 @@ pub trait Target: Send + Debug {
     ) -> io::Result<Progress>;
 
     /// On a lane whose payload is sealed, in place of [`read`](Self::read): writes behind the first `done` bytes of the
-    /// payload what the peer sealed.
+    /// payload what the peer sealed. `false` while there is no memory for it: resume the lane when there is.
     ///
     /// # Errors
     /// It cannot be written there.
@@ -87,7 +83,7 @@ pub trait Target: Send + Debug {
         _claim: &mut Self::Claim,
         _done: usize,
         _opened: &[u8],
-    ) -> io::Result<Placing> {
+    ) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -99,10 +95,8 @@ pub trait Target: Send + Debug {
     /// All of the payload was read.
     fn complete(&mut self, claim: Self::Claim);
 
-    /// The claim was withdrawn; the rest of the chunk is read and dropped.
-    fn release(&mut self, claim: Self::Claim);
-
-    /// The lane ends in the middle of the chunk, which may come again over another one.
+    /// The lane ends in the middle of the chunk, which may come again over another one; or the claim was withdrawn, and the
+    /// rest of the chunk is read and dropped.
     fn put_back(&mut self, claim: Self::Claim);
 
     /// So many bytes that nobody wants were read.
@@ -135,15 +129,6 @@ pub enum Progress {
     NoRoom,
     /// The claim was withdrawn.
     Withdrawn,
-}
-
-/// What [`Target::place`] came to.
-#[derive(Debug)]
-pub enum Placing {
-    /// All bytes are there.
-    Done,
-    /// There is no memory for them now. Resume the lane when there is.
-    NoRoom,
 }
 
 /// What the peer did against the protocol.
@@ -238,7 +223,7 @@ impl<T: Target> ReceiveLane<T> {
     fn step(&mut self) -> Result<Step, Violation> {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Header => self.read_header(),
-            State::Parked(header) => self.arrive(header, true),
+            State::Parked(header) => self.arrive(header),
             State::Payload {
                 header,
                 claim: None,
@@ -294,7 +279,7 @@ impl<T: Target> ReceiveLane<T> {
             }
         };
         match ChunkHeader::decode(&header) {
-            Ok(header) => self.arrive(header, false),
+            Ok(header) => self.arrive(header),
             Err(error) => Err(Violation {
                 expected: "a chunk header".to_owned(),
                 arrived: format!("something else ({error})"),
@@ -304,7 +289,7 @@ impl<T: Target> ReceiveLane<T> {
     }
 
     /// A header is complete: finds where its payload goes.
-    fn arrive(&mut self, header: ChunkHeader, again: bool) -> Result<Step, Violation> {
+    fn arrive(&mut self, header: ChunkHeader) -> Result<Step, Violation> {
         if header.is_exposed() && !self.target.takes_exposed() {
             return Err(Violation {
                 expected: "a chunk whose payload follows".to_owned(),
@@ -312,7 +297,7 @@ impl<T: Target> ReceiveLane<T> {
                 chunk: Some(header),
             });
         }
-        let claim = match self.target.claim(&header, again)? {
+        let claim = match self.target.claim(&header)? {
             Answer::Write(claim) => Some(claim),
             Answer::Drain => None,
             Answer::Park => {
@@ -343,7 +328,7 @@ impl<T: Target> ReceiveLane<T> {
     /// The claim was withdrawn: the rest of the payload is dropped.
     fn release(&mut self, header: ChunkHeader, claim: Option<T::Claim>, done: usize) -> Step {
         if let Some(claim) = claim {
-            self.target.release(claim);
+            self.target.put_back(claim);
         }
         self.go_on(header, None, done, false)
     }
@@ -420,16 +405,16 @@ impl<T: Target> ReceiveLane<T> {
                     Some(claim) => self.target.place(claim, done, opened),
                     None => {
                         self.target.dropped(opened.len());
-                        Ok(Placing::Done)
+                        Ok(true)
                     }
                 };
                 match placing {
-                    Ok(Placing::Done) => {
+                    Ok(true) => {
                         now_done += opened.len();
                         self.seal.take();
                         Step::Moved(0)
                     }
-                    Ok(Placing::NoRoom) => {
+                    Ok(false) => {
                         waits = true;
                         Step::Rest
                     }
@@ -648,7 +633,7 @@ mod tests {
             self.near
         }
 
-        fn claim(&mut self, _header: &ChunkHeader, _again: bool) -> Result<Answer<()>, Violation> {
+        fn claim(&mut self, _header: &ChunkHeader) -> Result<Answer<()>, Violation> {
             Ok(Answer::Write(()))
         }
 
@@ -659,8 +644,6 @@ mod tests {
         }
 
         fn complete(&mut self, (): ()) {}
-
-        fn release(&mut self, (): ()) {}
 
         fn put_back(&mut self, (): ()) {}
 

@@ -37,10 +37,7 @@ pub trait Owner: Send + Debug {
     }
 
     /// A turn begins; whether the lane goes on.
-    ///
-    /// # Errors
-    /// The stream is broken.
-    fn begin(&mut self) -> io::Result<bool>;
+    fn begin(&mut self) -> bool;
 
     /// A turn finds this chunk begun.
     fn resume(&mut self, _chunk: &mut Self::Chunk) {}
@@ -230,7 +227,7 @@ impl<O: Owner> SendLane<O> {
         // Until nothing is to be read: the socket is watched for edges. Before the owner says that the lane is over: a
         // peer that was done may have closed another lane first.
         self.read_acknowledgements()?;
-        if !self.owner.begin()? {
+        if !self.owner.begin() {
             return Ok(Turn::End);
         }
         if let Some((chunk, _)) = &mut self.current {

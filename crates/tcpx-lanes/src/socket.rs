@@ -1,11 +1,11 @@
-//! Options that every TCP socket of ours gets, and connecting with a deadline.
+//! Options that every TCP socket of ours gets, and how it begins to connect.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::process::{Pid, Uid};
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
@@ -36,12 +36,10 @@ impl DialOptions {
 /// Unacknowledged data makes the kernel give a control connection up after this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A lane that has been silent for this long is asked whether its other end is there, this often.
-const LANE_IDLE: Duration = Duration::from_secs(5);
-const LANE_PROBE: Duration = Duration::from_secs(2);
-/// The same of a connection of the NCCL plugin.
-const COMM_IDLE: Duration = Duration::from_secs(10);
-const COMM_PROBE: Duration = Duration::from_secs(5);
+/// A lane, or a comm's connection, that has been silent for this long is asked whether its other end is there, so often.
+const IDLE: Duration = Duration::from_secs(10);
+const PROBE: Duration = Duration::from_secs(5);
+const PROBES: u32 = 4;
 
 /// Connections that may wait for the acceptor: as many as the system allows (`net.core.somaxconn`). Where they are too
 /// many the kernel drops one's first packet, which its client sends again after a second.
@@ -101,25 +99,6 @@ pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListene
     Ok(socket.into())
 }
 
-/// Connects within the deadline; the stream is non-blocking.
-pub fn connect(
-    peer: SocketAddr,
-    congestion: &Congestion,
-    deadline: Instant,
-) -> Result<TcpStream, SocketError> {
-    let started = Instant::now();
-    let stream = begin_connect(&Way::to(peer), congestion)?;
-    let fail = |cause| io_error("poll", peer, cause);
-    wait(&stream, PollFlags::OUT, deadline).map_err(fail)?;
-    match is_connected(&stream, peer, started)? {
-        true => Ok(stream),
-        false => Err(SocketError::ConnectTimedOut {
-            peer,
-            waited: started.elapsed(),
-        }),
-    }
-}
-
 /// Begins to connect; [`is_connected`] says what came of it, once the stream, which is non-blocking, is writable.
 pub fn begin_connect(way: &Way, congestion: &Congestion) -> Result<TcpStream, SocketError> {
     let peer = way.peer;
@@ -171,36 +150,22 @@ pub fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Options for a lane. Its timeout is off: that also counts while a living peer has no room, and how long a
-/// receiver may rest is for the operation's deadline to say. Dead peers show on the control
-/// connection.
-pub fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
-    let socket = socket2::SockRef::from(stream);
-    socket.set_tcp_user_timeout(None)?;
-    // The other end's kernel answers for a living peer, so this only finds what is really gone.
-    socket.set_tcp_keepalive(
-        &TcpKeepalive::new()
-            .with_time(LANE_IDLE)
-            .with_interval(LANE_PROBE)
-            .with_retries(3),
-    )
-}
-
-/// Options for a comm's connection, or a lane of the NCCL plugin. No user timeout: it would also end a
-/// connection whose receiver merely posts nothing for a while, which is a program at work.
+/// Options for a lane, or a comm's connection. Its timeout is off: that also counts while a living peer has no room, and how
+/// long a receiver may rest is for the operation's deadline to say, or a program at work. Of the engine's peers the control
+/// connection says whether they live.
 ///
 /// # Errors
 /// The connection was reset.
-pub fn prepare_comm(stream: &TcpStream) -> io::Result<()> {
-    prepare_accepted(stream)?;
+pub fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_user_timeout(None)?;
-    // A host that vanished without a word is noticed by probes, not by a wait without end.
+    // The other end's kernel answers for a living peer, so this only finds what is really gone: a host that vanished
+    // without a word.
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
-            .with_time(COMM_IDLE)
-            .with_interval(COMM_PROBE)
-            .with_retries(4),
+            .with_time(IDLE)
+            .with_interval(PROBE)
+            .with_retries(PROBES),
     )
 }
 
@@ -257,20 +222,6 @@ pub fn abort(socket: std::os::fd::BorrowedFd<'_>) {
         let reset = socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO));
         if let Err(error) = reset {
             tracing::debug!(%error, "a lane that ends is not reset");
-        }
-    }
-}
-
-/// Waits for the socket; false when the deadline came first.
-pub fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut watched = [PollFd::new(socket, what)];
-        match poll(&mut watched, Some(&timespec(left))) {
-            Ok(0) if left.is_zero() => return Ok(false),
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(true),
-            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -155,15 +155,15 @@ pub enum MemoryError {
         /// Bytes in the destination.
         len: usize,
     },
-    /// The worker's queue is full.
+    /// So many jobs wait that one which can wait has to.
     #[error(
-        "the copy worker of {worker} has {capacity} jobs queued; submit again when some have completed"
+        "the copy worker of {worker} has {jobs} jobs queued; submit again when some have completed"
     )]
     QueueFull {
         /// Whose worker it is.
         worker: MemoryKind,
-        /// Jobs the queue holds.
-        capacity: usize,
+        /// Jobs that wait before it.
+        jobs: usize,
     },
     /// The worker was dropped while the job waited for its fence.
     #[error(

@@ -52,7 +52,7 @@ pub use small_copies::{SmallCopies, SmallRead};
 pub use tcpx_wire::{Descriptor, Descriptors};
 pub use worker::CopyWorker;
 #[cfg(feature = "simulation")]
-pub use worker::FAILS;
+pub use worker::{FAILS, HOST_ROOM};
 
 /// Locks what a panic may have left locked: whoever changes it leaves nothing half done where it can panic.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

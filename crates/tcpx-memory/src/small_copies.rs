@@ -1,4 +1,5 @@
-//! Copies of up to 128 KiB between GPU memory and the program, from the caller's own thread.
+//! Copies of up to 128 KiB between GPU memory and the program, and of up to 16 MiB within a GPU, from the caller's own
+//! thread.
 
 mod ends;
 mod persistent;
@@ -14,13 +15,13 @@ use crate::driver::sys;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, PLACES, create_stream};
-use crate::lease::{Access, Held};
+use crate::lease::Access;
 use crate::region::append_in_pieces;
 use crate::slice::RegionSlice;
 use crate::worker::reaper;
 use ends::Ends;
 use persistent::{PersistentCopyKernel, REQUESTS};
-use slots::{Copy, SLOT, SLOTS, Slots};
+use slots::{Copy, Kind, Memory, SLOT, SLOTS, Slots};
 
 /// How long the memory of copies in flight is looked after at the end of a connection; after that, the next
 /// connection does.
@@ -73,8 +74,11 @@ pub enum SmallRead {
 }
 
 impl SmallCopies {
-    /// Most bytes of a copy.
+    /// Most bytes of a read or write.
     pub const MOST_BYTES: usize = 4 * SLOT;
+    /// Most bytes of a copy within the GPU: longer ones would hold up others of the same stream for more than some 10 us,
+    /// as long as it takes to hand one to the copy worker.
+    pub const MOST_WITHIN: usize = 16 << 20;
     /// Bytes of zeroed pinned memory of one, in whole pages, and of those of all connections of a GPU.
     const BYTES: usize =
         (SLOTS * SLOT + Ends::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096);
@@ -243,8 +247,9 @@ impl SmallCopies {
                 return Ok(SmallRead::NotStarted);
             }
         }
-        let memory = (from.clone(), hold);
-        self.launch(slot, self.device_address(slot), address, None, memory)?;
+        let memory = ((from.clone(), hold), None);
+        let way = (self.device_address(slot), address);
+        self.launch(slot, Kind::Read, way, bytes, None, memory)?;
         while !self.reap(slot)? {
             if start.elapsed() > limit {
                 self.slots.abandon(slot, token);
@@ -287,14 +292,42 @@ impl SmallCopies {
             self.host(slot)
                 .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
-        let memory = (to.clone(), hold);
-        self.launch(
-            slot,
-            address,
-            self.device_address(slot),
-            Some(token),
-            memory,
-        )?;
+        let memory = ((to.clone(), hold), None);
+        let way = (address, self.device_address(slot));
+        self.launch(slot, Kind::Write, way, bytes.len(), Some(token), memory)?;
+        Ok(true)
+    }
+
+    /// Starts copying `from` to `to`, which is as long; both are memory that this GPU reaches. [`Self::poll`] reports the
+    /// completion. `false` if nothing was started, because it does not suit, `fence` is not reached or all slots are in use.
+    ///
+    /// # Errors
+    /// Memory is in use or leased otherwise, or the driver's refusal.
+    pub fn start_within(
+        &mut self,
+        from: &RegionSlice,
+        to: &RegionSlice,
+        fence: Option<&Fence>,
+        token: u64,
+    ) -> Result<bool, MemoryError> {
+        let bytes = to.len();
+        let suits = from.len() == bytes && (1..=Self::MOST_WITHIN).contains(&bytes);
+        let ours = |memory| self.address(memory).filter(|_| suits);
+        let (Some(source), Some(address), Some(slot)) =
+            (ours(from), ours(to), self.slots.find(SLOT))
+        else {
+            return Ok(false);
+        };
+        let holds = (
+            from.hold(Access::Read, HOLDER)?,
+            to.hold(Access::Write, HOLDER)?,
+        );
+        if !is_reached(fence)? {
+            return Ok(false);
+        }
+        let memory = ((to.clone(), holds.1), Some((from.clone(), holds.0)));
+        let way = (address, source);
+        self.launch(slot, Kind::Within, way, bytes, Some(token), memory)?;
         Ok(true)
     }
 
@@ -316,31 +349,35 @@ impl SmallCopies {
 
     /// The first of enough free slots and the address of `memory`, if it can be copied here.
     fn find_slot(&self, memory: &RegionSlice) -> Option<(usize, u64)> {
-        let is_ours = memory
-            .region()
-            .gpu()
-            .is_some_and(|gpu| gpu.is_same(&self.gpu));
-        if self.broken || !is_ours || !(1..=Self::MOST_BYTES).contains(&memory.len()) {
+        let address = self.address(memory)?;
+        if !(1..=Self::MOST_BYTES).contains(&memory.len()) {
             return None;
         }
-        let slot = self.slots.find(memory.len())?;
-        Some((slot, memory.device_address()?))
+        Some((self.slots.find(memory.len())?, address))
     }
 
-    /// Issues a copy of which one end is the slot's.
+    /// The address of memory of this GPU in one piece.
+    fn address(&self, memory: &RegionSlice) -> Option<u64> {
+        let gpu = memory.region().gpu();
+        let is_ours = !self.broken && gpu.is_some_and(|gpu| gpu.is_same(&self.gpu));
+        memory.device_address().filter(|_| is_ours)
+    }
+
+    /// Issues a copy.
     fn launch(
         &mut self,
         slot: usize,
-        to: u64,
-        from: u64,
+        kind: Kind,
+        way: (u64, u64),
+        bytes: usize,
         token: Option<u64>,
-        memory: (RegionSlice, Held),
+        memory: (Memory, Option<Memory>),
     ) -> Result<(), MemoryError> {
         let copy = Copy {
             token,
-            is_read: token.is_none(),
-            way: (to, from),
-            bytes: memory.0.len(),
+            kind,
+            way,
+            bytes,
             request: None,
             _memory: memory,
         };
@@ -360,7 +397,7 @@ impl SmallCopies {
         let Some(copy) = self.slots.get(slot).filter(|copy| suits(copy)) else {
             return false;
         };
-        let inline: &[u8] = if !copy.is_read && copy.bytes <= persistent::MOST_INLINE {
+        let inline: &[u8] = if copy.kind == Kind::Write && copy.bytes <= persistent::MOST_INLINE {
             // SAFETY: the bytes to write lie in the slot, and none is written there before the copy has ended.
             unsafe { std::slice::from_raw_parts(self.host(slot), copy.bytes) }
         } else {
@@ -372,8 +409,8 @@ impl SmallCopies {
         };
         if self.wants_persistent && persistent.is_resident() {
             let end = self.ends.next(slot);
-            // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
-            // of the end. There are no more requests than slots.
+            // SAFETY: the slot and the held memory, whose addresses these are, have that many bytes, and stay until the end,
+            // as does the word of the end. There are no more requests than slots.
             copy.request =
                 Some(unsafe { persistent.request(copy.way, copy.bytes as u32, inline, end) });
         }
@@ -387,9 +424,10 @@ impl SmallCopies {
             return Ok(());
         };
         let api = self.gpu.api();
-        let stream = self.streams[usize::from(copy.is_read)];
+        let stream = self.streams[usize::from(copy.kind == Kind::Read)];
         let (to, from) = copy.way;
-        // SAFETY: the slot and the held memory have that many bytes, and stay until the end is seen.
+        // SAFETY: the slot and the held memory, whose addresses these are, have that many bytes, and stay until the end is
+        // seen.
         let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
         api.check("cuMemcpyAsync", code)?;
         self.ends.mark(&self.gpu, slot, stream)?;
@@ -419,7 +457,7 @@ impl SmallCopies {
             return Ok(false);
         };
         let (Some(persistent), Some(request)) = (&mut self.persistent, &mut copy.request) else {
-            let stream = self.streams[usize::from(copy.is_read)];
+            let stream = self.streams[usize::from(copy.kind == Kind::Read)];
             return self.ends.has_come(&self.gpu, slot, stream);
         };
         if !self.ends.shows(slot) {

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 pub(crate) use cuda::WORKER_BYTES;
 #[cfg(feature = "simulation")]
-pub use host::FAILS;
+pub use host::{FAILS, HOST_ROOM};
 
-use queue::{CAPACITY, JobQueue, Ticket};
+use queue::{JobQueue, ROOM, Ticket};
 
 use crate::bounce::UnpackMethod;
 use crate::error::{CudaError, MemoryError};
@@ -60,13 +60,17 @@ impl CopyWorker {
         if let Some(worker) = shared.upgrade() {
             return Ok(worker);
         }
-        let worker = Arc::new(Self::start_host()?);
+        #[cfg(feature = "simulation")]
+        let room = HOST_ROOM.get().copied().unwrap_or(ROOM);
+        #[cfg(not(feature = "simulation"))]
+        let room = ROOM;
+        let worker = Arc::new(Self::start_host(room)?);
         *shared = Arc::downgrade(&worker);
         Ok(worker)
     }
 
-    fn start_host() -> Result<Self, MemoryError> {
-        let queue = Arc::new(JobQueue::new(MemoryKind::Host));
+    fn start_host(room: usize) -> Result<Self, MemoryError> {
+        let queue = Arc::new(JobQueue::new(MemoryKind::Host, room));
         let slots = Slots::of_host()?;
         let thread_queue = Arc::clone(&queue);
         spawn("tcpx-copy", move || {
@@ -98,34 +102,32 @@ impl CopyWorker {
         cuda::prepare(gpu);
     }
 
-    /// Hands over a job. The worker's queue takes 4,096.
+    /// Hands over a job: however many wait, it is taken.
     ///
     /// The job's memory is leased until the job has ended, except where a slice rides on a lease or a
     /// pinned slot already.
     ///
     /// # Errors
-    /// The job comes back with the reason: a full queue, memory in use, lengths, bounds, a method or a
-    /// GPU that does not fit.
+    /// The job comes back with the reason: memory in use, lengths, bounds, a method or a GPU that does not fit.
     pub fn submit(&self, job: Job) -> Result<(), SubmitError> {
-        self.submit_beside(job, CAPACITY)
+        self.queue.push(self.admit(job)?)
     }
 
-    /// As [`submit`](Self::submit) for a job that can wait while `most` others do: the rest of the queue stays free for
-    /// those that hold a slot of a network meanwhile.
+    /// As [`submit`](Self::submit) for a job that can wait while `most` others do, or 4,096: it does not delay those that
+    /// hold a slot of a network meanwhile.
     ///
     /// # Errors
-    /// As for [`submit`](Self::submit).
+    /// As for [`submit`](Self::submit), and [`MemoryError::QueueFull`].
     pub fn submit_deferrable(&self, job: Job, most: usize) -> Result<(), SubmitError> {
-        self.submit_beside(job, most)
+        self.queue.push_deferrable(self.admit(job)?, most)
     }
 
-    /// Hands over a job, if fewer than `most` wait.
-    fn submit_beside(&self, job: Job, most: usize) -> Result<(), SubmitError> {
+    fn admit(&self, job: Job) -> Result<Ticket, SubmitError> {
         if let Err(error) = self.check_reach(&job) {
             let job = Box::new(job);
             return Err(SubmitError { job, error });
         }
-        self.queue.push(Ticket::admit(job)?, most)
+        Ticket::admit(job)
     }
 
     /// Does work that waits for nothing, and waits for its end: the bytes moved, or the checksum.

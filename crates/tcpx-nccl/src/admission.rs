@@ -12,7 +12,7 @@ use tcpx_lanes::Congestion;
 use tcpx_lanes::door::{Arrival, Door, LineQuota};
 use tcpx_lanes::hello::send_message;
 use tcpx_lanes::sealing::Protection;
-use tcpx_lanes::socket::prepare_comm;
+use tcpx_lanes::socket::prepare_lane;
 use tcpx_wire::Key;
 use tcpx_wire::handshake::Established;
 
@@ -118,7 +118,7 @@ impl Admission {
         mut established: Established,
         peer: SocketAddr,
     ) -> io::Result<Admitted> {
-        prepare_comm(&stream)?;
+        prepare_lane(&stream)?;
         // Before the peer can dial them.
         let (session, peer_ip) = (established.session.id, peer.ip());
         let runtime = self.runtime.as_deref();

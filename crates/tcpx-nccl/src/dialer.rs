@@ -11,7 +11,7 @@ use tcpx_lanes::dial::{Dial, Patience, Way, Welcomed};
 use tcpx_lanes::interfaces::{InterfaceAddress, addresses, same_network};
 use tcpx_lanes::redial::{ATTEMPT, Attempt};
 use tcpx_lanes::sealing::Protection;
-use tcpx_lanes::socket::{DialOptions, prepare_comm};
+use tcpx_lanes::socket::{DialOptions, prepare_lane};
 use tcpx_lanes::{SocketError, lock, protocols};
 use tcpx_wire::ClientKey;
 use tcpx_wire::handshake::{ClientHandshake, SessionId};
@@ -121,7 +121,7 @@ impl Dialer {
         let Some((stream, way, established)) = opened else {
             return Ok(None);
         };
-        prepare_comm(&stream).map_err(|cause| SocketError::Io {
+        prepare_lane(&stream).map_err(|cause| SocketError::Io {
             operation: "preparing a connection",
             address: way.peer.to_string(),
             cause: cause.into(),

@@ -60,9 +60,9 @@ pub(crate) fn protocol(comm: &str, expected: impl Display, arrived: impl Display
 }
 
 /// A request that this comm does not know (any more).
-pub(crate) fn unknown_request(comm: &str, id: RequestId, why: &str) -> NetError {
+pub(crate) fn unknown_request(comm: &str, id: RequestId) -> NetError {
     NetError::internal(format!(
-        "{comm}: request {} {why}; never test a request again after done",
+        "{comm}: request {} is not in flight; never test a request again after done",
         id.0
     ))
 }

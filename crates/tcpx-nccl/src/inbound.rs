@@ -2,7 +2,6 @@
 
 mod comeback;
 mod lanes;
-mod stalls;
 mod status;
 
 use std::fmt::Display;

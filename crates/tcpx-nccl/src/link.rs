@@ -495,7 +495,7 @@ pub(crate) fn tcp_pair() -> (Stream, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it is bound");
     let near = TcpStream::connect(address).expect("it listens");
-    tcpx_lanes::socket::prepare_comm(&near).expect("a socket");
+    tcpx_lanes::socket::prepare_accepted(&near).expect("a socket");
     let (far, _) = listener.accept().expect("it was connected");
     (Stream::new(near), far)
 }

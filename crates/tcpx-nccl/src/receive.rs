@@ -101,7 +101,7 @@ impl NetComm for RecvComm {
         let mut state = self.lock();
         let inbound = &mut state.inbound;
         let Some((sequence, _)) = inbound.ring.find(id) else {
-            return Err(state.unknown(id, "is not in flight"));
+            return Err(error::unknown_request(&state.inbound.name, id));
         };
         // What lanes brought needs no system call.
         if let Some(bytes) = inbound.landed(sequence) {
@@ -119,7 +119,7 @@ impl NetComm for RecvComm {
             .progress(&self.shared.log)
             .or_else(|_| inbound.outlook(sequence));
         let Some(request) = inbound.ring.by_id(id) else {
-            return Err(state.unknown(id, "is not in flight"));
+            return Err(error::unknown_request(&state.inbound.name, id));
         };
         match request.phase {
             Phase::Done => {
@@ -189,10 +189,6 @@ impl Watched for Tended {
 impl State {
     fn count(&mut self, bytes: usize) {
         self.received = (self.received.0 + 1, self.received.1 + bytes as u64);
-    }
-
-    fn unknown(&self, id: RequestId, why: &str) -> NetError {
-        error::unknown_request(&self.inbound.name, id, why)
     }
 }
 

@@ -159,7 +159,7 @@ impl SendComm {
         };
         resend.push(&door.encode(Record::Door));
         if let Some(carriage) = &carriage {
-            let group = Header::of_group(&carriage.set().group());
+            let group = Header::of_group(&carriage.set().group);
             resend.push(&group.encode(Record::Join));
         }
         let lanes_above = shared.config.inline_bytes;
@@ -247,11 +247,7 @@ impl NetComm for SendComm {
                 Ok(Some(size))
             }
             Some(_) => self.state.answer(progress.map(|()| None)),
-            None => Err(error::unknown_request(
-                &state.name,
-                request,
-                "is not in flight",
-            )),
+            None => Err(error::unknown_request(&state.name, request)),
         }
     }
 }
@@ -420,7 +416,7 @@ impl State {
 
     /// One call for what is to be written next; 0 when nothing can be written now.
     fn write_one(&mut self) -> Result<usize, NetError> {
-        if self.is_away() {
+        if self.resume.is_away() {
             return Ok(0);
         }
         let copied = copied_bytes(self.carriage.is_some());

@@ -106,9 +106,7 @@ impl<C: Comm> Told<C> {
             }
         })
     }
-}
 
-impl<C: Comm> Told<C> {
     /// Does the last of it and takes it out: nobody finds it any more. `None` where that was done before.
     pub(crate) fn end<R>(&self, last: impl FnOnce(&mut C) -> R) -> Option<(C, R)> {
         let (state, result) = {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 pub use tcpx_lanes::dial::Way;
 use tcpx_lanes::event_loop::Loop;
-use tcpx_memory::{BouncePool, Fence, ReadUntilWritten, RegionSlice};
+use tcpx_memory::{BouncePool, Fence, MemoryKind, ReadUntilWritten, RegionSlice};
 use tcpx_wire::frame::Exposure;
 use tcpx_wire::{ChunkPlan, Place, ScatterList};
 
 use crate::error::ChannelError;
-pub use crate::tcp::{Exposed, WindowRead};
+pub use crate::tcp::{Exposed, PeerRead};
 
 /// One chunk to send.
 #[derive(Debug)]
@@ -242,9 +242,6 @@ pub enum Cancel {
     Done,
     /// A completion follows: [`ChannelError::Cancelled`], or the normal one if that was faster.
     Pending,
-    /// As `Pending`, where what it waits for may take as long as it likes: a copy of a GPU that other work there holds
-    /// up.
-    Running,
     /// This network cannot take the request back; close the channel to get its memory back.
     Unsupported,
 }
@@ -368,9 +365,7 @@ pub trait Channel: Send + Debug {
 
     /// Takes the list of a scattered receive back, so that a later one needs no new memory. Optional for
     /// both sides.
-    fn recycle(&mut self, list: ScatterList) {
-        drop(list);
-    }
+    fn recycle(&mut self, _list: ScatterList) {}
 
     /// Takes a request back.
     fn cancel(&mut self, token: u64) -> Cancel;
@@ -389,49 +384,38 @@ pub trait Channel: Send + Debug {
 
     /// Says that nobody waits for the chunk of this sequence any more. As [`placed`](Self::placed),
     /// but the chunk need not have been sent, and is not if that has not begun.
-    fn forget(&mut self, sequence: u64) {
-        let _ = sequence;
-    }
+    fn forget(&mut self, _sequence: u64) {}
 
     /// Says that the peer's process was heard on the control connection; `rested`: after a silence
     /// that one at work does not keep. A network may take what does not move meanwhile for broken.
-    fn peer_heard(&mut self, rested: bool) {
-        let _ = rested;
-    }
+    fn peer_heard(&mut self, _rested: bool) {}
 
     /// The peer lacks this lane and asks for it: one that can be dialled is dialled, unless that was just done.
-    fn redial(&mut self, lane: u16) {
-        let _ = lane;
-    }
+    fn redial(&mut self, _lane: u16) {}
 
     /// How to wait for completions.
     fn readiness(&self) -> Readiness<'_>;
 
     /// Says whether the owner polls without waiting on [`readiness`](Self::readiness)'s descriptor, which
     /// need not become readable then. What was not polled makes it readable when the owner stops.
-    fn set_looked_for(&mut self, looked_for: bool) {
-        let _ = looked_for;
-    }
+    fn set_looked_for(&mut self, _looked_for: bool) {}
 
     /// How long the chunks of a transfer from this memory are, if the peer reads it where it lies and takes them as they
     /// come; `None`: as the peer cuts it.
-    fn chunk_bytes(&self, source: &RegionSlice) -> Option<u32> {
-        let _ = source;
+    fn chunk_bytes(&self, _source: &RegionSlice) -> Option<u32> {
         None
     }
 
     /// Where a payload lies, if the peer reads it there until the second is dropped: before the memory is anybody's again.
-    fn expose(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
-        let _ = source;
+    fn expose(&self, _source: &RegionSlice) -> Option<(Exposure, Exposed)> {
         None
     }
 
-    /// Copies a payload of the peer's from where it lies to host memory; `false` where the peer exposes it no more.
+    /// Where a payload of the peer's lies that goes to memory of this kind; `None` where the peer exposes it no more.
     ///
     /// # Errors
     /// It cannot be read.
-    fn read_exposed(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
-        let _ = (at, into);
+    fn find_exposed(&self, _at: &Exposure, _to: MemoryKind) -> io::Result<Option<PeerRead>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -442,18 +426,16 @@ pub trait Channel: Send + Debug {
 
     /// Exposes a window to a peer that has shown its secret and may get there, until the result is dropped or somebody
     /// writes to it: what the peer has not read whole by then, it asks for.
-    fn expose_window(&self, window: &Place, memory: &RegionSlice) -> Option<ReadUntilWritten> {
-        let _ = (window, memory);
+    fn expose_window(&self, _window: &Place, _memory: &RegionSlice) -> Option<ReadUntilWritten> {
         None
     }
 
     /// Where pieces of the peer's windows lie, if all of them are exposed and this side reads them to there.
     fn find_in_windows(
         &self,
-        pieces: &mut dyn Iterator<Item = (Place, u64)>,
-        into: &RegionSlice,
-    ) -> Option<WindowRead> {
-        let _ = (pieces, into);
+        _pieces: &mut dyn Iterator<Item = (Place, u64)>,
+        _into: &RegionSlice,
+    ) -> Option<PeerRead> {
         None
     }
 
@@ -462,16 +444,13 @@ pub trait Channel: Send + Debug {
     ///
     /// # Errors
     /// It cannot be read.
-    fn read_on(&self, read: &mut WindowRead, into: &RegionSlice) -> io::Result<Option<bool>> {
-        let _ = (read, into);
+    fn read_on(&self, _read: &mut PeerRead, _into: &RegionSlice) -> io::Result<Option<bool>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads
     /// that sleep may be woken for them now, while the peer still prepares.
-    fn expect(&mut self, bytes: u64, direction: Direction) {
-        let _ = (bytes, direction);
-    }
+    fn expect(&mut self, _bytes: u64, _direction: Direction) {}
 
     /// Requests accepted whose end has not been reported yet.
     fn in_flight(&self) -> usize;

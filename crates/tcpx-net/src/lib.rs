@@ -13,16 +13,13 @@ pub mod key_ring;
 pub mod lane_inbox;
 pub mod listener;
 pub mod network;
-pub mod peer;
-pub mod plain;
 pub mod plugin;
 pub mod tcp;
 
-pub use auth::Auth;
+pub use auth::{Auth, Peer};
 pub use channel::{
-    Cancel, Channel, ChannelStats, Completion, Direction, Exposed, LaneStats, Payload,
+    Cancel, Channel, ChannelStats, Completion, Direction, Exposed, LaneStats, Payload, PeerRead,
     PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
-    WindowRead,
 };
 pub use dial::{
     ControlStream, DialOptions, Dialled, LaneDial, LaneLink, begin_control, dial, dial_first,
@@ -34,7 +31,6 @@ pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudg
 #[doc(hidden)]
 pub use nccl_net::export::fork::PerProcess;
 pub use network::{Exchange, Features, Meanwhile, Network, Setup, Side};
-pub use peer::Peer;
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
 #[doc(hidden)]
 pub use tcp::LocalSizes;

@@ -20,10 +20,9 @@ use tcpx_wire::KeyName;
 use tcpx_wire::handshake::Session;
 use tcpx_wire::record::Records;
 
-use crate::auth::Auth;
+use crate::auth::{Auth, Peer};
 use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::LaneInbox;
-use crate::peer::Peer;
 use acceptor::Acceptor;
 
 /// The port that tcpx listens on when none is named.

@@ -19,7 +19,6 @@ mod dials;
 pub mod fuzzing;
 mod lanes;
 mod local;
-mod loops;
 mod loss;
 mod open;
 mod pace;
@@ -45,7 +44,7 @@ use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Features, Network, Setup, Side};
 use local::{Door, LocalPath};
-pub use local::{Exposed, Local, LocalSizes, ParseLocalError, WindowRead};
+pub use local::{Exposed, Local, LocalSizes, ParseLocalError, PeerRead};
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -160,7 +159,7 @@ impl TcpNetwork {
     /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
     /// anybody asked.
     fn lanes(&self, asked: u16) -> (u16, bool) {
-        let loops = || loops::count(self.options.loops);
+        let loops = || lanes::count_loops(self.options.loops);
         let automatic = || u16::try_from(loops()).unwrap_or(1);
         let wanted = [asked, self.options.lanes]
             .into_iter()
@@ -172,11 +171,11 @@ impl TcpNetwork {
 
 impl Network for TcpNetwork {
     fn features(&self, asked: u16) -> Features {
-        let (pieces, taper) = match self.lanes(asked) {
-            (1, _) => (1, None),
-            // As on few cores, where each piece costs a wake-up.
-            (2, _) => (2, Taper::new(TAPER_HALVINGS, 2)),
-            (lanes, _) => (2 * u32::from(lanes), Taper::new(TAPER_HALVINGS, lanes)),
+        let (pieces, taper) = match self.lanes(asked).0 {
+            1 => (1, None),
+            // As on few cores, where each piece costs a wake-up: up to 1 MiB one lane is quicker.
+            2 => (1, Taper::new(TAPER_HALVINGS, 2)),
+            lanes => (2 * u32::from(lanes), Taper::new(TAPER_HALVINGS, lanes)),
         };
         Features {
             name: NAME.to_owned(),
@@ -230,7 +229,7 @@ impl Network for TcpNetwork {
             congestion_control = congestion,
             "lanes opened"
         );
-        let loops = loops::count(self.options.loops);
+        let loops = lanes::count_loops(self.options.loops);
         let plural = if loops == 1 { "" } else { "s" };
         ways.push_str(&format!(", {loops} event loop{plural}"));
         if let Some(congestion) = congestion {
@@ -259,5 +258,16 @@ impl Network for TcpNetwork {
         };
         let channel = lanes::start(streams, setup.peer, parts, self.options.loops)?;
         Ok(vec![Box::new(channel)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_not_cut_for_the_second_of_two_lanes() {
+        let pieces = |lanes| TcpNetwork::default().features(lanes).pieces;
+        assert_eq!([1, 2, 8].map(pieces), [1, 1, 16]);
     }
 }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Connection, Error, ErrorKind, Transfer};
+use tcpx::{Connection, Error, ErrorKind, Region, Transfer};
 
 use crate::abi::Status;
 use crate::agent::{Agent, GOODBYE};
@@ -72,6 +72,9 @@ pub(crate) struct Conn {
     flights: Mutex<Flights>,
     windows: Mutex<PeerWindows>,
     doorway: Mutex<Doorway>,
+    /// GPU memory of this side that it writes from, by its region's name: one for all transfers, so that a peer on this
+    /// host maps it once.
+    sources: Mutex<HashMap<u64, Region>>,
     partial: Mutex<HashMap<u64, Partial>>,
     /// The thread that reads what the peer says.
     reader: OnceLock<Thread>,
@@ -106,6 +109,7 @@ impl Conn {
             flights: Mutex::default(),
             windows: Mutex::default(),
             doorway: Mutex::default(),
+            sources: Mutex::default(),
             partial: Mutex::default(),
             reader: OnceLock::new(),
         });
@@ -208,7 +212,8 @@ impl Conn {
             flight.end(Status::REMOTE_DISCONNECT);
         }
         let doorway = std::mem::take(&mut *lock(&self.doorway));
-        drop(doorway);
+        let sources = std::mem::take(&mut *lock(&self.sources));
+        drop((doorway, sources));
         lock(&self.windows).clear();
     }
 

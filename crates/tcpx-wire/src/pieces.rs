@@ -170,8 +170,9 @@ impl PieceList {
                 self.bytes = bytes;
                 return Ok(());
             }
-            let follows =
-                last.count > 1 && last.offset + u64::from(last.count) * last.stride == piece.offset;
+            let passed = last.stride.checked_mul(last.count.into());
+            let next = passed.and_then(|passed| passed.checked_add(last.offset));
+            let follows = last.count > 1 && next == Some(piece.offset);
             let begins = last.count == 1 && piece.offset > last.offset + last.length;
             if last.length == length && (follows || begins) {
                 if begins {
@@ -472,6 +473,13 @@ mod tests {
             push_number(&mut bytes, *number);
         }
         bytes
+    }
+
+    #[test]
+    fn no_piece_follows_beyond_the_last_offset() {
+        let apart = list(&[(0, 0, 8), (0, 1 << 63, 8), (0, 0, 8)]);
+        assert_eq!((apart.runs().len(), apart.pieces()), (2, 3));
+        assert_eq!(read(&apart.parts()), Ok(apart));
     }
 
     #[test]

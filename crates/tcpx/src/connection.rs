@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tcpx_lanes::lock;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_net::{ChannelStats, Peer, WindowRead};
+use tcpx_net::{ChannelStats, Peer, PeerRead};
 use tcpx_wire::frame::{Destination, Extent, Notified, TimeLeft};
 use tcpx_wire::session::{
     Deadlines, GetRequest, OperationId, OperationKind, ReceiveRequest, SendRequest,
@@ -30,7 +30,7 @@ use crate::transfer::{Transfer, TransferState};
 pub(crate) use one_sided::Deferred;
 pub use one_sided::{Batch, PreparedBatch};
 pub(crate) use patience::Patience;
-pub(crate) use shared::Shared;
+pub(crate) use shared::{Requests, Shared};
 
 /// How long a close waits for memory that is let go of when its time is over.
 const LETTING_GO: Duration = Duration::from_millis(100);
@@ -414,7 +414,7 @@ impl Ready {
     }
 
     /// Where what a get is about lies, if this side reads it there.
-    fn find(&self, core: &Core, level: Level) -> Option<WindowRead> {
+    fn find(&self, core: &Core, level: Level) -> Option<PeerRead> {
         let find = |pieces: &mut dyn Iterator<Item = _>| {
             core.channels.find_in_windows(pieces, &self.lease)
         };

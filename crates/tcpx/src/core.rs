@@ -2,7 +2,6 @@
 //! operations in progress. Everything happens under one lock, in [`Core::progress`].
 
 mod actions;
-mod alone;
 mod channels;
 mod clock;
 mod completions;

@@ -46,7 +46,6 @@ mod notifications;
 mod options;
 mod progress_lease;
 mod report;
-mod requests;
 mod transfer;
 mod wait;
 mod window;

@@ -800,9 +800,17 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     })
 }
 
+/// What a thread reads is not there at once.
+fn reads() {
+    called(CALL);
+    if let Some(system) = system() {
+        system.read_held_up();
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, into: *mut c_void, length: usize, flags: c_int) -> isize {
-    called(CALL);
+    reads();
     if flags & libc::MSG_TRUNC != 0 && into.is_null() && simulated(fd).is_some() {
         // TCP drops bytes so; a local socket does not.
         let mut dropped = vec![0; length];
@@ -849,7 +857,7 @@ pub unsafe extern "C" fn recvfrom(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    called(CALL);
+    reads();
     if flags & libc::MSG_ERRQUEUE != 0 && simulated(fd).is_some() {
         return raw::fail(libc::EAGAIN);
     }
@@ -906,7 +914,7 @@ pub unsafe extern "C" fn process_vm_readv(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, into: *mut c_void, length: usize) -> isize {
-    called(CALL);
+    reads();
     // SAFETY: the caller's.
     got(fd, unsafe {
         raw::call(

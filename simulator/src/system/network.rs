@@ -53,6 +53,8 @@ pub enum Fault {
     TimeJump(Nanos),
     /// A thread does not run for a while, be it an event loop, the copy worker or the monitor.
     Doze(usize, Nanos),
+    /// So many times a thread of lanes is held up for so long at most, before it reads what is its turn.
+    HeldLanes(u32, Nanos),
     /// The copy workers do not run for a while.
     SlowCopies(Nanos),
     /// So many of the copy workers' next jobs fail.
@@ -944,6 +946,7 @@ impl Network {
             Fault::Refuse(span) => self.refuses_until = self.refuses_until.max(now + span),
             Fault::TimeJump(_)
             | Fault::Doze(..)
+            | Fault::HeldLanes(..)
             | Fault::SlowCopies(_)
             | Fault::FailedCopies(_) => {}
             Fault::Die => {

@@ -172,6 +172,19 @@ impl System {
         self.rest(living[which % living.len()], self.now + span);
     }
 
+    /// The calling thread reads what a peer has sent: one of lanes is held up before, as by another connection's bytes.
+    pub(super) fn read_held_up(&mut self) {
+        let me = ME.get();
+        let (times, span) = self.held_lanes;
+        if times > 0 && self.threads[me].name.contains("-loop-") && self.random.one_in(4) {
+            tally::saw("held lane");
+            self.held_lanes.0 -= 1;
+            let until = self.now + self.random.below(span);
+            self.rest(me, until);
+            wait(Wait::Nothing);
+        }
+    }
+
     fn rest(&mut self, at: usize, until: Nanos) {
         let until = until.max(self.threads[at].dozes_until);
         self.threads[at].dozes_until = until;

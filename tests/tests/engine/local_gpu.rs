@@ -289,6 +289,19 @@ fn gpu_memory_of_another_process_is_copied_where_it_lies() {
                 );
             }
         }
+        // To pieces of host memory, from pieces.
+        let (all, host) = (content(&back, MOST), Region::host(MOST).expect("memory"));
+        let places = |at: usize| (at * 50_000, at * 70_000 + 1, 49_999 - at);
+        let mut batch = connection.batch();
+        for (to, from, len) in (0..140).rev().map(places) {
+            let part = host.slice(to..to + len).expect("within");
+            batch = batch.get(part, &window, from as u64);
+        }
+        wait(batch.start());
+        let came = content(&host, MOST);
+        for (to, from, len) in (0..140).map(places) {
+            assert!(came[to..to + len] == all[from..from + len], "at {to}");
+        }
         // What the other process deregisters is let go of, while the connection lives.
         let word = Region::host(0).expect("memory");
         wait(connection.send(word.all(), 2).start());

@@ -98,10 +98,10 @@ const MUTANTS: &[Mutant] = &[
     },
     // R2: a peer that does not read keeps all slots for sends.
     Mutant {
-        name: "shared-permits",
+        name: "shared-slots",
         file: "crates/tcpx-net/src/tcp/staging.rs",
-        from: "permits: Arc::default(),",
-        to: "permits: if MUTANT {\n                    static ALL: std::sync::LazyLock<Arc<Permits>> = std::sync::LazyLock::new(Arc::default);\n                    Arc::clone(&ALL)\n                } else {\n                    Arc::default()\n                },",
+        from: "send: worker.slots_to_send(window.into()),",
+        to: "send: if MUTANT {\n                    static ALL: std::sync::OnceLock<PinnedPool> = std::sync::OnceLock::new();\n                    ALL.get_or_init(|| worker.slots_to_send(window.into())).clone()\n                } else {\n                    worker.slots_to_send(window.into())\n                },",
     },
     // R3: a full queue of the copy worker fails operations.
     Mutant {
@@ -234,6 +234,13 @@ const MUTANTS: &[Mutant] = &[
         file: "crates/tcpx-wire/src/session/ends.rs",
         from: "let soon = now + self.answer_timeout;",
         to: "let soon = now + if MUTANT { self.cancel_timeout } else { self.answer_timeout };",
+    },
+    // So does one whose data plane is held up, for that.
+    Mutant {
+        name: "held-up-ends",
+        file: "crates/tcpx-wire/src/session/ends.rs",
+        from: "self.timers.arm(&mut it.clock, operation, answer_by);",
+        to: "self.timers.arm(&mut it.clock, operation, if MUTANT && is_busy { now + self.config.cancel_timeout } else { answer_by });",
     },
     // A close waits for less time than it was given, and ends what runs.
     Mutant {

@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::end::{Buffers, depth};
 use crate::meter::{Sample, calibrate};
 use crate::orders::{Answer, Link, Mode, Order, Run, Talk};
 use crate::plugin::Comms;
-use crate::process::{self, Figures, Metric, Process};
+use crate::process::{self, Child, Figures, Metric, Process};
 use crate::statistics::median;
 use crate::{Error, Meter, serve};
 
@@ -162,7 +162,7 @@ impl Driver {
         match &case.what {
             What::Run(run) => self.messages(case, run),
             What::Busy(run) => {
-                let _busy = Busy::start()?;
+                let _busy = busy()?;
                 self.messages(case, run)
             }
             What::Connections(count) => self.connections(case, *count),
@@ -330,24 +330,11 @@ fn options(link: &Link, key: &str, end: usize) -> Result<Options, Error> {
 }
 
 /// A process that only takes time from a core.
-struct Busy(Child);
-
-impl Busy {
-    fn start() -> Result<Self, Error> {
-        let mut command = Command::new("sh");
-        command.args(["-c", "while :; do :; done"]);
-        command
-            .spawn()
-            .map(Self)
-            .map_err(Error::system("start a busy process"))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn busy() -> Result<Child, Error> {
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]);
+    let started = command.spawn().map(Child);
+    started.map_err(Error::system("start a busy process"))
 }
 
 /// The other end.

@@ -1,11 +1,12 @@
 //! Plain send and receive loops over loopback and host memory: what the machine gives to anybody.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, Socket, Type};
 use tcpx::Congestion;
-use tcpx_net::plain;
+use tcpx_net::NetworkError;
 
 use crate::Error;
 use crate::end::{Part, timed};
@@ -68,14 +69,26 @@ pub(crate) fn measure(
     congestion: &Congestion,
     limit: Duration,
 ) -> Result<Sample, Error> {
-    let until = Instant::now() + limit;
+    let socket = || Socket::new(Domain::IPV4, Type::STREAM, None);
     let pair = || -> Result<[TcpStream; 2], Error> {
-        let listener = plain::listen((Ipv4Addr::LOCALHOST, 0).into(), congestion)?;
-        let at = listener
-            .local_addr()
-            .map_err(Error::system("look at a socket"))?;
-        let near = plain::connect(at, congestion, until)?;
-        Ok([near, plain::accept(&listener, until)?.0])
+        let failed = Error::system("connect plain sockets");
+        let (listening, near) = socket()
+            .and_then(|listening| Ok((listening, socket()?)))
+            .map_err(&failed)?;
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        // As lanes get it: before they listen or connect.
+        let given = congestion.apply_to_listen(&listening, at);
+        given
+            .and_then(|()| congestion.apply_to_dial(&near, at))
+            .map_err(NetworkError::from)?;
+        let connect = || {
+            listening.bind(&at.into())?;
+            listening.listen(1)?;
+            near.connect_timeout(&listening.local_addr()?, limit)?;
+            listening.accept()
+        };
+        let (far, _) = connect().map_err(&failed)?;
+        Ok([near.into(), far.into()])
     };
     let pairs: Result<Vec<_>, _> = (0..streams).map(|_| pair()).collect();
     let pairs = pairs?;
@@ -88,7 +101,6 @@ pub(crate) fn measure(
     let moved = || {
         for stream in pairs.iter().flatten() {
             stream.set_nodelay(true)?;
-            stream.set_nonblocking(false)?;
             stream.set_read_timeout(Some(limit))?;
             stream.set_write_timeout(Some(limit))?;
         }

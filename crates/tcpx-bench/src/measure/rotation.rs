@@ -209,7 +209,9 @@ impl Turns<'_, '_> {
             Some(Peer::Plain) => self.plain(run)?,
             Some(Peer::Iperf3) => return self.iperf3(run),
             Some(Peer::Other(_, process)) => {
-                let group = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
+                let group = i32::try_from(process.child.0.id())
+                    .ok()
+                    .and_then(Pid::from_raw);
                 let signal = |signal| group.map(|group| kill_process_group(group, signal));
                 signal(Signal::CONT);
                 let case = json!({ "run": run, "ms": span.as_millis() as u64 });

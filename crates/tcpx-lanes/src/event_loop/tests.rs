@@ -90,11 +90,11 @@ fn a_loop_that_has_ended_finishes_a_source_at_once() {
 fn lanes_spread_over_all_loops_before_one_has_two() {
     let loops = EventLoops::start("test", 3).unwrap();
     let spread = loops.spread(7);
-    let of = |one: &EventLoop| {
-        let same = |place: &&Loop| Arc::ptr_eq(&place.0, &one.inbox);
+    let of = |one: &Loop| {
+        let same = |place: &&Loop| place.is(one);
         spread.iter().filter(same).count()
     };
-    let mut counts: Vec<_> = loops.loops.iter().map(of).collect();
+    let mut counts: Vec<_> = loops.loops.0.iter().map(of).collect();
     counts.sort_unstable();
     assert_eq!(counts, [2, 2, 3]);
     assert!(

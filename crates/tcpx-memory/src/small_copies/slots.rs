@@ -11,17 +11,42 @@ pub(super) const SLOT: usize = 32 << 10;
 /// Slots that copies of more than one leave to those of one.
 const KEPT: usize = 4;
 
+/// What a copy does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// From the slot to the GPU.
+    Write,
+    /// From the GPU to the slot.
+    Read,
+    /// Within the GPU: of the slot it has the word of its end alone.
+    Within,
+}
+
+/// Memory of the GPU that a copy touches, held for it.
+pub(super) type Memory = (RegionSlice, Held);
+
 /// A copy in flight, and what it touches.
 pub(super) struct Copy {
-    /// The caller's name for a copy whose end is to be reported: a write, or an abandoned read.
+    /// The caller's name for a copy whose end is to be reported: any but a read that its caller waits for.
     pub(super) token: Option<u64>,
-    pub(super) is_read: bool,
+    pub(super) kind: Kind,
     /// Where to and where from, and how much.
     pub(super) way: (u64, u64),
     pub(super) bytes: usize,
     /// Of a copy that is the persistent kernel's.
     pub(super) request: Option<WorkRequest>,
-    pub(super) _memory: (RegionSlice, Held),
+    /// The other end of one within the GPU comes last.
+    pub(super) _memory: (Memory, Option<Memory>),
+}
+
+impl Copy {
+    /// Bytes of slots that it takes.
+    fn room(&self) -> usize {
+        match self.kind {
+            Kind::Within => SLOT,
+            _ => self.bytes,
+        }
+    }
 }
 
 /// Copies in flight.
@@ -46,7 +71,7 @@ impl Slots {
 
     /// Puts a copy in the slots that were found for it.
     pub(super) fn put(&mut self, slot: usize, copy: Copy) {
-        self.in_use |= run(slot, copy.bytes);
+        self.in_use |= run(slot, copy.room());
         self.reported |= u16::from(copy.token.is_some()) << slot;
         self.copies[slot] = Some(copy);
     }
@@ -71,7 +96,7 @@ impl Slots {
     /// Frees the slots of the copy whose first one this is.
     pub(super) fn take(&mut self, slot: usize) -> Option<Copy> {
         let copy = self.copies[slot].take()?;
-        self.in_use &= !run(slot, copy.bytes);
+        self.in_use &= !run(slot, copy.room());
         self.reported &= !(1 << slot);
         Some(copy)
     }
@@ -93,7 +118,7 @@ impl Slots {
     /// Whether an abandoned read is still in flight: the next long one would take too long too.
     pub(super) fn has_given_up(&self) -> bool {
         let mut copies = self.copies.iter().flatten();
-        copies.any(|copy| copy.is_read)
+        copies.any(|copy| copy.kind == Kind::Read)
     }
 
     /// Whether any copy is the persistent kernel's.

@@ -49,6 +49,42 @@ fn round_trips(gpu: &Gpu, copies: &mut SmallCopies) {
         region.read_to(0, &mut whole).unwrap();
         assert_eq!((whole[0], whole[len + 1]), (0xA5, 0xA5));
         assert_eq!(whole[1..=len], sent);
+        let other = Region::cuda(gpu, len + 2).unwrap();
+        other.write_from(0, &vec![0x5A; len + 2]).unwrap();
+        let to = other.slice(1..=len).unwrap();
+        assert_eq!(copies.start_within(&middle, &to, None, 8), Ok(true));
+        assert_eq!(ended(copies), [(8, Ok(len as u64))]);
+        other.read_to(0, &mut whole).unwrap();
+        assert_eq!((whole[0], whole[len + 1]), (0x5A, 0x5A));
+        assert_eq!(whole[1..=len], sent);
+    }
+}
+
+#[test]
+fn a_copy_within_the_gpu_takes_one_slot_and_holds_both_ends() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap().unwrap();
+    let most = SmallCopies::MOST_WITHIN;
+    let regions: Vec<_> = (0..=SLOTS)
+        .map(|_| Region::cuda(&gpu, most + 1).unwrap())
+        .collect();
+    let part = |at: usize, len| regions[at].slice(..len).unwrap();
+    for (from, to) in [(most + 1, most + 1), (0, 0), (8, 9)] {
+        let started = copies.start_within(&part(0, from), &part(1, to), None, 1);
+        assert_eq!(started, Ok(false), "{from} bytes to {to}");
+    }
+    for (token, to) in (1..).zip(&regions[1..]) {
+        let slice = to.slice(..most).unwrap();
+        let started = copies.start_within(&part(0, most), &slice, None, token);
+        assert_eq!(started, Ok(true));
+        assert!(to.read_to(0, &mut [0]).is_err(), "it is written");
+    }
+    assert!(regions[0].write_from(0, &[1]).is_err(), "it is read");
+    let further = copies.start_within(&part(0, 1), &part(0, 1), None, 99);
+    assert_eq!(further, Ok(false), "no slot is free");
+    assert_eq!(ended(&mut copies).len(), SLOTS);
+    for region in &regions {
+        region.write_from(0, &[1]).unwrap();
     }
 }
 

@@ -25,7 +25,7 @@ use kernel::Kernels;
 use kernel_jobs::KernelJobs;
 use slots::Slots;
 
-use super::queue::JobQueue;
+use super::queue::{JobQueue, ROOM};
 use super::{CopyWorker, spawn};
 use crate::ending;
 use crate::error::{CudaError, MemoryError};
@@ -89,7 +89,7 @@ pub(super) fn wait_until_idle(limit: Duration) -> bool {
 type Started = Result<Option<CudaError>, MemoryError>;
 
 fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
-    let queue = Arc::new(JobQueue::new(gpu.kind()));
+    let queue = Arc::new(JobQueue::new(gpu.kind(), ROOM));
     let (sender, started) = mpsc::sync_channel::<Started>(1);
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
     spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {

@@ -6,6 +6,9 @@ use crate::cpu;
 /// Says that a job fails, as those of a GPU may, where a simulation has set it.
 #[cfg(feature = "simulation")]
 pub static FAILS: std::sync::OnceLock<fn() -> bool> = std::sync::OnceLock::new();
+/// How many jobs have room in the queue, where a simulation has set it.
+#[cfg(feature = "simulation")]
+pub static HOST_ROOM: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
 
 /// Runs jobs in order until the queue stops and is empty.
 pub(super) fn run(queue: &JobQueue) {

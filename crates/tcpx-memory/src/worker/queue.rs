@@ -1,9 +1,10 @@
-//! The bounded queue between submitters and a worker's thread.
+//! The queue between submitters and a worker's thread.
 
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -15,9 +16,10 @@ use crate::fence::Fence;
 use crate::job::{CompletionSink, Job, SubmitError, Work};
 use crate::kind::MemoryKind;
 use crate::lease;
+use crate::lock;
 
-/// Jobs that may wait for a worker.
-pub(super) const CAPACITY: usize = 4096;
+/// Jobs that wait for a worker without a lock and without new memory.
+pub(super) const ROOM: usize = 4096;
 
 /// A job that was checked and holds its memory.
 ///
@@ -137,8 +139,15 @@ impl Drop for Answer {
 }
 
 /// Submitters push, one thread pops and sleeps.
+///
+/// A job that holds a slot of a network cannot be refused, as nobody would try it again. There are as many of those as
+/// the windows and slots of all connections allow, for which the room suffices as a rule; the rest waits beside it.
 pub(super) struct JobQueue {
     tickets: ArrayQueue<Ticket>,
+    /// What came when `tickets` was full, and behind that, until all of it has begun.
+    further: Mutex<VecDeque<Ticket>>,
+    /// How many those are; changed under their lock.
+    further_count: AtomicUsize,
     park_gate: ParkGate,
     stopping: AtomicBool,
     /// The thread sleeps, or is about to, as nothing is in flight.
@@ -148,9 +157,12 @@ pub(super) struct JobQueue {
 }
 
 impl JobQueue {
-    pub(super) fn new(worker: MemoryKind) -> Self {
+    /// With so much room.
+    pub(super) fn new(worker: MemoryKind, room: usize) -> Self {
         Self {
-            tickets: ArrayQueue::new(CAPACITY),
+            tickets: ArrayQueue::new(room),
+            further: Mutex::default(),
+            further_count: AtomicUsize::new(0),
             park_gate: ParkGate::new(),
             stopping: AtomicBool::new(false),
             resting: AtomicBool::new(false),
@@ -175,21 +187,12 @@ impl JobQueue {
         self.park_gate.is_closed()
     }
 
-    /// Queues a ticket, if fewer than `most` wait.
-    pub(super) fn push(&self, ticket: Ticket, most: usize) -> Result<(), SubmitError> {
+    /// Queues a ticket.
+    pub(super) fn push(&self, ticket: Ticket) -> Result<(), SubmitError> {
         if self.is_closed() {
             return Err(ticket.into_refused(MemoryError::WorkerFailed));
         }
-        let full = |ticket: Ticket| {
-            ticket.into_refused(MemoryError::QueueFull {
-                worker: self.worker,
-                capacity: CAPACITY,
-            })
-        };
-        if self.tickets.len() >= most {
-            return Err(full(ticket));
-        }
-        self.tickets.push(ticket).map_err(full)?;
+        self.add(ticket);
         self.wake();
         if self.is_closed() {
             self.refuse_rest();
@@ -197,15 +200,52 @@ impl JobQueue {
         Ok(())
     }
 
+    /// Queues a ticket, if fewer than `most` wait and there is room.
+    pub(super) fn push_deferrable(&self, ticket: Ticket, most: usize) -> Result<(), SubmitError> {
+        let most = most.min(self.tickets.capacity());
+        if self.tickets.len() + self.further_count.load(Ordering::SeqCst) >= most {
+            return Err(ticket.into_refused(MemoryError::QueueFull {
+                worker: self.worker,
+                jobs: most,
+            }));
+        }
+        self.push(ticket)
+    }
+
+    fn add(&self, ticket: Ticket) {
+        let mut ticket = ticket;
+        if self.further_count.load(Ordering::SeqCst) == 0 {
+            match self.tickets.push(ticket) {
+                Ok(()) => return,
+                Err(refused) => ticket = refused,
+            }
+        }
+        let mut further = lock(&self.further);
+        further.push_back(ticket);
+        self.further_count.store(further.len(), Ordering::SeqCst);
+    }
+
     /// Ends what was never begun.
     fn refuse_rest(&self) {
-        while let Some(ticket) = self.tickets.pop() {
+        while let Some(ticket) = self.pop() {
             ticket.finish(Err(MemoryError::WorkerFailed));
         }
     }
 
     pub(super) fn pop(&self) -> Option<Ticket> {
-        self.tickets.pop()
+        self.tickets.pop().or_else(|| {
+            if self.further_count.load(Ordering::SeqCst) == 0 {
+                return None;
+            }
+            let mut further = lock(&self.further);
+            let ticket = further.pop_front();
+            self.further_count.store(further.len(), Ordering::SeqCst);
+            ticket
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tickets.is_empty() && self.further_count.load(Ordering::SeqCst) == 0
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -221,14 +261,14 @@ impl JobQueue {
     /// Whether nothing waits and nothing is in flight.
     pub(super) fn is_at_rest(&self) -> bool {
         let rests = self.resting.load(Ordering::SeqCst) || self.is_closed();
-        rests && self.tickets.is_empty()
+        rests && self.is_empty()
     }
 
     /// Sleeps until there is a job, the worker stops, or `limit` has passed, without which nothing is in flight; may
     /// return sooner.
     pub(super) fn sleep(&self, limit: Option<Duration>) {
         self.resting.store(limit.is_none(), Ordering::SeqCst);
-        let has_work = || !self.tickets.is_empty() || self.is_stopping();
+        let has_work = || !self.is_empty() || self.is_stopping();
         self.park_gate.sleep(has_work, || match limit {
             Some(limit) => thread::park_timeout(limit),
             None => thread::park(),
@@ -268,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_panic_fails_every_job_and_keeps_started_memory() {
-        let queue = JobQueue::new(MemoryKind::Host);
+        let queue = JobQueue::new(MemoryKind::Host, ROOM);
         let (sender, ended) = mpsc::channel();
         let sink = Arc::new(Channel(sender));
         let regions: Vec<_> = (0..3).map(|_| Region::host(10).unwrap()).collect();
@@ -282,8 +322,8 @@ mod tests {
                 token: token as u64,
             })
         };
-        queue.push(ticket(0).unwrap(), CAPACITY).unwrap();
-        queue.push(ticket(1).unwrap(), CAPACITY).unwrap();
+        queue.push(ticket(0).unwrap()).unwrap();
+        queue.push(ticket(1).unwrap()).unwrap();
         let is_free = |region: &Region| region.lease(.., Access::Write).is_ok();
         queue.serve(|| {
             let _begun = queue.pop();
@@ -296,7 +336,7 @@ mod tests {
             );
         }
         assert!(!is_free(&regions[0]) && is_free(&regions[1]));
-        let refused = queue.push(ticket(2).unwrap(), CAPACITY).unwrap_err();
+        let refused = queue.push(ticket(2).unwrap()).unwrap_err();
         assert_eq!(
             (refused.job.token, refused.error),
             (2, MemoryError::WorkerFailed)

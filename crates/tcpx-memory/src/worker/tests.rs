@@ -125,32 +125,53 @@ fn when_a_job_has_ended_its_memory_is_free() {
     }
 }
 
+/// Keeps a worker from its next job until the test lets go of the sender.
+struct Gate(Mutex<Receiver<()>>);
+
+impl CompletionSink for Gate {
+    fn complete(&self, _: u64, _: Result<u64, MemoryError>) {
+        let _ = lock(&self.0).recv();
+    }
+}
+
 #[test]
-fn every_accepted_job_ends_once_even_when_the_queue_is_full() {
-    let worker = CopyWorker::start_host().unwrap();
-    let source = region(&[9; 64]);
-    let (sink, completions) = channel();
-    let mut accepted = 0;
-    for token in 0..20_000 {
-        let work = Work::checksum(source.all());
-        match worker.submit(job(work, &sink, token)) {
-            Ok(()) => accepted += 1,
-            Err(refused) => {
-                assert!(matches!(
-                    refused.error,
-                    MemoryError::QueueFull { capacity: 4096, .. }
-                ));
-                assert_eq!(refused.job.token, token);
-            }
+fn every_job_is_taken_and_ends_in_order_however_little_room() {
+    for room in [1, 2, 7, ROOM] {
+        let worker = CopyWorker::start_host(room).unwrap();
+        let source = region(&[9; 64]);
+        let (shut, gate) = mpsc::channel();
+        let first = Job {
+            work: Work::checksum(source.all()),
+            fence: None,
+            sink: Arc::new(Gate(Mutex::new(gate))),
+            token: 0,
+        };
+        worker.submit(first).unwrap();
+        let (sink, completions) = channel();
+        let jobs = 2 * ROOM as u64;
+        for token in 0..jobs {
+            let work = Work::checksum(source.all());
+            worker.submit(job(work, &sink, token)).unwrap();
         }
+        let deferrable = job(Work::checksum(source.all()), &sink, jobs);
+        let refused = worker
+            .submit_deferrable(deferrable, usize::MAX)
+            .unwrap_err();
+        assert!(
+            matches!(refused.error, MemoryError::QueueFull { jobs, .. } if jobs == room),
+            "{}",
+            refused.error
+        );
+        assert_eq!(refused.job.token, jobs);
+        drop(refused);
+        drop((shut, sink));
+        for token in 0..jobs {
+            let (ended, result) = completions.recv_timeout(LIMIT).unwrap();
+            assert_eq!(ended, token, "of {room}");
+            result.unwrap();
+        }
+        assert!(completions.recv_timeout(LIMIT).is_err(), "one more ended");
     }
-    drop(sink);
-    let mut ended = 0;
-    while let Ok((_, result)) = completions.recv_timeout(LIMIT) {
-        assert!(result.is_ok());
-        ended += 1;
-    }
-    assert_eq!(ended, accepted);
 }
 
 #[test]
@@ -186,7 +207,7 @@ fn a_sink_that_panics_when_it_is_let_go_of_costs_nobody() {
             assert!(thread::panicking(), "expected by the test");
         }
     }
-    let worker = CopyWorker::start_host().unwrap();
+    let worker = CopyWorker::start_host(ROOM).unwrap();
     let source = region(&[9; 64]);
     let work = Work::checksum(source.all());
     let (told, ended) = mpsc::channel();
@@ -205,7 +226,7 @@ fn a_sink_that_panics_when_it_is_let_go_of_costs_nobody() {
 
 #[test]
 fn dropping_the_worker_lets_accepted_jobs_end() {
-    let worker = CopyWorker::start_host().unwrap();
+    let worker = CopyWorker::start_host(ROOM).unwrap();
     let source = region(&[9; 4096]);
     let (sink, completions) = channel();
     for token in 0..4000 {

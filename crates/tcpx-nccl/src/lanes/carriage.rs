@@ -41,19 +41,6 @@ pub(crate) struct Carriage {
     from_gpu: OnceLock<Arc<FromGpu>>,
 }
 
-/// A message that takes lanes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load<'a> {
-    /// The receiver's number for the comm.
-    pub(crate) stream: u64,
-    pub(crate) sequence: u64,
-    pub(crate) source: &'a Source,
-    /// Bytes of the message.
-    pub(crate) total: usize,
-    /// Bytes queued before.
-    pub(crate) queued: usize,
-}
-
 /// Of a part of a message, which no lane has had before.
 pub(super) fn header(
     stream: u64,
@@ -105,12 +92,17 @@ impl Carriage {
         &self.outlet
     }
 
-    /// Queues what is left of a message, as far as there is room; gives the bytes queued in all.
-    pub(crate) fn queue(&self, load: Load<'_>) -> Result<usize, MemoryError> {
-        let total = load.total;
-        let mut queued = load.queued;
+    /// Queues what is left of a message of `total` bytes behind the first `queued`, as far as there is room; gives the bytes
+    /// queued in all. `stream` is the receiver's number for the comm.
+    pub(crate) fn queue(
+        &self,
+        (stream, sequence): (u64, u64),
+        source: &Source,
+        total: usize,
+        mut queued: usize,
+    ) -> Result<usize, MemoryError> {
         if queued == 0 {
-            self.outlet.begin(load.sequence, total);
+            self.outlet.begin(sequence, total);
         }
         while queued < total {
             let len = self
@@ -119,9 +111,8 @@ impl Carriage {
                 .part_bytes(total, total - queued, self.chunk_bytes);
             // A chunk's bytes are limited far below 4 GiB.
             let length = len as u32;
-            let (stream, sequence) = (load.stream, load.sequence);
             let header = header(stream, sequence, queued as u64, length, total as u64);
-            let is_queued = match (load.source, self.from_gpu.get()) {
+            let is_queued = match (source, self.from_gpu.get()) {
                 (Source::Host(payload), _) => {
                     let chunk = self.outlet.chunk(header, payload.from(queued).first(len));
                     self.route.set.push(chunk).is_ok()
@@ -144,16 +135,14 @@ impl Carriage {
         let failure = self.from_gpu.get().and_then(|one| one.failure());
         failure.cloned().map_or(Ok(()), Err)
     }
-}
 
-impl Carriage {
     /// Takes the comm's memory back from the lanes; `false` when chunks were lost.
     pub(crate) fn close(&self) -> bool {
         self.outlet.close();
         let set = &self.route.set;
         if !self
             .outlet
-            .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.chunks().moves())
+            .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.chunks.moves())
         {
             // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
             // of it at once. Those that have chunks of other comms are dialled again.

@@ -75,10 +75,7 @@ impl FromGpu {
         };
         if let Err(refused) = from.device.worker().submit(job) {
             *self.part(number) = None;
-            return match refused.error {
-                MemoryError::QueueFull { .. } => Ok(false),
-                error => Err(error),
-            };
+            return Err(refused.error);
         }
         self.started
             .store(number.wrapping_add(1), Ordering::Relaxed);
@@ -152,8 +149,8 @@ mod tests {
             queued += 1;
         }
         from_gpu.complete(0, Ok(10));
-        assert_eq!(set.chunks().queued(), queued + 1);
-        while set.chunks().pop().is_some() {}
+        assert_eq!(set.chunks.queued(), queued + 1);
+        while set.chunks.pop().is_some() {}
         assert!(!outlet.is_busy() && from_gpu.failure().is_none());
     }
 
@@ -163,11 +160,11 @@ mod tests {
         let (outlet, set, from_gpu) = copying();
         from_gpu.complete(0, Err(error.clone()));
         assert_eq!(from_gpu.failure(), Some(&error));
-        assert!(!outlet.is_busy() && set.chunks().pop().is_none());
+        assert!(!outlet.is_busy() && set.chunks.pop().is_none());
 
         let (outlet, set, from_gpu) = copying();
         from_gpu.complete(0, Err(MemoryError::WorkerFailed));
-        assert!(outlet.is_busy() && set.chunks().pop().is_none());
+        assert!(outlet.is_busy() && set.chunks.pop().is_none());
         assert!(from_gpu.failure().is_some());
     }
 }

@@ -25,7 +25,6 @@ use super::hello::{Greeting, GroupId, Hello};
 use super::outlet::Chunk;
 use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
-use super::users::Users;
 use crate::dialer::{AGAIN_TIME, Dialer, PairDialer};
 use crate::error;
 use crate::held::Stream;
@@ -41,6 +40,9 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 /// And nobody waits longer for a peer that does not answer at all: it rests.
 pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(60);
 
+/// The last comm has left.
+const CLOSED: usize = usize::MAX;
+
 /// Where the peer process takes lanes, and from where they are dialled.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
@@ -54,16 +56,18 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct LaneSet {
     own: Weak<Self>,
-    group: GroupId,
+    pub(crate) group: GroupId,
     peer: Peer,
-    chunks: LaneGroup<Chunk>,
+    /// Those that wait, and what the lanes have done.
+    pub(crate) chunks: LaneGroup<Chunk>,
     /// Bytes of the chunks that wait, or that a lane has begun; of lent ones, until the peer has read them.
     load: Arc<AtomicUsize>,
     /// The place of each lane in an event loop.
     lanes: Vec<Remote>,
     /// How many loops those are: so many lanes move at a time.
     at_a_time: usize,
-    comms: Users,
+    /// Comms that use the lanes; [`CLOSED`] once the last one has left: nobody enters any more.
+    comms: AtomicUsize,
     failed: AtomicBool,
     why: OnceLock<String>,
     /// Large chunks go without a copy.
@@ -76,7 +80,7 @@ pub(crate) struct LaneSet {
     /// How often the peer had moved when a comm that closes found that it does not, and when.
     silence: Mutex<Option<(u64, Instant)>>,
     /// Lanes that brought what the peer did not seal.
-    forged: AtomicU64,
+    pub(crate) forged: AtomicU64,
     /// Lanes that have ended and are not dialled yet, each with the reason.
     ended: Mutex<Vec<(u16, String)>>,
     /// Lanes that are not there: they did not come yet, or have ended.
@@ -151,7 +155,7 @@ impl LaneSet {
             group,
             chunks: LaneGroup::new(lanes.len().max(1), QUEUE_CHUNKS),
             load: Arc::default(),
-            comms: Users::default(),
+            comms: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
             splice: AtomicBool::new(splice),
@@ -184,10 +188,6 @@ impl LaneSet {
         })
     }
 
-    pub(crate) const fn group(&self) -> GroupId {
-        self.group
-    }
-
     pub(crate) fn lanes(&self) -> usize {
         self.lanes.len()
     }
@@ -196,11 +196,6 @@ impl LaneSet {
     pub(super) fn retention(&self, lane: u16) -> &Arc<Retention> {
         // There is one for each lane.
         &self.retention[usize::from(lane)]
-    }
-
-    /// The chunks that wait, and what the lanes have done.
-    pub(crate) fn chunks(&self) -> &LaneGroup<Chunk> {
-        &self.chunks
     }
 
     /// Where the chunks of a comm are counted.
@@ -287,11 +282,6 @@ impl LaneSet {
         place.start(Box::new(lane));
         self.missing.fetch_sub(1, Ordering::SeqCst);
         true
-    }
-
-    /// How many lanes brought what the peer did not seal.
-    pub(crate) const fn forged(&self) -> &AtomicU64 {
-        &self.forged
     }
 
     /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
@@ -472,30 +462,43 @@ impl LaneSet {
 
     /// A comm begins to use the lanes; `false` when they are closing already.
     pub(crate) fn enter(&self) -> bool {
-        if !self.comms.enter() {
-            return false;
-        }
-        if self.failed.load(Ordering::SeqCst) {
+        let more = |comms| (comms != CLOSED).then(|| comms + 1);
+        let entered = self.change_comms(more).is_some();
+        if entered && self.failed.load(Ordering::SeqCst) {
             self.leave();
             return false;
         }
-        true
+        entered
     }
 
-    /// A comm is done with the lanes; the last one closes them.
+    /// A comm is done with the lanes; the last one closes them. Counting and closing are one step: who enters meanwhile is
+    /// counted before, or sees the end.
     pub(crate) fn leave(&self) {
-        if self.comms.leave() {
+        let less = |comms| match comms {
+            0 | CLOSED => None,
+            1 => Some(CLOSED),
+            more => Some(more - 1),
+        };
+        if self.change_comms(less) == Some(1) {
             self.resume_all();
         }
     }
 
+    /// How many there were before, if that changes.
+    fn change_comms(&self, to: impl Fn(usize) -> Option<usize>) -> Option<usize> {
+        let changed = self
+            .comms
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, to);
+        changed.ok()
+    }
+
     /// Whether the set can serve another comm.
     pub(crate) fn is_open(&self) -> bool {
-        !self.comms.is_closed() && !self.failed.load(Ordering::SeqCst)
+        !self.is_closing() && !self.failed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.comms.is_closed()
+        self.comms.load(Ordering::SeqCst) == CLOSED
     }
 
     /// Whether large chunks go without a copy.
@@ -681,6 +684,38 @@ mod tests {
     use tcpx_lanes::event_loop::EventLoops;
 
     use super::*;
+
+    #[test]
+    fn a_comm_that_enters_while_the_last_one_leaves_is_counted_or_sees_the_end() {
+        let sets: Vec<_> = (0..200).map(|_| LaneSet::without_lanes(false)).collect();
+        let start = std::sync::Barrier::new(2);
+        let closed_under_a_comm = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for set in &sets {
+                    assert!(set.enter());
+                    start.wait();
+                    set.leave();
+                }
+            });
+            let round = |set: &LaneSet| {
+                start.wait();
+                if !set.enter() {
+                    return false;
+                }
+                let closed = (0..100).any(|_| set.is_closing());
+                set.leave();
+                closed
+            };
+            // Every round, so that the other thread is never left waiting.
+            sets.iter().filter(|set| round(set)).count()
+        });
+        // Both have left each of them by now, and the end is final.
+        let open = |set: &&Arc<LaneSet>| !set.is_closing() || set.enter();
+        assert_eq!(
+            (closed_under_a_comm, sets.iter().filter(open).count()),
+            (0, 0)
+        );
+    }
 
     #[test]
     fn a_lane_of_which_one_connection_broke_is_no_half_of_the_next_one() {

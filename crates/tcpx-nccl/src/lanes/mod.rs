@@ -29,4 +29,3 @@ mod retention;
 pub(crate) mod runtime;
 pub(crate) mod to_gpu;
 mod transmit_lane;
-mod users;

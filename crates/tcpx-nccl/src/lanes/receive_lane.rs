@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net::export::Log;
 use tcpx_lanes::event_loop::Remote;
-use tcpx_lanes::receive_lane::{Answer, End, Placing, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
 use tcpx_lanes::sealing::ReceiveSeal;
 use tcpx_lanes::socket_calls::{self as calls, Span};
 use tcpx_wire::ChunkHeader;
@@ -116,7 +116,7 @@ impl Target for Comms {
         Some(self.answers.as_fd())
     }
 
-    fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Arriving>, Violation> {
+    fn claim(&mut self, header: &ChunkHeader) -> Result<Answer<Arriving>, Violation> {
         let Some(inlet) = self.inlet(header.transfer.0) else {
             return Ok(Answer::Drain);
         };
@@ -172,18 +172,13 @@ impl Target for Comms {
         Ok(Progress::Moved(moved))
     }
 
-    fn place(
-        &mut self,
-        arriving: &mut Arriving,
-        done: usize,
-        opened: &[u8],
-    ) -> io::Result<Placing> {
+    fn place(&mut self, arriving: &mut Arriving, done: usize, opened: &[u8]) -> io::Result<bool> {
         let Some(_writing) = arriving.inlet.write() else {
             // The lane asks before it goes on.
-            return Ok(Placing::Done);
+            return Ok(true);
         };
         let Some(room) = room(&arriving.part, &mut arriving.to_gpu) else {
-            return Ok(Placing::NoRoom);
+            return Ok(false);
         };
         let to = room.from(done).first(opened.len());
         // SAFETY: memory as for `read`; `opened` is the lane's own.
@@ -192,7 +187,7 @@ impl Target for Comms {
             from.copy_to_nonoverlapping(to.start().cast_mut(), to.len());
         }
         arriving.inlet.moved();
-        Ok(Placing::Done)
+        Ok(true)
     }
 
     fn is_withdrawn(&self, arriving: &Arriving) -> bool {
@@ -214,10 +209,6 @@ impl Target for Comms {
                 }
             }
         }
-    }
-
-    fn release(&mut self, arriving: Arriving) {
-        self.put_back(arriving);
     }
 
     fn put_back(&mut self, arriving: Arriving) {

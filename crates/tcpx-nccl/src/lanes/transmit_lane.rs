@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 
 use tcpx_lanes::sealing::{Head, Protection, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
-use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Span};
 use tcpx_lanes::splice::Lender;
 use tcpx_wire::lane_seal::{Opener, Sealer};
@@ -23,10 +22,7 @@ use crate::link::is_forged;
 
 /// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike copying,
 /// splicing would fill one lane in no time.
-const MOST_UNACKED: usize = 2 << 20;
-/// The same within a host, of all lanes together or of one, whichever is more: there is no way to fill, and
-/// what is read soon is read from the cache.
-const MOST_UNACKED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
+const MOST_UNACKED: u64 = 2 << 20;
 /// Most bytes in the pipe: a chunk of the default size.
 const PIPE_BYTES: usize = 256 << 10;
 /// Chunks up to here are copied: that takes one call.
@@ -43,7 +39,6 @@ pub(super) fn transmit_lane(
         None => (SendSeal::Plain, None),
         Some((protection, sealer, opener)) => (protection.seal(sealer), Some(opener)),
     };
-    let most_unacked = most_unacked(set.lanes(), is_near(&stream));
     let queue = Queue {
         retention: Arc::clone(set.retention(number)),
         set,
@@ -51,7 +46,6 @@ pub(super) fn transmit_lane(
         stream,
         answers,
         lender: Lender::new(PIPE_BYTES),
-        most_unacked,
         seal,
         why: None,
     };
@@ -68,7 +62,6 @@ pub(super) struct Queue {
     /// Where the peer acknowledges.
     answers: Stream,
     lender: Lender,
-    most_unacked: usize,
     seal: SendSeal,
     /// Why the lane ends.
     why: Option<String>,
@@ -84,15 +77,6 @@ pub(super) struct Leaving {
     lends: bool,
 }
 
-/// Bytes that a lane of so many may have unacknowledged.
-fn most_unacked(lanes: usize, in_host: bool) -> usize {
-    let (all, one) = MOST_UNACKED_IN_HOST;
-    match in_host {
-        true => (all / lanes.max(1)).clamp(one, MOST_UNACKED),
-        false => MOST_UNACKED,
-    }
-}
-
 impl Owner for Queue {
     type Chunk = Leaving;
 
@@ -104,17 +88,17 @@ impl Owner for Queue {
         Some(self.answers.as_fd())
     }
 
-    fn begin(&mut self) -> io::Result<bool> {
-        Ok(self.set.failure().is_none())
+    fn begin(&mut self) -> bool {
+        self.set.failure().is_none()
     }
 
     fn most_unacked(&self) -> u64 {
-        self.most_unacked as u64
+        MOST_UNACKED
     }
 
     fn next(&mut self) -> Next<Leaving> {
         loop {
-            let Some(mut chunk) = self.set.chunks().take(self.number) else {
+            let Some(mut chunk) = self.set.chunks.take(self.number) else {
                 return match self.set.is_closing() {
                     true => Next::End,
                     false => Next::Rest,
@@ -123,7 +107,7 @@ impl Owner for Queue {
             if !chunk.begin() {
                 continue;
             }
-            self.set.chunks().took(self.number);
+            self.set.chunks.took(self.number);
             return Next::Chunk(Leaving {
                 head: self.seal.begin(&chunk.header.encode()),
                 lends: chunk.payload.len() > COPIED_BYTES
@@ -169,29 +153,29 @@ impl Owner for Queue {
             sent?
         };
         if matches!(moved, Moved::Bytes(_)) {
-            self.set.chunks().moved(self.number);
+            self.set.chunks.moved(self.number);
         }
         Ok(moved)
     }
 
     fn written(&mut self, leaving: Leaving, end: u64) {
-        self.set.chunks().keep(self.number, end, leaving.chunk);
+        self.set.chunks.keep(self.number, end, leaving.chunk);
     }
 
     fn read_to(&mut self, place: u64) {
-        while let Some(chunk) = self.set.chunks().read_to(self.number, place) {
+        while let Some(chunk) = self.set.chunks.read_to(self.number, place) {
             chunk.acknowledged();
         }
     }
 
     fn ended(&mut self, _within: Option<(&Leaving, usize)>, cause: io::Error) {
         let is_forged = u64::from(is_forged(&cause));
-        self.set.forged().fetch_add(is_forged, Ordering::Relaxed);
+        self.set.forged.fetch_add(is_forged, Ordering::Relaxed);
         self.why = Some(cause.to_string());
     }
 
     fn close(&mut self, unwritten: Option<Leaving>) {
-        let unread = self.set.chunks().end(self.number).into_iter();
+        let unread = self.set.chunks.end(self.number).into_iter();
         let unread: Vec<_> = unread
             .chain(unwritten.map(|leaving| leaving.chunk))
             .collect();
@@ -338,17 +322,12 @@ mod tests {
 
     #[test]
     fn a_lane_leaves_the_next_chunk_to_others_while_enough_is_unacknowledged() {
-        let of = |lanes, in_host| most_unacked(lanes, in_host) >> 10;
-        let found = [of(2, true), of(12, true), of(12, false)];
-        assert_eq!(found, [2048, 512, 2048]);
-        let payload = vec![3; 256 << 10];
+        let payload = vec![3; MOST_UNACKED as usize / 2];
         let (set, mut lane, mut peer) = lane(true);
-        assert!(is_near(&lane.owner().stream));
-        lane.owner().most_unacked = 512 << 10;
         let outlets = [payload.len(), payload.len(), 1].map(|bytes| queue(&set, &payload[..bytes]));
         let whole = HEADER + payload.len();
         receive(&mut lane, &mut peer, 2 * whole);
-        assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.chunks().queued() > 0);
+        assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.chunks.queued() > 0);
         peer.write_all(&(whole as u64).to_le_bytes()).unwrap();
         receive(&mut lane, &mut peer, HEADER + 1);
         assert!(outlets[0].is_sent(0) && outlets[1].is_busy() && outlets[2].is_busy());
@@ -451,6 +430,6 @@ mod tests {
         assert!(!outlet.is_borrowing());
         let (mut next, _peer) = connected(&set);
         assert_eq!(next.turn(), Turn::Rest);
-        assert!(!outlet.is_busy() && set.chunks().queued() == 0);
+        assert!(!outlet.is_busy() && set.chunks.queued() == 0);
     }
 }

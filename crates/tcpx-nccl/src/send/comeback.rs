@@ -23,16 +23,6 @@ use crate::ring::Ring;
 use crate::status::Glance;
 
 impl State {
-    /// Whether nothing can be written now.
-    pub(super) fn is_away(&self) -> bool {
-        self.resume.is_away()
-    }
-
-    /// Whether there is no connection to read from.
-    pub(super) fn is_lost(&self) -> bool {
-        self.resume.is_lost()
-    }
-
     /// The connection broke.
     pub(super) fn lose(&mut self, why: String) {
         self.resume.lose(why);
@@ -115,7 +105,7 @@ impl State {
             Err(error) => {
                 // The receiver may have said why before it hung up.
                 self.read_back()?;
-                if !self.is_away() {
+                if !self.resume.is_away() {
                     self.lose(error.to_string());
                 }
                 Ok(0)
@@ -165,11 +155,11 @@ impl State {
         let _ = self.progress(shared);
         let unread = self.resend.is_unread().then(|| self.resend.read());
         // Also one that the receiver never had, as it waits for the other one of the pair.
-        let waits = unread.is_some() || self.is_away();
-        if waits && !self.is_lost() && self.has_hung_up() {
+        let waits = unread.is_some() || self.resume.is_away();
+        if waits && !self.resume.is_lost() && self.has_hung_up() {
             // The receiver may have said why.
             let _ = self.read_back();
-            if self.failure.is_none() && !self.is_lost() {
+            if self.failure.is_none() && !self.resume.is_lost() {
                 self.lose("it ended".to_owned());
             }
         }
@@ -294,7 +284,7 @@ mod tests {
             let [(link, mut far), (answers, mut back)] = [Link::bare(), Link::bare()];
             state.resume.came([link, answers]);
             state.come_back().unwrap();
-            assert!(state.is_away() && !state.is_lost());
+            assert!(state.resume.is_away() && !state.resume.is_lost());
             let mut hello = [0; crate::lanes::hello::Greeting::BYTES];
             far.read_exact(&mut hello).unwrap();
             if breaks {
@@ -307,11 +297,11 @@ mod tests {
                 back.write_all(&read.encode(Record::Read)).unwrap();
             }
             let until = Instant::now() + Duration::from_secs(60);
-            while state.is_away() && !state.is_lost() {
+            while state.resume.is_away() && !state.resume.is_lost() {
                 assert!(Instant::now() < until, "it waits for the receiver");
                 state.tend(&shared);
             }
-            assert_eq!(state.is_lost(), breaks);
+            assert_eq!(state.resume.is_lost(), breaks);
         }
     }
 }

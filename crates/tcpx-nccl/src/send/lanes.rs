@@ -4,7 +4,7 @@ use nccl_net::export::{NetError, RequestId};
 
 use super::{POLLS_BETWEEN_LOOKS, Progress, Source, State};
 use crate::error;
-use crate::lanes::carriage::{Carriage, Load};
+use crate::lanes::carriage::Carriage;
 
 /// What the jobs of its sends do, for errors.
 const COPYING: &str = "copying a send out of GPU memory";
@@ -134,15 +134,8 @@ impl State {
         }
         request.on_lanes = true;
         let before = request.written;
-        let load = Load {
-            stream,
-            sequence,
-            source: &request.source,
-            total: request.size,
-            queued: before,
-        };
         request.written = carriage
-            .queue(load)
+            .queue((stream, sequence), &request.source, request.size, before)
             .map_err(error::copy(&self.name, COPYING))?;
         let queued = request.written - before;
         if request.written == request.size {
@@ -285,7 +278,7 @@ mod tests {
             let request = self.send_bytes(len);
             let mut was_queued = false;
             while self.comm.test(request).unwrap().is_none() {
-                while let Some(chunk) = self.set.chunks().pop() {
+                while let Some(chunk) = self.set.chunks.pop() {
                     chunk.acknowledged();
                     was_queued = true;
                 }
@@ -300,7 +293,7 @@ mod tests {
             let mut chunks: Vec<Chunk> = Vec::new();
             while chunks.is_empty() {
                 assert_eq!(self.comm.test(request).unwrap(), None);
-                chunks.extend(std::iter::from_fn(|| self.set.chunks().pop()));
+                chunks.extend(std::iter::from_fn(|| self.set.chunks.pop()));
             }
             assert!(chunks.iter_mut().all(Chunk::begin));
             drop(self.peer.take());

@@ -21,7 +21,7 @@ impl State {
             return Err(failure.clone());
         }
         let failure = loop {
-            if self.is_lost() {
+            if self.resume.is_lost() {
                 return Ok(());
             }
             let moved = self

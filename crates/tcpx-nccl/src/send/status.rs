@@ -65,7 +65,7 @@ impl Comm for State {
         let own = tcp_counters(&*self.link).unwrap_or_default();
         let lanes = self.carriage.as_ref().map(Carriage::set);
         // Those of lanes, which comms share, by the comm that asks first.
-        let news = lanes.map_or(0, |set| set.forged().swap(0, Ordering::Relaxed));
+        let news = lanes.map_or(0, |set| set.forged.swap(0, Ordering::Relaxed));
         let (operations_completed, bytes_sent) = self.sent;
         Counters {
             bytes_sent,

@@ -19,9 +19,9 @@ use tcpx_wire::key::Identity;
 use tcpx_wire::record::Records;
 
 use super::{Accepted, Inner};
+use crate::auth::Peer;
 use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox, WeakInbox};
-use crate::peer::Peer;
 
 /// A connection must have proved itself this long after it was accepted.
 const PATIENCE: Duration = Duration::from_secs(3);

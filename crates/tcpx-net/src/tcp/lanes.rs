@@ -1,24 +1,43 @@
 //! Handing the lanes of a channel to the event loops, at its start and when one comes back.
 
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use tcpx_lanes::event_loop::Loop;
+use nccl_net::export::fork::PerProcess;
+use tcpx_lanes::event_loop::{EventLoops, Loop, loops_wanted};
 use tcpx_lanes::socket::{canonical, limit_buffers};
 use tcpx_wire::lane_seal::LaneKeys;
 
 use super::NAME;
-use super::loops;
 use super::receive_lane::receive_lane;
-use super::roster::Joined;
 use super::shared::{LaneSocket, Parts, Shared, lock};
 use super::tcp_channel::TcpChannel;
 use super::transmit_lane::transmit_lane;
 use super::watch;
 use crate::dial::JoinedLane;
 use crate::error::{IoError, NetworkError, SocketError};
+
+static LOOPS: PerProcess<OnceLock<Result<EventLoops, IoError>>> = PerProcess::new();
+
+/// The process's loops, which all of its channels share. The first use starts them, for as long as the process lives: as
+/// many as are asked for, or with 0 as suit the machine; later ones take what there is.
+pub(super) fn loops(asked: u16) -> Result<&'static EventLoops, IoError> {
+    LOOPS
+        .get()
+        .get_or_init(|| EventLoops::start("tcpx", loops_wanted(asked)).map_err(IoError::from))
+        .as_ref()
+        .map_err(Clone::clone)
+}
+
+/// How many those are, or would be.
+pub(super) fn count_loops(asked: u16) -> usize {
+    match LOOPS.get().get() {
+        Some(Ok(loops)) => loops.count(),
+        _ => loops_wanted(asked),
+    }
+}
 
 /// How errors and logs call the channel.
 pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
@@ -39,7 +58,7 @@ pub(super) fn start(
         cause,
         hint: "; raise the limits on threads and descriptors",
     };
-    let loops = loops::get(loops).map_err(|cause| fail("starting the event loops", cause))?;
+    let loops = self::loops(loops).map_err(|cause| fail("starting the event loops", cause))?;
     let window = parts.window;
     let lanes = streams.len();
     let places = loops.spread(lanes);
@@ -97,7 +116,7 @@ impl Shared {
     /// ended drops it.
     pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> bool {
         let _adding = lock(&shared.membership);
-        let Ok(loops) = loops::get(0) else {
+        let Ok(loops) = loops(0) else {
             return false;
         };
         if shared.is_over() {
@@ -111,12 +130,12 @@ impl Shared {
         };
         let socket = shared.lane_socket(one, lane, stream, peer);
         let (channel, peer) = (&shared.parts.name, socket.peer);
-        let Some(joined) = shared.roster.join(&socket) else {
+        let Some(is_back) = shared.roster.join(&socket) else {
             return false;
         };
-        match joined {
-            Joined::First => tracing::info!(%channel, lane, %peer, "a lane was opened"),
-            Joined::Again => {
+        match is_back {
+            false => tracing::info!(%channel, lane, %peer, "a lane was opened"),
+            true => {
                 let restored = &shared.counters.lanes_restored;
                 restored.fetch_add(1, Ordering::Relaxed);
                 tracing::info!(%channel, lane, %peer, "a lane is back");

@@ -4,8 +4,8 @@
 //! [exposes](exposed) a chunk in an entry of its table, which the peer has mapped, and says on a lane which one; the
 //! receiver [reads](peer_memory) entry, payload and entry again, of [GPU memory](gpu_memory) by its copy worker. Only an
 //! entry that is still the chunk's after the last byte is success: a sender that lets go of memory empties the entry
-//! first. A short message in host memory is exposed as a whole: the frame that asks for it says where, and whoever takes
-//! that frame copies it, so that no lane is woken. A window is exposed by the first get that its owner has checked: later
+//! first. A message that one copy moves is exposed as a whole: the frame that asks for it says where, and whoever takes that
+//! frame copies it, or has its copy worker do so, and no lane is woken. A window is exposed by the first get that its owner has checked: later
 //! ones are made without the owner.
 //!
 //! Which process the peer is [the kernel says](proof), and the peer's memory holds what the two ends of the session alone
@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tcpx_memory::{MemoryKind, ReadUntilWritten, RegionSlice};
 use tcpx_wire::frame::Exposure;
-use tcpx_wire::session::MAX_EXPOSED_BYTES;
 
 use super::transmit_table::Outgoing;
 use crate::network::Setup;
@@ -30,7 +29,7 @@ pub use exposed::Exposed;
 pub(super) use exposed::Mark;
 use exposed::{HOST, MOST_PARTS, PartWords, Table};
 use gpu_memory::GpuMemory;
-pub use peer_memory::WindowRead;
+pub use peer_memory::PeerRead;
 pub(super) use peer_memory::{PeerMemory, Place, Read, Source};
 pub(super) use proof::Door;
 
@@ -72,6 +71,10 @@ impl FromStr for Local {
     }
 }
 
+/// Longest message in host memory that whoever takes its frame copies: a longer one goes over lanes, whose threads copy
+/// beside that one.
+const MOST_HOST_BYTES: usize = 1 << 20;
+
 /// How much of it goes at a time; tests draw all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalSizes {
@@ -86,7 +89,7 @@ pub struct LocalSizes {
     pub windows: u16,
     /// Regions of the peer's GPUs that are mapped at a time; others come over TCP.
     pub imports: usize,
-    /// Bytes of a chunk that is read from a GPU by one copy; a quarter of it, and so on, where it lies in too many parts.
+    /// Bytes of a chunk or message that is read from a GPU by one copy; half of it, and so on, where it lies in too many parts.
     /// A multiple of what both ends cut at.
     pub chunk: u32,
     /// Parts of a chunk or message that are exposed, 1 to 1,024: what lies in more goes over lanes.
@@ -170,24 +173,41 @@ impl LocalPath {
         goes.then(|| table.expose(slot, header, host_parts(payload)))?
     }
 
-    /// Exposes a message, if the peer may read it; a frame says where.
+    /// Exposes a message, if the peer may read it; a frame says where. GPU memory that the peer does not know is not
+    /// offered to it for that: chunks do.
     pub(super) fn expose_message(&self, source: &RegionSlice) -> Option<(Exposure, Exposed)> {
+        let table = self.table.as_ref()?;
+        let bytes = u32::try_from(source.len()).ok()?;
+        if is_on_gpu(source) {
+            let gpus = self.gpus.as_ref().filter(|_| bytes <= self.sizes.chunk)?;
+            return table.expose_message(bytes, gpus.parts(source)?.into_iter());
+        }
         let goes = self.exposes_host
             && source.kind() == MemoryKind::Host
-            && source.len() >= self.sizes.least
+            && (self.sizes.least..=MOST_HOST_BYTES).contains(&source.len())
             && !self.has_failed.load(Ordering::Relaxed);
-        let (table, bytes) = (self.table.as_ref().filter(|_| goes)?, source.len());
-        table.expose_message(u32::try_from(bytes).ok()?, host_parts(source))
+        goes.then(|| table.expose_message(bytes, host_parts(source)))?
     }
 
-    /// Copies a message to host memory; `false` where the peer exposes it no more.
+    /// Where a message lies that goes to memory of this kind; `None` where the peer exposes it no more.
     ///
     /// # Errors
-    /// It cannot be read, or the peer's table says what cannot be.
-    pub(super) fn read_message(&self, at: &Exposure, into: &RegionSlice) -> std::io::Result<bool> {
-        match self.peer.as_ref().filter(|_| self.reads_host) {
-            Some(peer) => peer.read_message(at, into),
-            None => Err(exposed::impossible("what is not read here".to_owned())),
+    /// It is not read here, or the peer's table says what cannot be.
+    pub(super) fn find_message(
+        &self,
+        at: &Exposure,
+        to: MemoryKind,
+    ) -> std::io::Result<Option<PeerRead>> {
+        let found = match &self.peer {
+            Some(peer) => peer.find_message(at, self.gpus.as_deref(), to)?,
+            None => return Err(exposed::impossible("what is not read here".to_owned())),
+        };
+        let is_long = at.bytes as usize > MOST_HOST_BYTES;
+        match found {
+            Some(found) if found.gpu_memory().is_none() && (is_long || !self.reads_host) => Err(
+                exposed::impossible("host memory, which is not read here".to_owned()),
+            ),
+            found => Ok(found),
         }
     }
 
@@ -213,14 +233,14 @@ impl LocalPath {
         &self,
         pieces: &mut dyn Iterator<Item = (tcpx_wire::Place, u64)>,
         into: &RegionSlice,
-    ) -> Option<WindowRead> {
+    ) -> Option<PeerRead> {
         let (peer, kind) = (self.peer.as_ref()?, into.kind());
         let (gpus, most) = match kind {
-            MemoryKind::Host if self.reads_host => (None, MAX_EXPOSED_BYTES),
-            MemoryKind::Cuda { .. } => (self.gpus.as_deref(), self.sizes.chunk.into()),
+            MemoryKind::Host if self.reads_host => (None, MOST_HOST_BYTES),
+            MemoryKind::Cuda { .. } => (self.gpus.as_deref(), self.sizes.chunk as usize),
             _ => return None,
         };
-        if into.len() as u64 > most {
+        if into.len() > most {
             return None;
         }
         // What the table says that cannot be, its owner says as it is.
@@ -229,13 +249,13 @@ impl LocalPath {
         is_here.then_some(found)
     }
 
-    /// Copies some more of what lies in windows, as [`PeerMemory::read_on`] does.
+    /// Copies some more of it, as [`PeerMemory::read_on`] does.
     ///
     /// # Errors
     /// The peer's memory cannot be read.
     pub(super) fn read_on(
         &self,
-        read: &mut WindowRead,
+        read: &mut PeerRead,
         into: &RegionSlice,
     ) -> std::io::Result<Option<bool>> {
         match &self.peer {

@@ -1,8 +1,8 @@
 //! The death of a lane: what dies with it, and what the others take over.
 
+use std::io::{Error, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use tcpx_lanes::receive_lane::Violation;
 
@@ -16,28 +16,22 @@ use crate::error::{ChannelError, ChunkPosition, IoError};
 pub(super) enum Lost {
     /// The peer closed it between two chunks.
     ByPeer,
-    /// Its socket failed.
+    /// The peer opened it anew.
+    Replaced,
+    /// Its socket failed, or one of both sides gave it up.
     Broken {
         /// `sending` or `receiving`.
         operation: &'static str,
         position: Option<ChunkPosition>,
         cause: IoError,
     },
-    /// What was sent on it has moved no further for this long, and other lanes did.
-    Stalled(Duration),
-    /// The peer sent its chunk again on another lane.
-    Superseded,
-    /// The peer opened it anew.
-    Replaced,
-    /// The peer gave it up and asks for another one.
-    AskedFor,
 }
 
 impl Lost {
     pub(super) fn broken(
         operation: &'static str,
         position: Option<ChunkPosition>,
-        cause: std::io::Error,
+        cause: impl Into<IoError>,
     ) -> Self {
         Self::Broken {
             operation,
@@ -46,31 +40,29 @@ impl Lost {
         }
     }
 
+    /// It was given up, for this reason.
+    pub(super) fn given_up(operation: &'static str, text: String) -> Self {
+        let kind = ErrorKind::TimedOut;
+        Self::broken(operation, None, IoError { kind, text })
+    }
+
     fn into_error(self, channel: &str, socket: &LaneSocket) -> ChannelError {
-        let mut place = ("receiving", None);
-        let text = match self {
+        let (operation, position, cause) = match self {
+            Self::ByPeer => {
+                let cause = Error::from(ErrorKind::UnexpectedEof);
+                ("receiving", None, cause.into())
+            }
+            Self::Replaced => {
+                let text = "the peer gave it up and opened it anew".to_owned();
+                let kind = ErrorKind::TimedOut;
+                ("receiving", None, IoError { kind, text })
+            }
             Self::Broken {
                 operation,
                 position,
                 cause,
-            } => {
-                place = (operation, position);
-                Err(cause)
-            }
-            Self::ByPeer => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
-            Self::Stalled(waited) => {
-                place = ("sending", None);
-                Ok(format!("nothing moved for {} ms", waited.as_millis()))
-            }
-            Self::Superseded => {
-                Ok("the peer gave it up and sent its chunk on another lane".to_owned())
-            }
-            Self::AskedFor => Ok("the peer gave it up and asked for another one".to_owned()),
-            Self::Replaced => Ok("the peer gave it up and opened it anew".to_owned()),
+            } => (operation, position, cause),
         };
-        let kind = std::io::ErrorKind::TimedOut;
-        let cause = text.map_or_else(|cause| cause, |text| IoError { kind, text });
-        let (operation, position) = place;
         ChannelError::LaneLost {
             channel: channel.to_owned(),
             lane: socket.lane,
@@ -137,7 +129,9 @@ impl Shared {
             arrival = claim()?;
             if matches!(arrival, Arrival::HeldBy(now) if now == holder) {
                 if let Some(socket) = &socket {
-                    self.lane_lost_only(holder, Some(socket), Lost::Superseded);
+                    let text = "the peer gave it up and sent its chunk on another lane";
+                    let how = Lost::given_up("receiving", text.to_owned());
+                    self.lane_lost_only(holder, Some(socket), how);
                 }
                 break;
             }

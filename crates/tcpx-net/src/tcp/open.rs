@@ -8,7 +8,7 @@ use tcpx_lanes::arrival;
 use super::advert::Advert;
 use super::agree::{Agreed, Cards, mismatch, plain};
 use super::dials::Dials;
-use super::repair::{Dialler, Repair};
+use super::repair::{Dialler, Repair, Restores};
 use crate::channel::Way;
 use crate::dial::JoinedLane;
 use crate::error::NetworkError;
@@ -50,7 +50,7 @@ pub(super) fn open(
             let lanes = (lanes, at_first);
             let (streams, dialler) = dial(lanes, early, (&routes, &cards), setup, exchange)?;
             let ways = describe(&streams, &cards);
-            Ok((streams, Repair::dials(dialler), ways))
+            Ok((streams, Repair::new(Restores::Dials(dialler)), ways))
         }
         Side::Server => {
             let streams = collect(at_first, setup, exchange)?;
@@ -58,11 +58,9 @@ pub(super) fn open(
                 accept_on_card(&joined.stream, &cards, setup)?;
             }
             let ways = describe(&streams, &cards);
-            let repair = match setup.lanes.clone() {
-                Some(inbox) => Repair::takes(inbox, cards),
-                None => Repair::never(),
-            };
-            Ok((streams, repair, ways))
+            let side = setup.lanes.clone();
+            let side = side.map_or(Restores::Never, |inbox| Restores::Takes(inbox, cards));
+            Ok((streams, Repair::new(side), ways))
         }
     }
 }

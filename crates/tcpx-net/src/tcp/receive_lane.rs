@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_lanes::receive_lane::{Answer, End, Placing, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
 use tcpx_lanes::sealing::ReceiveSeal;
 use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part};
@@ -18,7 +18,6 @@ use super::local::{Place, Read, Source};
 use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, position};
 use super::shared::{LaneSocket, Shared};
-use super::staging::Landing;
 use crate::error::ChunkPosition;
 
 /// Bytes of a short chunk that are read at a time, into memory that stays in the core's own cache.
@@ -75,10 +74,7 @@ impl OpenWindows {
         into: &'a mut Option<RegionSlice>,
     ) -> Option<&'a RegionSlice> {
         if into.is_none() {
-            match self.shared.landing(claim, self.socket.lane) {
-                Landing::At(memory) => *into = Some(memory),
-                Landing::Later => return None,
-            }
+            *into = self.shared.landing(claim, self.socket.lane);
         }
         into.as_ref()
     }
@@ -180,7 +176,7 @@ impl Target for OpenWindows {
         self.shared.parts.local.peer.is_some()
     }
 
-    fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Reading>, Violation> {
+    fn claim(&mut self, header: &ChunkHeader) -> Result<Answer<Reading>, Violation> {
         let (shared, lane) = (&self.shared, self.socket.lane);
         let arrival = shared.without_holder(|| shared.receive.claim(lane, header))?;
         Ok(match arrival {
@@ -226,10 +222,10 @@ impl Target for OpenWindows {
         Ok(Progress::Moved(moved))
     }
 
-    fn place(&mut self, reading: &mut Reading, done: usize, opened: &[u8]) -> io::Result<Placing> {
+    fn place(&mut self, reading: &mut Reading, done: usize, opened: &[u8]) -> io::Result<bool> {
         let Reading { claim, into, .. } = reading;
         let Some(into) = self.landing(claim, into) else {
-            return Ok(Placing::NoRoom);
+            return Ok(false);
         };
         let staging = &self.shared.parts.staging;
         let placed = match staging.takes_past_caches(&claim.destination, into.len()) {
@@ -240,7 +236,7 @@ impl Target for OpenWindows {
         };
         placed.map_err(io::Error::other)?;
         self.count(opened.len());
-        Ok(Placing::Done)
+        Ok(true)
     }
 
     fn is_withdrawn(&self, reading: &Reading) -> bool {
@@ -267,10 +263,6 @@ impl Target for OpenWindows {
         let received = &self.shared.counters.chunks_received;
         received.fetch_add(1, Ordering::Relaxed);
         Shared::deliver(&self.shared, claim, into, mark);
-    }
-
-    fn release(&mut self, reading: Reading) {
-        self.put_back(reading);
     }
 
     fn put_back(&mut self, reading: Reading) {

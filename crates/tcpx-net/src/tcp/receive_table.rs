@@ -85,10 +85,8 @@ pub(super) enum Arrival {
 pub(super) enum Closing {
     /// No byte of it was written.
     Done,
-    /// The end is reported later; these lanes have chunks of it.
+    /// The end is reported later; these lanes have chunks of it, and others may be in copies.
     AskLanes(u64),
-    /// The same, and chunks of it are being copied.
-    Copying(u64),
 }
 
 #[derive(Debug)]
@@ -340,9 +338,6 @@ impl ReceiveTable {
         }
         let lanes = state.claims.lanes();
         let lanes = lanes.fold(0, |lanes, lane| lanes | 1 << lane);
-        if state.copying > 0 {
-            return Closing::Copying(lanes);
-        }
         // What came until now is reported with the end.
         if ends && !std::mem::replace(&mut state.is_ready, true) {
             drop(state);
@@ -668,8 +663,8 @@ mod tests {
         let chunk = claim(&table, 0, 0, &region);
         let (window, destination) = (chunk.window, chunk.destination);
         table.copies(&window, 0);
-        assert_eq!(table.close(0), Closing::Copying(0), "no lane has a chunk");
-        assert_eq!(table.close(0), Closing::AskLanes(0));
+        assert_eq!(table.close(0), Closing::AskLanes(0), "no lane has a chunk");
+        assert_eq!(table.close(0), Closing::AskLanes(0), "it is closed");
         let mut out = Vec::new();
         table.drain(&mut out);
         assert!(matches!(out[..], [Completion::Begun { .. }]), "{out:?}");

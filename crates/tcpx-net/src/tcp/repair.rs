@@ -22,12 +22,13 @@ use crate::network::Setup;
 /// How the lanes of a channel come back.
 #[derive(Debug)]
 pub(super) struct Repair {
-    side: Side,
+    side: Restores,
     redial: Mutex<Redial<LaneDial>>,
 }
 
+/// Who brings them back.
 #[derive(Debug)]
-enum Side {
+pub(super) enum Restores {
     /// Not at all.
     Never,
     /// This side opens them.
@@ -73,33 +74,21 @@ impl Dialler {
 }
 
 impl Repair {
-    fn new(side: Side) -> Self {
+    pub(super) fn new(side: Restores) -> Self {
+        if let Restores::Takes(inbox, _) = &side {
+            // From now on, what arrives there is taken soon.
+            inbox.notify(watch::wake);
+        }
         Self {
             side,
             redial: Mutex::default(),
         }
     }
 
-    /// They do not come back.
-    pub(super) fn never() -> Self {
-        Self::new(Side::Never)
-    }
-
-    /// This side opens them.
-    pub(super) fn dials(dialler: Dialler) -> Self {
-        Self::new(Side::Dials(dialler))
-    }
-
-    /// The peer opens them: from now on, what arrives in the inbox is taken soon.
-    pub(super) fn takes(inbox: LaneInbox, cards: Cards) -> Self {
-        inbox.notify(watch::wake);
-        Self::new(Side::Takes(inbox, cards))
-    }
-
     /// The way of each lane that this side opens.
     pub(super) fn routes(&self) -> &[Way] {
         match &self.side {
-            Side::Dials(dialler) => &dialler.routes,
+            Restores::Dials(dialler) => &dialler.routes,
             _ => &[],
         }
     }
@@ -112,13 +101,13 @@ impl Repair {
     /// Does what is due; when there is more to come.
     pub(super) fn advance(&self, channel: &Arc<Shared>, now: Instant) -> Option<Duration> {
         let mut redial = lock(&self.redial);
-        if let Side::Takes(inbox, cards) = &self.side {
+        if let Restores::Takes(inbox, cards) = &self.side {
             take_arrived(channel, &mut redial, inbox, cards);
         }
         let lanes = 0..channel.roster.lanes();
         let places: Vec<Place> = lanes.map(|lane| channel.roster.stands(lane, now)).collect();
         let dial = |lane: u16| match &self.side {
-            Side::Dials(dialler) => {
+            Restores::Dials(dialler) => {
                 let way = dialler.routes.get(usize::from(lane))?.clone();
                 Some(dialler.begin(lane, vec![way], now + ATTEMPT, Patience::default()))
             }
@@ -145,10 +134,10 @@ impl Repair {
             };
             tracing::debug!(channel = %name, lane, %error, "a lane is still dead");
         }
-        if matches!(self.side, Side::Takes(..)) {
+        if matches!(self.side, Restores::Takes(..)) {
             channel.roster.ask_for_lost(now, redial.coming());
         }
-        let repairs = !matches!(self.side, Side::Never) && channel.roster.has_lost();
+        let repairs = !matches!(self.side, Restores::Never) && channel.roster.has_lost();
         (repairs || !redial.is_idle()).then(|| redial.next(now))
     }
 }

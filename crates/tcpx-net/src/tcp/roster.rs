@@ -39,15 +39,6 @@ impl Place {
     }
 }
 
-/// How a stream has come to a place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Joined {
-    /// As the first one.
-    First,
-    /// In the place of one that died.
-    Again,
-}
-
 /// The places of a channel's lanes.
 #[derive(Debug)]
 pub(super) struct Roster {
@@ -96,8 +87,8 @@ impl Roster {
         Some(act(&mut lock(place)))
     }
 
-    /// Fills a place, and says how; not while both halves of the stream before are not gone yet.
-    pub(super) fn join(&self, socket: &Arc<LaneSocket>) -> Option<Joined> {
+    /// Fills a place, and says whether another stream had it before; not while both halves of that are not gone yet.
+    pub(super) fn join(&self, socket: &Arc<LaneSocket>) -> Option<bool> {
         self.place(socket.lane, |place| {
             place.is_vacant().then(|| {
                 place.socket = Some(Arc::clone(socket));
@@ -105,10 +96,7 @@ impl Roster {
                 self.halves.fetch_add(2, Ordering::AcqRel);
                 (place.lost, place.asked) = (None, None);
                 self.live.fetch_add(1, Ordering::AcqRel);
-                match std::mem::replace(&mut place.opened, true) {
-                    true => Joined::Again,
-                    false => Joined::First,
-                }
+                std::mem::replace(&mut place.opened, true)
             })
         })?
     }

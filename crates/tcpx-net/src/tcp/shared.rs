@@ -176,7 +176,7 @@ impl Parts {
             turn_bytes: TURN_BYTES,
             dead_after: Duration::from_secs(10),
             staging: Staging::new(&[], stage_host, window).unwrap(),
-            repair: Repair::never(),
+            repair: Repair::new(super::repair::Restores::Never),
             local: LocalPath::default(),
         }
     }
@@ -243,7 +243,9 @@ impl Shared {
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.
     pub(super) fn report(&self, event: Event) {
-        self.publish(event);
+        // A send has at most two under way, so the queue cannot be full.
+        let pushed = self.events.push(event);
+        debug_assert!(pushed.is_ok(), "more events than slots");
         self.roster.signal.wake();
     }
 
@@ -288,12 +290,6 @@ impl Shared {
     pub(super) fn report_placed(&self, claim: Claim) {
         self.receive.arrived(claim);
         self.roster.signal.wake();
-    }
-
-    fn publish(&self, event: Event) {
-        // A send has at most two under way, so the queue cannot be full.
-        let pushed = self.events.push(event);
-        debug_assert!(pushed.is_ok(), "more events than slots");
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {

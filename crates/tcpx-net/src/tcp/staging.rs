@@ -17,7 +17,6 @@ use tcpx_memory::{
 use tcpx_wire::frame::Settings;
 
 use super::local::Mark;
-use super::permits::Permits;
 use super::receive_table::{Claim, Window};
 use super::roster::Roster;
 use super::shared::{Shared, lock};
@@ -30,7 +29,8 @@ struct Worker {
     /// This connection's slots: for sends, and for receives.
     send: PinnedPool,
     receive: PinnedPool,
-    permits: Arc<Permits>,
+    /// Slots for sends that lanes may keep.
+    lent: Arc<AtomicUsize>,
 }
 
 /// Which memory is staged, by whom, and the sends that wait for a slot.
@@ -78,14 +78,6 @@ impl Receiving {
     }
 }
 
-/// Where a receive's payload is read to.
-#[derive(Debug)]
-pub(super) enum Landing {
-    At(RegionSlice),
-    /// No slot is free; the lane is woken when one may be.
-    Later,
-}
-
 impl Staging {
     pub(super) fn new(
         workers: &[Arc<CopyWorker>],
@@ -100,7 +92,7 @@ impl Staging {
             send: worker.slots_to_send(window.into()),
             receive: worker.slots_to_receive(window.into()),
             worker,
-            permits: Arc::default(),
+            lent: Arc::default(),
         };
         let host = match stage_host {
             true => Some(with_slots(CopyWorker::host().map_err(failed)?)),
@@ -211,29 +203,25 @@ const RECEIVE: u64 = 1 << 32;
 const COUNTED: u64 = 1 << 33;
 
 impl Shared {
-    /// The memory that a lane reads a receive's payload into.
-    pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Landing {
+    /// The memory that a lane reads a receive's payload into; `None`: no slot is free, and the lane is woken when one may be.
+    pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Option<RegionSlice> {
         let destination = &claim.destination;
         let Some(Worker { receive, .. }) = self.parts.staging.worker(destination.kind()) else {
-            return Landing::At(destination.clone());
+            return Some(destination.clone());
         };
         let take = || {
             let slot = take_slot(receive, destination.len(), PoolHalf::Upper, claim.number())?;
             slot.slice().slice(..destination.len()).ok()
         };
         if let Some(slot) = take() {
-            return Landing::At(slot);
+            return Some(slot);
         }
         // Onto the list first and then a second look: a slot that comes back in between either is
         // seen here or sees the list.
         self.roster.unplaced.insert(lane);
-        match take() {
-            Some(slot) => {
-                self.roster.unplaced.remove(lane);
-                Landing::At(slot)
-            }
-            None => Landing::Later,
-        }
+        let slot = take()?;
+        self.roster.unplaced.remove(lane);
+        Some(slot)
     }
 
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied, or GPU memory of the peer's
@@ -244,10 +232,7 @@ impl Shared {
             (Some(_), MemoryKind::Host | MemoryKind::Pinned) => staging.worker(into.kind()),
             (_, kind) => staging.worker(kind),
         };
-        let Some(Worker {
-            worker, permits, ..
-        }) = worker
-        else {
+        let Some(Worker { worker, send, .. }) = worker else {
             drop(into);
             return shared.report_placed(claim);
         };
@@ -259,7 +244,8 @@ impl Shared {
         } = claim;
         shared.receive.copies(&window, index);
         let number = lock(&shared.parts.staging.receiving).add((window, index, mark));
-        if mark.is_none() && is_copy_bound(into.len(), permits.are_taken()) {
+        let also_sends = send.free_slots() < send.slots();
+        if mark.is_none() && is_copy_bound(into.len(), also_sends) {
             into.leave_core();
         }
         let job = Job {

@@ -10,11 +10,11 @@ use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
-use tcpx_memory::{Fence, FreeWatch, ReadUntilWritten, RegionSlice};
+use tcpx_memory::{Fence, FreeWatch, MemoryKind, ReadUntilWritten, RegionSlice};
 use tcpx_wire::Place;
 use tcpx_wire::frame::{Exposure, Settings};
 
-use super::local::{Exposed, WindowRead};
+use super::local::{Exposed, PeerRead};
 use super::loss::Lost;
 use super::receive_table::Closing;
 use super::shared::{Event, LaneSocket, Parts, Shared, lock};
@@ -132,18 +132,14 @@ impl TcpChannel {
     /// Nobody reads the source any more.
     fn source_done(&mut self, slot: u16) -> Option<u64> {
         let token = self.sends[usize::from(slot)].token.take();
-        self.taken(token)
+        self.in_flight -= usize::from(token.is_some());
+        token
     }
 
     /// A window is closed.
     fn window_ended(&mut self, token: u64) {
         let ended = self.windows.remove(&token);
         self.in_flight -= usize::from(ended.is_some_and(|window| window.begun));
-    }
-
-    fn taken(&mut self, token: Option<u64>) -> Option<u64> {
-        self.in_flight -= usize::from(token.is_some());
-        token
     }
 
     fn drain_events(&mut self, out: &mut Vec<Completion>) {
@@ -376,7 +372,6 @@ impl Channel for TcpChannel {
         if let Some(slot) = slot_where(&self.sends, held) {
             match self.shared.transmit.withdraw(slot) {
                 Withdrawn::NotYet => return Cancel::Pending,
-                Withdrawn::Copying => return Cancel::Running,
                 Withdrawn::InHand(lane) => {
                     self.shared.let_go(lane);
                     return Cancel::Pending;
@@ -399,10 +394,6 @@ impl Channel for TcpChannel {
             Closing::Done => {
                 self.window_ended(token);
                 Cancel::Done
-            }
-            Closing::Copying(lanes) => {
-                self.shared.roster.wake_receivers(lanes);
-                Cancel::Running
             }
             Closing::AskLanes(lanes) => {
                 self.shared.roster.wake_receivers(lanes);
@@ -446,8 +437,9 @@ impl Channel for TcpChannel {
         }
         let stood = |socket: &Arc<LaneSocket>| socket.since.elapsed() >= STALL_BEHIND;
         if let Some(socket) = self.shared.roster.socket(lane).filter(stood) {
-            self.shared
-                .lane_lost_only(lane, Some(&socket), Lost::AskedFor);
+            let text = "the peer gave it up and asked for another one";
+            let how = Lost::given_up("receiving", text.to_owned());
+            self.shared.lane_lost_only(lane, Some(&socket), how);
         }
     }
 
@@ -470,13 +462,8 @@ impl Channel for TcpChannel {
         Some(exposed)
     }
 
-    fn read_exposed(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
-        let is_whole = self.shared.parts.local.read_message(at, into)?;
-        if is_whole {
-            let received = &self.shared.counters.bytes_received;
-            received.fetch_add(at.bytes.into(), Ordering::Relaxed);
-        }
-        Ok(is_whole)
+    fn find_exposed(&self, at: &Exposure, to: MemoryKind) -> io::Result<Option<PeerRead>> {
+        self.shared.parts.local.find_message(at, to)
     }
 
     fn own_loop(&self) -> Option<Loop> {
@@ -498,11 +485,11 @@ impl Channel for TcpChannel {
         &self,
         pieces: &mut dyn Iterator<Item = (Place, u64)>,
         into: &RegionSlice,
-    ) -> Option<WindowRead> {
+    ) -> Option<PeerRead> {
         self.shared.parts.local.find_in_windows(pieces, into)
     }
 
-    fn read_on(&self, read: &mut WindowRead, into: &RegionSlice) -> io::Result<Option<bool>> {
+    fn read_on(&self, read: &mut PeerRead, into: &RegionSlice) -> io::Result<Option<bool>> {
         let ended = self.shared.parts.local.read_on(read, into)?;
         if ended == Some(true) {
             let received = &self.shared.counters.bytes_received;

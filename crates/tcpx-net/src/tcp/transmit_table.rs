@@ -75,10 +75,8 @@ pub(super) enum Withdrawn {
     Now,
     /// It is free; an event says when its slot is.
     Later,
-    /// Something has just ended to read it; an event says so.
+    /// A copy reads it, or has just ended to; an event says when it is free.
     NotYet,
-    /// A copy reads it; an event says when that has ended.
-    Copying,
     /// This lane is writing it, and may have to wait for its peer: [have it let go](TransmitTable::let_go).
     InHand(u16),
 }
@@ -134,6 +132,15 @@ impl TransmitTable {
             0 => false,
             _ => at_work == 0 || self.queued_bytes() > at_work * LANE_BYTES,
         }
+    }
+
+    /// Whether no more chunks are under way than half of the lanes.
+    pub(super) fn leaves_lanes(&self) -> bool {
+        let done = self.chunks.done();
+        let (lanes, under_way) = done.fold((0, 0), |(lanes, sum), done| {
+            (lanes + 1, sum + done.under_way())
+        });
+        2 * under_way <= lanes
     }
 
     /// The next chunk, or `None` after noting that the lane rests.
@@ -297,7 +304,7 @@ impl TransmitTable {
     }
 
     /// Empties the slot of a send whose place in the queue a lane is to come upon. Drop the chunk outside of the
-    /// slot's lock: a permit that comes back wakes others.
+    /// slot's lock: a pinned slot that comes back wakes others.
     fn take_back(&self, state: &mut SendState, placed: bool) -> Option<Outgoing> {
         match std::mem::replace(state, SendState::Withdrawn) {
             SendState::Queued(chunk) if placed => Some(chunk),
@@ -314,7 +321,7 @@ impl TransmitTable {
             }
             SendState::Copying { cancelled, .. } => {
                 *cancelled = true;
-                (Withdrawn::Copying, None, None)
+                (Withdrawn::NotYet, None, None)
             }
             SendState::Taken { lane, settled, .. } => {
                 // News of a copy are still under way: they end the request, and must not be taken for those of the

@@ -120,7 +120,9 @@ impl ChannelWatch {
             speed.paces(&channel.paces, lane, transport);
             let dead = clock.look(now, done, transport, rested, at_work);
             if let Some(waited) = dead {
-                channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
+                let text = format!("nothing moved for {} ms", waited.as_millis());
+                let how = Lost::given_up("sending", text);
+                channel.lane_lost_only(lane, Some(&socket), how);
             }
         }
         if queued {

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use tcpx::request::Batch;
-use tcpx::{After, Error, WindowKey};
+use tcpx::{After, Error, Region, WindowKey};
 
 use super::{Conn, NOTICE_BYTES, notice_part};
 use crate::abi::Status;
@@ -13,7 +13,7 @@ use crate::agent::RemoteRegion;
 use crate::flight::{Flight, Running};
 use crate::info::RegionName;
 use crate::lock;
-use crate::memory::Hold;
+use crate::memory::{Hold, Registered};
 use crate::message::{MOST_BYTES, MOST_REGIONS, Message};
 
 /// The peer's windows, one over each region that was asked for, as long as the connection lives: all flights share it.
@@ -180,6 +180,19 @@ impl Conn {
         }
     }
 
+    /// GPU memory to write from, the same for all transfers until it is deregistered.
+    fn source(&self, memory: &Registered, hold: &Arc<Hold>) -> Region {
+        let (name, mut sources) = (memory.name.id, lock(&self.sources));
+        let region = sources.entry(name).or_insert_with(|| hold.shared_region());
+        let region = region.clone();
+        drop(sources);
+        if memory.is_closed() || self.is_dead() {
+            // It was deregistered meanwhile, or the connection has ended.
+            self.revoke(name);
+        }
+        region
+    }
+
     /// Everything that a flight moves. The engine holds its local memory from now on, as long as something may
     /// touch it, and the flight does not: whether its end is asked for is nothing to the memory.
     fn batch(&self, flight: &Flight, keys: &[WindowKey]) -> Result<Batch<'_>, Status> {
@@ -188,8 +201,12 @@ impl Conn {
         let holds: Option<Vec<Hold>> = holds.collect();
         // Some of it was deregistered meanwhile.
         let holds = holds.ok_or(Status::NOT_FOUND)?;
-        let regions = holds.into_iter().map(Arc::new);
-        let locals: Vec<_> = regions.map(|hold| hold.region(flight.token())).collect();
+        let regions = plan.locals.iter().zip(holds.into_iter().map(Arc::new));
+        let region = |(memory, hold): (&Arc<Registered>, Arc<Hold>)| match plan.is_write {
+            true if memory.gpu().is_some() => self.source(memory, &hold),
+            _ => hold.region(flight.token()),
+        };
+        let locals: Vec<_> = regions.map(region).collect();
         let mut batch = self.connection.batch().after(After::Nothing);
         for run in &plan.runs {
             let (start, len) = (run.local_offset as usize, run.len as usize);

@@ -94,10 +94,11 @@ impl Conn {
         }
     }
 
-    /// The peer may not touch the region any more.
+    /// The peer may not touch the region any more, and nothing is written from it.
     pub(crate) fn revoke(&self, region: u64) {
+        let source = lock(&self.sources).remove(&region);
         let gone = lock(&self.doorway).remove(&region);
         // Closing it may wait for the engine.
-        drop(gone);
+        drop((gone, source));
     }
 }

@@ -288,8 +288,7 @@ pub enum Action {
         bytes: u64,
     },
     /// Stop every access to the operation's memory; answer
-    /// [`data_quiet`](super::Session::data_quiet) when none is left, and say at once what
-    /// [cannot be hurried](super::Session::data_held).
+    /// [`data_quiet`](super::Session::data_quiet) when none is left.
     StopData {
         /// The operation.
         operation: OperationId,

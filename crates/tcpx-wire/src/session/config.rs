@@ -11,8 +11,8 @@ pub const CHUNK_GRAIN_BYTES: u32 = 4096;
 /// Longest transfer: [`u32::MAX`] chunks of the smallest size.
 pub const MAX_TRANSFER_BYTES: u64 = CHUNK_GRAIN_BYTES as u64 * u32::MAX as u64;
 
-/// Longest payload that a frame says the place of: its receiver copies it within one turn.
-pub const MAX_EXPOSED_BYTES: u64 = 1 << 20;
+/// Longest payload that a frame says the place of: its receiver copies it with one job.
+pub const MAX_EXPOSED_BYTES: u64 = 1 << 28;
 
 /// Credit that an eager payload takes at least: the receiver remembers more of it than its bytes.
 const LEAST_CREDIT: u64 = 256;
@@ -132,11 +132,12 @@ pub struct Config {
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
     /// twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
-    /// Longest wait for the peer's part in the end of an operation that this side's program or deadline ends, and for
-    /// a [copy that runs](super::Session::data_held); 75 ms by default. What was delivered is unknown then.
+    /// Longest wait for the data plane and for the peer's part in the end of an operation that this side's program or
+    /// deadline ends; 75 ms by default. Its memory is [held](super::Memory::Held) where the data plane takes longer, and
+    /// what was delivered is unknown where the peer does.
     pub answer_timeout: Duration,
-    /// Longest wait for the data plane, and for the peer where something else ends an operation; 5 s by default, but
-    /// not longer than the operation's own deadline allows.
+    /// The same where something else ends an operation; 5 s by default, but not longer than the operation's own deadline
+    /// allows.
     pub cancel_timeout: Duration,
 }
 

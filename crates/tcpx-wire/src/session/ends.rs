@@ -41,10 +41,11 @@ fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Fr
 }
 
 impl Config {
-    /// How long an operation that ends early waits for the peer's part.
+    /// How long an operation that ends early waits for the data plane and for the peer's part.
     fn answer_by(&self, now: Time, clock: &OperationClock, cause: &EndCause) -> Time {
         let soon = now + self.answer_timeout;
-        // This side's program or its deadline ends it, which has waited for long enough.
+        // This side's program or its deadline ends it, which has waited for long enough. A data plane lets go at once
+        // unless something holds it up, which may last: a copy behind other work, or another connection's bytes.
         let is_ours = matches!(
             cause,
             EndCause::Cancelled
@@ -56,13 +57,9 @@ impl Config {
         if is_ours {
             return soon;
         }
-        self.end_by(now, clock.ends_at()).max(soon)
-    }
-
-    /// How long what others do to end an operation may take, whose own deadline this is.
-    fn end_by(&self, now: Time, deadline: Option<Time>) -> Time {
         let late = now + self.cancel_timeout;
-        deadline.map_or(late, |deadline| late.min(deadline + self.answer_timeout))
+        let deadline = clock.ends_at().map(|end| end + self.answer_timeout);
+        deadline.map_or(late, |deadline| late.min(deadline).max(soon))
     }
 }
 
@@ -128,21 +125,13 @@ impl Session {
         }
         let (is_silent, is_reported) = (it.wire.is_none(), it.is_reported());
         let answer_by = self.config.answer_by(now, &it.clock, &cause);
-        // A data plane lets go at once, unless something holds it up or this process hardly runs.
-        let until = if is_busy {
-            let ahead = it.clock.ends_at().filter(|end| *end > now);
-            answer_by.max(self.config.end_by(now, ahead))
-        } else {
-            answer_by
-        };
-        self.timers.arm(&mut it.clock, operation, until);
+        self.timers.arm(&mut it.clock, operation, answer_by);
         it.end = End::Stopping(Box::new(Stopping {
             cause,
             is_reported,
             is_quiet: false,
             is_peer_quiet: is_silent,
             since: now,
-            answer_by,
         }));
         if role == Role::Sender {
             // What it has asked before it found its window, the peer may count until it ends.
@@ -200,28 +189,8 @@ impl Session {
                 Role::Receiver => self.window_closed(now, operation),
             };
         }
-        let is_reported = it.is_reported();
-        let Some(stopping) = it.stopping().filter(|stopping| !stopping.is_quiet) else {
-            return;
-        };
-        let answer_by = stopping.answer_by;
-        if !is_reported {
-            self.timers.arm(&mut it.clock, operation, answer_by);
-        }
-        self.let_go(now, operation);
-    }
-
-    /// Beside an answer to [`Action::StopData`] that is still to come: what points at the operation's memory cannot be
-    /// hurried, as a copy that runs on a GPU behind other work, or a call into foreign code. Such an operation ends
-    /// without it, in time, with [`Memory::Held`].
-    pub fn data_held(&mut self, operation: OperationId) {
-        if let Some(it) = self.operations.get_mut(operation)
-            && let Some(stopping) = it.stopping()
-            && !stopping.is_quiet
-            && !stopping.is_reported
-        {
-            let answer_by = stopping.answer_by;
-            self.timers.arm(&mut it.clock, operation, answer_by);
+        if it.is_stopping() && !it.is_quiet() {
+            self.let_go(now, operation);
         }
     }
 

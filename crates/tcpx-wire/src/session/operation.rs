@@ -253,8 +253,6 @@ pub(super) struct Stopping {
     /// The peer's has, as it said.
     pub(super) is_peer_quiet: bool,
     pub(super) since: Time,
-    /// How long the peer's part is waited for.
-    pub(super) answer_by: Time,
 }
 
 /// How far a transfer is, for its sender, or for a receiver that ends early.

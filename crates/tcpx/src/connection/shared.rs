@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,9 @@ use super::patience::Patience;
 use super::watching::Watching;
 use crate::core::Core;
 use crate::drive::ProgressOwner;
-use crate::driver::{Driven, DrivenId, Driver, Turn};
+use crate::driver::{Driven, DrivenId, Driver, READ, Turn};
 use crate::error::Error;
 use crate::notifications::Notifications;
-use crate::requests::{Ask, Requests};
 
 /// What the engine and all handles share.
 pub(crate) struct Shared {
@@ -53,6 +52,51 @@ pub(crate) struct Shared {
     notifications: Arc<Notifications>,
     /// How the connection ended, once nothing of it is left.
     pub(super) outcome: Mutex<Option<Result<(), Error>>>,
+}
+
+/// Requests that the next turn sees to. The engine may hang inside the network's library while it
+/// holds its lock; leaving a request never waits for that.
+#[derive(Default)]
+pub(crate) struct Requests {
+    asked: Mutex<Vec<Ask>>,
+    /// There may be some; for looking without the lock.
+    any: AtomicBool,
+}
+
+enum Ask {
+    Cancel(OperationId),
+    /// Closes a window.
+    Revoke(u64),
+    /// Closes the connection, within this time.
+    Close(Duration),
+    /// The same, as the program has let go of it.
+    Leave,
+}
+
+impl Requests {
+    fn add(&self, asks: impl IntoIterator<Item = Ask>) {
+        lock(&self.asked).extend(asks);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Passes everything asked so far to the session.
+    pub(crate) fn see_to(&self, core: &mut Core) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        self.any.store(false, Ordering::Relaxed);
+        let asked = std::mem::take(&mut *lock(&self.asked));
+        let now = core.clock.now();
+        for ask in asked {
+            match ask {
+                Ask::Cancel(operation) => core.session.cancel(now, operation),
+                Ask::Revoke(window) => core.revoke(window),
+                Ask::Close(limit) => core.session.close(now, limit),
+                Ask::Leave if core.session.closing() => {}
+                Ask::Leave => core.session.close(now, core.bounds.leave),
+            }
+        }
+    }
 }
 
 /// Looks at the engine's lock before a thread sleeps until it is free, as waking it takes longer than a turn: on few cores,
@@ -130,7 +174,7 @@ impl Shared {
             progress_owner: ProgressOwner::new(),
             announces,
             patience,
-            watching: Mutex::new(Watching::Read),
+            watching: Mutex::new(Watching::For(READ)),
             requests: Requests::default(),
             notifications,
             outcome: Mutex::new(None),

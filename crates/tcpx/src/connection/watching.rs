@@ -4,6 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use std::time::Instant;
+
+use rustix::event::epoll::EventFlags;
 use tcpx_lanes::lock;
 use tcpx_wire::Time;
 
@@ -16,10 +18,8 @@ use crate::wait::micros_since;
 /// What the driver is told to look for on the control socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watching {
-    Read,
-    ReadWrite,
-    /// A thread of the program looks by itself.
-    Muted,
+    /// For these events; [`MUTED`] while a thread of the program looks by itself.
+    For(EventFlags),
     /// Until another connection takes its place.
     Away,
     Nothing,
@@ -69,11 +69,11 @@ impl Shared {
         } else if core.control.is_away() {
             Watching::Away
         } else if self.progress_owner.is_attended() {
-            Watching::Muted
+            Watching::For(MUTED)
         } else if core.control.wants_write() {
-            Watching::ReadWrite
+            Watching::For(READ_WRITE)
         } else {
-            Watching::Read
+            Watching::For(READ)
         };
         let mut watching = lock(&self.watching);
         if replaced {
@@ -85,19 +85,14 @@ impl Shared {
             return;
         }
         let fd = core.control.as_fd();
-        let for_what = match wanted {
-            Watching::Nothing | Watching::Away => {
-                self.driver.unwatch(fd);
-                *watching = wanted;
-                return;
-            }
-            Watching::Muted => MUTED,
-            Watching::Read => READ,
-            Watching::ReadWrite => READ_WRITE,
+        let Watching::For(events) = wanted else {
+            self.driver.unwatch(fd);
+            *watching = wanted;
+            return;
         };
         let done = match *watching {
-            Watching::Away => self.driver.watch(self.id, fd, for_what),
-            _ => self.driver.rewatch(self.id, fd, for_what),
+            Watching::Away => self.driver.watch(self.id, fd, events),
+            _ => self.driver.rewatch(self.id, fd, events),
         };
         if done.is_ok() {
             *watching = wanted;

@@ -43,7 +43,7 @@ impl Core {
         let now = self.clock.now();
         match completion {
             Completion::Sent { token } => {
-                let Some(Token::Send(id, flight)) = self.tokens.open.remove(&token) else {
+                let Some((id, flight)) = self.tokens.chunks.remove(&token) else {
                     return;
                 };
                 if self.operations.get(&id).is_some_and(|op| op.stopped) {
@@ -61,14 +61,14 @@ impl Core {
                 list,
                 ticket,
             } => {
-                if let Some(&Token::Receive(id, flight)) = self.tokens.open.get(&token) {
+                if let Some(&(id, flight)) = self.tokens.chunks.get(&token) {
                     self.scattered(index, (id, flight), &pool, &list, ticket, None);
                 }
             }
             Completion::PathChanged { path, why } => self.path_changed(index, path, why),
             Completion::LaneMissing { lane } => self.session.ask_for_lane(lane),
             Completion::Received { token, payload } => {
-                let Some(Token::Receive(id, flight)) = self.tokens.open.remove(&token) else {
+                let Some((id, flight)) = self.tokens.chunks.remove(&token) else {
                     return;
                 };
                 match payload {
@@ -117,16 +117,17 @@ impl Core {
                     self.window_closed(id);
                 }
             }
-            Completion::Failed { token, error } => match self.tokens.open.remove(&token) {
-                Some(Token::Window(id, _)) => {
+            Completion::Failed { token, error } => {
+                if let Some(Token::Window(id, _)) = self.tokens.open.remove(&token) {
                     // Whether anything came is not known.
                     self.session.window_touched(id);
                     if self.window_closed(id) {
                         let failure = DataFailure::Channel(error.to_string());
                         self.session.data_failed(now, id, None, failure);
                     }
-                }
-                Some(Token::Send(id, flight) | Token::Receive(id, flight)) if self.off_wire(id) => {
+                } else if let Some((id, flight)) = self.tokens.chunks.remove(&token)
+                    && self.off_wire(id)
+                {
                     let event = flight.event;
                     let (transfer, channel) = (TransferId(event.transfer), event.channel);
                     let failure = DataFailure::Channel(format!(
@@ -136,8 +137,7 @@ impl Core {
                     let index = Some(event.index);
                     self.session.data_failed(now, id, index, failure);
                 }
-                _ => {}
-            },
+            }
         }
     }
 

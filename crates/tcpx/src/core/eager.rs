@@ -7,7 +7,7 @@ use tcpx_memory::{
 };
 use tcpx_net::Exposed;
 use tcpx_wire::Level;
-use tcpx_wire::frame::{Eager, Exposure, MAX_EAGER_BYTES};
+use tcpx_wire::frame::{Destination, Eager, Exposure, MAX_EAGER_BYTES};
 use tcpx_wire::session::{DataFailure, OperationId, OperationKind, SendRequest};
 
 use super::Core;
@@ -61,8 +61,9 @@ impl Core {
         request: &SendRequest,
     ) -> Option<(Exposure, Exposed)> {
         // The source must be whole, and stays its program's until the peer has read it.
-        let goes = fence.is_none()
+        let goes = fence.is_none_or(Fence::was_reached)
             && request.level == Level::Placed
+            && !matches!(request.to, Destination::Notification { .. })
             && self.session.exposed_allowed(request.bytes);
         let only = self.channels.only().filter(|_| goes)?;
         only.expose(&lease.all())
@@ -91,20 +92,31 @@ impl Core {
         let Some(operation) = self.operations.get(&id) else {
             return Ok(());
         };
-        let bytes = at.bytes as usize;
-        let is_host = operation.lease.region().kind() == MemoryKind::Host;
-        if is_host && operation.kind != OperationKind::PeerNotification {
-            let into = operation.lease.slice(..bytes).map_err(io::Error::other)?;
-            if only.read_exposed(at, &into)? {
-                self.session.eager_copied(self.clock.now(), id);
-            }
+        let (lease, bytes) = (&operation.lease, at.bytes as usize);
+        let kind = lease.region().kind();
+        let Some(mut read) = only.find_exposed(at, kind)? else {
+            return Ok(());
+        };
+        let into = lease.slice(..bytes).map_err(io::Error::other)?;
+        if read.gpu_memory().is_some() {
+            self.begin_copy(id, read, into);
             return Ok(());
         }
-        let mut payload = Vec::new();
-        let aside = Region::host(bytes).map_err(io::Error::other)?.all();
-        if only.read_exposed(at, &aside)? {
-            aside.append_to(&mut payload).map_err(io::Error::other)?;
-            self.deliver_bytes(id, payload);
+        let into = match kind {
+            MemoryKind::Host => into,
+            _ => Region::host(bytes).map_err(io::Error::other)?.all(),
+        };
+        let is_whole = loop {
+            if let Some(is_whole) = only.read_on(&mut read, &into)? {
+                break is_whole;
+            }
+        };
+        if is_whole && kind == MemoryKind::Host {
+            self.session.eager_copied(self.clock.now(), id);
+        } else if is_whole {
+            let mut payload = Vec::new();
+            into.append_to(&mut payload).map_err(io::Error::other)?;
+            self.place_eager(id, &payload);
         }
         Ok(())
     }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use tcpx_net::ChannelError;
 
 use super::Core;
+use crate::connection::Requests;
 use crate::control::ControlEnd;
 use crate::driver::{START, Turn};
 use crate::error::Error;
 use crate::event::Event;
-use crate::requests::Requests;
 
 /// Time for the last frames to reach the socket, and the peer, once the session has ended: both have said goodbye, and a
 /// peer that keeps its end open holds nobody.
@@ -161,7 +161,7 @@ impl Core {
         }
         let parted = !orderly || self.ending.peer_closed || waited;
         let again = (!waited).then_some(*at + LAST_WORDS);
-        let quiet = self.tokens.open.is_empty() && self.channels.are_closed();
+        let quiet = self.tokens.are_over() && self.channels.are_closed();
         if quiet && self.operations.is_empty() && parted && !self.control.wants_write() {
             self.control.shutdown();
             self.ending.finished = true;

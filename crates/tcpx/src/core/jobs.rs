@@ -208,13 +208,13 @@ impl Core {
             }
             Some(Token::Read(id, read)) => match result {
                 Ok(_) => self.read_on(id, read),
-                Err(_) => self.read_ended(id, false),
+                Err(error) => self.read_failed(id, &error),
             },
             // Whatever became of it, the message travels otherwise.
             Some(Token::SmallRead(id)) => {
                 self.job_off(id);
             }
-            Some(Token::Send(..) | Token::Receive(..) | Token::Window(..)) | None => {}
+            Some(Token::Window(..)) | None => {}
         }
     }
 

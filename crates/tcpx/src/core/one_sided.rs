@@ -1,12 +1,13 @@
 //! What the peer does in windows of this side, and its notifications.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
 use std::sync::{Arc, Weak};
 
 use tcpx_memory::{
     Access, Fence, Gather, Lease, MemoryError, ReadUntilWritten, Region, RegionSlice, Work,
 };
-use tcpx_net::{Direction, WindowRead};
+use tcpx_net::{Direction, PeerRead};
 use tcpx_wire::frame::{Destination, Eager, RefuseReason, TransferId};
 use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
@@ -50,7 +51,7 @@ pub(crate) struct OneSided {
     /// Operations that [come](Operation::comes): bytes come soon that nobody sends before they are asked for.
     pub(super) coming: usize,
     /// Gets that this side makes by itself, in host memory, the oldest first.
-    pub(super) reads: VecDeque<(OperationId, WindowRead)>,
+    pub(super) reads: VecDeque<(OperationId, PeerRead)>,
     /// Memory of operations whose bytes travel with their frames.
     nothing: Option<Region>,
     gathers: Gathers,
@@ -414,17 +415,38 @@ impl Core {
     }
 
     /// Begins a get that this side makes by itself.
-    pub(crate) fn begin_read(&mut self, id: OperationId, read: WindowRead) {
+    pub(crate) fn begin_read(&mut self, id: OperationId, read: PeerRead) {
         let Some(get) = self.operations.get_mut(&id) else {
             return;
         };
+        if read.gpu_memory().is_some() {
+            let to = get.lease.all();
+            return self.begin_copy(id, read, to);
+        }
         get.outstanding += 1;
-        match read.gpu_memory().cloned() {
-            None => self.one_sided.reads.push_back((id, read)),
-            Some(from) => {
-                let to = get.lease.all();
-                let token = self.tokens.add(Token::Read(id, read));
-                self.submit(Work::Copy { from, to }, token, id);
+        self.one_sided.reads.push_back((id, read));
+    }
+
+    /// Copies what lies in memory of a GPU.
+    pub(super) fn begin_copy(&mut self, id: OperationId, read: PeerRead, to: RegionSlice) {
+        let (Some(operation), Some(from)) = (self.operations.get_mut(&id), read.gpu_memory())
+        else {
+            return;
+        };
+        operation.outstanding += 1;
+        let (from, fence) = (from.clone(), operation.fence.clone());
+        let token = self.tokens.add(Token::Read(id, read));
+        // This thread does it at once if it is short.
+        let started = match &mut self.gpu.small {
+            Some(small) => small.start_within(&from, &to, fence.as_ref(), token),
+            None => Ok(false),
+        };
+        match started {
+            Ok(true) => {}
+            Ok(false) => self.submit(Work::Copy { from, to }, token, id),
+            Err(error) => {
+                self.tokens.open.remove(&token);
+                self.read_failed(id, &error);
             }
         }
     }
@@ -443,11 +465,12 @@ impl Core {
     }
 
     /// Reads on in windows, in host memory or after a copy.
-    pub(super) fn read_on(&mut self, id: OperationId, mut read: WindowRead) {
+    pub(super) fn read_on(&mut self, id: OperationId, mut read: PeerRead) {
         let (Some(get), Some(only)) = (self.operations.get(&id), self.channels.only()) else {
             return;
         };
-        let ended = only.read_on(&mut read, &get.lease.all());
+        let into = get.lease.slice(..read.bytes()).map_err(io::Error::other);
+        let ended = into.and_then(|into| only.read_on(&mut read, &into));
         // It took its time, of which the report tells.
         self.clock.tick();
         match ended.unwrap_or(Some(false)) {
@@ -456,7 +479,7 @@ impl Core {
         }
     }
 
-    /// What was to be read in windows is there, or they are not what they were: then the peer says what is.
+    /// What was to be read is there, or windows are not what they were: then the peer says what is.
     pub(super) fn read_ended(&mut self, id: OperationId, is_whole: bool) {
         if !self.job_off(id) {
             return;
@@ -465,8 +488,26 @@ impl Core {
         if is_whole {
             return self.session.eager_copied(now, id);
         }
-        self.get_started(id);
-        self.session.ask_owner(now, id);
+        // What a send of the peer exposes no more has ended there, which it says.
+        if self.is_get(id) {
+            self.get_started(id);
+            self.session.ask_owner(now, id);
+        }
+    }
+
+    /// What was to be read could not be copied.
+    pub(super) fn read_failed(&mut self, id: OperationId, error: &MemoryError) {
+        if self.is_get(id) {
+            return self.read_ended(id, false);
+        }
+        if self.job_off(id) {
+            self.memory_failed(id, error);
+        }
+    }
+
+    fn is_get(&self, id: OperationId) -> bool {
+        let operation = self.operations.get(&id);
+        operation.is_some_and(|operation| operation.kind == OperationKind::Get)
     }
 
     /// Starts a send; its payload goes with the announcement where that is faster, or its place does.

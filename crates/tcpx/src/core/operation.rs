@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_memory::{Fence, KeyedTag, Lease, UnpackMethod};
-use tcpx_net::{Exposed, Ticket, WindowRead};
+use tcpx_net::{Exposed, PeerRead, Ticket};
 use tcpx_wire::session::{Completed, OperationId, OperationKind};
 use tcpx_wire::{Descriptors, Numbered, Role, TransferId};
 
@@ -206,10 +206,8 @@ pub(crate) struct InFlight {
     pub(crate) posted: Instant,
 }
 
-/// What a request or job was about.
+/// What a window or job was about.
 pub(super) enum Token {
-    Send(OperationId, InFlight),
-    Receive(OperationId, InFlight),
     /// With its list, to be used again, and whether the chunk is whole with it.
     Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>, bool),
     /// A window, and when it was opened.
@@ -221,14 +219,16 @@ pub(super) enum Token {
     Eager(OperationId),
     /// A copy of an operation's memory that took too long to be of use.
     SmallRead(OperationId),
-    /// A copy of what lies in windows of the peer, in memory of a GPU.
-    Read(OperationId, WindowRead),
+    /// A copy of what lies in windows of the peer, or is a message of its, in memory of a GPU.
+    Read(OperationId, PeerRead),
 }
 
 /// Requests on channels and jobs on the worker that are under way, by token.
 #[derive(Default)]
 pub(super) struct Tokens {
     pub(super) open: Numbered<u64, Token>,
+    /// Chunks that channels have: no more than their windows, however many operations there are.
+    pub(super) chunks: Numbered<u64, (OperationId, InFlight)>,
     last: u64,
 }
 
@@ -243,5 +243,15 @@ impl Tokens {
         let name = self.name();
         self.open.insert(name, token);
         name
+    }
+
+    pub(super) fn add_chunk(&mut self, id: OperationId, flight: InFlight) -> u64 {
+        let name = self.name();
+        self.chunks.insert(name, (id, flight));
+        name
+    }
+
+    pub(super) fn are_over(&self) -> bool {
+        self.open.is_empty() && self.chunks.is_empty()
     }
 }

@@ -38,7 +38,10 @@ impl Core {
                 operation.window = Some(token);
                 operation.outstanding += 1;
             }
-            Err(error) => self.post_failed(0, token, error),
+            Err(error) => {
+                self.tokens.open.remove(&token);
+                self.channel_failed(0, error);
+            }
         }
     }
 
@@ -139,12 +142,12 @@ impl Core {
         while let Some((mut chunk, id, mut flight)) = self.channels.all[index].receives.pop_front()
         {
             flight.posted = Instant::now();
-            chunk.token = self.tokens.add(Token::Receive(id, flight));
+            chunk.token = self.tokens.add_chunk(id, flight);
             let token = chunk.token;
             match self.channels.all[index].channel.post_receive(chunk) {
                 Ok(Posted::Accepted) => self.chunk_posted(id, flight),
                 Ok(Posted::Full(chunk)) => {
-                    self.tokens.open.remove(&token);
+                    self.tokens.chunks.remove(&token);
                     self.channels.all[index]
                         .receives
                         .push_front((chunk, id, flight));
@@ -161,12 +164,12 @@ impl Core {
         let mut any = false;
         while let Some((mut chunk, id, mut flight)) = self.channels.all[index].sends.pop_front() {
             flight.posted = Instant::now();
-            chunk.token = self.tokens.add(Token::Send(id, flight));
+            chunk.token = self.tokens.add_chunk(id, flight);
             let token = chunk.token;
             match self.channels.all[index].channel.post_send(chunk) {
                 Ok(Posted::Accepted) => self.chunk_posted(id, flight),
                 Ok(Posted::Full(chunk)) => {
-                    self.tokens.open.remove(&token);
+                    self.tokens.chunks.remove(&token);
                     self.channels.all[index]
                         .sends
                         .push_front((chunk, id, flight));
@@ -188,7 +191,7 @@ impl Core {
 
     /// A channel that refuses a well-formed chunk can carry nothing any more.
     fn post_failed(&mut self, index: usize, token: u64, error: ChannelError) {
-        self.tokens.open.remove(&token);
+        self.tokens.chunks.remove(&token);
         self.channel_failed(index, error);
     }
 }

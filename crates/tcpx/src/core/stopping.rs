@@ -4,7 +4,6 @@ use tcpx_net::Cancel;
 use tcpx_wire::session::OperationId;
 
 use super::Core;
-use super::operation::Token;
 
 impl Core {
     /// As [`Self::stop_data`] for an operation that begins anew, as its window was closed before a send came to it.
@@ -28,52 +27,28 @@ impl Core {
         let before = reads.len();
         reads.retain(|(of, _)| *of != id);
         operation.outstanding -= u32::from(reads.len() < before);
-        let mut is_held = false;
-        let in_flight: Vec<(u64, u16)> = self
-            .tokens
-            .open
-            .iter()
-            .filter_map(|(token, what)| match what {
-                Token::Send(of, flight) | Token::Receive(of, flight) if *of == id => {
-                    Some((*token, flight.event.channel))
-                }
-                // Jobs of the copy worker.
-                Token::Unpack(of, ..)
-                | Token::Digest(of, _)
-                | Token::Eager(of)
-                | Token::SmallRead(of)
-                | Token::Read(of, _)
-                    if *of == id =>
-                {
-                    is_held = true;
-                    None
-                }
-                _ => None,
-            })
+        if let (Some(token), [state]) = (window, self.channels.all.as_mut_slice())
+            && state.channel.cancel(token) == Cancel::Done
+            && self.tokens.open.remove(&token).is_some()
+            && let Some(operation) = self.operations.get_mut(&id)
+        {
+            operation.window = None;
+            operation.outstanding -= 1;
+        }
+        let in_flight = self.tokens.chunks.iter();
+        let in_flight: Vec<(u64, u16)> = in_flight
+            .filter(|(_, (of, _))| *of == id)
+            .map(|(token, (_, flight))| (*token, flight.event.channel))
             .collect();
         let mut must_close = false;
-        if let (Some(token), [state]) = (window, self.channels.all.as_mut_slice()) {
-            let cancel = state.channel.cancel(token);
-            is_held |= cancel == Cancel::Running;
-            if cancel == Cancel::Done
-                && self.tokens.open.remove(&token).is_some()
-                && let Some(operation) = self.operations.get_mut(&id)
-            {
-                operation.window = None;
-                operation.outstanding -= 1;
-            }
-        }
         for (token, channel) in in_flight {
-            match self.channels.all[usize::from(channel)]
-                .channel
-                .cancel(token)
-            {
+            let state = &mut self.channels.all[usize::from(channel)];
+            match state.channel.cancel(token) {
                 Cancel::Done => {
-                    self.tokens.open.remove(&token);
+                    self.tokens.chunks.remove(&token);
                     self.off_wire(id);
                 }
                 Cancel::Pending => {}
-                Cancel::Running => is_held = true,
                 Cancel::Unsupported => must_close = true,
             }
         }
@@ -86,9 +61,6 @@ impl Core {
             // of the cancellation before it sees its channels break.
             self.say_last_words();
             self.channels.close();
-        }
-        if is_held || must_close {
-            self.session.data_held(id);
         }
         self.settle_operation(id);
     }

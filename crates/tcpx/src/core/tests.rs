@@ -312,7 +312,7 @@ fn a_get_with_a_long_answer_moves_until_it_ends() {
     }
 }
 
-/// As a copy that the program's work on a GPU holds up.
+/// As a copy that the program's work on a GPU holds up, or a lane that another connection's bytes keep busy.
 #[test]
 fn a_cancelled_send_that_something_reads_costs_nobody_else() {
     let mut scene = Scene::new();

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::lock;
 
+use crate::driver::{READ, READ_WRITE};
 use crate::wait::{wait, wait_about};
 
 /// Descriptors looked at after one sleep; one is enough to go on.
@@ -35,7 +36,8 @@ struct Set {
     epoll: OwnedFd,
     /// Makes the sleep end.
     call: OwnedFd,
-    control: Mutex<Control>,
+    /// What the control socket is watched for, if it is.
+    control: Mutex<Option<EventFlags>>,
     /// The event loop that the thread leads.
     lanes: Mutex<Option<Loop>>,
 }
@@ -61,14 +63,6 @@ impl Default for Woken {
     }
 }
 
-/// How the control socket is watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Control {
-    Not,
-    Read,
-    ReadWrite,
-}
-
 impl Set {
     fn new<'a>(channels: impl Iterator<Item = BorrowedFd<'a>>) -> rustix::io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -82,28 +76,24 @@ impl Set {
                 EventFlags::IN,
             )?;
         }
-        let control = Mutex::new(Control::Not);
         Ok(Self {
             epoll,
             call,
-            control,
+            control: Mutex::default(),
             lanes: Mutex::default(),
         })
     }
 
     fn watch_control(&self, control: BorrowedFd<'_>, write: bool) -> rustix::io::Result<()> {
-        let (wanted, flags) = match write {
-            false => (Control::Read, EventFlags::IN),
-            true => (Control::ReadWrite, EventFlags::IN | EventFlags::OUT),
-        };
+        let wanted = if write { READ_WRITE } else { READ };
         let mut watched = lock(&self.control);
         let data = EventData::new_u64(CONTROL);
         match *watched {
-            now if now == wanted => return Ok(()),
-            Control::Not => epoll::add(&self.epoll, control, data, flags)?,
-            _ => epoll::modify(&self.epoll, control, data, flags)?,
+            Some(now) if now == wanted => return Ok(()),
+            Some(_) => epoll::modify(&self.epoll, control, data, wanted)?,
+            None => epoll::add(&self.epoll, control, data, wanted)?,
         }
-        *watched = wanted;
+        *watched = Some(wanted);
         Ok(())
     }
 }
@@ -224,7 +214,7 @@ impl Descriptors {
     /// Another connection has taken the control connection's place: the old descriptor is closed.
     pub(super) fn control_replaced(&self) {
         if let Some(Some(set)) = self.set.get() {
-            *lock(&set.control) = Control::Not;
+            *lock(&set.control) = None;
         }
         // Who sleeps does not hear of the new one.
         self.call();

@@ -259,9 +259,12 @@ impl Engine {
             }
             _ if on_cpu => self.staged.push_back(ticket),
             Work::Copy { from, to } if on_device && (from.is_in_pieces() || to.is_in_pieces()) => {
-                match &mut self.kernels {
-                    Ok(kernels) if kernels.takes(from, to) => kernels.push(ticket),
-                    _ => self.unpack(ticket),
+                let other = match &mut self.kernels {
+                    Ok(kernels) => kernels.push(ticket),
+                    Err(_) => Some(ticket),
+                };
+                if let Some(ticket) = other {
+                    self.unpack(ticket);
                 }
             }
             Work::Copy { from, to } if on_device => {
@@ -280,7 +283,12 @@ impl Engine {
                 with: UnpackMethod::Kernel,
                 ..
             } if on_device => match &mut self.kernels {
-                Ok(kernels) => kernels.push(ticket),
+                Ok(kernels) => {
+                    // Its pool is pinned or on the GPU, which has an address there.
+                    if let Some(ticket) = kernels.push(ticket) {
+                        self.unpack(ticket);
+                    }
+                }
                 Err(error) => {
                     let error = error.clone().into();
                     ticket.finish(Err(error));

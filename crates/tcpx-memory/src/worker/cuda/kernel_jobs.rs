@@ -11,7 +11,6 @@ use super::kernel::{Ends, Kernels};
 use super::launch;
 use super::slots::Slots;
 use super::unpack::{parts, piece_bytes};
-use crate::bounce::UnpackMethod;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, MappedHost};
 use crate::job::Work;
@@ -61,10 +60,20 @@ enum Way {
     Pack,
 }
 
+/// A job, and what was found out about the launch that it needs: once, as it may have many pieces.
+struct Asked {
+    ticket: Ticket,
+    way: Way,
+    /// What the places at the end with one address count from: jobs with the same may share a launch.
+    pool: u64,
+    /// Its descriptors or pieces.
+    count: usize,
+}
+
 /// Jobs that wait for a launch.
 #[derive(Default)]
 struct Waiting {
-    tickets: VecDeque<Ticket>,
+    asked: VecDeque<Asked>,
     /// How many of those at the front get launches of their own: they shared one that was refused.
     alone: usize,
     /// Launches in flight, and the bytes of pieces that they move.
@@ -79,18 +88,17 @@ impl Waiting {
     }
 
     fn may_start(&self) -> bool {
-        !self.tickets.is_empty() && (self.in_flight < 2 || self.bytes < ENOUGH)
+        !self.asked.is_empty() && (self.in_flight < 2 || self.bytes < ENOUGH)
     }
 
-    /// Takes the next job that may share a launch with these ends, if it has at most so many descriptors.
-    fn mate(&mut self, ends: Ends, most: usize) -> Option<Ticket> {
-        let wanted = Some((ends.pool, ends.packs));
-        let mut looked_at = self.tickets.iter().take(LOOKS);
-        let at = looked_at.position(|ticket| base(ticket) == wanted)?;
-        if self.tickets.get(at).map_or(0, count) > most {
+    /// Takes the next job that may share a launch with one of this pool, if it has at most so many descriptors.
+    fn mate(&mut self, pool: u64, most: usize) -> Option<Asked> {
+        let mut looked_at = self.asked.iter().take(LOOKS);
+        let at = looked_at.position(|asked| asked.pool == pool)?;
+        if self.asked.get(at)?.count > most {
             return None;
         }
-        self.tickets.remove(at)
+        self.asked.remove(at)
     }
 }
 
@@ -99,7 +107,7 @@ impl Waiting {
 struct Group {
     way: Way,
     bytes: usize,
-    tickets: Vec<Ticket>,
+    jobs: Vec<Asked>,
     /// The pieces of several jobs, from the lowest destination: as an even list where that is what they are
     /// together, else as descriptors. Both are empty where there is one unpack.
     even: EvenList,
@@ -136,27 +144,26 @@ impl KernelJobs {
         })
     }
 
-    /// Takes a job whose memory the device can address.
-    pub(super) fn push(&mut self, ticket: Ticket) {
+    /// Takes a job whose memory the device can address: an unpack, or a copy of memory in pieces at one end or both. The
+    /// job, where it is no kernel's.
+    pub(super) fn push(&mut self, ticket: Ticket) -> Option<Ticket> {
+        let Some((way, pool, count)) = need(ticket.work()) else {
+            return Some(ticket);
+        };
         match &self.broken {
             Some(error) => ticket.finish(Err(error.clone().into())),
-            None => self.waiting[way(ticket.work()) as usize]
-                .tickets
-                .push_back(ticket),
+            None => self.waiting[way as usize].asked.push_back(Asked {
+                ticket,
+                way,
+                pool,
+                count,
+            }),
         }
-    }
-
-    /// Whether a copy, with memory in pieces at one end or both, is the kernel's: it moves many short pieces in one
-    /// launch.
-    pub(super) fn takes(&self, from: &RegionSlice, to: &RegionSlice) -> bool {
-        let is_named = u32::try_from(from.len()).is_ok() && near_end(from, to).is_some();
-        is_named && from.len() / parts(from, to, 0).count().max(1) < LONG_PIECES
+        None
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting
-            .iter()
-            .all(|waiting| waiting.tickets.is_empty())
+        self.waiting.iter().all(|waiting| waiting.asked.is_empty())
             && self.current.is_none()
             && self.under_way.is_empty()
     }
@@ -203,7 +210,7 @@ impl KernelJobs {
                 break;
             };
             self.waiting[group.way as usize].landed(&group);
-            for ticket in group.tickets.drain(..) {
+            for Asked { ticket, .. } in group.jobs.drain(..) {
                 let result = match &group.error {
                     Some(error) => Err(error.clone().into()),
                     None => Ok(ticket.work().bytes()),
@@ -223,7 +230,7 @@ impl KernelJobs {
         let turn = turns.find(|&turn| self.waiting[turn].may_start())?;
         self.turn = turn + 1;
         let waiting = &mut self.waiting[turn];
-        let first = waiting.tickets.pop_front()?;
+        let first = waiting.asked.pop_front()?;
         let most = if waiting.alone > 0 { 1 } else { TOGETHER };
         waiting.alone = waiting.alone.saturating_sub(1);
         let mut group = self.spare.pop().unwrap_or_default();
@@ -233,17 +240,16 @@ impl KernelJobs {
             Way::Unpack => usize::MAX,
             Way::Scatter | Way::Pack => (2 * waiting.bytes).min(ENOUGH),
         };
-        let mut descriptors = count(&first);
-        let mut bytes = first.work().bytes() as usize;
-        group.tickets.push(first);
-        while group.tickets.len() < most
+        let (pool, mut descriptors) = (first.pool, first.count);
+        let mut bytes = first.ticket.work().bytes() as usize;
+        group.jobs.push(first);
+        while group.jobs.len() < most
             && bytes < longest
-            && let Some(next) =
-                waiting.mate(group.ends, TOGETHER_DESCRIPTORS.saturating_sub(descriptors))
+            && let Some(next) = waiting.mate(pool, TOGETHER_DESCRIPTORS.saturating_sub(descriptors))
         {
-            descriptors += count(&next);
-            bytes += next.work().bytes() as usize;
-            group.tickets.push(next);
+            descriptors += next.count;
+            bytes += next.ticket.work().bytes() as usize;
+            group.jobs.push(next);
         }
         group.join(&self.gpu);
         // Unpacks are not held up: their pool must be given back.
@@ -261,9 +267,9 @@ impl KernelJobs {
         };
         let waiting = &mut self.waiting[group.way as usize];
         waiting.landed(&group);
-        waiting.alone += group.tickets.len();
-        for ticket in group.tickets.drain(..).rev() {
-            waiting.tickets.push_front(ticket);
+        waiting.alone += group.jobs.len();
+        for asked in group.jobs.drain(..).rev() {
+            waiting.asked.push_front(asked);
         }
         self.spare.push(group);
     }
@@ -271,11 +277,11 @@ impl KernelJobs {
     /// Keeps the memory of everything launched for ever, because something may still touch it.
     fn give_up(&mut self, error: &CudaError) {
         let launched = self.under_way.drain(..).chain(self.current.take());
-        for ticket in launched.flat_map(|group| group.tickets) {
+        for Asked { ticket, .. } in launched.flat_map(|group| group.jobs) {
             ticket.abandon(error.clone().into());
         }
         for waiting in std::mem::take(&mut self.waiting) {
-            for ticket in waiting.tickets {
+            for Asked { ticket, .. } in waiting.asked {
                 ticket.finish(Err(error.clone().into()));
             }
         }
@@ -294,42 +300,41 @@ enum Launched {
 
 impl Group {
     /// Starts from the group's first job.
-    fn begin(&mut self, gpu: &Gpu, first: &Ticket) {
+    fn begin(&mut self, gpu: &Gpu, first: &Asked) {
         self.error = None;
-        self.way = way(first.work());
+        self.way = first.way;
         self.has_begun = false;
         self.joined.clear();
         self.even.clear();
-        let (pool, packs) = base(first).unwrap_or_default();
-        let to = destination_of(first).unwrap_or_default();
-        self.ends = Ends { pool, to, packs };
-        self.cut = Cut::for_kernel(piece_bytes(first.work().bytes(), gpu.multiprocessors()));
+        self.ends = Ends {
+            pool: first.pool,
+            to: destination_of(first).unwrap_or_default(),
+            packs: first.way == Way::Pack,
+        };
+        let bytes = first.ticket.work().bytes();
+        self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
     }
 
     /// Puts the lists of several jobs together, in the order of their destinations: chunks of one transfer
     /// are one list then.
     fn join(&mut self, gpu: &Gpu) {
         let is_listed = self.way != Way::Unpack;
-        if self.tickets.len() < 2 && !is_listed {
+        if self.jobs.len() < 2 && !is_listed {
             return;
         }
-        let bytes = self
-            .tickets
-            .iter()
-            .map(|ticket| ticket.work().bytes())
-            .sum();
+        let bytes = self.jobs.iter().map(|job| job.ticket.work().bytes()).sum();
         self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
         if is_listed {
             return self.list_pieces();
         }
-        self.tickets.sort_unstable_by_key(destination_of);
-        let lowest = self.tickets.first().and_then(destination_of);
+        self.jobs.sort_unstable_by_key(destination_of);
+        let lowest = self.jobs.first().and_then(destination_of);
         self.ends.to = lowest.unwrap_or_default();
         if self.join_even() {
             return;
         }
         self.even.clear();
-        for (descriptors, further) in lists(&self.tickets, self.ends.to) {
+        for (descriptors, further) in lists(&self.jobs, self.ends.to) {
             let all = descriptors.as_slice().iter();
             self.joined.extend(all.map(|one| Descriptor {
                 destination_offset: one.destination_offset + further,
@@ -342,8 +347,11 @@ impl Group {
     /// the lowest piece.
     fn list_pieces(&mut self) {
         let Ends { pool, packs, .. } = self.ends;
-        for ticket in &self.tickets {
-            let Work::Copy { from, to } = ticket.work() else {
+        let mut lowest = u64::MAX;
+        self.joined
+            .reserve(self.jobs.iter().map(|job| job.count).sum());
+        for job in &self.jobs {
+            let Work::Copy { from, to } = job.ticket.work() else {
                 continue;
             };
             for (source, destination, len) in parts(from, to, 0) {
@@ -353,19 +361,15 @@ impl Group {
                     (source, destination)
                 };
                 self.joined.push(Descriptor {
-                    // All that has one address is within 4 GiB of the pool, see `base` and `KernelJobs::takes`.
+                    // All that has one address is within 4 GiB of the pool, see `need` and `near_end`.
                     source_offset: (near - pool) as u32,
                     length: len as u32,
                     destination_offset: far,
                 });
+                lowest = lowest.min(far);
             }
         }
-        let lowest = self
-            .joined
-            .iter()
-            .map(|piece| piece.destination_offset)
-            .min();
-        self.ends.to = lowest.unwrap_or_default();
+        self.ends.to = lowest;
         for piece in &mut self.joined {
             piece.destination_offset -= self.ends.to;
         }
@@ -373,7 +377,7 @@ impl Group {
 
     /// As one even list, if all of them together are one.
     fn join_even(&mut self) -> bool {
-        lists(&self.tickets, self.ends.to).all(|(descriptors, further)| {
+        lists(&self.jobs, self.ends.to).all(|(descriptors, further)| {
             let pieces = descriptors.even_pieces();
             pieces.is_some_and(|pieces| {
                 self.cut.takes(pieces.unit) && self.even.append(pieces, further)
@@ -389,7 +393,8 @@ impl Group {
         (slots, room): (&mut Slots, &mut Inline),
     ) -> Launched {
         let api = gpu.api();
-        let list = match (&self.tickets[..], self.tickets.first().map(Ticket::work)) {
+        let first = self.jobs.first().map(|job| job.ticket.work());
+        let list = match (&self.jobs[..], first) {
             ([_], Some(Work::Unpack { descriptors, .. })) => descriptors.as_ref().into(),
             _ => List {
                 descriptors: &self.joined,
@@ -408,7 +413,7 @@ impl Group {
             }
             Ok(true) => Launched::All,
             Ok(false) => Launched::Nothing,
-            Err(_) if self.tickets.len() > 1 && !self.has_begun => Launched::Refused,
+            Err(_) if self.jobs.len() > 1 && !self.has_begun => Launched::Refused,
             Err(error) => {
                 self.error = Some(error);
                 Launched::All
@@ -417,27 +422,24 @@ impl Group {
     }
 }
 
-fn way(work: &Work) -> Way {
+/// Which launch a job needs, what the places at its end with one address count from, and how many pieces it has. `None`
+/// where it is no kernel's, which moves many short pieces in one launch.
+fn need(work: &Work) -> Option<(Way, u64, usize)> {
     match work {
-        Work::Copy { from, to } => match near_end(from, to) {
-            Some((_, true)) => Way::Pack,
-            _ => Way::Scatter,
-        },
-        Work::Unpack { .. } | Work::Checksum { .. } => Way::Unpack,
-    }
-}
-
-/// What the places at the end with one address count from, and whether bytes go there; jobs with the same may share
-/// a launch. `None` of other work.
-fn base(ticket: &Ticket) -> Option<(u64, bool)> {
-    match ticket.work() {
         Work::Unpack {
-            pool,
-            with: UnpackMethod::Kernel,
-            ..
-        } => Some((pool.slice().device_address()?, false)),
-        Work::Copy { from, to } => near_end(from, to),
-        Work::Unpack { .. } | Work::Checksum { .. } => None,
+            pool, descriptors, ..
+        } => {
+            let pool = pool.slice().device_address()?;
+            Some((Way::Unpack, pool, descriptors.len()))
+        }
+        Work::Copy { from, to } => {
+            u32::try_from(from.len()).ok()?;
+            let (pool, packs) = near_end(from, to)?;
+            let count = parts(from, to, 0).count();
+            let way = if packs { Way::Pack } else { Way::Scatter };
+            (from.len() / count.max(1) < LONG_PIECES).then_some((way, pool, count))
+        }
+        Work::Checksum { .. } => None,
     }
 }
 
@@ -472,27 +474,17 @@ fn near_end(from: &RegionSlice, to: &RegionSlice) -> Option<(u64, bool)> {
     }
 }
 
-fn destination_of(ticket: &Ticket) -> Option<u64> {
-    ticket.work().ends().1?.device_address()
+fn destination_of(job: &Asked) -> Option<u64> {
+    job.ticket.work().ends().1?.device_address()
 }
 
 /// The lists of unpacks, and how far each one's destination lies behind `lowest`.
-fn lists(tickets: &[Ticket], lowest: u64) -> impl Iterator<Item = (&Descriptors, u64)> {
-    tickets
-        .iter()
-        .filter_map(move |ticket| match ticket.work() {
-            Work::Unpack { descriptors, .. } => {
-                let further = destination_of(ticket).unwrap_or_default() - lowest;
-                Some((descriptors.as_ref(), further))
-            }
-            _ => None,
-        })
-}
-
-fn count(ticket: &Ticket) -> usize {
-    match ticket.work() {
-        Work::Unpack { descriptors, .. } => descriptors.len(),
-        Work::Copy { from, to } => parts(from, to, 0).count(),
-        Work::Checksum { .. } => 0,
-    }
+fn lists(jobs: &[Asked], lowest: u64) -> impl Iterator<Item = (&Descriptors, u64)> {
+    jobs.iter().filter_map(move |job| match job.ticket.work() {
+        Work::Unpack { descriptors, .. } => {
+            let further = destination_of(job).unwrap_or_default() - lowest;
+            Some((descriptors.as_ref(), further))
+        }
+        _ => None,
+    })
 }

@@ -1,6 +1,7 @@
 //! Copies and checksums that the CPU takes part in, through the worker's pinned memory.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::STAGING;
@@ -21,10 +22,10 @@ const SLOTS: usize = STAGING / PIECE / 2;
 
 /// What happens with the bytes on the CPU's side.
 enum Side {
-    /// Read from here on the way in.
-    Source(*const u8),
-    /// Written here on the way out.
-    Destination(*mut u8),
+    /// Read here on the way in, perhaps in pieces.
+    Source(RegionSlice),
+    /// Written here on the way out, perhaps in pieces.
+    Destination(RegionSlice),
     /// Only looked at on the way out.
     Checksum(Box<Checksum>),
 }
@@ -44,9 +45,11 @@ pub(super) struct Pipe {
 impl Pipe {
     /// A copy of which one end is in pageable memory.
     pub(super) fn copy(from: &RegionSlice, to: &RegionSlice) -> Result<Self, MemoryError> {
-        match (from.host_ptr(), to.host_ptr()) {
-            (Some(source), None) => Self::new(Side::Source(source), to),
-            (None, Some(destination)) => Self::new(Side::Destination(destination), from),
+        let is_on_host =
+            |memory: &RegionSlice| memory.host_parts(0..0).map(|parts| parts.is_some());
+        match (is_on_host(from)?, is_on_host(to)?) {
+            (true, false) => Self::new(Side::Source(from.clone()), to),
+            (false, true) => Self::new(Side::Destination(to.clone()), from),
             _ => Err(MemoryError::NotCpuAccessible { kind: from.kind() }),
         }
     }
@@ -134,7 +137,10 @@ impl Pipe {
             Side::Source(source) => {
                 let host = staging.at(slot).host.as_ptr();
                 // SAFETY: the job's hold keeps the source, the slot has room, and no copy uses it.
-                unsafe { host.copy_from_nonoverlapping(source.add(self.issued), len) };
+                let copy = |part: *mut u8, at, len| unsafe {
+                    host.add(at).copy_from_nonoverlapping(part, len);
+                };
+                for_parts(source, self.issued..self.issued + len, copy);
                 Lane::In
             }
             Side::Destination(_) | Side::Checksum(_) => Lane::Out,
@@ -163,16 +169,29 @@ impl Pipe {
             Side::Source(_) => {}
             Side::Destination(destination) => {
                 // SAFETY: the job's hold keeps the destination, and the copy to the slot has ended.
-                unsafe {
-                    destination
-                        .add(self.landed)
-                        .copy_from_nonoverlapping(slot, len)
+                let copy = |part: *mut u8, at, len| unsafe {
+                    part.copy_from_nonoverlapping(slot.add(at), len);
                 };
+                for_parts(destination, self.landed..self.landed + len, copy);
             }
             // SAFETY: the slot has that many initialised bytes, and the copy to it has ended.
             Side::Checksum(sum) => sum.update(unsafe { std::slice::from_raw_parts(slot, len) }),
         }
         self.landed += len;
+    }
+}
+
+/// The parts of a range of host memory: each one's address, where it lies in the range, and its length.
+fn for_parts(
+    memory: &RegionSlice,
+    range: Range<usize>,
+    mut act: impl FnMut(*mut u8, usize, usize),
+) {
+    let parts = memory.host_parts(range).ok().flatten();
+    let mut at = 0;
+    for (part, len) in parts.into_iter().flatten() {
+        act(part, at, len);
+        at += len;
     }
 }
 

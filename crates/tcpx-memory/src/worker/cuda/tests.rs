@@ -419,7 +419,7 @@ fn a_worker_that_can_take_no_more_jobs_pauses_between_looks() {
     let fence = Fence::take(&bench.gpu, fake::after_stream(stream)).unwrap();
     let (sink, ended) = channel();
     // Once all of these were accepted, as many wait for their fence as may, and the queue is full.
-    let jobs = 2 * super::super::queue::CAPACITY as u64;
+    let jobs = 2 * ROOM as u64;
     let start = Instant::now();
     for token in 0..jobs {
         let mut job = Job {
@@ -428,7 +428,7 @@ fn a_worker_that_can_take_no_more_jobs_pauses_between_looks() {
             sink: Arc::<Channel>::clone(&sink),
             token,
         };
-        while let Err(refused) = bench.worker.submit(job) {
+        while let Err(refused) = bench.worker.submit_deferrable(job, usize::MAX) {
             assert!(matches!(refused.error, MemoryError::QueueFull { .. }));
             assert!(start.elapsed() < LIMIT);
             job = *refused.job;

@@ -270,20 +270,19 @@ impl GpuMemory {
 
     /// Whether the peer reads all of this where it lies, by one chunk. What it does not know is offered to it.
     pub(super) fn is_readable(self: &Arc<Self>, source: &RegionSlice) -> bool {
-        self.is_known(source, self.sizes.parts)
+        self.count_known(source, self.sizes.parts).is_some()
     }
 
-    /// Whether the peer reads all of this where it lies, which is in so many parts at most. What it does not know is offered
-    /// to it.
-    fn is_known(self: &Arc<Self>, source: &RegionSlice, most: usize) -> bool {
-        let Ok(Some(mut parts)) = source.device_parts(0..source.len()) else {
-            return false;
-        };
+    /// In how many parts this lies, at most so many, if the peer reads all of it where it lies. What it does not know is
+    /// offered to it.
+    fn count_known(self: &Arc<Self>, source: &RegionSlice, most: usize) -> Option<usize> {
+        let mut parts = source.device_parts(0..source.len()).ok()??;
         let mut state = lock(&self.state);
         let mut find = state.finder();
-        let mut few = parts.by_ref().take(most);
+        let mut count = 0;
+        let mut few = parts.by_ref().take(most).inspect(|_| count += 1);
         if few.all(|(at, len)| find(at, len as u64).is_some()) {
-            return parts.next().is_none();
+            return parts.next().is_none().then_some(count);
         }
         drop(find);
         if !state.is_over {
@@ -291,7 +290,7 @@ impl GpuMemory {
                 self.offer(&mut state, region);
             }
         }
-        false
+        None
     }
 
     fn offer(self: &Arc<Self>, state: &mut State, region: &Region) {
@@ -305,29 +304,34 @@ impl GpuMemory {
         self.wake();
     }
 
-    /// The parts of a source that the [peer reads](Self::is_readable), as its table names them.
+    /// The parts of a source that the [peer reads](Self::is_readable), as its table names them, if they are few enough.
     pub(super) fn parts(&self, source: &RegionSlice) -> Option<Vec<PartWords>> {
         let state = lock(&self.state);
         let parts = source.device_parts(0..source.len()).ok()??;
         let mut find = state.finder();
-        let parts = parts.map(|(at, len)| {
+        let parts = parts.take(self.sizes.parts + 1).map(|(at, len)| {
             let (name, offset) = find(at, len as u64)?;
             Some([name, offset, len as u64])
         });
-        parts.collect()
+        let parts: Option<Vec<_>> = parts.collect();
+        parts.filter(|parts| parts.len() <= self.sizes.parts)
     }
 
     /// How long the chunks of a transfer may be that the peer reads where it lies, at most `longest`.
     pub(super) fn chunk_bytes(self: &Arc<Self>, source: &RegionSlice, longest: u32) -> Option<u32> {
-        if !self.is_known(source, usize::MAX) {
-            return None;
+        let count = self.count_known(source, usize::MAX)?;
+        if count <= self.sizes.parts {
+            return Some(longest);
         }
         let fits = |bytes: u32| {
             let parts = source.device_parts(0..source.len()).ok()??;
             let lengths = parts.map(|(_, len)| len as u64);
             is_in_few(lengths, bytes.into(), self.sizes.parts).then_some(bytes)
         };
-        std::iter::successors(Some(longest), |bytes| Some(bytes / 4))
+        // In a longer one than so many parts make on average, some chunk would lie in more.
+        let mean = source.len() / count * self.sizes.parts;
+        std::iter::successors(Some(longest), |bytes| Some(bytes / 2))
+            .skip_while(|bytes| *bytes > CHUNK_BYTES && *bytes as usize > mean)
             .take_while(|bytes| *bytes > CHUNK_BYTES)
             .find_map(fits)
     }

@@ -38,16 +38,22 @@ pub(in crate::tcp) struct Source {
     pub(in crate::tcp) place: Place,
 }
 
-/// What is read in windows of the peer's that it exposes.
+/// What is read in windows of the peer's that it exposes, or of a message.
 #[derive(Debug)]
-pub struct WindowRead {
+pub struct PeerRead {
     pub(super) source: Source,
-    /// The windows, which have to be exposed until all of it is read.
+    /// What has to be exposed until all of it is read.
     marks: Vec<Mark>,
+    bytes: usize,
     done: usize,
 }
 
-impl WindowRead {
+impl PeerRead {
+    /// How many bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// It lies in memory of a GPU: copy it from there, and then read on.
     pub fn gpu_memory(&self) -> Option<&RegionSlice> {
         match &self.source.place {
@@ -152,6 +158,26 @@ impl PeerMemory {
         Ok(Some(Source { mark, place }))
     }
 
+    /// Where a message lies, which goes to memory of this kind; `None` where its sender has let go of it.
+    ///
+    /// # Errors
+    /// As of [`Self::find`].
+    pub(super) fn find_message(
+        &self,
+        at: &Exposure,
+        gpus: Option<&GpuMemory>,
+        to: MemoryKind,
+    ) -> io::Result<Option<PeerRead>> {
+        let mark = Mark::of_message(at);
+        let source = self.source(mark, at.bytes.into(), gpus, to)?;
+        Ok(source.map(|source| PeerRead {
+            source,
+            marks: vec![mark],
+            bytes: at.bytes as usize,
+            done: 0,
+        }))
+    }
+
     /// Where these pieces of windows lie, which go to memory of this kind. `None` where their owner has to be asked: it
     /// exposes not all of them, or they do not lie there.
     ///
@@ -162,8 +188,8 @@ impl PeerMemory {
         pieces: &mut dyn Iterator<Item = (tcpx_wire::Place, u64)>,
         gpus: Option<&GpuMemory>,
         to: MemoryKind,
-    ) -> io::Result<Option<WindowRead>> {
-        let (mut marks, mut parts) = (Vec::new(), Vec::new());
+    ) -> io::Result<Option<PeerRead>> {
+        let (mut marks, mut parts, mut all) = (Vec::new(), Vec::new(), 0);
         for (place, bytes) in pieces {
             let Some(mark) = self.table.find_window(&place) else {
                 return Ok(None);
@@ -176,6 +202,7 @@ impl PeerMemory {
                 return Ok(None);
             }
             skip(&mut part, &mut rest, place.offset);
+            all += bytes as usize;
             let mut left = bytes;
             while left > 0 {
                 let [of, at, len] = part;
@@ -196,21 +223,22 @@ impl PeerMemory {
             return Ok(None);
         };
         let place = Place::new(gpus, to, part, parts)?;
-        Ok(Some(WindowRead {
+        Ok(Some(PeerRead {
             source: Source { mark, place },
             marks,
+            bytes: all,
             done: 0,
         }))
     }
 
-    /// Copies some more of what lies in windows, in host memory: whether all of them were exposed until all was read, once
-    /// it is, or they are not any more.
+    /// Copies some more of it, in host memory: whether all of it was exposed until all was read, once it is, or it is not any
+    /// more.
     ///
     /// # Errors
     /// The peer's memory cannot be read.
     pub(super) fn read_on(
         &self,
-        read: &mut WindowRead,
+        read: &mut PeerRead,
         into: &RegionSlice,
     ) -> io::Result<Option<bool>> {
         if read.gpu_memory().is_none() {
@@ -223,25 +251,6 @@ impl PeerMemory {
             }
         }
         Ok(Some(read.marks.iter().all(|mark| self.is_live(*mark))))
-    }
-
-    /// Copies a message in host memory; `false` where its sender has let go of it.
-    ///
-    /// # Errors
-    /// The peer's memory cannot be read, or its table says what cannot be.
-    pub(super) fn read_message(&self, at: &Exposure, into: &RegionSlice) -> io::Result<bool> {
-        let mark = Mark::of_message(at);
-        let Some(mut source) = self.source(mark, at.bytes.into(), None, MemoryKind::Host)? else {
-            return Ok(false);
-        };
-        let mut done = 0;
-        while done < into.len() {
-            match self.read(&mut source, into, done)? {
-                Read::LetGo => return Ok(false),
-                Read::Bytes(bytes) => done += bytes,
-            }
-        }
-        Ok(true)
     }
 
     /// Whether the sender has not let go of the chunk: all that was read of it before was its payload.
@@ -488,6 +497,11 @@ mod tests {
         exposed.expect("an entry is free")
     }
 
+    fn read_message(peer: &PeerMemory, at: &Exposure, into: &Region) -> bool {
+        let found = peer.find_message(at, None, MemoryKind::Host).unwrap();
+        found.is_some_and(|mut read| read_all(peer, &mut read, &into.all()))
+    }
+
     #[test]
     fn messages_are_read_until_they_are_let_go_of() {
         let (table, source) = (table(2), filled());
@@ -499,16 +513,16 @@ mod tests {
         for _ in 0..3 * MESSAGES {
             let (at, exposed) = message(&table, &source.all());
             into.write_from(0, &vec![0; LENGTH]).unwrap();
-            assert!(peer.read_message(&at, &into.all()).unwrap());
+            assert!(read_message(&peer, &at, &into));
             let mut came = vec![0; LENGTH];
             into.read_to(0, &mut came).unwrap();
             assert!(sent == came);
             // What has its entry now is another one.
             if let Some(before) = before.replace(at) {
-                assert!(!peer.read_message(&before, &into.all()).unwrap());
+                assert!(!read_message(&peer, &before, &into));
             }
             drop(exposed);
-            assert!(!peer.read_message(&at, &into.all()).unwrap());
+            assert!(!read_message(&peer, &at, &into));
         }
         let all: Vec<_> = (0..MESSAGES)
             .map(|_| message(&table, &source.all()))
@@ -596,12 +610,12 @@ mod tests {
     fn find_window(
         peer: &PeerMemory,
         pieces: &[(tcpx_wire::Place, usize)],
-    ) -> io::Result<Option<WindowRead>> {
+    ) -> io::Result<Option<PeerRead>> {
         let mut pieces = pieces.iter().map(|(place, bytes)| (*place, *bytes as u64));
         peer.find_in_windows(&mut pieces, None, MemoryKind::Host)
     }
 
-    fn read_all(peer: &PeerMemory, read: &mut WindowRead, into: &RegionSlice) -> bool {
+    fn read_all(peer: &PeerMemory, read: &mut PeerRead, into: &RegionSlice) -> bool {
         loop {
             if let Some(is_whole) = peer.read_on(read, into).unwrap() {
                 return is_whole;

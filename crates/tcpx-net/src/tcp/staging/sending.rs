@@ -113,9 +113,6 @@ impl Shared {
             if counted && staging.short_copies.load(Ordering::SeqCst) >= SHORT_COPIES {
                 return;
             }
-            let Some(permit) = shared.permit(worker) else {
-                return;
-            };
             let pinned = take_slot(&worker.send, length, PoolHalf::Lower, sequence);
             let Some(pinned) = pinned else {
                 return;
@@ -123,7 +120,8 @@ impl Shared {
             let Ok(payload) = pinned.slice().slice(..length) else {
                 return;
             };
-            let Some(mut batch) = shared.begin_copy(slot, payload, permit) else {
+            let permit = || Permit::new(&worker.lent, worker.send.slots());
+            let Some(mut batch) = shared.begin_copy(slot, payload, permit()) else {
                 // Taken back since: the next round removes its entry.
                 continue;
             };
@@ -131,8 +129,7 @@ impl Shared {
             if counted {
                 while let Some(&next) = waiting.front()
                     && batch.source.len() < PinnedPool::SLOT_BYTES
-                    && let Some(permit) = shared.permit(worker)
-                    && shared.join_copy(&mut batch, next, &pinned, permit)
+                    && shared.join_copy(&mut batch, next, &pinned, permit())
                 {
                     waiting.pop_front();
                 }
@@ -158,13 +155,8 @@ impl Shared {
         }
     }
 
-    fn permit(&self, worker: &Worker) -> Option<Permit> {
-        worker.permits.take(worker.send.slots(), &self.roster)
-    }
-
     /// The first send of a copy to `payload`; `None` if it does not wait any more.
     fn begin_copy(&self, slot: u16, payload: RegionSlice, permit: Permit) -> Option<Batch> {
-        let mut permit = Some(permit);
         self.transmit.with(slot, |state| {
             let SendState::Waiting(unstaged) = state else {
                 return None;
@@ -177,15 +169,13 @@ impl Shared {
                 to: payload.clone(),
                 fence: unstaged.fence.take(),
             };
-            *state = copying(slot, unstaged, payload, permit.take());
+            *state = copying(slot, unstaged, payload, permit);
             Some(batch)
         })
     }
 
     /// Has a copy take this send along, if it waits, follows what the copy takes, and the slot has room.
     fn join_copy(&self, batch: &mut Batch, slot: u16, pinned: &PinnedSlot, permit: Permit) -> bool {
-        // What is not used of it goes back outside of the slot's lock.
-        let mut permit = Some(permit);
         let joined = self.transmit.with(slot, |state| {
             let SendState::Waiting(unstaged) = state else {
                 return None;
@@ -197,7 +187,7 @@ impl Shared {
             let source = batch.source.joined(&unstaged.source)?;
             let to = pinned.slice().slice(..source.len()).ok()?;
             let payload = to.slice(batch.source.len()..).ok()?;
-            *state = copying(slot, unstaged, payload, permit.take());
+            *state = copying(slot, unstaged, payload, permit);
             Some((source, to))
         });
         let Some((source, to)) = joined else {
@@ -289,7 +279,7 @@ pub(super) fn copying(
     slot: u16,
     unstaged: &Unstaged,
     payload: RegionSlice,
-    permit: Option<Permit>,
+    permit: Permit,
 ) -> SendState {
     SendState::Copying {
         outgoing: Outgoing {
@@ -298,7 +288,7 @@ pub(super) fn copying(
             position: unstaged.position,
             payload,
             attempt: 0,
-            permit,
+            permit: Some(permit),
             spliced: None,
             exposed: None,
         },

@@ -89,7 +89,7 @@ mod tests {
     fn lane(shared: &Arc<Shared>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let loops = crate::tcp::loops::get(1).unwrap().spread(1);
+        let loops = crate::tcp::lanes::loops(1).unwrap().spread(1);
         let place = loops[0].place();
         let socket = Arc::new(LaneSocket {
             since: Instant::now(),

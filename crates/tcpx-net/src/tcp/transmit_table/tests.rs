@@ -30,6 +30,20 @@ fn queue(table: &TransmitTable, slot: u16, bytes: usize) {
     table.enqueue(Outgoing::new(slot, header, position, payload));
 }
 
+/// Short chunks are lent as long as lanes are left for others.
+#[test]
+fn half_of_the_lanes_are_left_while_as_many_chunks_are_under_way() {
+    for lanes in 1..=12 {
+        let table = TransmitTable::new(lanes, 16);
+        for under_way in 0..=lanes {
+            let expected = under_way <= lanes / 2;
+            assert_eq!(table.leaves_lanes(), expected, "{under_way} on {lanes}");
+            // Some lanes have two of them, others none.
+            table.chunks.took(under_way % lanes / 2);
+        }
+    }
+}
+
 #[test]
 fn one_more_lane_is_woken_for_each_half_mebibyte() {
     const CHUNK: u64 = LANE_BYTES / 2;

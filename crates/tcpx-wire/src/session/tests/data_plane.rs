@@ -39,7 +39,7 @@ impl Pair {
         }
         if std::mem::take(&mut watched.withdrawn) {
             (watched.quiet, watched.matched) = (false, None);
-            (watched.window, watched.stopped) = (None, false);
+            (watched.window, watched.stopped) = (None, None);
             watched.digesting = false;
             watched.placed_bytes = 0;
             watched.generation += 1;
@@ -109,7 +109,7 @@ impl Pair {
         };
         let operation = open.operation;
         let watched = side.operations.get_mut(&operation).unwrap();
-        let closing = watched.stopped || watched.withdrawn;
+        let closing = watched.stopped.is_some() || watched.withdrawn;
         if closing && self.random.chance(50) {
             return;
         }
@@ -173,7 +173,9 @@ impl Pair {
                 ..
             } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(watched.outcome.is_none() && !watched.window_open && !watched.stopped);
+                assert!(
+                    watched.outcome.is_none() && !watched.window_open && watched.stopped.is_none()
+                );
                 assert!(cut.bytes() <= watched.bytes && cut.count() > 0);
                 (watched.window, watched.window_open) = (Some(window), true);
                 let open = OpenWindow {
@@ -225,7 +227,7 @@ impl Pair {
                 side.sends
                     .post(chunk, &agreed, agreed.send_window, !addressed);
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(watched.outcome.is_none() && !watched.stopped);
+                assert!(watched.outcome.is_none() && watched.stopped.is_none());
                 assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
                 if addressed {
@@ -274,7 +276,7 @@ impl Pair {
                 side.receives
                     .post(chunk, &agreed, agreed.receive_window, true);
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(watched.outcome.is_none() && !watched.stopped);
+                assert!(watched.outcome.is_none() && watched.stopped.is_none());
                 assert!(chunk.offset + u64::from(chunk.length) <= watched.bytes);
                 assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
@@ -355,20 +357,17 @@ impl Pair {
             Action::StopData { operation } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(
-                    watched.touches_memory() && !watched.stopped,
+                    watched.touches_memory() && watched.stopped.is_none(),
                     "needless or repeated stop"
                 );
-                watched.stopped = true;
-                if self.weather.unhurried {
-                    side.session.data_held(operation);
-                }
+                watched.stopped = Some(self.now);
                 if !self.weather.no_quiet {
                     self.schedule_quiet(at, operation);
                 }
             }
             Action::Withdraw { operation } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(!watched.stopped && !watched.withdrawn);
+                assert!(watched.stopped.is_none() && !watched.withdrawn);
                 assert!(watched.touches_memory());
                 watched.withdrawn = true;
                 // Where nothing was posted the data plane has nothing to let go of.
@@ -409,12 +408,16 @@ impl Pair {
     ) {
         let watched = self.sides[at].operations.get_mut(&operation).unwrap();
         assert!(watched.outcome.is_none(), "{operation:?} completed twice");
-        // A data plane that never says so may be quiet.
+        // A data plane that has yet to say so may be quiet.
         let held = memory == Memory::Held;
-        assert!(
-            watched.touches_memory() == held || self.weather.no_quiet && held,
-            "{operation:?} {outcome:?}"
-        );
+        let is_right = match held {
+            true => !watched.quiet,
+            false => !watched.touches_memory(),
+        };
+        assert!(is_right, "{operation:?} {outcome:?}");
+        let soon = self.sides[at].session.config.answer_timeout;
+        let is_early = watched.stopped.is_some_and(|at| self.now < at + soon);
+        assert!(!held || !is_early, "it may still let go of {operation:?}");
         if let Ok(Completed { bytes, level }) = outcome {
             match operation.sent_transfer() {
                 Some(transfer) if level >= Level::Placed => {

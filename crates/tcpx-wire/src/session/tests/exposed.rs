@@ -122,7 +122,7 @@ fn what_lies_elsewhere_takes_as_much_credit_as_its_place() {
 }
 
 #[test]
-fn a_message_that_one_turn_does_not_copy_is_refused() {
+fn a_message_longer_than_one_copy_is_refused() {
     let most = MAX_EXPOSED_BYTES as u32;
     session(config()).frame(Time(0), frame(0, most)).unwrap();
     let found = error(&mut session(config()), [frame(0, most + 1)]);

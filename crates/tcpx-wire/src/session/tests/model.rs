@@ -50,7 +50,8 @@ pub(super) struct Watched {
     pub(super) copying: bool,
     pub(super) copied: Option<Vec<u8>>,
     pub(super) digesting: bool,
-    pub(super) stopped: bool,
+    /// When its data plane was told to let go of it.
+    pub(super) stopped: Option<Time>,
     pub(super) quiet: bool,
     /// It waits again once it is quiet.
     pub(super) withdrawn: bool,

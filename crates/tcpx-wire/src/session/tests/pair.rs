@@ -23,8 +23,6 @@ pub(super) struct Weather {
     pub(super) no_unpack: bool,
     pub(super) no_digest: bool,
     pub(super) no_quiet: bool,
-    /// What the data plane does cannot be hurried.
-    pub(super) unhurried: bool,
     /// The receiver's digests are wrong.
     pub(super) corrupt: bool,
     /// What may wait for transmission does.
@@ -198,7 +196,6 @@ impl Pair {
                 no_unpack: false,
                 no_digest: false,
                 no_quiet: false,
-                unhurried: false,
                 corrupt: false,
                 holds: false,
                 frames: [None; 2],
@@ -350,9 +347,6 @@ impl Pair {
 
     /// Every operation with a deadline has ended in time, as long as its own side went on.
     pub(super) fn assert_in_time(&self) {
-        // Its memory is awaited, unless what touches that cannot be hurried.
-        let quiet = self.weather.quiet.unwrap_or(self.weather.jitter);
-        let most = Duration::from_millis(100) + Duration::from_micros(quiet);
         for (at, side) in self.sides.iter().enumerate() {
             for (operation, watched) in &side.operations {
                 let (Some(due), None) = (watched.due, &watched.outcome) else {
@@ -360,7 +354,7 @@ impl Pair {
                 };
                 let late = self.now.saturating_since(due.max(self.weather.stopped[at]));
                 assert!(
-                    late <= most,
+                    late <= Duration::from_millis(100),
                     "{operation:?} of side {at} is {late:?} late: {:#?}",
                     side.session.snapshot(self.now)
                 );

@@ -258,9 +258,7 @@ fn blow(storm: &Storm) {
             _ => random.below(slow * 3),
         };
         pair.run(Duration::from_micros(pause));
-        if storm.stuck.is_none() {
-            pair.assert_in_time();
-        }
+        pair.assert_in_time();
         if random.chance(storm.cancels) && !live.is_empty() {
             // Mostly young ones.
             let back = random.below(live.len().min(6) as u64) as usize;

@@ -3,10 +3,12 @@
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use super::*;
+use crate::{Access, Gather};
 
 fn region(gpu: &Gpu, kind: MemoryKind, bytes: &[u8]) -> Region {
     let region = match kind {
         MemoryKind::Pinned => Region::pinned(gpu, bytes.len()).unwrap(),
+        MemoryKind::Host => Region::host(bytes.len()).unwrap(),
         _ => Region::cuda(gpu, bytes.len()).unwrap(),
     };
     region.write_from(0, bytes).unwrap();
@@ -123,5 +125,54 @@ fn a_pools_own_slot_carries_bytes_between_gpu_and_host() {
         to.read_to(0, &mut content).unwrap();
         assert!(content == bytes);
         to.write_from(0, &vec![0; bytes.len()]).unwrap();
+    }
+}
+
+#[test]
+fn lists_of_host_memory_are_copied_to_a_gpus_and_back() {
+    let gpu = Gpu::fake();
+    let worker = CopyWorker::for_gpu(&gpu).unwrap();
+    // Pieces whose ends lie anywhere in what one step of the worker moves, and beyond one.
+    let lengths = [1, 4097, 3 << 20, 1 << 20, 70_001, 1, 999_999];
+    let bytes = noise(lengths.iter().sum());
+    // Each behind a gap, the last one first.
+    let gathered = |memory: &Region, access| {
+        let mut end = memory.len();
+        let pieces = lengths.iter().map(|len| {
+            end -= len + 3;
+            (0, end..end + len)
+        });
+        let gather = Gather::new(&[memory.all()], pieces, access).unwrap();
+        gather.region("a test").unwrap()
+    };
+    let room = bytes.len() + 3 * lengths.len();
+    let memory = |kind| region(&gpu, kind, &vec![0xA5; room]);
+    let (from, on_gpu, to) = (
+        memory(MemoryKind::Host),
+        memory(gpu.kind()),
+        memory(MemoryKind::Host),
+    );
+    let run = |from: Region, to: Region| {
+        let (from, to) = (from.all(), to.all());
+        worker.run(Work::Copy { from, to }, LIMIT)
+    };
+    let len = bytes.len() as u64;
+    let source = region(&gpu, MemoryKind::Host, &bytes);
+    for whole in [false, true] {
+        from.write_from(0, &vec![0xA5; room]).unwrap();
+        let list = gathered(&from, Access::Write);
+        assert_eq!(run(source.clone(), list), Ok(len));
+        let of_gpu = || match whole {
+            true => region(&gpu, gpu.kind(), &vec![0; bytes.len()]),
+            false => gathered(&on_gpu, Access::Write),
+        };
+        let there = of_gpu();
+        assert_eq!(run(gathered(&from, Access::Read), there.clone()), Ok(len));
+        assert_eq!(run(there, gathered(&to, Access::Write)), Ok(len));
+        let (mut sent, mut came) = (vec![0; room], vec![0; room]);
+        from.read_to(0, &mut sent).unwrap();
+        to.read_to(0, &mut came).unwrap();
+        assert!(sent == came, "{whole}");
+        to.write_from(0, &vec![0xA5; room]).unwrap();
     }
 }

@@ -22,9 +22,7 @@ impl CompletionSink for GoesOn {
                 sink: Arc::<Channel>::clone(&self.channel),
                 token: 9,
             };
-            self.queue
-                .push(Ticket::admit(job).unwrap(), usize::MAX)
-                .unwrap();
+            self.queue.push(Ticket::admit(job).unwrap()).unwrap();
         }
     }
 }

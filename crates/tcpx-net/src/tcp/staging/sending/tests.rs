@@ -1,8 +1,10 @@
 //! Which sends one copy takes, and what becomes of each.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Access, Lease, Region};
+use tcpx_memory::{Access, CompletionSink, Lease, Region};
 
 use super::super::{alone, staged_channel};
 use super::*;
@@ -175,6 +177,55 @@ fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
     );
 }
 
+/// Keeps the copy worker from its next job until the test lets go of the sender.
+struct Gate {
+    is_reached: AtomicBool,
+    opens: Mutex<mpsc::Receiver<()>>,
+}
+
+impl CompletionSink for Gate {
+    fn complete(&self, _: u64, _: Result<u64, MemoryError>) {
+        self.is_reached.store(true, Ordering::SeqCst);
+        let _ = lock(&self.opens).recv();
+    }
+}
+
+#[test]
+fn a_full_queue_of_the_copy_worker_delays_sends() {
+    let _alone = alone();
+    let (shared, source) = (staged_channel(), source(7));
+    let worker = &shared.parts.staging.host.as_ref().unwrap().worker;
+    let (shut, gate) = mpsc::channel();
+    let gate = Arc::new(Gate {
+        is_reached: AtomicBool::new(false),
+        opens: Mutex::new(gate),
+    });
+    let nothing = source.slice(..0).unwrap();
+    loop {
+        let job = Job {
+            work: Work::checksum(nothing.clone()),
+            fence: None,
+            sink: Arc::<Gate>::clone(&gate),
+            token: 0,
+        };
+        // Once the worker stands still, no place comes free, whoever has them: other tests use the worker too.
+        let stands_still = gate.is_reached.load(Ordering::SeqCst);
+        match worker.submit_deferrable(job, usize::MAX) {
+            Ok(()) => {}
+            Err(_) if stands_still => break,
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+    for index in 0..7 {
+        let unstaged = unstaged(&source, 1, index as u64, index);
+        Shared::stage(&shared, index as u16, unstaged);
+    }
+    drop(shut);
+    for (index, chunk) in queued(&shared, 7).iter().enumerate() {
+        assert_bytes(chunk, index);
+    }
+}
+
 /// A copy that fails fails all that it took, and none else.
 #[test]
 fn an_error_of_a_copy_is_told_for_every_send_in_it() {
@@ -189,7 +240,7 @@ fn an_error_of_a_copy_is_told_for_every_send_in_it() {
     }
     let host = shared.parts.staging.host.as_ref().unwrap();
     let payload = pinned.slice().slice(..CHUNK).unwrap();
-    let permit = || shared.permit(host).unwrap();
+    let permit = || Permit::new(&host.lent, 64);
     let mut batch = shared.begin_copy(0, payload, permit()).unwrap();
     assert!(shared.join_copy(&mut batch, 1, &pinned, permit()));
     assert_eq!(batch.to.len(), 2 * CHUNK);
