@@ -1,4 +1,4 @@
-//! Whether the `Containerfile` makes an image in which the program runs.
+//! Whether the `Containerfile` makes an image in which the program runs, confined as `deploy/` confines it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,20 +6,34 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Dist, copy};
-use crate::workspace::run;
+use super::{Dist, checks, copy};
+use crate::workspace::{read, run};
 
 const BASE: &str = "localhost/tcpx-base";
+const IMAGE: &str = "localhost/tcpx";
+/// What `deploy/compose.yaml` gives a container. Without a number Podman asks for more processes than some hosts allow.
+const CONFINED: [&str; 10] = [
+    "--read-only",
+    "--user=65532:65532",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--memory=1g",
+    "--ulimit=nofile=256:256",
+    "--ulimit=nproc=4096:4096",
+    "--tmpfs=/run/tcpx:mode=1777,size=16m",
+    "--env=XDG_RUNTIME_DIR=/run/tcpx",
+    "--network=none",
+];
 
 /// Builds an image out of the folder that was laid out, upon the C library of this host, as other images are not to be
-/// had everywhere; the program runs in it while it is built. A host where no image can be built is told.
+/// had everywhere; the program runs in it while it is built, and confined then. What this host cannot do is told.
 pub(super) fn check(dist: &Dist) -> Result<()> {
     let (folder, work) = (dist.folder(), dist.target.join("image"));
     if !dist.processor.is_host() {
         println!("skipped: container image: the folder is for another processor than this host's");
         return Ok(());
     }
-    let Some(builder) = ["buildah", "podman", "docker"].into_iter().find(works) else {
+    let Some(builder) = ["podman", "docker", "buildah"].into_iter().find(works) else {
         println!("skipped: container image: no buildah, podman or running docker is here");
         return Ok(());
     };
@@ -51,8 +65,47 @@ pub(super) fn check(dist: &Dist) -> Result<()> {
         run(command.arg(context))
     };
     build(&of_base, BASE, &tree)?;
-    build(&dist.root.join("Containerfile"), "tcpx", &folder)?;
-    println!("container image tcpx, by {builder}");
+    build(&dist.root.join("Containerfile"), IMAGE, &folder)?;
+    println!("container image {IMAGE}, by {builder}");
+    run_confined(builder, &work)
+}
+
+/// The demo, and a server with its client and its status, in containers of the image.
+fn run_confined(runner: &str, work: &Path) -> Result<()> {
+    let container = |more: &[&str]| {
+        let mut command = Command::new(runner);
+        command.arg("run").args(CONFINED).args(more).arg(IMAGE);
+        command
+    };
+    let mut probe = container(&["--rm"]);
+    let started = probe.arg("--version").output();
+    if !started.is_ok_and(|answer| answer.status.success()) {
+        println!("skipped: confined container: {runner} starts none here");
+        return Ok(());
+    }
+    run(container(&["--rm"])
+        .args(checks::DEMO)
+        .stdout(Stdio::null()))?;
+    let id = work.join("container");
+    let file = format!("--cidfile={}", id.display());
+    let mut server = container(&["--detach", &file]);
+    server.args(["perf", "server", "host", "--keep", "--insecure"]);
+    run(server.stdout(Stdio::null()))?;
+    let id = read(&id)?;
+    let inside = [
+        "perf client 127.0.0.1 host --insecure --time 500ms",
+        "status",
+    ];
+    let ran = inside.iter().try_for_each(|arguments| {
+        let mut exec = Command::new(runner);
+        exec.args(["exec", &id, "tcpx"]).args(arguments.split(' '));
+        run(exec.stdout(Stdio::null()))
+    });
+    run(Command::new(runner)
+        .args(["rm", "--force", &id])
+        .stdout(Stdio::null()))?;
+    ran?;
+    println!("its program runs confined");
     Ok(())
 }
 
