@@ -1,6 +1,7 @@
 //! Moving bytes out of a core's own cache, for a device that reads them next.
 
 use crate::error::MemoryError;
+#[cfg(target_arch = "x86_64")]
 use crate::lease::Access;
 use crate::slice::RegionSlice;
 
