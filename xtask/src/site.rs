@@ -80,17 +80,26 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         let is_there = root.join("target").join(folder).join(page).is_file();
         is_there.then(|| format!("- [{language}]({folder}/{page})"))
     });
-    let header = |name| format!("- [C: {name}](crates/tcpx-capi/include/{name})");
-    let links: Vec<String> = (made.into_iter().flatten())
-        .chain(HEADERS.map(header))
-        .collect();
+    let mut links: Vec<String> = made.into_iter().flatten().collect();
+    let mut entries = vec!["- [Interfaces](interfaces.md)".to_owned()];
+    for name in HEADERS {
+        // A browser saves a header in place of showing it.
+        let text = read(&root.join("crates/tcpx-capi/include").join(name))?;
+        let page = format!("# {name}\n\n```c\n{text}```\n");
+        fs::write(stage.join(format!("src/{name}.md")), page)?;
+        links.push(format!("- [C: {name}]({name}.md)"));
+        entries.push(format!("  - [{name}]({name}.md)"));
+    }
     fs::write(
         stage.join("src/interfaces.md"),
-        format!("# Interfaces\n\n{}\n", links.join("\n")),
+        format!(
+            "# Interfaces\n\nEach call, out of the sources; the guides say how calls belong together.\n\n{}\n",
+            links.join("\n")
+        ),
     )?;
     let place = summary.iter().position(|line| line == "# Reference");
     let place = place.with_context(|| format!("{SUMMARY} has no part \"Reference\""))?;
-    summary.insert(place + 2, "- [Interfaces](interfaces.md)".to_owned());
+    summary.splice(place + 2..place + 2, entries);
     fs::write(stage.join("src/SUMMARY.md"), summary.join("\n"))?;
     for name in SETTINGS {
         fs::copy(root.join("docs").join(name), stage.join(name))

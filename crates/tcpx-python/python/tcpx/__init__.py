@@ -2,7 +2,7 @@
 
 An :class:`Endpoint` listens, :func:`connect` connects; a :class:`Connection` starts sends and
 receives; a :class:`Transfer` ends exactly once, with a :class:`Report` or an exception. Whatever
-takes time can be waited for (``.wait(timeout)``) or awaited (``await``)::
+takes time can be waited for (``.wait(timeout)``) or awaited (``await``):
 
     server = tcpx.Endpoint(":12345")
     print(server.pairing())                       # give this line to the other side
@@ -12,7 +12,7 @@ takes time can be waited for (``.wait(timeout)``) or awaited (``await``)::
     with tcpx.connect(line) as conn:              # the other side
         conn.send(tensor, tag=7).wait()
 
-Puts and gets reach memory that the other side opened, without its program's part::
+Puts and gets reach memory that the other side opened, without its program's part:
 
     window = conn.expose(cache)                       # give window.key to the other side
     conn.put(block, key, offset, notify=b"there").wait()
