@@ -9,7 +9,7 @@ use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::elf::{Dyn, FileHeader};
 use object::{Endianness, elf};
 
-use super::{GLIBC, NIXL_PLUGIN};
+use super::GLIBC;
 
 /// Fails if a file below `folder` needs another library, or a newer version of a symbol.
 pub(super) fn check(folder: &Path) -> Result<()> {
@@ -71,8 +71,7 @@ fn is_there(need: &str) -> bool {
         None => {
             let (name, _) = need.split_once(".so").unwrap_or((need, ""));
             let glibc = ["libc", "libm", "libdl", "libpthread", "librt"];
-            // The backend of NIXL is loaded by the file that stands in for it in a wheel.
-            glibc.contains(&name) || name.starts_with("ld-linux-") || need == NIXL_PLUGIN
+            glibc.contains(&name) || name.starts_with("ld-linux-")
         }
     }
 }
