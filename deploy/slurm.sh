@@ -19,7 +19,7 @@ plugin=$(dirname "$(readlink -f "$(command -v tcpx)")")/libnccl-net-tcpx.so
 TCPX_KEY=$(cat "${TCPX_KEY_FILE:-$HOME/tcpx.key}")
 export TCPX_KEY
 leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-ulimit -n 65536
+ulimit -n "$(ulimit -Hn)"
 
 # GPU 0 of all nodes, each pair and direction: stops the job where the network does not work.
 srun tcpx perf --gpu 0 --wait 10m
