@@ -1,8 +1,6 @@
 //! Moving bytes out of a core's own cache, for a device that reads them next.
 
 use crate::error::MemoryError;
-#[cfg(target_arch = "x86_64")]
-use crate::lease::Access;
 use crate::slice::RegionSlice;
 
 /// Bytes of a cache line.
@@ -42,7 +40,7 @@ impl RegionSlice {
         let part = self.slice(at..at.saturating_add(bytes.len()))?;
         #[cfg(target_arch = "x86_64")]
         if let Some(to) = part.host_ptr() {
-            let _hold = part.hold(Access::Write, "a write past the caches")?;
+            let _hold = part.hold(crate::lease::Access::Write, "a write past the caches")?;
             // SAFETY: `part` is as long as `bytes`, its region keeps the memory, and the hold keeps everybody
             // else away from it.
             unsafe { copy_past_caches(bytes, to) };
