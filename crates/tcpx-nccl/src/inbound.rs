@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, Log, NetError};
 use tcpx_lanes::health::STALL_BEHIND;
@@ -23,6 +23,7 @@ use crate::link::{Link, is_forged};
 use crate::resume::{Comeback, Waiting, copied_bytes};
 use crate::ring::Ring;
 use crate::stall::Stall;
+use crate::status::report_stall;
 
 /// Bytes that one call may read before it returns to its caller.
 const CALL_BUDGET: usize = 8 << 20;
@@ -218,7 +219,9 @@ impl Inbound {
                 self.moved_on();
             }
             Ok(false) => {
-                self.report_stall(log);
+                if self.stall.waiting(Instant::now()).is_some() {
+                    report_stall(log, |report| self.tell(report));
+                }
                 self.ask();
             }
             Err(error) => {

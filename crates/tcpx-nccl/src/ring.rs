@@ -78,12 +78,6 @@ impl<T> Ring<T> {
         Some((rounds * limit + at, self.by_id(id)?))
     }
 
-    /// Sequence number of the oldest request.
-    pub(crate) fn oldest(&self) -> Option<u64> {
-        let first = self.posted.saturating_sub(RequestId::LIMIT as u64);
-        (first..self.posted).find(|sequence| self.slots[index(*sequence)].is_some())
-    }
-
     /// Whether every request passes, with its sequence number.
     pub(crate) fn all(&self, mut test: impl FnMut(u64, &T) -> bool) -> bool {
         let first = self.posted.saturating_sub(RequestId::LIMIT as u64);

@@ -7,6 +7,7 @@ mod status;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_lanes::monitor::Attention;
@@ -25,7 +26,7 @@ use crate::plugin::Shared;
 use crate::resume::{COPIES, Resume, copied_bytes};
 use crate::ring::Ring;
 use crate::stall::Stall;
-use crate::status::{Held, Told};
+use crate::status::{Comm, Held, Told, report_stall};
 
 /// Bytes that one call may put on the wire before it returns to its caller.
 const CALL_BUDGET: usize = 8 << 20;
@@ -379,7 +380,10 @@ impl State {
         match result {
             Ok(moved) if moved || lanes_moved || self.next != before => self.stall.moved(),
             Ok(_) if resting => self.stall.moved(),
-            Ok(_) => self.report_stall(shared),
+            Ok(_) if self.stall.waiting(Instant::now()).is_some() => {
+                report_stall(&shared.log, |report| self.tell(report));
+            }
+            Ok(_) => {}
             Err(error) => {
                 // The receiver must not wait for what will not come.
                 let _ = self.link.shutdown(std::net::Shutdown::Both);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use nccl_net::export::NetError;
+use nccl_net::export::{Log, NetError};
 use tcpx_lanes::lock;
 use tcpx_status::{
     ConnectionReport, Counters, Description, Ended, OperationReport, Registration, Source,
@@ -222,6 +222,20 @@ impl Running<'_> {
                 "{kind} {sequence}: {done} of {total} bytes, {waited_seconds:.1} s without progress; next: {next}"
             ),
         });
+    }
+}
+
+/// Tells the log of a comm that has stood still what its status tells of its first operation. A receive may be posted
+/// long before its message: worth a line, not a warning.
+pub(crate) fn report_stall(log: &Log, tell: impl FnOnce(&mut ConnectionReport)) {
+    let mut report = ConnectionReport::default();
+    tell(&mut report);
+    let first = report.operations.first();
+    let line = first.map_or("its lanes have yet to end", |first| &first.line);
+    let text = format!("{}: {line}", report.path);
+    match report.operations_stalled {
+        0 => log.info(&text),
+        _ => log.warn(&text),
     }
 }
 

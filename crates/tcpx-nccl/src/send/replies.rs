@@ -1,18 +1,15 @@
-//! What a send comm hears from its receiver, and what it says when nothing moves.
+//! What a send comm hears from its receiver.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use nccl_net::ResultCode;
 use nccl_net::export::NetError;
 use tcpx_lanes::socket_calls::Moved;
-use tcpx_lanes::tcp_info::is_unanswered;
 
 use super::State;
 use crate::error;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::link::is_forged;
-use crate::plugin::Shared;
 
 impl State {
     /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
@@ -105,34 +102,5 @@ impl State {
             (done as u64, request.size as u64)
         });
         error::peer_closed(&self.name, &why, self.next, done, total)
-    }
-
-    pub(super) fn report_stall(&mut self, shared: &Shared) {
-        let Some(stalled) = self.stall.waiting(Instant::now()) else {
-            return;
-        };
-        let sequence = self.next;
-        if sequence == self.ring.posted() {
-            shared.log.warn(&format!(
-                "{}: no byte moved for {} s; messages before {sequence} wait on lanes to the peer; \
-                 see whether its process still runs",
-                self.name,
-                stalled.as_secs()
-            ));
-            return;
-        }
-        let (done, total) = self
-            .ring
-            .by_sequence(sequence)
-            .map_or((0, 0), |r| (r.written.saturating_sub(HEADER_BYTES), r.size));
-        let why = match is_unanswered(&*self.link) {
-            true => "the peer's host does not answer: see whether it is up, and the way to it",
-            false => "the peer reads nothing: see whether it posts receives",
-        };
-        shared.log.warn(&format!(
-            "{}: no byte moved for {} s; message {sequence}, {done} of {total} bytes are sent; {why}",
-            self.name,
-            stalled.as_secs()
-        ));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use nccl_net::export::NetError;
-use tcpx_lanes::tcp_info::tcp_counters;
+use tcpx_lanes::tcp_info::{is_unanswered, tcp_counters};
 use tcpx_status::{ConnectionReport, Counters};
 
 use super::State;
@@ -37,10 +37,11 @@ impl Comm for State {
                 }
                 _ => {
                     let written = request.total() - request.written;
-                    (
-                        request.size - written.min(request.size),
-                        "the peer must read it",
-                    )
+                    let next = match is_unanswered(&*self.link) {
+                        true => "the peer's host must answer",
+                        false => "the peer must read it",
+                    };
+                    (request.size - written.min(request.size), next)
                 }
             };
             if done < request.size || request.size == 0 {
