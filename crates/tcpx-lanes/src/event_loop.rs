@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use crate::page_pipe::PagePipe;
 use crossbeam_queue::ArrayQueue;
 use rustix::event::epoll;
-use tcpx_memory::awake::{Awake, FEW_CORES, cores, give_way};
+use tcpx_memory::awake::{Awake, give_way};
 
 use crate::idle::MAX_LANES;
 use crate::lock;
@@ -50,10 +50,6 @@ pub trait Source: Send + Debug {
     /// Moves bytes until the socket would block, there is nothing to do, or the turn's share is
     /// used up.
     fn turn(&mut self) -> Turn;
-    /// After a turn: what it waits for comes at once, and the loop looks for it where it would sleep.
-    fn is_expectant(&self) -> bool {
-        false
-    }
     /// A turn of it has panicked, which is a defect of ours: it reports that it ends; [`finish`](Self::finish) follows.
     fn broke(&mut self) {}
     /// The loop has let go of the source: report what was in its hands as failed.
@@ -225,9 +221,6 @@ impl Loop {
 
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
 const PATIENCE: Duration = Duration::from_micros(300);
-/// The same on few cores, for what comes at once: the peer writes 128 KiB in less. To wake the loop takes a good part of
-/// that from a peer on the same host.
-const EXPECTANCE: Duration = Duration::from_micros(50);
 /// The waker among the sockets.
 const WAKER: u64 = u64::MAX;
 /// Most loops: no channel has more lanes.
@@ -273,12 +266,7 @@ impl Inbox {
                 continue;
             }
             // Another event comes soon while bytes move, and waking up takes longer than they do.
-            let patience = match awake.may_look() {
-                true => PATIENCE,
-                false if runner.expectant && cores() <= FEW_CORES => EXPECTANCE,
-                false => Duration::ZERO,
-            };
-            let looks = busy || last.elapsed() < patience;
+            let looks = busy || awake.may_look() && last.elapsed() < PATIENCE;
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             let waited = if looks {
                 self.look(&mut space)
@@ -375,9 +363,6 @@ impl Inbox {
             runner.read_inbox(self);
         }
         let count = runner.turns.len();
-        if count > 0 {
-            runner.expectant = false;
-        }
         for _ in 0..count {
             if let Some(index) = runner.turns.pop_front() {
                 runner.turn(self, index);
@@ -392,8 +377,6 @@ impl Inbox {
 struct Runner {
     entries: Vec<Option<Entry>>,
     turns: VecDeque<usize>,
-    /// One of those that had a turn last is.
-    expectant: bool,
     /// The loop's thread sleeps until something happens.
     waits: bool,
 }
@@ -520,7 +503,6 @@ impl Runner {
             let _ = catch_unwind(AssertUnwindSafe(|| source.broke()));
             Turn::End
         });
-        self.expectant |= entry.source.is_expectant();
         match turn {
             Turn::Rest => {}
             Turn::Again => self.queue(index),

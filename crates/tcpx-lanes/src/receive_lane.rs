@@ -38,12 +38,6 @@ pub trait Target: Send + Debug {
         None
     }
 
-    /// The sender is on this host: a chunk that has begun goes on as fast as memory is copied, and whoever wakes the
-    /// lane for some of it copies nothing meanwhile.
-    fn is_near(&self) -> bool {
-        false
-    }
-
     /// Bytes that the lane may read before the others of its loop get their turn.
     fn turn_bytes(&self) -> usize {
         TURN_BYTES
@@ -573,11 +567,6 @@ impl<T: Target> Source for ReceiveLane<T> {
         Turn::Again
     }
 
-    fn is_expectant(&self) -> bool {
-        let in_payload = matches!(&self.state, State::Payload { waits: false, .. });
-        in_payload && self.target.is_near()
-    }
-
     fn broke(&mut self) {
         let cause = io::Error::other(BROKE);
         self.target.ended(End::Broken {
@@ -597,81 +586,5 @@ impl<T: Target> Source for ReceiveLane<T> {
             self.target.put_back(claim);
         }
         self.target.close();
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::io::Write;
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-
-    use tcpx_wire::frame::TransferId;
-
-    use tcpx_wire::chunk_header::ChunkPayload;
-
-    use super::*;
-
-    const LENGTH: usize = 64;
-
-    /// Takes every chunk.
-    #[derive(Debug)]
-    struct Taker {
-        socket: UnixStream,
-        near: bool,
-    }
-
-    impl Target for Taker {
-        type Claim = ();
-        const LOW_WATER: usize = 1;
-
-        fn socket(&self) -> BorrowedFd<'_> {
-            self.socket.as_fd()
-        }
-
-        fn is_near(&self) -> bool {
-            self.near
-        }
-
-        fn claim(&mut self, _header: &ChunkHeader) -> Result<Answer<()>, Violation> {
-            Ok(Answer::Write(()))
-        }
-
-        fn read(&mut self, (): &mut (), done: usize, _: &mut [u8]) -> io::Result<Progress> {
-            let mut into = [0; LENGTH];
-            let moved = calls::receive_bytes(&self.socket, &mut into[done..]);
-            moved.map(Progress::Moved)
-        }
-
-        fn complete(&mut self, (): ()) {}
-
-        fn put_back(&mut self, (): ()) {}
-
-        fn ended(&mut self, _end: End) {}
-
-        fn close(&mut self) {}
-    }
-
-    #[test]
-    fn only_the_rest_of_a_near_chunk_is_expected_at_once() {
-        let header = ChunkHeader {
-            sequence: 0,
-            transfer: TransferId(0),
-            offset: 0,
-            total: 0,
-            length: LENGTH as u32,
-            attempt: 0,
-            payload: ChunkPayload::Follows,
-        };
-        for near in [true, false] {
-            let (socket, mut far) = UnixStream::pair().expect("a pair");
-            let mut lane = ReceiveLane::new(Taker { socket, near });
-            assert_eq!((lane.turn(), lane.is_expectant()), (Turn::Rest, false));
-            far.write_all(&header.encode()).expect("written");
-            far.write_all(&[1; LENGTH / 2]).expect("written");
-            assert_eq!((lane.turn(), lane.is_expectant()), (Turn::Rest, near));
-            far.write_all(&[1; LENGTH / 2]).expect("written");
-            assert_eq!((lane.turn(), lane.is_expectant()), (Turn::Rest, false));
-        }
     }
 }

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 
 use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
 use tcpx_lanes::sealing::ReceiveSeal;
-use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part};
 use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -36,16 +35,7 @@ pub(super) fn receive_lane(
     seal: ReceiveSeal,
 ) -> ReceiveLane<OpenWindows> {
     // Control says how far it was read.
-    let near = is_near(&*socket);
-    ReceiveLane::sealed(
-        OpenWindows {
-            shared,
-            socket,
-            near,
-        },
-        seal,
-        None,
-    )
+    ReceiveLane::sealed(OpenWindows { shared, socket }, seal, None)
 }
 
 /// The open windows of a channel, as one of its lanes finds them.
@@ -53,7 +43,6 @@ pub(super) fn receive_lane(
 pub(super) struct OpenWindows {
     shared: Arc<Shared>,
     socket: Arc<LaneSocket>,
-    near: bool,
 }
 
 /// A chunk in the lane's hands.
@@ -162,10 +151,6 @@ impl Target for OpenWindows {
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    fn is_near(&self) -> bool {
-        self.near
     }
 
     fn turn_bytes(&self) -> usize {
