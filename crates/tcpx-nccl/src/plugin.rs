@@ -143,7 +143,7 @@ impl TcpxPlugin {
                 Mode::Cuda => "host and CUDA memory",
             }
         ));
-        let cores = runtime::cores();
+        let cores = tcpx_memory::awake::cores();
         let lanes = runtime::lanes_for(&config, cores);
         if config.mode == Mode::Host && lanes == 0 {
             log.info(&format!(

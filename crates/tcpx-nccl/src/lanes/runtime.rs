@@ -13,6 +13,7 @@ use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::{EventLoops, Loop};
 use tcpx_lanes::lock;
 use tcpx_lanes::monitor::{Monitor, Watched};
+use tcpx_memory::awake::{FEW_CORES, cores};
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
@@ -29,9 +30,6 @@ use crate::plugin::{Shared, random};
 
 /// How long a peer to which no lanes could be opened is left alone.
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
-
-/// Up to so many cores the loops only take them from NCCL's threads, which move the bytes faster.
-const FEW_CORES: usize = 4;
 
 /// Which lanes: the peer's runtime, its address, our address.
 type Route = (u64, SocketAddr, IpAddr);
@@ -199,17 +197,13 @@ impl Runtime {
     }
 }
 
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// Pairs of loops: a loop copies cold memory at some 3 to 4 GB/s.
 fn threads_for(cores: usize) -> usize {
     (cores / 2).clamp(1, 12)
 }
 
-/// Lanes to one peer. Up to [`FEW_CORES`] there are none, unless GPU memory needs them or somebody
-/// asked for loops; else at least two, so that a lost packet does not stop everything.
+/// Lanes to one peer. Up to [`FEW_CORES`], which loops only take from NCCL's threads, there are none, unless GPU memory
+/// needs them or somebody asked for loops; else at least two, so that a lost packet does not stop everything.
 pub(crate) fn lanes_for(config: &Config, cores: usize) -> usize {
     if let Some(lanes) = config.lanes {
         return lanes;
