@@ -1,8 +1,11 @@
 //! What the kernel counted on a TCP stream (`TCP_INFO`, tcp(7)).
 
 use std::mem::{MaybeUninit, offset_of};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
+
+use tcpx_status::LaneReport;
 
 /// Payload bytes of a stream, both ways.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -86,6 +89,22 @@ pub fn transport(socket: &impl AsFd) -> Option<Transport> {
         sent_ago: Duration::from_millis(info.tcpi_last_data_sent.into()),
         round_trip: Duration::from_micros(info.tcpi_rtt.into()),
     })
+}
+
+/// What the status tells of a lane's stream.
+pub fn lane_report(stream: &impl AsFd, lane: u16, peer: SocketAddr) -> LaneReport {
+    let counters = tcp_counters(stream).unwrap_or_default();
+    let transport = transport(stream).unwrap_or_default();
+    LaneReport {
+        channel: 0,
+        lane,
+        peer: peer.to_string(),
+        bytes_sent: counters.sent,
+        bytes_received: counters.received,
+        retransmits: counters.retransmits,
+        round_trip_us: u64::try_from(transport.round_trip.as_micros()).unwrap_or(u64::MAX),
+        backlog_bytes: transport.backlog(),
+    }
 }
 
 /// Bytes that a stream was given so far, counted as [`Transport::acknowledged`] counts them; `None` where it is no TCP

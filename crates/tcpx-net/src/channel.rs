@@ -2,14 +2,14 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub use tcpx_lanes::dial::Way;
 use tcpx_lanes::event_loop::Loop;
 use tcpx_memory::{BouncePool, Fence, MemoryKind, ReadUntilWritten, RegionSlice};
+use tcpx_status::LaneReport;
 use tcpx_wire::frame::Exposure;
 use tcpx_wire::{ChunkPlan, Place, ScatterList};
 
@@ -284,25 +284,6 @@ pub struct ChannelStats {
     pub control_bytes_received: u64,
 }
 
-/// One TCP connection of a channel, as the kernel tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LaneStats {
-    /// Its number in the channel.
-    pub lane: u16,
-    /// The peer's address.
-    pub peer: SocketAddr,
-    /// Bytes sent, again or not.
-    pub bytes_sent: u64,
-    /// Bytes received.
-    pub bytes_received: u64,
-    /// Packets that were sent again.
-    pub retransmits: u64,
-    /// What an answer takes, as a rule.
-    pub round_trip: Duration,
-    /// Bytes that were not sent yet, or that the peer's system has not acknowledged.
-    pub backlog: u64,
-}
-
 /// Which way chunks go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
@@ -491,8 +472,8 @@ pub trait Channel: Send + Debug {
         None
     }
 
-    /// Its open lanes, where it has some.
-    fn lanes(&self) -> Vec<LaneStats> {
+    /// Its open lanes, where it has some, as of channel 0.
+    fn lanes(&self) -> Vec<LaneReport> {
         Vec::new()
     }
 

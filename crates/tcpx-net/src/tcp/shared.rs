@@ -16,7 +16,7 @@ use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
 #[cfg(test)]
 use tcpx_lanes::send_lane::TURN_BYTES;
-use tcpx_lanes::tcp_info::{tcp_counters, transport};
+use tcpx_lanes::tcp_info::tcp_counters;
 use tcpx_memory::RegionSlice;
 
 use super::Lend;
@@ -28,7 +28,7 @@ use super::roster::Roster;
 use super::staging::Staging;
 use super::transmit_table::{Outgoing, TransmitTable};
 use super::watch;
-use crate::channel::{ChannelStats, LaneStats};
+use crate::channel::ChannelStats;
 use crate::error::ChannelError;
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
@@ -220,25 +220,6 @@ impl Shared {
             }
         }
         stats
-    }
-
-    /// The open lanes.
-    pub(super) fn lanes(&self) -> Vec<LaneStats> {
-        let open = self.roster.sockets();
-        open.map(|socket| {
-            let counters = tcp_counters(&*socket).unwrap_or_default();
-            let transport = transport(&*socket).unwrap_or_default();
-            LaneStats {
-                lane: socket.lane,
-                peer: socket.peer,
-                bytes_sent: counters.sent,
-                bytes_received: counters.received,
-                retransmits: counters.retransmits,
-                round_trip: transport.round_trip,
-                backlog: transport.backlog(),
-            }
-        })
-        .collect()
     }
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.

@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 use tcpx_lanes::event_loop::Loop;
 use tcpx_lanes::health::STALL_BEHIND;
 use tcpx_lanes::socket::congestion_control;
+use tcpx_lanes::tcp_info::lane_report;
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, MemoryKind, ReadUntilWritten, RegionSlice};
+use tcpx_status::LaneReport;
 use tcpx_wire::Place;
 use tcpx_wire::frame::{Exposure, Settings};
 
@@ -21,8 +23,8 @@ use super::shared::{Event, LaneSocket, Parts, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn, describe};
 use super::watch;
 use crate::channel::{
-    Cancel, Channel, ChannelStats, Completion, Direction, LaneStats, Posted, Readiness,
-    ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    Cancel, Channel, ChannelStats, Completion, Direction, Posted, Readiness, ReceiveChunk,
+    ReceiveWindow, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
 
@@ -572,8 +574,10 @@ impl Channel for TcpChannel {
         congestion_control(&*socket)
     }
 
-    fn lanes(&self) -> Vec<LaneStats> {
-        self.shared.lanes()
+    fn lanes(&self) -> Vec<LaneReport> {
+        let open = self.shared.roster.sockets();
+        open.map(|socket| lane_report(&*socket, socket.lane, socket.peer))
+            .collect()
     }
 
     fn stats(&self) -> ChannelStats {

@@ -244,16 +244,7 @@ impl Channels {
         let channels = (0..).zip(self.all.iter());
         let lanes = channels.flat_map(|(channel, state)| {
             let lanes = state.channel.lanes().into_iter();
-            lanes.map(move |lane| LaneReport {
-                channel,
-                lane: lane.lane,
-                peer: lane.peer.to_string(),
-                bytes_sent: lane.bytes_sent,
-                bytes_received: lane.bytes_received,
-                retransmits: lane.retransmits,
-                round_trip_us: u64::try_from(lane.round_trip.as_micros()).unwrap_or(u64::MAX),
-                backlog_bytes: lane.backlog,
-            })
+            lanes.map(move |lane| LaneReport { channel, ..lane })
         });
         lanes.collect()
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use tcpx_lanes::tcp_info::{tcp_counters, transport};
+use tcpx_lanes::tcp_info::lane_report;
 use tcpx_status::{
     ConnectionReport, Counters, Description, Ended, LaneReport, Registration, Source,
 };
@@ -62,19 +62,7 @@ impl LaneSet {
             let Some(stream) = state.stream.upgrade() else {
                 continue;
             };
-            let bytes = tcp_counters(&*stream).unwrap_or_default();
-            let transport = transport(&*stream).unwrap_or_default();
-            let round_trip = transport.round_trip.as_micros();
-            open.push(LaneReport {
-                channel: 0,
-                lane,
-                peer: self.peer.address.to_string(),
-                bytes_sent: bytes.sent,
-                bytes_received: bytes.received,
-                retransmits: bytes.retransmits,
-                round_trip_us: u64::try_from(round_trip).unwrap_or(u64::MAX),
-                backlog_bytes: transport.backlog(),
-            });
+            open.push(lane_report(&*stream, lane, self.peer.address));
         }
         (open, stalled)
     }

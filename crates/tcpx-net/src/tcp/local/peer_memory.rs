@@ -663,7 +663,7 @@ mod tests {
             assert!(read_all(&peer, &mut read, &into.all()));
             let mut came = vec![0; bytes];
             into.read_to(0, &mut came).unwrap();
-            let mut expected = Vec::new();
+            let mut expected = Vec::<u8>::new();
             for (window, at, bytes) in list {
                 expected.extend(&of[*window as usize - 5][*at..at + bytes]);
             }
