@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::error::SocketError;
 
 pub use addresses::{InterfaceAddress, addresses};
-pub use choice::{Choice, Nic, Wish, choose, is_container_name};
+pub use choice::{Choice, Nic, Wish, choose, is_container_name, is_link_local};
 pub use distance::{Distance, PciPlace};
 pub use filter::InterfaceFilter;
 pub use reachable::reachable;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nccl_net::ResultCode;
 use nccl_net::export::NetError;
-use tcpx_lanes::interfaces::{self as system, InterfaceFilter, InterfaceKind};
+use tcpx_lanes::interfaces::{self as system, InterfaceFilter, InterfaceKind, is_link_local};
 
 use crate::config::Family;
 use crate::error;
@@ -209,10 +209,6 @@ fn reach(name: &str, kind: Option<InterfaceKind>, address: IpAddr) -> Reach {
         Some(InterfaceKind::Physical) => Reach::Adapter,
         _ => Reach::Virtual,
     }
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V4(address) if address.is_link_local())
 }
 
 /// Such an address says nothing without the name of an interface.

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use tcpx_lanes::lock;
+use tcpx_lanes::waker::Waker;
 use tcpx_wire::frame::Detail;
 use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::SESSION_OVER;
@@ -45,7 +45,7 @@ struct Inner {
     /// Told of each arrival, once set.
     notify: OnceLock<fn()>,
     /// Readable after arrivals, while somebody waits for them.
-    readable: Mutex<Option<Arc<OwnedFd>>>,
+    readable: Mutex<Option<Arc<Waker>>>,
     shortage: Mutex<Option<Shortage>>,
     /// A connection that takes the place of the control connection.
     control: Mutex<Option<Box<ControlStream>>>,
@@ -148,8 +148,7 @@ impl LaneInbox {
         waiting.push_back(lane);
         drop(waiting);
         if let Some(readable) = lock(&self.0.readable).as_ref() {
-            // A full counter is readable already; nothing else can fail here.
-            let _ = rustix::io::write(readable, &1u64.to_ne_bytes());
+            readable.wake();
         }
         if let Some(notify) = self.0.notify.get() {
             notify();
@@ -233,9 +232,8 @@ impl LaneInbox {
         exchange: &mut dyn Exchange,
         deadline: Instant,
     ) -> Result<Option<AcceptedLane>, NetworkError> {
-        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let made =
-            made.map_err(|error| lacks_descriptors("eventfd", "waiting for lanes", error.into()))?;
+        let made = Waker::new()
+            .map_err(|error| lacks_descriptors("eventfd", "waiting for lanes", error.into()))?;
         let readable = Arc::new(made);
         *lock(&self.0.readable) = Some(Arc::clone(&readable));
         let taken = self.take_as_told(&readable, exchange, deadline);
@@ -246,13 +244,13 @@ impl LaneInbox {
 
     fn take_as_told(
         &self,
-        readable: &OwnedFd,
+        readable: &Waker,
         exchange: &mut dyn Exchange,
         deadline: Instant,
     ) -> Result<Option<AcceptedLane>, NetworkError> {
         loop {
             // Quiet before the look: what comes after it makes it readable again.
-            let _ = rustix::io::read(readable, &mut [0; 8]);
+            readable.clear();
             if let Some(lane) = self.try_take() {
                 return Ok(Some(lane));
             }

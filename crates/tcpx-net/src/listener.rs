@@ -11,10 +11,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, eventfd};
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::lock;
 use tcpx_lanes::socket;
+use tcpx_lanes::waker::Waker;
 use tcpx_memory::fork;
 use tcpx_wire::KeyName;
 use tcpx_wire::handshake::Session;
@@ -83,7 +83,7 @@ struct Inner {
     arrived: Condvar,
     stop: AtomicBool,
     /// Readable once `stop` is set.
-    wake: std::os::fd::OwnedFd,
+    wake: Waker,
 }
 
 impl Inner {
@@ -130,8 +130,7 @@ impl Listener {
         };
         let socket = socket::listen(asked, &options.congestion)?;
         let address = socket.local_addr().map_err(fail("getsockname"))?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| fail("eventfd")(error.into()))?;
+        let wake = Waker::new().map_err(|error| fail("eventfd")(error.into()))?;
         let inner = Arc::new(Inner {
             address,
             refusals: Mutex::default(),
@@ -248,8 +247,7 @@ impl Drop for Listener {
             return;
         }
         self.inner.stop.store(true, Ordering::Release);
-        // Cannot fail: the counter is far from full.
-        let _ = rustix::io::write(&self.inner.wake, &1u64.to_ne_bytes());
+        self.inner.wake.wake();
         if let Some(thread) = self.thread.take() {
             // A panic there was reported by the panic hook; there is nothing left to undo.
             let _ = thread.join();

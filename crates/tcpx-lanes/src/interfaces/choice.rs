@@ -215,7 +215,7 @@ fn is_usable(address: IpAddr) -> bool {
 
 /// Of a network that ends at the cable. Those of IPv6 mean nothing without the name of a card, which
 /// differs from host to host.
-fn is_link_local(address: IpAddr) -> bool {
+pub fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(v4) if v4.is_link_local())
 }
 

@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 use tcpx_lanes::lock;
+use tcpx_lanes::waker::Waker;
 use tcpx_memory::{
     CudaError, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice, RegionWatch,
     SegmentRow, Shareable, WeakRegion,
@@ -173,7 +174,7 @@ impl Message {
 pub(in crate::tcp) struct GpuMemory {
     state: Mutex<State>,
     /// Wakes the thread.
-    wake: OwnedFd,
+    wake: Waker,
     /// What this side offers goes out on the first, what the peer does comes on the second.
     sockets: [OwnedFd; 2],
     gpus: Vec<Gpu>,
@@ -229,7 +230,7 @@ impl GpuMemory {
         is_own: bool,
         sizes: LocalSizes,
     ) -> io::Result<Arc<Self>> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let wake = Waker::new()?;
         let memory = Arc::new(Self {
             state: Mutex::default(),
             wake,
@@ -260,12 +261,7 @@ impl GpuMemory {
         for socket in &self.sockets {
             shutdown(socket, Shutdown::Both).ok();
         }
-        self.wake();
-    }
-
-    fn wake(&self) {
-        // It only fails where it is readable anyway.
-        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
+        self.wake.wake();
     }
 
     /// Whether the peer reads all of this where it lies, by one chunk. What it does not know is offered to it.
@@ -301,7 +297,7 @@ impl GpuMemory {
         let memory: Weak<Self> = Arc::downgrade(self);
         region.watch(memory);
         state.tasks.push_back(Task::Offer(region.downgrade(), id));
-        self.wake();
+        self.wake.wake();
     }
 
     /// The parts of a source that the [peer reads](Self::is_readable), as its table names them, if they are few enough.
@@ -372,7 +368,7 @@ impl RegionWatch for GpuMemory {
                 state.tasks.push_back(Task::Unread(name));
             }
             drop((state, kept));
-            return self.wake();
+            return self.wake.wake();
         }
         state.regions.remove(&id);
         let is_over = state.is_over;
@@ -390,7 +386,7 @@ impl RegionWatch for GpuMemory {
             one.region != id
         });
         drop((state, kept));
-        self.wake();
+        self.wake.wake();
     }
 }
 
@@ -476,7 +472,7 @@ impl Offers {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        rustix::io::read(&self.memory.wake, &mut [0; 8]).ok();
+        self.memory.wake.clear();
         Ok(())
     }
 
