@@ -151,6 +151,7 @@ fn other_bounds(seed: u64, bounds: Bounds, lies: bool) -> Bounds {
         session: SessionBounds {
             unread_bytes: random.pick(&[1, 100, 1 << 20]),
             backlog: random.pick(&[0, 20, 1 << 16]),
+            answer_timeout: Duration::from_millis(random.pick(&[1, 20, 75])),
             ..bounds.session
         },
         ..bounds
@@ -340,7 +341,6 @@ impl Plan {
         let bounds = Bounds {
             turn: Duration::from_nanos(random.pick(&[1, 20_000, 200_000, 200_000])),
             jobs: random.pick(&[1, 2, 64]),
-            parts: random.pick(&[1, 2, 256]),
             session: SessionBounds {
                 vain_windows: random.pick(&[1, 2, 8]),
                 ..SessionBounds::default()

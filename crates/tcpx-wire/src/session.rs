@@ -99,8 +99,6 @@ pub struct Session {
     eager_held: u64,
     /// Eager bytes that left this side's buffer and were not yet given back.
     credit_owed: u64,
-    /// See [`Self::set_continues`].
-    continues: bool,
 }
 
 impl Session {
@@ -136,7 +134,6 @@ impl Session {
             eager_used: 0,
             eager_held: 0,
             credit_owed: 0,
-            continues: false,
             config,
         })
     }

@@ -427,7 +427,7 @@ impl Ready {
         }
     }
 
-    /// Starts it as a part of `state`: of a batch, where a notification follows its puts or parts of it are deferred.
+    /// Starts it as a part of `state`: of a batch, where a notification follows its puts or is deferred.
     fn start(
         mut self,
         core: &mut Core,

@@ -39,8 +39,6 @@ pub struct Bounds {
     pub turn: Duration,
     /// Jobs that one connection has with the copy worker at a time; the others wait in the connection.
     pub jobs: usize,
-    /// Operations of a batch that are under way at a time.
-    pub parts: usize,
     /// How long the start of a send may wait for a small message's bytes: by default several times what the copy takes on
     /// a GPU at rest.
     pub small_read: Duration,
@@ -85,7 +83,6 @@ impl Default for Bounds {
         Self {
             turn: Duration::from_micros(200),
             jobs: 64,
-            parts: 256,
             small_read: Duration::from_micros(50),
             retry: Duration::from_millis(1),
             set_ups: 16,

@@ -14,7 +14,7 @@ use tcpx_lanes::lock;
 use tcpx_wire::session::OperationId;
 
 use crate::completion_queue::{Completion, CompletionQueue};
-use crate::connection::{Deferred, Handle};
+use crate::connection::Handle;
 use crate::drive::{EngineWatch, MANUAL_PAUSE};
 use crate::error::Error;
 use crate::report::{Progress, Report};
@@ -86,8 +86,6 @@ pub struct Transfer {
 pub(crate) struct Operations {
     first: Option<OperationId>,
     others: Vec<OperationId>,
-    /// Parts that start later.
-    deferred: Option<Arc<Deferred>>,
 }
 
 impl Operations {
@@ -106,18 +104,8 @@ impl Operations {
         self.others.len() + usize::from(self.first.is_some())
     }
 
-    pub(crate) fn set_deferred(&mut self, deferred: Option<Arc<Deferred>>) {
-        self.deferred = deferred;
-    }
-
-    /// All that have started; no more will.
-    pub(crate) fn cancel(&self) -> impl Iterator<Item = OperationId> {
-        let later = self.deferred.as_ref().map(|deferred| deferred.cancel());
-        let later = later.into_iter().flatten();
-        self.first
-            .into_iter()
-            .chain(self.others.iter().copied())
-            .chain(later)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = OperationId> {
+        self.first.into_iter().chain(self.others.iter().copied())
     }
 }
 
@@ -126,7 +114,6 @@ impl From<OperationId> for Operations {
         Self {
             first: Some(only),
             others: Vec::new(),
-            deferred: None,
         }
     }
 }
@@ -399,7 +386,7 @@ impl Transfer {
     /// A message that has begun to come to a receive ends with it: its send fails, and says why. One
     /// that is on its way waits for a receive of its tag that is started later.
     pub fn cancel(&self) {
-        self.connection.0.cancel(self.operations.cancel());
+        self.connection.0.cancel(self.operations.iter());
     }
 
     /// The outcome, or [`Poll::Pending`] after noting the task that is woken at the end; that of

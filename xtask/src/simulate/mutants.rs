@@ -228,19 +228,19 @@ const MUTANTS: &[Mutant] = &[
         from: "        if is_reported {\n            // Its bytes are the program's again",
         to: "        if is_reported && MUTANT {\n            self.release(operation);\n            self.drop_sent(operation);\n            self.ask(operation);\n            self.number_is(tag, number, NumberUse::Used);\n            let transfer = operation.transfer();\n            self.transmit.push_back(Frame::Cancel {\n                transfer,\n                from: Role::Sender,\n                reason: crate::frame::CancelReason::Requested,\n                detail: String::new().into(),\n            });\n            self.forget(operation);\n        } else if is_reported {\n            // Its bytes are the program's again",
     },
-    // The end of an operation whose deadline has passed waits for a peer that is stopped.
+    // The end of an operation waits for a peer that is stopped, and for a data plane that is held up.
     Mutant {
         name: "late-ends",
         file: "crates/tcpx-wire/src/session/ends.rs",
-        from: "let soon = now + self.answer_timeout;",
-        to: "let soon = now + if MUTANT { self.cancel_timeout } else { self.answer_timeout };",
+        from: "let answer_by = now + self.config.bounds.answer_timeout;",
+        to: "let answer_by = now + self.config.bounds.answer_timeout * if MUTANT { 60 } else { 1 };",
     },
-    // So does one whose data plane is held up, for that.
+    // For a held-up data plane alone.
     Mutant {
         name: "held-up-ends",
         file: "crates/tcpx-wire/src/session/ends.rs",
         from: "self.timers.arm(&mut it.clock, operation, answer_by);",
-        to: "self.timers.arm(&mut it.clock, operation, if MUTANT && is_busy { now + self.config.cancel_timeout } else { answer_by });",
+        to: "let answer_by = answer_by + self.config.bounds.answer_timeout * if MUTANT && is_busy { 60 } else { 0 };\n        self.timers.arm(&mut it.clock, operation, answer_by);",
     },
     // A close waits for less time than it was given, and ends what runs.
     Mutant {
@@ -270,12 +270,12 @@ const MUTANTS: &[Mutant] = &[
         from: "        *unread = unread.saturating_sub(count);\n",
         to: "        *unread = unread.saturating_sub(if MUTANT { 0 } else { count });\n",
     },
-    // A batch whose part has failed waits for those that never start.
+    // A batch whose part has failed waits for a notification that never starts.
     Mutant {
         name: "batch-waits-for-ever",
         file: "crates/tcpx/src/core/one_sided.rs",
-        from: "        for _ in 0..batch.give_up() {\n",
-        to: "        for _ in 0..batch.give_up() * usize::from(!MUTANT) {\n",
+        from: "let ended = batch.give_up().map(|_| state.end(Ok(None)));",
+        to: "let ended = batch.give_up().filter(|_| !MUTANT).map(|_| state.end(Ok(None)));",
     },
     // A reader on the same host looks for its source in front of the last byte alone.
     Mutant {

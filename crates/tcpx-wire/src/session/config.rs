@@ -81,6 +81,10 @@ pub struct SessionBounds {
     /// Bytes that a transfer sends to an addressed network before the next one has its turn: a short one does not wait
     /// for the end of a long one, and neighbours of a long one can still be copied together. 4 MiB by default.
     pub turn_bytes: u32,
+    /// Longest wait for the data plane and for the peer's part in the early end of an operation; 75 ms by default. Its
+    /// memory is [held](super::Memory::Held) where the data plane takes longer, and what was delivered is unknown where
+    /// the peer does.
+    pub answer_timeout: Duration,
 }
 
 impl Default for SessionBounds {
@@ -91,6 +95,7 @@ impl Default for SessionBounds {
             backlog: 1 << 16,
             vain_windows: 8,
             turn_bytes: 4 << 20,
+            answer_timeout: Duration::from_millis(75),
         }
     }
 }
@@ -132,13 +137,6 @@ pub struct Config {
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
     /// twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
-    /// Longest wait for the data plane and for the peer's part in the end of an operation that this side's program or
-    /// deadline ends; 75 ms by default. Its memory is [held](super::Memory::Held) where the data plane takes longer, and
-    /// what was delivered is unknown where the peer does.
-    pub answer_timeout: Duration,
-    /// The same where something else ends an operation; 5 s by default, but not longer than the operation's own deadline
-    /// allows.
-    pub cancel_timeout: Duration,
 }
 
 impl Config {
@@ -157,8 +155,6 @@ impl Config {
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,
-            answer_timeout: Duration::from_millis(75),
-            cancel_timeout: Duration::from_secs(5),
         }
     }
 

@@ -117,7 +117,7 @@ impl Session {
 
     /// Whether an operation may start beside so many others that do.
     pub(super) fn check_room(&self, role: Role, others: usize) -> Result<(), RequestError> {
-        if self.closing() && (!self.continues || self.ended() || self.goodbye_sent()) {
+        if self.closing() {
             return Err(RequestError::Closed);
         }
         let limit = self.config.bounds.max_operations;

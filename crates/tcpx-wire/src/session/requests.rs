@@ -335,11 +335,6 @@ impl Session {
         }
     }
 
-    /// Whether what starts now belongs to something that runs, which a close waits for.
-    pub fn set_continues(&mut self, continues: bool) {
-        self.continues = continues;
-    }
-
     /// Says something to the peer now, a heartbeat ahead of its time if there is nothing else: what the
     /// peer's system makes of it tells whether the way to it still works.
     pub fn probe(&mut self, now: Time) {
@@ -395,7 +390,7 @@ impl Session {
 
     /// The connection is lost. Operations whose memory the data plane may still touch get
     /// [`Action::StopData`](super::Action::StopData) and end with [`Session::data_quiet`] (after
-    /// [`Config::cancel_timeout`](super::Config::cancel_timeout) at the latest, then with
+    /// [`SessionBounds::answer_timeout`](super::SessionBounds::answer_timeout) at the latest, then with
     /// [`Memory::Held`](super::Memory::Held)); all others end at once. [`Action::Closed`](super::Action::Closed) is the
     /// last action.
     pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {

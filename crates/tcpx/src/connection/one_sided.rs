@@ -1,6 +1,6 @@
 //! One-sided transfers of this side: puts, gets, batches of them, notifications.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tcpx_lanes::lock;
 use tcpx_memory::{After, Gather, InContext, MemoryKind, RegionSlice};
 use tcpx_wire::frame::TransferId;
-use tcpx_wire::session::{Deadlines, MAX_NOTIFICATION_BYTES, OperationId, OperationKind};
+use tcpx_wire::session::{Deadlines, MAX_NOTIFICATION_BYTES, OperationKind};
 use tcpx_wire::{Level, PieceList, Rights, WindowKey, WindowSecret};
 
 use super::{Connection, Ready, Request, To, access};
@@ -279,7 +279,7 @@ impl Batch<'_> {
     /// Puts into windows that [take lists](WindowKey::takes_lists) are one operation, however many they are, and so are
     /// gets: they end together, and what is said of each part is said of all of them. Memory of a GPU and host memory
     /// are apart in that, at either end, and parts of 1 MiB and more with memory of a GPU are left out. Every other part is
-    /// an operation of its own; 256 of them run at a time.
+    /// an operation of its own.
     ///
     /// # Errors
     /// A piece does not lie in its window or is not allowed there, memory is in use or cannot be
@@ -572,96 +572,45 @@ impl Plan {
     }
 }
 
-/// What of a batch comes later: parts that start when others have ended, and a notification that leaves once
-/// every part has ended here, where only this side knows when that is.
+/// A notification that leaves once every part of its batch has ended here, where only this side knows when that is.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     running: AtomicUsize,
-    later: Mutex<Later>,
-    level: Level,
+    notice: Mutex<Option<Notice>>,
     /// Of the batch as a whole, which began then.
     deadlines: Deadlines,
     began: Instant,
-    state: Arc<TransferState>,
-}
-
-#[derive(Debug)]
-struct Later {
-    notice: Option<Notice>,
-    parts: VecDeque<Ready>,
-    /// Of parts that waited.
-    started: Vec<OperationId>,
-    cancelled: bool,
 }
 
 impl Deferred {
-    /// What is left for parts that begin now.
-    pub(crate) fn deadlines(&self, core: &Core) -> Deadlines {
-        let spent = core.clock.ticked().saturating_duration_since(self.began);
-        let left = |total: Duration| total.saturating_sub(spent);
-        Deadlines {
-            total: self.deadlines.total.map(left),
-            ..self.deadlines
-        }
-    }
-
-    /// One of the parts has ended well: starts the next one. Why that cannot start.
-    pub(crate) fn start_next(self: &Arc<Self>, core: &mut Core) -> Option<Error> {
-        let part = lock(&self.later).parts.pop_front()?;
-        if lock(&self.later).cancelled {
-            return Some(core.cancelled(part.kind));
-        }
-        // Without the lock: an observer is the program's code.
-        let options = (self.level, Some(self.deadlines(core)));
-        core.session.set_continues(true);
-        let started = part.start(core, false, options, &self.state, Some(self));
-        core.session.set_continues(false);
-        match started {
-            Ok(id) => {
-                let mut later = lock(&self.later);
-                later.started.push(id);
-                if later.cancelled {
-                    let now = core.clock.now();
-                    core.session.cancel(now, id);
-                }
-                None
-            }
-            Err(error) => Some(error),
-        }
-    }
-
     /// One of the parts has ended well: what is due now.
-    pub(crate) fn part_ended(&self) -> Option<Notice> {
+    pub(crate) fn part_ended(&self, now: Instant) -> Option<Notice> {
         if self.running.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
-        lock(&self.later).notice.take()
+        let mut notice = self.give_up()?;
+        let spent = now.saturating_duration_since(self.began);
+        notice.deadlines = Some(Deadlines {
+            total: (self.deadlines.total).map(|total| total.saturating_sub(spent)),
+            ..self.deadlines
+        });
+        Some(notice)
     }
 
-    /// One of the parts has failed: nothing more starts. How much that is.
-    pub(crate) fn give_up(&self) -> usize {
-        let mut later = lock(&self.later);
-        let parts = std::mem::take(&mut later.parts);
-        parts.len() + usize::from(later.notice.take().is_some())
-    }
-
-    /// No more parts start; those that did.
-    pub(crate) fn cancel(&self) -> Vec<OperationId> {
-        let mut later = lock(&self.later);
-        later.cancelled = true;
-        later.started.clone()
+    /// What never leaves now, as one of the parts has failed.
+    pub(crate) fn give_up(&self) -> Option<Notice> {
+        lock(&self.notice).take()
     }
 }
 
-/// Starts every part, as many as may be at a time; the session has been asked whether it takes them.
+/// Starts every part, if the session takes them all.
 fn start_parts(
     core: &mut Core,
-    mut ready: Vec<Ready>,
+    ready: Vec<Ready>,
     notice: Option<Vec<u8>>,
     options: (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
 ) -> Result<Operations, Error> {
-    let later = ready.split_off(ready.len().min(core.bounds.parts));
     let is_get = |part: &&Ready| part.kind == OperationKind::Get;
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
@@ -677,21 +626,13 @@ fn start_parts(
         state: Arc::clone(state),
         follows: !ready.is_empty(),
     });
-    let any_later = !later.is_empty();
     let (notice, deferred) = match notice {
-        notice if any_later || notice.is_some() && gets > 0 => {
+        notice @ Some(_) if gets > 0 => {
             let deferred = Deferred {
-                running: AtomicUsize::new(ready.len() + later.len()),
-                later: Mutex::new(Later {
-                    notice,
-                    parts: later.into(),
-                    started: Vec::new(),
-                    cancelled: false,
-                }),
-                level: options.0,
+                running: AtomicUsize::new(ready.len()),
+                notice: Mutex::new(notice),
                 deadlines: options.1.unwrap_or_else(|| core.session.deadlines()),
                 began: core.clock.ticked(),
-                state: Arc::clone(state),
             };
             (None, Some(Arc::new(deferred)))
         }
@@ -720,15 +661,13 @@ fn start_parts(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    operations.set_deferred(deferred.filter(|_| any_later));
     match failed {
         Some(error) if operations.is_empty() => return Err(error),
         // What runs ends the transfer, and soon.
         Some(error) => {
             let now = core.clock.now();
-            let started: Vec<_> = operations.cancel().collect();
-            started
-                .into_iter()
+            operations
+                .iter()
                 .for_each(|one| core.session.cancel(now, one));
             core.program.wakers.extend(state.end(Err(error)));
         }
@@ -804,8 +743,7 @@ mod tests {
     #[test]
     fn a_defect_that_comes_again_ends_all_that_waits() {
         const PARTS: usize = 4;
-        let mut scene = Scene::new();
-        scene.core.bounds.parts = PARTS;
+        let scene = Scene::new();
         let channel = Arc::clone(&scene.channel);
         let (shared, _peer) = scene.into_shared();
         let connection = Connection::new(Arc::clone(&shared));

@@ -209,12 +209,12 @@ impl Core {
         // Leases and channels stay where they are until the last handle is gone: whatever still
         // points at their memory keeps it.
         for operation in self.operations.values_mut() {
-            let parts = operation.deferred.take().map_or(0, |batch| batch.give_up());
+            let notice = operation.deferred.take().and_then(|batch| batch.give_up());
             let state = &operation.state;
             if !std::mem::replace(&mut operation.reported, true) {
                 self.program.wakers.extend(state.end(Err(error.clone())));
             }
-            for _ in 0..parts {
+            if notice.is_some() {
                 self.program.wakers.extend(state.end(Ok(None)));
             }
         }

@@ -9,16 +9,13 @@ use tcpx_memory::{
 };
 use tcpx_net::{Direction, PeerRead};
 use tcpx_wire::frame::{Destination, Eager, RefuseReason, TransferId};
-use tcpx_wire::session::{
-    Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
-    SendRequest,
-};
+use tcpx_wire::session::{Action, Covered, Deadlines, OperationId, OperationKind, SendRequest};
 use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
 
 use super::operation::Token;
 use super::{Core, Operation, Readers};
 use crate::connection::Deferred;
-use crate::error::{Error, OperationName};
+use crate::error::Error;
 use crate::notifications::Notifications;
 use crate::transfer::TransferState;
 use crate::window::{Use, Uses};
@@ -556,37 +553,15 @@ impl Core {
     }
 
     /// A part of a batch has ended whose notification waits for all of them.
-    pub(super) fn part_ended(&mut self, batch: &Arc<Deferred>, state: &TransferState, well: bool) {
+    pub(super) fn part_ended(&mut self, batch: &Deferred, state: &TransferState, well: bool) {
         if !well {
-            self.give_up_batch(batch, state);
-            return;
-        }
-        if let Some(error) = batch.start_next(self) {
-            self.program.wakers.extend(state.end(Err(error)));
-            self.give_up_batch(batch, state);
-        }
-        if let Some(mut notice) = batch.part_ended() {
-            notice.deadlines = Some(batch.deadlines(self));
-            if let Err(error) = self.notify(notice, TransferId(0), 0) {
-                self.program.wakers.extend(state.end(Err(error)));
-            }
-        }
-    }
-
-    /// How an operation ends that was cancelled before it began.
-    pub(crate) fn cancelled(&self, kind: OperationKind) -> Error {
-        let error = OperationError {
-            cause: EndCause::Cancelled,
-            delivered: Delivered::None,
-        };
-        let name = OperationName { kind, tag: 0 };
-        Error::operation(self.peer, self.channels.describe(), name, error, false)
-    }
-
-    fn give_up_batch(&mut self, batch: &Deferred, state: &TransferState) {
-        for _ in 0..batch.give_up() {
             // It counts as a part, and never starts.
-            self.program.wakers.extend(state.end(Ok(None)));
+            let ended = batch.give_up().map(|_| state.end(Ok(None)));
+            self.program.wakers.extend(ended.flatten());
+        } else if let Some(notice) = batch.part_ended(self.clock.ticked())
+            && let Err(error) = self.notify(notice, TransferId(0), 0)
+        {
+            self.program.wakers.extend(state.end(Err(error)));
         }
     }
 

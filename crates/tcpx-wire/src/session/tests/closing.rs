@@ -33,30 +33,6 @@ fn closing_waits_for_what_is_under_way_and_tells_the_peer() {
 }
 
 #[test]
-fn what_belongs_to_an_operation_that_runs_starts_while_closing() {
-    let mut pair = Pair::new(small_chunks(3), 1);
-    let sent = pair.send(0, send(1, 100_000, Level::Placed));
-    pair.with(0, |session, now| session.close(now, CLOSE));
-    let more = |session: &mut Session, now| session.send(now, send(1, 1000, Level::Placed));
-    let refused = pair.with(0, more);
-    assert_eq!(refused, Err(RequestError::Closed));
-    pair.sides[0].session.set_continues(true);
-    let behind = pair.send(0, send(1, 1000, Level::Placed));
-    pair.sides[0].session.set_continues(false);
-    let got = [100_000, 1000].map(|bytes| pair.receive(1, receive(1, bytes, Level::Placed)));
-    pair.run(Duration::from_millis(100));
-    pair.success(0, sent);
-    pair.success(0, behind);
-    for got in got {
-        pair.success(1, got);
-    }
-    assert_eq!(pair.sides[0].closed, Some(None));
-    pair.sides[0].session.set_continues(true);
-    let late = pair.with(0, more);
-    assert_eq!(late, Err(RequestError::Closed), "it has ended");
-}
-
-#[test]
 fn a_lane_that_one_side_lacks_is_asked_for_until_the_end() {
     let mut pair = Pair::new(config(), 1);
     pair.with(1, |session, _| session.ask_for_lane(2));

@@ -415,7 +415,7 @@ impl Pair {
             false => !watched.touches_memory(),
         };
         assert!(is_right, "{operation:?} {outcome:?}");
-        let soon = self.sides[at].session.config.answer_timeout;
+        let soon = self.sides[at].session.config.bounds.answer_timeout;
         let is_early = watched.stopped.is_some_and(|at| self.now < at + soon);
         assert!(!held || !is_early, "it may still let go of {operation:?}");
         if let Ok(Completed { bytes, level }) = outcome {
