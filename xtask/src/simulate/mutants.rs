@@ -232,8 +232,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "late-ends",
         file: "crates/tcpx-wire/src/session/ends.rs",
-        from: "let answer_by = now + self.config.bounds.answer_timeout;",
-        to: "let answer_by = now + self.config.bounds.answer_timeout * if MUTANT { 60 } else { 1 };",
+        from: "let soon = now + self.bounds.answer_timeout;",
+        to: "let soon = now + self.bounds.answer_timeout * if MUTANT { 60 } else { 1 };",
     },
     // For a held-up data plane alone.
     Mutant {

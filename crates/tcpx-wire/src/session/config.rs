@@ -137,6 +137,9 @@ pub struct Config {
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
     /// twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
+    /// As [`SessionBounds::answer_timeout`], where the connection is lost; 5 s by default, but not longer than the
+    /// operation's own deadline allows.
+    pub cancel_timeout: Duration,
 }
 
 impl Config {
@@ -155,6 +158,7 @@ impl Config {
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,
+            cancel_timeout: Duration::from_secs(5),
         }
     }
 

@@ -3,10 +3,13 @@
 
 use super::Session;
 use super::action::{Action, Completed, Memory, OperationId};
+use super::config::Config;
 use super::error::{
     ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, SessionError,
 };
-use super::operation::{End, Expired, Operation, Origin, Progress, Stage, Stopping};
+use super::operation::{
+    End, Expired, Operation, OperationClock, Origin, Progress, Stage, Stopping,
+};
 use super::stall::OperationKind;
 use super::{LIVE, is_not};
 use crate::frame::{CancelReason, Detail, Frame, Level, NumberUse, Role, TransferId};
@@ -35,6 +38,20 @@ fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Fr
         reason,
         detail: detail.into(),
     })
+}
+
+impl Config {
+    /// How long an operation that ends early waits for the data plane and for the peer's part.
+    fn answer_by(&self, now: Time, clock: &OperationClock, cause: &EndCause) -> Time {
+        let soon = now + self.bounds.answer_timeout;
+        if !matches!(cause, EndCause::ConnectionLost { .. }) {
+            return soon;
+        }
+        // Channels close for all operations at once, which takes plugins a while.
+        let late = now + self.cancel_timeout;
+        let deadline = clock.ends_at().map(|end| end + self.bounds.answer_timeout);
+        deadline.map_or(late, |deadline| late.min(deadline).max(soon))
+    }
 }
 
 /// Ends other than success.
@@ -98,7 +115,7 @@ impl Session {
             self.transmit.extend(told);
         }
         let (is_silent, is_reported) = (it.wire.is_none(), it.is_reported());
-        let answer_by = now + self.config.bounds.answer_timeout;
+        let answer_by = self.config.answer_by(now, &it.clock, &cause);
         self.timers.arm(&mut it.clock, operation, answer_by);
         it.end = End::Stopping(Box::new(Stopping {
             cause,

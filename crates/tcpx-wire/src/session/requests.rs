@@ -390,7 +390,7 @@ impl Session {
 
     /// The connection is lost. Operations whose memory the data plane may still touch get
     /// [`Action::StopData`](super::Action::StopData) and end with [`Session::data_quiet`] (after
-    /// [`SessionBounds::answer_timeout`](super::SessionBounds::answer_timeout) at the latest, then with
+    /// [`Config::cancel_timeout`](super::Config::cancel_timeout) at the latest, then with
     /// [`Memory::Held`](super::Memory::Held)); all others end at once. [`Action::Closed`](super::Action::Closed) is the
     /// last action.
     pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {
