@@ -27,7 +27,6 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::transfer::{Transfer, TransferState};
 
-pub(crate) use one_sided::Deferred;
 pub use one_sided::{Batch, PreparedBatch};
 pub(crate) use patience::Patience;
 pub(crate) use shared::{Requests, Shared};
@@ -321,7 +320,7 @@ impl<'a> Request<'a> {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let started = ready.start(core, false, options, &state, None);
+            let started = ready.start(core, false, options, &state);
             drop(context);
             started
         })??;
@@ -427,14 +426,13 @@ impl Ready {
         }
     }
 
-    /// Starts it as a part of `state`: of a batch, where a notification follows its puts or is deferred.
+    /// Starts it as a part of `state`: of a batch, where a notification may follow its puts.
     fn start(
         mut self,
         core: &mut Core,
         notified: bool,
         options: (Level, Option<Deadlines>),
         state: &Arc<TransferState>,
-        deferred: Option<&Arc<Deferred>>,
     ) -> Result<OperationId, Error> {
         let (kind, bytes) = (self.kind, self.bytes());
         let (level, deadlines) = options;
@@ -515,7 +513,6 @@ impl Ready {
         operation.tag = tag;
         operation.fence = self.fence;
         operation.read_by(readers);
-        operation.deferred = deferred.cloned();
         core.operations.insert(id, operation);
         match read {
             Some(read) => core.begin_read(id, read),

@@ -15,6 +15,7 @@ use tcpx_wire::session::OperationId;
 
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::connection::Handle;
+use crate::core::Notice;
 use crate::drive::{EngineWatch, MANUAL_PAUSE};
 use crate::error::Error;
 use crate::report::{Progress, Report};
@@ -138,6 +139,8 @@ struct Inner {
     report: Option<Report>,
     /// The first error among them.
     error: Option<Error>,
+    /// The last of them, which begins once the others have ended, unless one fails.
+    notice: Option<Box<Notice>>,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
     /// Who is notified of the end, and as long as somebody is to be, what keeps the engine's thread
@@ -165,6 +168,7 @@ impl TransferState {
                 running: parts,
                 report: None,
                 error: None,
+                notice: None,
                 outcome: None,
                 progress: Progress {
                     bytes_done: 0,
@@ -192,6 +196,7 @@ impl TransferState {
                 };
             }
             Err(error) => {
+                inner.running -= usize::from(inner.notice.take().is_some());
                 let is_held = |error: &Error| matches!(error, Error::MemoryHeld { .. });
                 inner.error = Some(match inner.error.take() {
                     // The first one says why, and any says that memory is held.
@@ -226,6 +231,18 @@ impl TransferState {
                 None
             }
         }
+    }
+
+    /// Has the batch end with this one.
+    pub(crate) fn set_notice(&self, notice: Option<Notice>) {
+        lock(&self.inner).notice = notice.map(Box::new);
+    }
+
+    /// The notification that ends the batch, once all else has ended.
+    pub(crate) fn due_notice(&self) -> Option<Notice> {
+        let mut inner = self.is_batch.then(|| lock(&self.inner))?;
+        let due = (inner.running == 1).then(|| inner.notice.take())?;
+        due.map(|notice| *notice)
     }
 
     pub(crate) fn has_ended(&self) -> bool {

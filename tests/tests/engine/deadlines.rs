@@ -400,7 +400,7 @@ fn a_close_waits_for_a_late_receiver_as_long_as_it_was_told() {
     });
 }
 
-/// A batch has parts that start when others have ended.
+/// A batch has many parts, and a notification behind them.
 #[test]
 fn a_close_waits_for_all_of_a_batch() {
     const PARTS: usize = 600;

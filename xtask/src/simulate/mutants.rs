@@ -273,9 +273,9 @@ const MUTANTS: &[Mutant] = &[
     // A batch whose part has failed waits for a notification that never starts.
     Mutant {
         name: "batch-waits-for-ever",
-        file: "crates/tcpx/src/core/one_sided.rs",
-        from: "let ended = batch.give_up().map(|_| state.end(Ok(None)));",
-        to: "let ended = batch.give_up().filter(|_| !MUTANT).map(|_| state.end(Ok(None)));",
+        file: "crates/tcpx/src/transfer.rs",
+        from: "inner.running -= usize::from(inner.notice.take().is_some());",
+        to: "inner.running -= usize::from(inner.notice.take().is_some() && !MUTANT);",
     },
     // A reader on the same host looks for its source in front of the last byte alone.
     Mutant {

@@ -2,12 +2,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tcpx_lanes::lock;
 use tcpx_memory::{After, Gather, InContext, MemoryKind, RegionSlice};
 use tcpx_wire::frame::TransferId;
 use tcpx_wire::session::{Deadlines, MAX_NOTIFICATION_BYTES, OperationKind};
@@ -572,37 +570,6 @@ impl Plan {
     }
 }
 
-/// A notification that leaves once every part of its batch has ended here, where only this side knows when that is.
-#[derive(Debug)]
-pub(crate) struct Deferred {
-    running: AtomicUsize,
-    notice: Mutex<Option<Notice>>,
-    /// Of the batch as a whole, which began then.
-    deadlines: Deadlines,
-    began: Instant,
-}
-
-impl Deferred {
-    /// One of the parts has ended well: what is due now.
-    pub(crate) fn part_ended(&self, now: Instant) -> Option<Notice> {
-        if self.running.fetch_sub(1, Ordering::Relaxed) > 1 {
-            return None;
-        }
-        let mut notice = self.give_up()?;
-        let spent = now.saturating_duration_since(self.began);
-        notice.deadlines = Some(Deadlines {
-            total: (self.deadlines.total).map(|total| total.saturating_sub(spent)),
-            ..self.deadlines
-        });
-        Some(notice)
-    }
-
-    /// What never leaves now, as one of the parts has failed.
-    pub(crate) fn give_up(&self) -> Option<Notice> {
-        lock(&self.notice).take()
-    }
-}
-
 /// Starts every part, if the session takes them all.
 fn start_parts(
     core: &mut Core,
@@ -620,24 +587,16 @@ fn start_parts(
         .check_rooms(puts + usize::from(notice.is_some()), gets)
         .and_then(|()| longest.map_or(Ok(()), |pieces| core.session.check_pieces(pieces)))
         .map_err(|error| core.request_error(error))?;
-    let notice = notice.map(|bytes| Notice {
+    let mut notice = notice.map(|bytes| Notice {
         bytes,
-        deadlines: options.1,
-        state: Arc::clone(state),
+        deadlines: options.1.unwrap_or_else(|| core.session.deadlines()),
+        began: core.clock.ticked(),
         follows: !ready.is_empty(),
     });
-    let (notice, deferred) = match notice {
-        notice @ Some(_) if gets > 0 => {
-            let deferred = Deferred {
-                running: AtomicUsize::new(ready.len()),
-                notice: Mutex::new(notice),
-                deadlines: options.1.unwrap_or_else(|| core.session.deadlines()),
-                began: core.clock.ticked(),
-            };
-            (None, Some(Arc::new(deferred)))
-        }
-        notice => (notice, None),
-    };
+    if gets > 0 {
+        // Only this side knows when they have ended.
+        state.set_notice(notice.take());
+    }
     let mut operations = Operations::default();
     let (mut first, mut failed) = (None, None);
     for part in ready {
@@ -645,7 +604,7 @@ fn start_parts(
             core.program.wakers.extend(state.end(Ok(None)));
             continue;
         }
-        match part.start(core, notice.is_some(), options, state, deferred.as_ref()) {
+        match part.start(core, notice.is_some(), options, state) {
             Ok(id) => {
                 first = first.or_else(|| id.sent_transfer());
                 operations.push(id);
@@ -656,7 +615,7 @@ fn start_parts(
     if let Some(notice) = notice.filter(|_| failed.is_none() || !operations.is_empty()) {
         let first = first.unwrap_or(TransferId(0));
         let count = operations.len().try_into().unwrap_or(u32::MAX);
-        match core.notify(notice, first, count) {
+        match core.notify(notice, Arc::clone(state), first, count) {
             Ok(id) => operations.push(id),
             Err(error) => failed = failed.or(Some(error)),
         }
@@ -678,6 +637,7 @@ fn start_parts(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     use tcpx_memory::{Access, Region};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tcpx_net::Direction;
-use tcpx_wire::Role;
 use tcpx_wire::numbered::take_out;
 use tcpx_wire::session::{
     Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind, Output, Takes,
 };
+use tcpx_wire::{Role, TransferId};
 
 use super::Core;
 use crate::error::{Error, OperationName};
@@ -174,7 +174,7 @@ impl Core {
             Err(error) => Err(error),
         };
         let state = Arc::clone(&operation.state);
-        let (follows, deferred) = (operation.follows, operation.deferred.take());
+        let follows = operation.follows;
         let reported = std::mem::replace(&mut operation.reported, true);
         self.one_sided.coming -= usize::from(std::mem::take(&mut operation.comes));
         if !reported && kind == OperationKind::PeerNotification {
@@ -213,9 +213,6 @@ impl Core {
                 }
             }
         }
-        if let Some(deferred) = deferred {
-            self.part_ended(&deferred, &state, result.is_ok());
-        }
         self.emit(&match &result {
             Ok(report) => Event::Completed {
                 role,
@@ -232,6 +229,11 @@ impl Core {
         // What follows a batch has no report of its own.
         let result = result.map(|report| (!follows).then_some(report));
         self.program.wakers.extend(state.end(result));
+        if let Some(notice) = state.due_notice()
+            && let Err(error) = self.notify(notice, Arc::clone(&state), TransferId(0), 0)
+        {
+            self.program.wakers.extend(state.end(Err(error)));
+        }
     }
 }
 

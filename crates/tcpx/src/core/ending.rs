@@ -209,13 +209,9 @@ impl Core {
         // Leases and channels stay where they are until the last handle is gone: whatever still
         // points at their memory keeps it.
         for operation in self.operations.values_mut() {
-            let notice = operation.deferred.take().and_then(|batch| batch.give_up());
-            let state = &operation.state;
             if !std::mem::replace(&mut operation.reported, true) {
-                self.program.wakers.extend(state.end(Err(error.clone())));
-            }
-            if notice.is_some() {
-                self.program.wakers.extend(state.end(Ok(None)));
+                let ended = operation.state.end(Err(error.clone()));
+                self.program.wakers.extend(ended);
             }
         }
         if let Some(resume) = &self.resume {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use tcpx_memory::{
     Access, Fence, Gather, Lease, MemoryError, ReadUntilWritten, Region, RegionSlice, Work,
@@ -14,7 +15,6 @@ use tcpx_wire::{Level, Numbered, PieceList, WindowKey};
 
 use super::operation::Token;
 use super::{Core, Operation, Readers};
-use crate::connection::Deferred;
 use crate::error::Error;
 use crate::notifications::Notifications;
 use crate::transfer::TransferState;
@@ -86,8 +86,9 @@ impl Gathers {
 #[derive(Debug)]
 pub(crate) struct Notice {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) deadlines: Option<Deadlines>,
-    pub(crate) state: Arc<TransferState>,
+    /// Of the batch as a whole, which began then.
+    pub(crate) deadlines: Deadlines,
+    pub(crate) began: Instant,
     /// It reports the end of its batch, not its own.
     pub(crate) follows: bool,
 }
@@ -552,32 +553,26 @@ impl Core {
         Ok((id, Readers { exposed, is_copied }))
     }
 
-    /// A part of a batch has ended whose notification waits for all of them.
-    pub(super) fn part_ended(&mut self, batch: &Deferred, state: &TransferState, well: bool) {
-        if !well {
-            // It counts as a part, and never starts.
-            let ended = batch.give_up().map(|_| state.end(Ok(None)));
-            self.program.wakers.extend(ended.flatten());
-        } else if let Some(notice) = batch.part_ended(self.clock.ticked())
-            && let Err(error) = self.notify(notice, TransferId(0), 0)
-        {
-            self.program.wakers.extend(state.end(Err(error)));
-        }
-    }
-
     /// Starts a notification behind `count` puts from `first` on.
     pub(crate) fn notify(
         &mut self,
         notice: Notice,
+        state: Arc<TransferState>,
         first: TransferId,
         count: u32,
     ) -> Result<OperationId, Error> {
         let bytes = notice.bytes.len() as u64;
+        let spent = self.clock.ticked().saturating_duration_since(notice.began);
+        let total = notice.deadlines.total;
+        let deadlines = Deadlines {
+            total: total.map(|total| total.saturating_sub(spent)),
+            ..notice.deadlines
+        };
         let request = SendRequest {
             to: Destination::Notification { first, count },
             bytes,
             level: Level::Placed,
-            deadlines: notice.deadlines,
+            deadlines: Some(deadlines),
             eager: None,
             chunk_bytes: None,
         };
@@ -597,7 +592,7 @@ impl Core {
             (self.start_send(&mut lease, None, request)?, lease)
         };
         let kind = OperationKind::Notification;
-        let mut operation = Operation::new(kind, lease, notice.state, self.clock.ticked());
+        let mut operation = Operation::new(kind, lease, state, self.clock.ticked());
         operation.follows = notice.follows;
         operation.read_by(readers);
         self.operations.insert(id, operation);

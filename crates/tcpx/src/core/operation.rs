@@ -11,7 +11,6 @@ use tcpx_wire::{Descriptors, Numbered, Role, TransferId};
 
 use super::actions::Outcome;
 use super::coverage::Coverage;
-use crate::connection::Deferred;
 use crate::event::ChunkEvent;
 use crate::report::{Phases, Report};
 use crate::transfer::TransferState;
@@ -23,8 +22,6 @@ pub(crate) struct Operation {
     pub(crate) tag: u64,
     /// A notification: it reports the end of its batch, not its own.
     pub(crate) follows: bool,
-    /// A part of a batch: what starts when it has ended.
-    pub(crate) deferred: Option<Arc<Deferred>>,
     /// A put of the peer, or a get with a long answer: its bytes are on their way.
     pub(crate) comes: bool,
     /// What a notification of the peer brought with its frame.
@@ -90,7 +87,6 @@ impl Operation {
             message: None,
             exposed: None,
             follows: false,
-            deferred: None,
             tag: 0,
             lease,
             fence: None,
