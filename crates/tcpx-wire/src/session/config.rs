@@ -66,8 +66,9 @@ impl Default for Deadlines {
 /// How much one side of a session does at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionBounds {
-    /// Most operations of this side at a time per direction, those included that wait for the peer to take them, and
-    /// that ended here but that the peer still owes an answer for. 16,384 by default: 4,096 of each kind, and as many more.
+    /// Most operations of this side at a time per direction, those included that wait for the peer
+    /// to take them, and that ended here but that the peer still owes an answer for. 262,144 by
+    /// default: a batch may have as many parts as a list has pieces.
     pub max_operations: usize,
     /// Bytes of notifications that the program has not collected, beside [`Limits::notifications`] of them; one is always
     /// taken. 1 MiB by default.
@@ -90,7 +91,7 @@ pub struct SessionBounds {
 impl Default for SessionBounds {
     fn default() -> Self {
         Self {
-            max_operations: 1 << 14,
+            max_operations: 1 << 18,
             unread_bytes: 1 << 20,
             backlog: 1 << 16,
             vain_windows: 8,

@@ -559,6 +559,25 @@ fn batches_of_pieces_move_these_and_nothing_else() {
     }
 }
 
+/// More than a side takes at a time, and than it took in all before.
+#[test]
+fn a_batch_of_20000_operations_moves_every_byte() {
+    const PARTS: usize = 20_000;
+    let (owner, user) = pair();
+    let (memory, local) = (Region::host(PARTS).expect("memory"), filled(&random(PARTS)));
+    let window = owner.expose(memory.all(), Rights::Put).expect("open");
+    let key = singly(window.key());
+    let mut batch = user.batch().notify(b"all");
+    for at in 0..PARTS {
+        let slice = local.slice(at..at + 1).expect("within");
+        batch = batch.put(slice, &key, at as u64);
+    }
+    let transfer = batch.start().expect("room");
+    assert!(owner.notification(LONG).expect("connected").is_some());
+    assert!(contents(&memory) == contents(&local));
+    assert_eq!(transfer.wait().expect("placed").bytes, PARTS as u64);
+}
+
 #[test]
 fn a_prepared_batch_starts_again_and_is_checked_again() {
     let (owner, user) = pair();
