@@ -69,7 +69,7 @@ pub(crate) fn of(error: &Error) -> Advice {
         Error::PluginContents(error) => of_contents(error),
         Error::Manifest(_) => "rename the file at the sender, then send it again".into(),
         Error::Store(error) => of_store(error).into(),
-        Error::LeftOut { .. } => "what is listed above has not arrived, and all others have: send it again when it can be read and nobody writes to it, or leave it out with --exclude".into(),
+        Error::LeftOut { .. } => "nothing else is affected: rename what has a bad name, send again what can be read by now and nobody writes to, or leave it out with --exclude".into(),
         Error::Interrupted { .. } => RESUME.into(),
         Error::Io { .. } => "look at the path and its permissions, then try again".into(),
         Error::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),

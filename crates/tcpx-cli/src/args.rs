@@ -15,7 +15,7 @@ use crate::bench::{self, BenchCommand};
 use crate::devmem;
 use crate::link::is_plugin;
 use crate::output::OutputArgs;
-use crate::output::say::aside;
+use crate::output::say::{aside, say};
 use crate::perf::{self, PerfSide};
 use crate::{connection, demo, doctor, env, files, key, plugin_check, status, transfer};
 
@@ -142,8 +142,13 @@ impl Cli {
         if std::env::args_os().any(|word| word == "--help-all") {
             command = with_expert_flags(command);
         }
-        let matches = command.try_get_matches();
+        let matches = command.try_get_matches_from_mut(std::env::args_os());
         let matches = matches.unwrap_or_else(|error| {
+            let mut words = std::env::args_os().skip(1);
+            let is_command = |word: &OsString| command.find_subcommand(word).is_some();
+            if error.use_stderr() && words.find(is_command).is_some_and(|word| word == "env") {
+                say!("{}", env::FAILURE);
+            }
             let Some(text) = blame_variable(&error, std::env::args_os()) else {
                 error.exit()
             };

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use crate::error::Error;
 use crate::host::RealHost;
 use crate::output::json::Told;
-use crate::output::say::{self, aside, one_line, say};
+use crate::output::say::{aside, one_line, say};
 use crate::plugin_file::{Places, PluginFile};
 use crate::vendor_environment::{Origin, Setting, for_google};
 
@@ -35,16 +35,11 @@ pub(crate) struct EnvArgs {
     pub(crate) plugin: Option<PathBuf>,
 }
 
-/// Prints the variables; without them a line that fails in the shell that takes it, which does not see this program's exit code.
-pub(crate) fn run(args: &EnvArgs) -> Result<Told, Error> {
-    let printed = print(args);
-    if printed.is_err() && !say::is_json() {
-        say!("false");
-    }
-    printed
-}
+/// In place of the variables: the shell that takes them does not see this program's exit code.
+pub(crate) const FAILURE: &str = "false";
 
-fn print(args: &EnvArgs) -> Result<Told, Error> {
+/// Prints the variables.
+pub(crate) fn run(args: &EnvArgs) -> Result<Told, Error> {
     let host = RealHost::default();
     let (head, settings) = match args.whose {
         EnvFor::Tcpx => {

@@ -88,6 +88,9 @@ fn start() -> ExitCode {
         }
         (Err(error), name) => {
             say::failure(&error);
+            if matches!(cli.command, Command::Env(_)) && !say::is_json() {
+                say!("{}", env::FAILURE);
+            }
             if let Some(name) = name
                 && !matches!(error, Error::Usage { .. })
             {

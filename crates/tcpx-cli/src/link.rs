@@ -286,7 +286,7 @@ impl Link {
             if let Err(error) = interrupt::check() {
                 let refused = endpoint.refusals().count;
                 if refused > 0 {
-                    aside!("{} connections were refused in all", grouped(refused));
+                    aside!("connections refused in all: {}", grouped(refused));
                 }
                 return Err(error);
             }

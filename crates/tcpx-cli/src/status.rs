@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::output::json::{self, Told};
 use crate::output::say::{is_json, one_line};
 use crate::output::{indented, table};
-use crate::sizes::{Limit, Size, grouped, time};
+use crate::sizes::{Amount, Limit, grouped, time};
 
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
@@ -205,7 +205,7 @@ fn show_connection(
             crate::sizes::rate(now.saturating_sub(of(before)), span)
         });
         let rate = rate.map_or_else(String::new, |rate| format!(", now {rate:.3} GB/s"));
-        format!("    {what}  {}{rate}\n", Size(now))
+        format!("    {what}  {}{rate}\n", Amount(now))
     };
     out.push_str(&moved("sent    ", |one| {
         one.counters.bytes_sent + one.counters.control_bytes_sent
@@ -243,8 +243,8 @@ fn show_connection(
             "      {}{}: {} of {}, {} without progress: {}",
             one_line(&operation.kind),
             tag.unwrap_or_default(),
-            Size(operation.bytes_done),
-            Size(operation.bytes_total),
+            Amount(operation.bytes_done),
+            Amount(operation.bytes_total),
             time(seconds(operation.waited_seconds)),
             one_line(&operation.next),
         );
@@ -274,11 +274,11 @@ fn lanes(out: &mut String, lanes: &[LaneReport]) {
         rows.add_row([
             format!("{}.{}", lane.channel, lane.lane),
             one_line(&lane.peer),
-            Size(lane.bytes_sent).to_string(),
-            Size(lane.bytes_received).to_string(),
+            Amount(lane.bytes_sent).to_string(),
+            Amount(lane.bytes_received).to_string(),
             grouped(lane.retransmits),
             time(Duration::from_micros(lane.round_trip_us)),
-            Size(lane.backlog_bytes).to_string(),
+            Amount(lane.backlog_bytes).to_string(),
         ]);
     }
     out.push_str(&indented(&rows, "      "));

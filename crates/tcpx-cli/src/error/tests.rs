@@ -13,7 +13,7 @@ use tcpx_wire::session::{
 
 use super::*;
 use crate::output::say::block;
-use crate::sizes::Size;
+use crate::sizes::Amount;
 
 /// A time that shows whether all its digits are printed.
 const LONG: Duration = Duration::from_nanos(1_077_315_441);
@@ -320,8 +320,8 @@ fn inner() -> Vec<Error> {
         .into(),
         StoreError::NoSpace {
             directory: path(),
-            needed: Size(2 << 30),
-            free: Size(1 << 30),
+            needed: Amount(2 << 30),
+            free: Amount(1 << 30),
         }
         .into(),
         StoreError::Io {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::manifest::{Entry, Kind, PARTIAL_END, PARTIAL_START};
 use crate::interrupt;
-use crate::sizes::Size;
+use crate::sizes::Amount;
 
 #[cfg(test)]
 mod tests;
@@ -43,8 +43,8 @@ pub(crate) enum StoreError {
     #[error("{} has {free} free, the transfer needs {needed}", .directory.display())]
     NoSpace {
         directory: PathBuf,
-        needed: Size,
-        free: Size,
+        needed: Amount,
+        free: Amount,
     },
     #[error("could not {doing} in {}: {source}", .directory.display())]
     Io {
@@ -266,8 +266,8 @@ impl Store {
             if free < needed {
                 return Err(StoreError::NoSpace {
                     directory: self.path.clone(),
-                    needed: Size(needed),
-                    free: Size(free),
+                    needed: Amount(needed),
+                    free: Amount(free),
                 });
             }
         }

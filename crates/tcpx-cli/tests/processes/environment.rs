@@ -68,13 +68,23 @@ fn a_search_for_the_plugin_starts_no_build() {
 #[test]
 fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
     let missing = "/nonexistent/libnccl-net-tcpx.so";
-    let mut command = std::process::Command::new("sh");
     let program = env!("CARGO_BIN_EXE_tcpx");
-    let line = format!("set -e; eval \"$({program} env nccl --plugin {missing})\"; echo went on");
-    command.args(["-c", &line]);
-    let ended = run(command);
-    ended.assert_code(1).assert_complains(missing);
-    assert_eq!(ended.stdout, "");
+    let takes = |arguments: &str| {
+        let mut command = std::process::Command::new("sh");
+        let line = format!("set -e; eval \"$({program} {arguments})\"; echo went on");
+        command.args(["-c", &line]);
+        run(command)
+    };
+    for (arguments, complaint) in [
+        (format!("env nccl --plugin {missing}"), missing),
+        ("env nccl --interfaces eth0".into(), "--interfaces"),
+        ("--log-format text env nccls".into(), "nccls"),
+        ("env".into(), "Usage"),
+    ] {
+        let ended = takes(&arguments);
+        ended.assert_code(1).assert_complains(complaint);
+        assert_eq!(ended.stdout, "");
+    }
     let json = ask(&["env", "nccl", "--plugin", missing, "--json"]);
     json.assert_code(1);
     serde_json::from_str::<serde_json::Value>(&json.stdout).expect("JSON alone");

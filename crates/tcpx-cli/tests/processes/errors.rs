@@ -167,7 +167,7 @@ fn a_server_s_last_words_count_the_clients_it_refused() {
     server.running.signal(Signal::TERM);
     let ended = server.running.end();
     ended.assert_code(143);
-    ended.assert_complains("2 connections were refused in all");
+    ended.assert_complains("connections refused in all: 2");
 }
 
 #[test]

@@ -412,14 +412,16 @@ fn a_dry_run_says_what_would_move_and_writes_nothing() {
     places.write("m/there", 3_000_000);
     fs::create_dir(places.out.join("m")).expect("created");
     fs::copy(places.from.join("m/there"), places.out.join("m/there")).expect("copied");
+    let _socket = UnixListener::bind(places.from.join("m/socket")).expect("bound");
     let before = list_tree(&places.out);
     let server = serve(&places.out, &["--keep"]);
     let sent = run(sender(&server, &[&places.from.join("m")], &["--dry-run"]));
     let server = share(&places.from);
     let fetched = run(fetch(&server, &["m"], &places.out, &["-n"]));
     for end in [sent, fetched] {
-        end.assert_code(0)
+        end.assert_code(23)
             .assert_says("2.00 MB to move; 3.00 MB were there already");
+        assert!(!end.stderr.contains("arrived"), "{}", end.stderr);
         end.assert_says("to move  \"m/new\"")
             .assert_says("there    \"m/there\"");
     }
