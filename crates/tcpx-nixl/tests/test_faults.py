@@ -285,3 +285,20 @@ def test_many_lives_under_the_heap_checker() -> None:
         check=False,
     )
     assert done.returncode == 0 and done.stdout.strip().endswith("lived"), done.stderr[-4000:]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("NIXL_PLUGIN_DIR", "/nowhere", "unset NIXL_PLUGIN_DIR"),
+        ("TCPX_NIXL_PORT", "abc", "the lines above say why"),
+    ],
+)
+def test_the_check_ends_with_a_reason(variable: str, value: str, reason: str) -> None:
+    pytest.importorskip("tcpx.nixl")
+    command = [sys.executable, "-m", "tcpx.nixl", "--check"]
+    variables = {**os.environ, variable: value}
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("FAILED: ")
+    assert reason in ended.stderr and "Traceback" not in ended.stderr
