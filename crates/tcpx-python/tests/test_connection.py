@@ -778,6 +778,7 @@ def test_a_traceback_names_an_exception_as_programs_do():
         (lambda: tcpx.Endpoint("127.0.0.1:0", gpu=4000), "gpu=4000"),
         (lambda: tcpx.Endpoint("127.0.0.1:0", gpu=-1), r"gpu: .* got -1"),
         (lambda: tcpx.Endpoint("127.0.0.1:0", limits={"puts": 1 << 32}), r"puts.* got 4294967296"),
+        (lambda: tcpx.Endpoint("127.0.0.1:0", limits={"gets": 0}), "^gets: expected 1 to 1048576, 0 "),
         (lambda: tcpx.connect("127.0.0.1:1").wait(), "key"),
         (lambda: tcpx.connect("127.0.0.1:1", insecure=True, timeout=-1).wait(), "timeout"),
     ],

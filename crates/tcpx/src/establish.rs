@@ -314,9 +314,9 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
         });
     }
     settings.validate().map_err(|error| Error::Setting {
-        what: "settings of the connection",
-        expected: "values in their bounds".to_owned(),
-        arrived: error.to_string(),
+        what: error.field,
+        expected: error.expected,
+        arrived: error.arrived.to_string(),
     })?;
     let mut config = Config::new(settings);
     config.deadlines = options.deadlines;

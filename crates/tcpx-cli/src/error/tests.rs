@@ -196,9 +196,9 @@ fn engine() -> Vec<tcpx::Error> {
             arrived: "1 bytes".into(),
         },
         tcpx::Error::Setting {
-            what: "settings of the connection",
-            expected: "values in their bounds".into(),
-            arrived: "too many".into(),
+            what: "gets",
+            expected: "1 to 1048576".into(),
+            arrived: "0".into(),
         },
         tcpx::Error::System {
             what: "starting the engine's thread",

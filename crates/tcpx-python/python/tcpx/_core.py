@@ -208,7 +208,7 @@ def connect(
     limits: Limits | None = None,
     timeout: float | None = None,
 ) -> Connecting:
-    """Connects to a listening :class:`Endpoint`.
+    """Connects to a listening :class:`Endpoint`, from ``wait()``, ``await`` or ``with`` on: nothing is dialled before.
 
     Args:
         address: ``host:port`` (each address of a name is tried), or the whole line of :meth:`Endpoint.pairing`.
