@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from conftest import PATIENCE, run_python
@@ -71,6 +72,14 @@ def test_an_owner_that_ends_under_gets_ends_in_order(before: str, memory: str, d
                 piece.wait(PATIENCE)
             except tcpx.Error:
                 pass
+
+
+def test_threads_that_nobody_waits_for_end_with_the_interpreter() -> None:
+    code = Path(__file__).with_name("daemon_threads.py").read_text()
+    for _ in range(EXITS):
+        with run_python(code) as program:
+            said, errors = program.communicate(timeout=PATIENCE)
+        assert (program.returncode, said, errors) == (0, "", "")
 
 
 CLOSING = """
