@@ -3,9 +3,10 @@
 use std::env;
 use std::process::Command;
 
-/// Zig's linker, which makes such a wheel, puts an unwinder of its own into the module. At its end Python 3.13 and older
-/// unwinds threads that nobody waits for, by the C library and so by `libgcc_s`: two unwinders do not understand each
-/// other, and the process would crash. Each Linux with glibc has the library.
+/// Zig's linker, which makes such a wheel, puts an unwinder of its own into the module. At its end
+/// Python 3.13 and older unwinds threads that nobody waits for, by the C library and so by
+/// `libgcc_s`: two unwinders do not understand each other, and the process would crash. Each Linux
+/// with glibc has the library.
 fn main() {
     println!("cargo:rerun-if-env-changed=TCPX_GLIBC");
     println!("cargo:rerun-if-changed=build.rs");
