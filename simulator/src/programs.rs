@@ -137,7 +137,7 @@ fn program(
                 false => fail("a program whose peer makes progress does not end"),
             }
         }
-        program.look();
+        program.check_running();
         std::thread::sleep(pause);
     }
     scene.done.wait();

@@ -172,7 +172,7 @@ pub fn end_faults() {
     }
 }
 
-/// Links that stood still, for ever too, go on.
+/// Links that stalled, for ever too, go on.
 pub fn heal() {
     if let Some(system) = system() {
         system.network.heal();

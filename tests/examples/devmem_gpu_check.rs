@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tcpx::{Gpu, Region, UnpackMethod};
 use tcpx_tests::content::Content;
-use tcpx_tests::fake_kernel::{Counts, FakeKernel, Weather};
+use tcpx_tests::fake_kernel::{Counts, FakeKernel, FaultPlan};
 use tcpx_tests::pair::{Listening, close};
 
 const POOL: usize = 8 << 20;
@@ -77,12 +77,12 @@ fn memory(gpu: &Gpu, bytes: &[u8]) -> Result<Region, String> {
 fn run(
     gpu: &Gpu,
     pool: usize,
-    weather: Weather,
+    fault_plan: FaultPlan,
     method: Option<UnpackMethod>,
     sizes: &[usize],
 ) -> Result<(Counts, String), String> {
     let pool = Region::cuda(gpu, pool).map_err(text)?;
-    let (kernel, network) = FakeKernel::network_in(pool, weather);
+    let (kernel, network) = FakeKernel::network_in(pool, fault_plan);
     let set = |options: &mut tcpx::Options| {
         options.gpu = Some(gpu.clone());
         options.unpack = method;
@@ -139,7 +139,7 @@ fn into_pool(gpu: &Gpu) -> Outcome {
     let mut fragments = 0;
     for method in methods {
         let sizes = [1, 4097, (3 << 20) + 5];
-        let (counts, path) = run(gpu, POOL, Weather::default(), method, &sizes)?;
+        let (counts, path) = run(gpu, POOL, FaultPlan::default(), method, &sizes)?;
         if counts.device_bytes != 2 * sizes.iter().sum::<usize>() as u64 {
             return Err(format!(
                 "{method:?}: not all came through the pool: {counts:?}"
@@ -154,13 +154,13 @@ fn into_pool(gpu: &Gpu) -> Outcome {
 }
 
 fn weathers(gpu: &Gpu) -> Outcome {
-    let mixed = Weather {
+    let mixed = FaultPlan {
         linear_every: Some(3),
         packed: true,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
     let (counts, _) = run(gpu, POOL, mixed, None, &[(2 << 20) + 1, 100_000])?;
-    let (dry, _) = run(gpu, 256 << 10, Weather::default(), None, &[2 << 20])?;
+    let (dry, _) = run(gpu, 256 << 10, FaultPlan::default(), None, &[2 << 20])?;
     if counts.linear_bytes == 0 || dry.dry == 0 {
         return Err(format!("it was not met: {counts:?}, {dry:?}"));
     }
@@ -171,13 +171,13 @@ fn weathers(gpu: &Gpu) -> Outcome {
 }
 
 fn out_of_slots(gpu: &Gpu) -> Outcome {
-    let sends = Weather {
+    let sends = FaultPlan {
         sends: true,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
     let sizes = [12 << 20, 5 << 20];
     let (counts, _) = run(gpu, POOL, sends.clone(), None, &sizes)?;
-    let refused = Weather {
+    let refused = FaultPlan {
         send_fails_at: Some((6, libc::EINVAL)),
         ..sends
     };
@@ -189,9 +189,9 @@ fn out_of_slots(gpu: &Gpu) -> Outcome {
 }
 
 fn onto_ordinary_lane(gpu: &Gpu) -> Outcome {
-    let fails = Weather {
+    let fails = FaultPlan {
         fails_at: Some((1_234_567, libc::ENODEV)),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
     let (_, path) = run(gpu, POOL, fails, None, &[7 << 20, 3 << 20])?;
     if !path.contains("over plain TCP") {

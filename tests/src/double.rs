@@ -48,7 +48,7 @@ pub struct Stats {
     pub max_in_flight: u64,
     /// Fewest free pages that one pool had.
     pub pool_low_water: u64,
-    /// Times that reception stood still for want of a page.
+    /// Times that reception stalled for want of a page.
     pub pool_waits: u64,
     /// Second accepts on a listen comm.
     pub second_accepts: u64,

@@ -13,19 +13,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::net::RecvFlags;
 use tcpx_devmem::cmsg::{Dialect, SOL_SOCKET};
 use tcpx_devmem::{
-    Arrival, DevmemError, DevmemNetwork, DevmemOptions, Done, Flow, LinuxSockets, ReceiveQueue,
-    SendPath, SocketCalls, Steering,
+    Arrival, DevmemError, DevmemNetwork, DevmemOptions, FinishedSends, Flow, LinuxSockets,
+    ReceiveQueue, SendPath, SocketCalls, Steering,
 };
 use tcpx_lanes::control_messages::{HEADER_BYTES, cmsg_align, cmsg_len, cmsg_space};
 use tcpx_memory::{Access, BouncePool, DmaBuf, Region, RegionSlice};
 
 use crate::content::scramble;
 
+mod fault_plan;
 mod sockets;
-mod weather;
 
+pub use fault_plan::{Counts, FaultPlan, Reports};
 use sockets::Sockets;
-pub use weather::{Counts, Reports, Weather};
 
 const PAGE: usize = 4096;
 /// Memory to send from: fewer slots than chunks in flight.
@@ -55,7 +55,7 @@ struct State {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct FakeKernel {
-    weather: Weather,
+    fault_plan: FaultPlan,
     memory: RegionSlice,
     send_memory: Region,
     state: Mutex<State>,
@@ -63,16 +63,16 @@ pub struct FakeKernel {
 
 impl FakeKernel {
     /// A kernel with a pool of so many bytes, and the network that receives into it.
-    pub fn network(pool_bytes: usize, weather: Weather) -> (Arc<Self>, Arc<DevmemNetwork>) {
-        Self::network_in(Region::host(pool_bytes).expect("memory"), weather)
+    pub fn network(pool_bytes: usize, fault_plan: FaultPlan) -> (Arc<Self>, Arc<DevmemNetwork>) {
+        Self::network_in(Region::host(pool_bytes).expect("memory"), fault_plan)
     }
 
     /// As [`Self::network`], with this memory as the pool: a GPU's too.
-    pub fn network_in(region: Region, weather: Weather) -> (Arc<Self>, Arc<DevmemNetwork>) {
+    pub fn network_in(region: Region, fault_plan: FaultPlan) -> (Arc<Self>, Arc<DevmemNetwork>) {
         let pool_bytes = region.len();
         let lease = region.lease(.., Access::Write).expect("nobody else");
         let kernel = Arc::new(Self {
-            weather,
+            fault_plan,
             memory: lease.all(),
             send_memory: Region::host(SEND_BYTES).expect("memory"),
             state: Mutex::new(State {
@@ -83,7 +83,7 @@ impl FakeKernel {
         let pool = Arc::new(BouncePool::written_by_card(lease.all()));
         let steering: Arc<dyn Steering> = Arc::<Self>::clone(&kernel);
         let queue = ReceiveQueue::new(pool, DMABUF_ID, "lo".to_owned(), 1, 1, steering);
-        let send = kernel.weather.sends.then(|| {
+        let send = kernel.fault_plan.sends.then(|| {
             // Only the fake sends from it, and it goes by the region.
             let nothing = std::fs::File::open("/dev/null").expect("it is there");
             // SAFETY: no device gets it.
@@ -120,17 +120,17 @@ impl FakeKernel {
     }
 
     fn is_plain(&self, position: u64) -> bool {
-        self.weather.plain.contains(&position)
+        self.fault_plan.plain.contains(&position)
     }
 
     /// Where the piece that begins at `position` ends, and whether it is linear.
     fn piece(&self, position: u64) -> (u64, bool) {
-        let packet = self.weather.packet as u64;
+        let packet = self.fault_plan.packet as u64;
         let number = position / packet;
         let end = (number + 1) * packet;
-        let split = number * packet + (self.weather.linear_bytes as u64).min(packet);
+        let split = number * packet + (self.fault_plan.linear_bytes as u64).min(packet);
         let unsplit = self
-            .weather
+            .fault_plan
             .linear_every
             .is_some_and(|every| number.is_multiple_of(every));
         if unsplit && position < split {
@@ -143,7 +143,7 @@ impl FakeKernel {
     /// A place for `length` bytes.
     fn place(&self, state: &mut State, length: usize) -> Option<usize> {
         let count = state.pages.len();
-        if self.weather.packed
+        if self.fault_plan.packed
             && let Some(at) = state.packing.take()
             && at % PAGE > 0
             && at % PAGE + length <= PAGE
@@ -161,7 +161,7 @@ impl FakeKernel {
         state.pages[page] = 1;
         let slack = PAGE - length.min(PAGE);
         let at = page * PAGE
-            + if self.weather.packed {
+            + if self.fault_plan.packed {
                 scramble(state.next_page as u64) as usize % (slack + 1)
             } else {
                 0
@@ -211,13 +211,13 @@ impl SocketCalls for FakeKernel {
     ) -> io::Result<Arrival> {
         let mut state = self.lock();
         let state = &mut *state;
-        if state.counts.failures < u64::from(self.weather.too_small) {
+        if state.counts.failures < u64::from(self.fault_plan.too_small) {
             state.counts.failures += 1;
             return Err(io::Error::from_raw_os_error(TOO_SMALL));
         }
         self.free_closed(state);
         let position = state.sockets.of(socket).position;
-        if let Some((at, errno)) = self.weather.fails_at
+        if let Some((at, errno)) = self.fault_plan.fails_at
             && position >= at
         {
             state.counts.failures += 1;
@@ -227,7 +227,7 @@ impl SocketCalls for FakeKernel {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let (_, there) = rustix::net::recv(socket, &mut seen[..], flags)?;
         let mut there = there as u64;
-        if let Some((at, _)) = self.weather.fails_at {
+        if let Some((at, _)) = self.fault_plan.fails_at {
             there = there.min(at - position);
         }
         if there == 0 {
@@ -235,7 +235,7 @@ impl SocketCalls for FakeKernel {
         }
         let mut arrival = Arrival::default();
         if self.is_plain(position) {
-            let bytes = there.min(self.weather.plain.end - position) as usize;
+            let bytes = there.min(self.fault_plan.plain.end - position) as usize;
             into.write_from(&seen[..bytes]).expect("our lease");
             state.counts.plain_bytes += bytes as u64;
             arrival.bytes = bytes;
@@ -251,8 +251,8 @@ impl SocketCalls for FakeKernel {
                     break;
                 }
                 let (mut end, is_linear) = self.piece(here);
-                if here < self.weather.plain.start {
-                    end = end.min(self.weather.plain.start);
+                if here < self.fault_plan.plain.start {
+                    end = end.min(self.fault_plan.plain.start);
                 }
                 let length = (end - here).min(there - arrival.bytes as u64) as usize;
                 let bytes = &seen[arrival.bytes..arrival.bytes + length];
@@ -277,7 +277,7 @@ impl SocketCalls for FakeKernel {
                     state.counts.fragments += 1;
                     state.counts.device_bytes += length as u64;
                     let lies = self
-                        .weather
+                        .fault_plan
                         .lies_at
                         .is_some_and(|place| (here..here + length as u64).contains(&place));
                     let id = DMABUF_ID + u32::from(lies);
@@ -317,7 +317,7 @@ impl SocketCalls for FakeKernel {
         let mut state = self.lock();
         let state = &mut *state;
         state.counts.returns += 1;
-        if let Some((at, errno)) = self.weather.refuses_tokens_at
+        if let Some((at, errno)) = self.fault_plan.refuses_tokens_at
             && state.counts.returns >= at
         {
             return Err(io::Error::from_raw_os_error(errno));
@@ -331,7 +331,7 @@ impl SocketCalls for FakeKernel {
             let [s0, s1, s2, s3, c0, c1, c2, c3] = *range;
             let start = u32::from_ne_bytes([s0, s1, s2, s3]);
             for token in start..start + u32::from_ne_bytes([c0, c1, c2, c3]) {
-                if freed >= self.weather.frees_at_most.min(1024) {
+                if freed >= self.fault_plan.frees_at_most.min(1024) {
                     break;
                 }
                 let own = state.sockets.of(socket);
@@ -365,14 +365,14 @@ impl SocketCalls for FakeKernel {
         let own = state.sockets.of(socket);
         let counts = &mut state.counts;
         counts.device_sends += 1;
-        if let Some((at, errno)) = self.weather.send_fails_at
+        if let Some((at, errno)) = self.fault_plan.send_fails_at
             && counts.device_sends >= at
         {
             return Err(io::Error::from_raw_os_error(errno));
         }
         let number = counts.device_sends;
         let is_full = |every| number.is_multiple_of(every);
-        if self.weather.no_room_every.is_some_and(is_full) && own.unreported() > 0 {
+        if self.fault_plan.no_room_every.is_some_and(is_full) && own.unreported() > 0 {
             counts.device_sends -= 1;
             counts.no_room += 1;
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
@@ -394,15 +394,15 @@ impl SocketCalls for FakeKernel {
         Ok(sent)
     }
 
-    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<FinishedSends>> {
         let mut state = self.lock();
         let state = &mut *state;
         let own = state.sockets.of(socket);
-        let done = match self.weather.reports {
+        let done = match self.fault_plan.reports {
             Reports::InOrder => LinuxSockets.done(socket)?,
             order => {
                 while let Some(done) = LinuxSockets.done(socket)? {
-                    let one = |number| Done {
+                    let one = |number| FinishedSends {
                         first: number,
                         last: number,
                         ..done

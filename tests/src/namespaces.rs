@@ -240,7 +240,7 @@ impl Hosts {
     ///
     /// # Errors
     /// What `ip` said.
-    pub fn mend(&self, link: usize) -> anyhow::Result<()> {
+    pub fn restore_link(&self, link: usize) -> anyhow::Result<()> {
         self.set(link, "up")
     }
 

@@ -103,7 +103,7 @@ impl Listening {
         client: impl FnOnce(&mut Options),
     ) -> Self {
         let mut theirs = Options::new(network, Auth::Key(new_key()));
-        // Nothing stands still for so long, nor is either end silent, on a busy machine.
+        // Nothing stalls for so long, nor is either end silent, on a busy machine.
         theirs.deadlines.stall = 10 * LONG;
         theirs.dead_after = LONG;
         let mut ours = theirs.clone();

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_derive_the_same_and_receives_come_in_another_order() {
+    fn both_sides_derive_the_same_in_any_order() {
         let scenario = Scenario::shuffled(5, 1000, 1 << 20);
         let flow = scenario.flow_to(Side::Client);
         assert_eq!(flow, scenario.clone().flow_to(Side::Client));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tcpx_net::{
     Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Features, Network,
-    NetworkError, PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup,
-    Ticket,
+    NetworkError, PendingClose, PostAnswer, Readiness, ReceiveChunk, ReceiveWindow, SendChunk,
+    Setup, Ticket,
 };
 
 /// What is done to one channel.
@@ -19,7 +19,7 @@ pub trait Tamper: Clone + Debug + Send + Sync + 'static {
         &mut self,
         channel: &mut dyn Channel,
         ticket: Ticket,
-    ) -> Result<Posted<Ticket>, ChannelError> {
+    ) -> Result<PostAnswer<Ticket>, ChannelError> {
         channel.consume(ticket)
     }
 
@@ -70,17 +70,20 @@ struct TamperedChannel<T> {
 }
 
 impl<T: Tamper> Channel for TamperedChannel<T> {
-    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+    fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError> {
         self.tamper.consume(&mut *self.inner, ticket)
     }
 
-    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+    fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError> {
         self.inner.post_send(chunk)
     }
 
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+    fn post_receive(
+        &mut self,
+        chunk: ReceiveChunk,
+    ) -> Result<PostAnswer<ReceiveChunk>, ChannelError> {
         let posted = self.inner.post_receive(chunk)?;
-        if matches!(posted, Posted::Accepted) {
+        if matches!(posted, PostAnswer::Accepted) {
             self.tamper.receives();
         }
         Ok(posted)

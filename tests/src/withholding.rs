@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tcpx_net::{Channel, ChannelError, Network, Posted, Ticket};
+use tcpx_net::{Channel, ChannelError, Network, PostAnswer, Ticket};
 
 use crate::tampered::{Tamper, Tampered};
 
@@ -24,9 +24,9 @@ impl Tamper for Withholding {
         &mut self,
         channel: &mut dyn Channel,
         ticket: Ticket,
-    ) -> Result<Posted<Ticket>, ChannelError> {
+    ) -> Result<PostAnswer<Ticket>, ChannelError> {
         if self.left == 0 {
-            return Ok(Posted::Full(ticket));
+            return Ok(PostAnswer::Full(ticket));
         }
         self.left -= 1;
         channel.consume(ticket)

@@ -14,7 +14,7 @@ use crate::lock;
 use crate::memory::{MemoryHandle, MemoryOwner, MemoryType, Registration};
 use crate::plugin::Plugin;
 use crate::queue::QueueSlot;
-use crate::request::{Done, InFlight, PostOutcome, Ring, Ticket};
+use crate::request::{Done, InFlight, PostOutcome, RequestRing, Ticket};
 use crate::setup::{AlignedHandle, DeviceHandle, DeviceStorage, PluginBuffer};
 
 /// Largest single send or receive, in bytes: completion reports sizes as an `int`.
@@ -195,7 +195,10 @@ impl CommCore {
     }
 
     /// Tests the head of a ring.
-    fn test_head(&self, ring: &mut Ring) -> Result<Option<(InFlight, Option<usize>)>, HostError> {
+    fn test_head(
+        &self,
+        ring: &mut RequestRing,
+    ) -> Result<Option<(InFlight, Option<usize>)>, HostError> {
         /// A size that no plugin reports, to see whether one was.
         const UNWRITTEN: c_int = -1;
         let Some(head) = ring.head() else {
@@ -309,7 +312,7 @@ macro_rules! common_methods {
 /// The sending end of a connection.
 pub struct SendComm {
     pub(crate) core: Arc<CommCore>,
-    pub(crate) ring: Ring,
+    pub(crate) ring: RequestRing,
     /// The plugin keeps pointers into it.
     _handle: PluginBuffer<AlignedHandle>,
 }
@@ -320,7 +323,7 @@ impl SendComm {
     pub(crate) fn new(core: Arc<CommCore>, handle: PluginBuffer<AlignedHandle>) -> Self {
         Self {
             core,
-            ring: Ring::new(),
+            ring: RequestRing::new(),
             _handle: handle,
         }
     }
@@ -367,9 +370,9 @@ impl SendComm {
 /// The receiving end of a connection.
 pub struct RecvComm {
     pub(crate) core: Arc<CommCore>,
-    pub(crate) ring: Ring,
+    pub(crate) ring: RequestRing,
     /// Received, not consumed: they still take a place in the plugin.
-    received: Ring,
+    received: RequestRing,
     device: Option<DeviceHandle>,
     /// The plugin keeps pointers to it.
     _storage: PluginBuffer<DeviceStorage>,
@@ -385,8 +388,8 @@ impl RecvComm {
     ) -> Self {
         Self {
             core,
-            ring: Ring::new(),
-            received: Ring::new(),
+            ring: RequestRing::new(),
+            received: RequestRing::new(),
             device,
             _storage: storage,
         }

@@ -16,7 +16,7 @@ use crate::comm::{CommCore, RecvComm, SendComm};
 use crate::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use crate::memory::MemoryType;
 use crate::queue::QueueSlot;
-use crate::request::{Ring, Ticket};
+use crate::request::{RequestRing, Ticket};
 
 /// The plugin whose requests are laid out so.
 const PLUGIN: &str = "GPUDirectTCPX_v7";
@@ -71,7 +71,7 @@ const _: () = assert!(offset_of!(RawRequest, unpack_slot) == 56);
 
 /// What the host knows of a request.
 #[derive(Clone, Copy, Debug)]
-struct Posted {
+struct PostedRequest {
     comm: u64,
     data: u64,
     len: usize,
@@ -102,7 +102,7 @@ impl fmt::Display for PrivateRequest {
 }
 
 /// Reads a request of the plugin; `None` for one that cannot be read, or is laid out otherwise.
-fn read(request: NonNull<c_void>, posted: &Posted) -> Option<PrivateRequest> {
+fn read(request: NonNull<c_void>, posted: &PostedRequest) -> Option<PrivateRequest> {
     let mut bytes = [0_u8; BYTES];
     let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -123,7 +123,7 @@ fn read(request: NonNull<c_void>, posted: &Posted) -> Option<PrivateRequest> {
 }
 
 /// A copy of a request, if all of it agrees with what was posted.
-fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Option<PrivateRequest> {
+fn parse(bytes: &[u8; BYTES], posted: &PostedRequest) -> Option<PrivateRequest> {
     // SAFETY: as many bytes as the structure has, all of whose fields are integers.
     let raw: RawRequest = unsafe { bytes.as_ptr().cast::<RawRequest>().read_unaligned() };
     let up_to = |most: usize, found: c_int| {
@@ -156,7 +156,7 @@ fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Option<PrivateRequest> {
 /// What the plugin keeps of a comm's oldest request, if there is one and the layout may be known.
 fn look_inside(
     core: &CommCore,
-    ring: &Ring,
+    ring: &RequestRing,
     slot: impl FnOnce(Ticket) -> Option<QueueSlot>,
 ) -> Option<PrivateRequest> {
     let head = ring.head()?;
@@ -164,7 +164,7 @@ fn look_inside(
         return None;
     }
     core.with_comm(|comm| {
-        let posted = Posted {
+        let posted = PostedRequest {
             comm: comm.addr() as u64,
             data: head.data.addr() as u64,
             len: head.len,
@@ -199,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    const POSTED: Posted = Posted {
+    const POSTED: PostedRequest = PostedRequest {
         comm: 0x7000_1000,
         data: 0x7000_2000,
         len: 65_536,
@@ -250,7 +250,7 @@ mod tests {
             bytes[at] = value;
             assert_eq!(parse(&bytes, &POSTED), None, "{field}");
         }
-        let send = Posted {
+        let send = PostedRequest {
             slot: None,
             ..POSTED
         };

@@ -51,17 +51,17 @@ pub(crate) struct InFlight {
 }
 
 /// A queue of requests with a bound.
-pub(crate) struct Ring {
+pub(crate) struct RequestRing {
     requests: VecDeque<InFlight>,
     next: u64,
 }
 
 // SAFETY: request pointers belong to the plugin, whose calls are not tied to a thread.
-unsafe impl Send for Ring {}
+unsafe impl Send for RequestRing {}
 // SAFETY: as above; shared access reads lengths only.
-unsafe impl Sync for Ring {}
+unsafe impl Sync for RequestRing {}
 
-impl Ring {
+impl RequestRing {
     pub(crate) fn new() -> Self {
         Self {
             requests: VecDeque::with_capacity(MAX_REQUESTS_PER_COMM),

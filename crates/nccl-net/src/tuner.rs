@@ -308,7 +308,7 @@ macro_rules! export_tuner {
 
 #[cfg(test)]
 mod tests {
-    use super::selection::{Costs, IGNORE, Selection, Way, usual_costs};
+    use super::selection::{CostPlace, Costs, IGNORE, Selection, usual_costs};
     use super::*;
 
     struct Half(usize);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn what_is_not_wanted_is_dear_to_every_version_of_nccl() {
-        let simple_ring = Some(Way {
+        let simple_ring = Some(CostPlace {
             algorithm: 1,
             protocol: 2,
         });

@@ -103,7 +103,7 @@ impl Lines {
     ///
     /// # Errors
     /// The process is gone, says nothing within the limit, or something else.
-    pub fn hear<T: DeserializeOwned>(&self, limit: Duration) -> io::Result<T> {
+    pub fn next_line<T: DeserializeOwned>(&self, limit: Duration) -> io::Result<T> {
         let line = self.0.recv_timeout(limit).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
                 let why = format!("no answer within {} s", limit.as_secs_f64());
@@ -158,9 +158,9 @@ impl Process {
     /// Waits for its next line.
     ///
     /// # Errors
-    /// Those of [`Lines::hear`].
-    pub fn hear(&mut self, limit: Duration) -> io::Result<Value> {
-        self.from.hear(limit)
+    /// Those of [`Lines::next_line`].
+    pub fn next_line(&mut self, limit: Duration) -> io::Result<Value> {
+        self.from.next_line(limit)
     }
 
     /// Has it measure a case. It is killed if it does not answer: what it would say later is of another case.
@@ -168,7 +168,9 @@ impl Process {
     /// # Errors
     /// Its own, or why there is no answer.
     pub fn measure(&mut self, case: &Value, limit: Duration) -> io::Result<Figures> {
-        let answer = self.send_line(case).and_then(|()| self.from.hear(limit));
+        let answer = self
+            .send_line(case)
+            .and_then(|()| self.from.next_line(limit));
         let Answer {
             figures,
             error,

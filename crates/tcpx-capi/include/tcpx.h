@@ -744,7 +744,7 @@ int tcpx_endpoint_close(tcpx_endpoint *endpoint);
 
 /**
  * Connects to a listening endpoint at `address`, "HOST:PORT"; every address of a name is tried.
- * `options` holds at least the endpoint's key. A connection that was lost is not mended: connect
+ * `options` holds at least the endpoint's key. A connection that was lost is not restored: connect
  * again.
  *
  * The caller's part:

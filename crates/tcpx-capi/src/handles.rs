@@ -359,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_that_is_used_again_does_not_answer_to_its_old_handle() {
+    fn reused_place_does_not_answer_to_its_old_handle() {
         let mut table = Table::new();
         let first = table.insert(Kind::Send, 1).unwrap();
         let other = table.insert(Kind::Recv, 2).unwrap();

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_of_a_plugin_s_error_survives_the_way_through_the_engine() {
+    fn a_plugin_errors_mark_survives_the_engine() {
         let call = CallError::new("accept", ResultCode::InternalError);
         let error = tcpx::Error::from(NetworkError::Plugin {
             network: "plugin:x".into(),

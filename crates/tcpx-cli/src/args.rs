@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_without_a_flag_are_in_the_help_and_in_the_document() {
+    fn variables_without_a_flag_are_in_help_and_document() {
         let document = include_str!("../../../docs/variables.md");
         for name in [key::KEY_VARIABLE, "RUST_LOG"] {
             assert!(OTHER_VARIABLES.contains(name));

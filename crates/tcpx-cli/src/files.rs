@@ -205,7 +205,7 @@ fn end(
     place: &str,
 ) -> Result<Told, Error> {
     let done = link::part_after(connection, done)?;
-    done.say(verb, place);
+    done.print_summary(verb, place);
     Ok(match done.left_out.count {
         0 => Told::Fields(done.fields()),
         count => Told::Bad(done.fields(), Error::LeftOut { count }),
@@ -460,7 +460,7 @@ impl Summary {
         }
     }
 
-    fn say(&self, verb: &str, place: &str) {
+    fn print_summary(&self, verb: &str, place: &str) {
         let moved = self.bytes.saturating_sub(self.there);
         let there = match self.there {
             0 => String::new(),

@@ -36,7 +36,7 @@ impl Talk for Over<'_> {
         )?)
     }
 
-    fn hear(&mut self, limit: Duration) -> Result<Value, tcpx_bench::Error> {
+    fn next_message(&mut self, limit: Duration) -> Result<Value, tcpx_bench::Error> {
         let expected = match self.next.take() {
             Some(posted) => posted,
             None => self.expect()?,

@@ -121,7 +121,7 @@ pub(crate) struct Expected {
 
 /// Posts the receive of a message.
 ///
-/// `limit` bounds the whole wait: a message that comes after a payload stands still for as long as that takes.
+/// `limit` bounds the whole wait: a message that comes after a payload stalls for as long as that takes.
 pub(crate) fn expect(
     connection: &Connection,
     tag: u64,

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_file_wins_then_the_vendors_then_the_one_beside_the_program() {
+    fn a_given_file_wins_then_the_vendors_then_ours() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = directory.path().canonicalize().expect("a path");
         let places = places(&root);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_other_sources_beside_the_program_is_refused_and_a_given_one_is_not() {
+    fn only_a_given_file_may_be_of_other_sources() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = directory.path().canonicalize().expect("a path");
         let mut places = places(&root);

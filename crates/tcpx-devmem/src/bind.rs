@@ -11,7 +11,7 @@ use super::bound::SendPath;
 use super::bound::{Flow, Steering};
 use super::error::{DevmemError, Refusal, Why};
 use super::holders;
-use super::kernel::{Kernel, Linux, Place};
+use super::kernel::{Kernel, Linux, Namespaces};
 use super::netlink::Netdev;
 use super::record::{Hold, Record};
 use super::refusals::Subject;
@@ -195,7 +195,7 @@ impl Devmem {
         Err(subject.queue_taken(queues - 1, by, Refusal::of(libc::EBUSY)))
     }
 
-    fn own_hold(&self, place: &Place, queue: u32) -> Result<Hold, DevmemError> {
+    fn own_hold(&self, place: &Namespaces, queue: u32) -> Result<Hold, DevmemError> {
         let operation = "reading when this process was started";
         let failed = |cause| DevmemError::system(operation, cause, "mount /proc");
         let started = self
@@ -258,7 +258,7 @@ impl Devmem {
             .map_err(|_| DevmemError::no_interface(interface))
     }
 
-    pub(super) fn place(&self) -> Result<Place, DevmemError> {
+    pub(super) fn place(&self) -> Result<Namespaces, DevmemError> {
         let operation = "reading this process's namespaces";
         let place = self.kernel.place();
         place.map_err(|cause| DevmemError::system(operation, cause, "mount /proc"))
@@ -281,7 +281,7 @@ struct BoundQueue {
     /// The binding lives as long as this socket.
     netdev: Mutex<Option<Netdev>>,
     _memory: DmaBuf,
-    place: Place,
+    place: Namespaces,
     interface: String,
     ifindex: u32,
     queue: u32,

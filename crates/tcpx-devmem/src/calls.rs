@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use tcpx_lanes::control_messages::{cmsg_len, cmsg_space};
 
 use crate::cmsg::{Dialect, RECEIVE_FLAG, SOL_SOCKET};
-use crate::zero_copy::Done;
+use crate::zero_copy::FinishedSends;
 use tcpx_memory::RegionSlice;
 
 /// What one receive gave back.
@@ -113,7 +113,7 @@ pub trait SocketCalls: Send + Sync + Debug {
         length: usize,
     ) -> io::Result<usize> {
         let offset = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut control = Control::of(dmabuf_id);
+        let mut control = BoundMemoryMessage::of(dmabuf_id);
         let mut part = libc::iovec {
             iov_base: std::ptr::without_provenance_mut(offset),
             iov_len: length,
@@ -135,7 +135,7 @@ pub trait SocketCalls: Send + Sync + Debug {
     ///
     /// # Errors
     /// The system's, or the socket's own error that came this way.
-    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<FinishedSends>> {
         crate::zero_copy::done(socket)
     }
 }
@@ -144,9 +144,9 @@ const ID_BYTES: usize = size_of::<u32>();
 
 /// A control message with the number of the bound memory, aligned for its header.
 #[repr(C, align(8))]
-struct Control([u8; cmsg_space(ID_BYTES)]);
+struct BoundMemoryMessage([u8; cmsg_space(ID_BYTES)]);
 
-impl Control {
+impl BoundMemoryMessage {
     fn of(dmabuf_id: u32) -> Self {
         let mut bytes = [0; cmsg_space(ID_BYTES)];
         bytes[..8].copy_from_slice(&cmsg_len(ID_BYTES).to_ne_bytes());

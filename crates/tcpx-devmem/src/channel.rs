@@ -23,7 +23,8 @@ use super::stage::Stage;
 use super::watch::{Watch, Which};
 use super::zero_copy::InKernel;
 use tcpx_net::channel::{
-    Cancel, Channel, ChannelStats, Completion, Posted, Readiness, ReceiveChunk, SendChunk, Ticket,
+    Cancel, Channel, ChannelStats, Completion, PostAnswer, Readiness, ReceiveChunk, SendChunk,
+    Ticket,
 };
 use tcpx_net::error::{ChannelError, IoError};
 
@@ -308,24 +309,27 @@ impl DevmemChannel {
 }
 
 impl Channel for DevmemChannel {
-    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+    fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError> {
         self.admit(&chunk.source)?;
         if self.outflow.posted() >= usize::from(self.window) {
-            return Ok(Posted::Full(chunk));
+            return Ok(PostAnswer::Full(chunk));
         }
         self.queue_send(chunk)?;
-        Ok(Posted::Accepted)
+        Ok(PostAnswer::Accepted)
     }
 
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+    fn post_receive(
+        &mut self,
+        chunk: ReceiveChunk,
+    ) -> Result<PostAnswer<ReceiveChunk>, ChannelError> {
         self.admit(&chunk.destination)?;
         if self.inflow.posted() >= usize::from(self.window) {
-            return Ok(Posted::Full(chunk));
+            return Ok(PostAnswer::Full(chunk));
         }
         // The engine unpacks to the destination; the bytes land elsewhere first.
         let bytes = chunk.destination.len() as u64;
         self.inflow.post(chunk.token, chunk.sequence, bytes);
-        Ok(Posted::Accepted)
+        Ok(PostAnswer::Accepted)
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
@@ -354,7 +358,7 @@ impl Channel for DevmemChannel {
         done
     }
 
-    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+    fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError> {
         match self.inflow.consume(ticket) {
             Ok(()) => {}
             Err(error) => return Err(self.bad_request(format!("ticket {}: {error}", ticket.0))),
@@ -363,7 +367,7 @@ impl Channel for DevmemChannel {
             self.give_back();
         }
         self.close_payload_when_unread();
-        Ok(Posted::Accepted)
+        Ok(PostAnswer::Accepted)
     }
 
     fn cancel(&mut self, token: u64) -> Cancel {

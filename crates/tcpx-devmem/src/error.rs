@@ -1,5 +1,5 @@
 //! Why a card's queue could not be used for device memory: the kernel's own words, and the command that
-//! mends it.
+//! fixes it.
 
 use std::{fmt, io};
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::error::DevmemError;
-use super::kernel::{Kernel, Place};
+use super::kernel::{Kernel, Namespaces};
 use super::record::{Hold, Record};
 use super::refusals::Subject;
 use super::steering;
@@ -21,7 +21,7 @@ pub enum Holder {
     Unknown,
 }
 
-pub(super) fn holder(kernel: &dyn Kernel, place: &Place, hold: &Hold) -> Holder {
+pub(super) fn holder(kernel: &dyn Kernel, place: &Namespaces, hold: &Hold) -> Holder {
     if hold.processes != place.processes {
         return Holder::Unknown;
     }
@@ -33,7 +33,11 @@ pub(super) fn holder(kernel: &dyn Kernel, place: &Place, hold: &Hold) -> Holder 
 }
 
 /// Undoes what dead holders left.
-pub(super) fn clean(kernel: &dyn Kernel, place: &Place, record: &mut Record) -> Vec<DevmemError> {
+pub(super) fn clean(
+    kernel: &dyn Kernel,
+    place: &Namespaces,
+    record: &mut Record,
+) -> Vec<DevmemError> {
     end(kernel, record, |hold| {
         holder(kernel, place, hold) == Holder::Dead
     })

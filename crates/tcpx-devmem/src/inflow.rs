@@ -13,7 +13,7 @@ use crate::tokens::{TokenError, TokenSet};
 use tcpx_memory::{BouncePool, RegionSlice};
 use tcpx_wire::{Fragment, ScatterList};
 
-use super::landing::Landing;
+use super::landing::LandingRing;
 use super::ordinary::Header;
 use super::pool_use::PoolUse;
 use tcpx_net::channel::{ChannelStats, Completion, Payload, Ticket};
@@ -33,7 +33,7 @@ pub(super) struct Target {
 #[derive(Debug)]
 pub(super) struct Inflow {
     target: Option<Target>,
-    landing: Landing,
+    landing: LandingRing,
     posted: VecDeque<Wanted>,
     /// What has come of the first posted chunk and was not handed on.
     gathered: Gathered,
@@ -86,7 +86,7 @@ pub(super) enum Came {
 }
 
 impl Inflow {
-    pub(super) fn new(target: Option<Target>, landing: Landing) -> Self {
+    pub(super) fn new(target: Option<Target>, landing: LandingRing) -> Self {
         Self {
             target,
             landing,

@@ -60,7 +60,7 @@ pub trait Kernel: Send + Sync + fmt::Debug {
     fn process_start(&self, pid: u32) -> io::Result<Option<u64>>;
 
     /// Where this process runs.
-    fn place(&self) -> io::Result<Place>;
+    fn place(&self) -> io::Result<Namespaces>;
 }
 
 /// A generic netlink socket. Errors are the system's.
@@ -90,7 +90,7 @@ pub struct RuleTable {
 
 /// What a process's numbers and an interface's name mean something in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Namespaces {
     /// This boot of the host.
     pub boot: String,
     /// The network namespace.

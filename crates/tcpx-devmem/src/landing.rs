@@ -13,7 +13,7 @@ const LEAST_OFFER: usize = 64 << 10;
 /// A ring of host memory. Receives write at its head; what they wrote is handed on in parts, and the
 /// parts come back in the same order.
 #[derive(Debug)]
-pub(super) struct Landing {
+pub(super) struct LandingRing {
     slice: RegionSlice,
     pool: Arc<BouncePool>,
     /// Where the next byte goes.
@@ -26,7 +26,7 @@ pub(super) struct Landing {
     written: usize,
 }
 
-impl Landing {
+impl LandingRing {
     /// Ordinary memory: to pin some for each channel would hold up copies of the program.
     pub(super) fn new() -> Result<Self, MemoryError> {
         Self::of(&Region::host(BYTES)?)
@@ -116,12 +116,12 @@ impl Landing {
 mod tests {
     use super::*;
 
-    fn ring(bytes: usize) -> Landing {
-        Landing::of(&Region::host(bytes).unwrap()).unwrap()
+    fn ring(bytes: usize) -> LandingRing {
+        LandingRing::of(&Region::host(bytes).unwrap()).unwrap()
     }
 
     /// Writes up to `bytes` and returns where.
-    fn write(landing: &mut Landing, bytes: usize) -> Option<(usize, usize)> {
+    fn write(landing: &mut LandingRing, bytes: usize) -> Option<(usize, usize)> {
         let (start, slice) = landing.offer(bytes)?;
         landing.wrote(slice.len());
         Some((start, slice.len()))

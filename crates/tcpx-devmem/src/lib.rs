@@ -50,7 +50,7 @@ pub use network::{DevmemNetwork, DevmemOptions};
 pub use rule::Rule;
 pub use state::STATE_FOLDER;
 pub use status::{HoldStatus, Released, Status};
-pub use zero_copy::Done;
+pub use zero_copy::FinishedSends;
 
 #[cfg(test)]
 mod tests;

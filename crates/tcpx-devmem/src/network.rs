@@ -9,7 +9,7 @@ use super::bound::{ReceiveQueue, SendPath};
 use super::calls::{LinuxSockets, SocketCalls};
 use super::channel::{DevmemChannel, Parts};
 use super::inflow::{Inflow, Target};
-use super::landing::Landing;
+use super::landing::LandingRing;
 use super::pool_use::{PoolUse, limit_queue};
 use super::set_up::{self, Lanes};
 use super::slots::{SLOT_BYTES, SendSlots};
@@ -129,7 +129,7 @@ impl DevmemNetwork {
             hint: "; raise the limit on descriptors (ulimit -n)",
         };
         let queue = self.queue(index);
-        let landing = Landing::new().map_err(memory)?;
+        let landing = LandingRing::new().map_err(memory)?;
         let signal = Waker::new().map_err(|error| system("eventfd", error.into()))?;
         let signal = Arc::new(signal);
         let send = match &self.send {

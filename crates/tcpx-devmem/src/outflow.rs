@@ -54,7 +54,7 @@ pub(super) enum Source {
 
 /// What one call may write next.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum NextWrite {
     /// A chunk's header, from so many bytes on.
     Header([u8; HEADER_BYTES], usize),
     Host(RegionSlice),
@@ -101,7 +101,7 @@ impl Outflow {
 
     /// What to write next, at most so many bytes of a chunk; `None` when all is written, or while the
     /// chunk is being copied.
-    pub(super) fn next(&self, most: usize) -> Option<Next> {
+    pub(super) fn next(&self, most: usize) -> Option<NextWrite> {
         let sending = self.queue.get(self.next)?;
         let header = self.header_bytes();
         if self.written < header {
@@ -109,13 +109,13 @@ impl Outflow {
                 sequence: sending.sequence,
                 length: u32::try_from(sending.length).ok()?,
             };
-            return Some(Next::Header(header.encode(), self.written));
+            return Some(NextWrite::Header(header.encode(), self.written));
         }
         let from = self.written - header;
         let length = most.min(sending.length - from);
         match &sending.source {
-            Source::Host(slice) => slice.slice(from..from + length).ok().map(Next::Host),
-            Source::Device { slot, .. } => Some(Next::Device {
+            Source::Host(slice) => slice.slice(from..from + length).ok().map(NextWrite::Host),
+            Source::Device { slot, .. } => Some(NextWrite::Device {
                 offset: slot.offset() + from as u64,
                 slot: Arc::clone(slot),
                 length,
@@ -230,12 +230,12 @@ mod tests {
         let mut pieces = Vec::new();
         while let Some(next) = outflow.next(most) {
             let bytes = match next {
-                Next::Header(bytes, from) => (bytes.len() - from).min(most),
-                Next::Host(slice) => {
+                NextWrite::Header(bytes, from) => (bytes.len() - from).min(most),
+                NextWrite::Host(slice) => {
                     pieces.push(slice.len());
                     slice.len()
                 }
-                Next::Device { .. } => panic!("{next:?}"),
+                NextWrite::Device { .. } => panic!("{next:?}"),
             };
             outflow.wrote(bytes);
         }
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(outflow.start_over(), 2);
         assert!(outflow.placed(11), "it had been written");
         assert_eq!(end_placed(&mut outflow), [1]);
-        let Some(Next::Header(bytes, 0)) = outflow.next(100) else {
+        let Some(NextWrite::Header(bytes, 0)) = outflow.next(100) else {
             panic!("a header is first");
         };
         let header = Header::decode(bytes);

@@ -79,7 +79,7 @@ const AUTOMATIC: &str = "/proc/sys/net/ipv4/tcp_rmem";
 /// small packets fill the queue as they fill the pool.
 ///
 /// Packets behind a lost one wait in the kernel, each on a page of the pool. If they took all of it, the lost one
-/// would find no page whenever it is sent again, and the connection would stand still for ever.
+/// would find no page whenever it is sent again, and the connection would stall for ever.
 pub(super) fn limit_queue(payload: &TcpStream, pages: u64) -> io::Result<()> {
     let automatic = fs::read_to_string(AUTOMATIC).ok();
     if automatic
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_takes_no_more_than_its_part_and_a_large_part_is_left_to_the_kernel() {
+    fn a_queue_takes_no_more_than_its_part() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let size = || socket2::SockRef::from(&stream).recv_buffer_size().unwrap();

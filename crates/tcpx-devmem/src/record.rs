@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::kernel::Place;
+use super::kernel::Namespaces;
 use super::rule::Rule;
 
 /// Everything that tcpx processes have changed on one interface.
@@ -64,7 +64,7 @@ pub(super) struct HeldRule {
 }
 
 impl Record {
-    pub(super) fn new(place: &Place, interface: &str, ifindex: u32) -> Self {
+    pub(super) fn new(place: &Namespaces, interface: &str, ifindex: u32) -> Self {
         Self {
             boot: place.boot.clone(),
             network: place.network,

@@ -1,4 +1,4 @@
-//! From the kernel's answer to the error that says how to mend it.
+//! From the kernel's answer to the error that says how to fix it.
 
 use std::{fmt, io};
 
@@ -26,15 +26,15 @@ pub(super) fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-fn because(why: Why, what: String, refusal: Refusal, mend: impl fmt::Display) -> DevmemError {
-    DevmemError::new(why, format!("{what}: {refusal}; {mend}"))
+fn because(why: Why, what: String, refusal: Refusal, fix: impl fmt::Display) -> DevmemError {
+    DevmemError::new(why, format!("{what}: {refusal}; {fix}"))
 }
 
 impl Subject<'_> {
     /// Of any request.
     pub(super) fn refused(&self, operation: &'static str, refusal: Refusal) -> DevmemError {
         let interface = self.interface;
-        let (why, what, mend) = match refusal.errno {
+        let (why, what, fix) = match refusal.errno {
             libc::EPERM | libc::EACCES => (
                 Why::NoPermission,
                 format!("{operation} on {interface} is not permitted"),
@@ -48,7 +48,7 @@ impl Subject<'_> {
                 "look at the kernel's log (dmesg) for the driver's reason",
             ),
         };
-        because(why, what, refusal, mend)
+        because(why, what, refusal, fix)
     }
 
     /// Of a system call.

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_a_socket_for_both_families_become_those_of_the_packets() {
+    fn dual_stack_addresses_become_those_of_packets() {
         let rule = Rule::new(flow("[::ffff:10.0.0.2]:5", Some("[::ffff:10.0.0.1]:6")), 1).unwrap();
         assert_eq!(
             rule,

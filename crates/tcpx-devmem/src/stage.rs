@@ -305,7 +305,7 @@ mod tests {
     use tcpx_memory::{DmaBuf, Region};
 
     use crate::SendPath;
-    use crate::outflow::Next;
+    use crate::outflow::NextWrite;
 
     /// A stage over two slots, and as many chunks as are wanted, posted and begun.
     fn stage(chunks: usize) -> (Stage, Outflow, Arc<SendSlots>, Vec<Region>) {
@@ -340,7 +340,7 @@ mod tests {
     /// Every chunk goes from its own memory.
     fn assert_own(outflow: &mut Outflow, regions: &[Region]) {
         for region in regions {
-            let Some(Next::Host(slice)) = outflow.next(1000) else {
+            let Some(NextWrite::Host(slice)) = outflow.next(1000) else {
                 panic!("{outflow:?}");
             };
             assert_eq!(slice.host_ptr(), region.all().host_ptr());
@@ -350,8 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_in_slots_on_the_way_there_and_waiting_for_one_all_go_from_their_own_memory_once_slots_are_left()
-     {
+    fn every_chunk_goes_from_its_memory_once_slots_are_left() {
         for copied in [false, true] {
             let (mut stage, mut outflow, slots, regions) = stage(4);
             stage.progress(&mut outflow).unwrap();
@@ -359,7 +358,7 @@ mod tests {
             if copied {
                 wait(&mut stage, &mut outflow);
                 let next = outflow.next(1000).unwrap();
-                assert!(matches!(next, Next::Device { .. }), "{next:?}");
+                assert!(matches!(next, NextWrite::Device { .. }), "{next:?}");
             }
             stage.leave_slots(&mut outflow);
             stage.progress(&mut outflow).unwrap();

@@ -21,7 +21,7 @@ pub const STATE_FOLDER: &str = "/run/tcpx/devmem";
 const FILE: &str = "cards.json";
 const VERSION: u32 = 2;
 /// How long another process may hold the records: it does so for a few calls into the kernel.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RECORD_LOCK_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 /// No file of ours is near this long.
 const MOST_BYTES: u64 = 4 << 20;
@@ -58,7 +58,7 @@ impl Folder {
         fs::create_dir_all(&self.path)
             .map_err(|cause| failed("making the folder", &self.path, cause))?;
         let lock = File::open(&self.path).map_err(|cause| failed("opening", &self.path, cause))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RECORD_LOCK_LIMIT;
         while let Err(cause) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             let is_held = matches!(
                 cause,
@@ -158,11 +158,11 @@ fn failed(operation: &str, path: &Path, cause: io::Error) -> DevmemError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Place;
+    use crate::kernel::Namespaces;
     use crate::record::Change;
 
     fn record() -> Record {
-        let place = Place {
+        let place = Namespaces {
             boot: "b".to_owned(),
             network: 7,
             processes: 8,

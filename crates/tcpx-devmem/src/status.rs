@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::bind::Devmem;
 use super::error::DevmemError;
 use super::holders::{self, Holder, holder};
-use super::kernel::Place;
+use super::kernel::Namespaces;
 use super::netlink::{SPLIT_AUTO, SPLIT_OFF, SPLIT_ON};
 use super::record::{Changes, Hold, Record};
 
@@ -110,7 +110,7 @@ impl Devmem {
         Ok(released)
     }
 
-    fn describe(&self, place: &Place, record: &Record) -> Status {
+    fn describe(&self, place: &Namespaces, record: &Record) -> Status {
         let hold = |hold: &Hold| HoldStatus {
             pid: hold.pid,
             program: hold.program.clone(),

@@ -70,7 +70,7 @@ fn flow(port: u16) -> Flow {
 }
 
 #[test]
-fn a_queue_is_bound_with_the_card_set_for_it_and_all_put_back_at_the_end() {
+fn a_bound_queues_card_is_restored_at_the_end() {
     let host = Host::new();
     let before = host.kernel.card(|_| ());
     let bound = host.devmem().bind_receive(&options(Some(1))).unwrap();
@@ -193,7 +193,7 @@ fn memory_that_is_in_use_is_no_pool() {
 }
 
 #[test]
-fn a_card_says_what_it_can_do_and_what_is_missing_without_being_changed() {
+fn asking_a_card_what_it_can_do_changes_nothing() {
     let host = Host::new();
     let before = host.kernel.card(|card| {
         card.bound.insert(3, (1000, 77));

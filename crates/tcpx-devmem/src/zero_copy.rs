@@ -16,7 +16,7 @@ const CODE_COPIED: u8 = 1;
 
 /// Zero-copy sends that the kernel is done with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct FinishedSends {
     /// The first call's number; a socket counts its zero-copy sends from 0.
     pub first: u32,
     /// The last call's number.
@@ -31,7 +31,7 @@ pub(crate) fn enable(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// The next report about sends without a copy; `None` when there is none.
-pub(crate) fn done(socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+pub(crate) fn done(socket: BorrowedFd<'_>) -> io::Result<Option<FinishedSends>> {
     /// Room for an extended error with an address behind it.
     #[repr(C, align(8))]
     struct Room([u8; 128]);
@@ -56,7 +56,7 @@ pub(crate) fn done(socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
 }
 
 /// Reads an extended error.
-fn read(control: &[u8]) -> io::Result<Option<Done>> {
+fn read(control: &[u8]) -> io::Result<Option<FinishedSends>> {
     let bad = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
     for found in ControlMessages::new(control) {
         let found = found.map_err(|error| bad(error.to_string()))?;
@@ -95,7 +95,7 @@ fn read(control: &[u8]) -> io::Result<Option<Done>> {
         if origin != ORIGIN_ZEROCOPY {
             continue;
         }
-        return Ok(Some(Done {
+        return Ok(Some(FinishedSends {
             first: u32::from_ne_bytes([i0, i1, i2, i3]),
             last: u32::from_ne_bytes([d0, d1, d2, d3]),
             copied: code & CODE_COPIED != 0,
@@ -128,7 +128,7 @@ impl<S> Default for InKernel<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("zero-copy report: expected sends within {first}..{next}, {}..={} arrived", .done.first, .done.last)]
 pub(crate) struct BadReport {
-    done: Done,
+    done: FinishedSends,
     first: u32,
     next: u32,
 }
@@ -153,7 +153,7 @@ impl<S> InKernel<S> {
     ///
     /// # Errors
     /// The report cannot be; nothing was let go of.
-    pub(crate) fn done(&mut self, done: Done) -> Result<(), BadReport> {
+    pub(crate) fn done(&mut self, done: FinishedSends) -> Result<(), BadReport> {
         let place = |number: u32| usize::try_from(number.wrapping_sub(self.first)).ok();
         let bad = BadReport {
             done,
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_report_names_a_range_of_calls() {
         let read = read(&error(0, ORIGIN_ZEROCOPY, CODE_COPIED, 3, 9)).unwrap();
-        let expected = Done {
+        let expected = FinishedSends {
             first: 3,
             last: 9,
             copied: true,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sockets_own_error_comes_through_and_strange_messages_are_errors() {
+    fn socket_errors_and_strange_messages_are_errors() {
         let refused = read(&error(111, 2, 0, 0, 0)).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(111));
         for control in [
@@ -237,8 +237,8 @@ mod tests {
         }
     }
 
-    fn range(first: u32, last: u32) -> Done {
-        Done {
+    fn range(first: u32, last: u32) -> FinishedSends {
+        FinishedSends {
             first,
             last,
             copied: false,

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_taken_once_and_from_a_lane_that_died_only_when_that_let_go() {
+    fn a_dead_lanes_part_is_taken_once_it_let_go() {
         let mut claims = Claims::default();
         assert_eq!(claims.claim(1, 0..40, 0), Claimed::Taken);
         assert_eq!(claims.claim(2, 20..60, 0), Claimed::Twice, "they overlap");

@@ -73,13 +73,13 @@ const REMOVE: u8 = 2;
 /// How other threads reach a source: what it is to do, and the loop that looks at that.
 #[derive(Debug, Clone)]
 pub struct Remote {
-    place: Arc<Place>,
-    inbox: Arc<Inbox>,
+    place: Arc<SourcePlace>,
+    inbox: Arc<LoopInbox>,
 }
 
 /// The place of a source in its loop.
 #[derive(Debug)]
-struct Place {
+struct SourcePlace {
     flags: AtomicU8,
     /// Where the loop has it; [`NOWHERE`] while it has none.
     index: AtomicUsize,
@@ -144,7 +144,7 @@ impl Remote {
 #[derive(Debug)]
 struct Entry {
     source: Box<dyn Source>,
-    place: Arc<Place>,
+    place: Arc<SourcePlace>,
     queued: bool,
 }
 
@@ -162,7 +162,7 @@ impl Entry {
 
 /// A loop, which whoever has the lock of its runner runs.
 #[derive(Debug)]
-struct Inbox {
+struct LoopInbox {
     poller: OwnedFd,
     waker: Waker,
     runner: Mutex<Runner>,
@@ -186,7 +186,7 @@ struct Inbox {
 impl Loop {
     /// One that runs on a thread of this name.
     fn start(name: String) -> io::Result<(Self, JoinHandle<()>)> {
-        let inbox = Arc::new(Inbox {
+        let inbox = Arc::new(LoopInbox {
             poller: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waker: Waker::new()?,
             runner: Mutex::default(),
@@ -220,7 +220,7 @@ impl Loop {
 }
 
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
-const PATIENCE: Duration = Duration::from_micros(300);
+const LOOP_BUSY_POLL: Duration = Duration::from_micros(300);
 /// The waker among the sockets.
 const WAKER: u64 = u64::MAX;
 /// Most loops: no channel has more lanes.
@@ -232,7 +232,7 @@ pub(crate) const BROKE: &str = "the lane has panicked, which is a defect of tcpx
 /// Room for sources that have something to do; with more of them at once a loop looks at all that it has.
 const RAISED: usize = 256;
 
-impl Inbox {
+impl LoopInbox {
     fn micros(&self, at: Instant) -> u64 {
         let micros = at.saturating_duration_since(self.origin).as_micros();
         u64::try_from(micros).unwrap_or(u64::MAX - 1)
@@ -266,10 +266,10 @@ impl Inbox {
                 continue;
             }
             // Another event comes soon while bytes move, and waking up takes longer than they do.
-            let looks = busy || awake.may_look() && last.elapsed() < PATIENCE;
+            let looks = busy || awake.may_look() && last.elapsed() < LOOP_BUSY_POLL;
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             let waited = if looks {
-                self.look(&mut space)
+                self.poll_events(&mut space)
             } else {
                 // What was sent since the last look makes this end at once.
                 self.waker.set_looked_for(false);
@@ -328,7 +328,7 @@ impl Inbox {
     }
 
     /// What has happened by now.
-    fn look<'a>(&self, space: &'a mut Events) -> rustix::io::Result<&'a mut [epoll::Event]> {
+    fn poll_events<'a>(&self, space: &'a mut Events) -> rustix::io::Result<&'a mut [epoll::Event]> {
         let now = timespec(Duration::ZERO);
         epoll::wait(&self.poller, space, Some(&now)).map(|(events, _)| events)
     }
@@ -382,7 +382,7 @@ struct Runner {
 }
 
 impl Runner {
-    fn read_inbox(&mut self, inbox: &Inbox) {
+    fn read_inbox(&mut self, inbox: &LoopInbox) {
         let resume_all = inbox.resume_all.swap(false, Ordering::Acquire);
         let arrivals = lock(&inbox.arrivals).as_mut().map(std::mem::take);
         for entry in arrivals.into_iter().flatten() {
@@ -390,18 +390,18 @@ impl Runner {
         }
         let all = resume_all || inbox.look_at_all.swap(false, Ordering::SeqCst);
         if all {
-            (0..self.entries.len()).for_each(|index| self.look(inbox, index, resume_all));
+            (0..self.entries.len()).for_each(|index| self.serve_source(inbox, index, resume_all));
         }
         for _ in 0..RAISED {
             let Some(index) = inbox.raised.pop() else {
                 break;
             };
-            self.look(inbox, index, false);
+            self.serve_source(inbox, index, false);
         }
     }
 
     /// Does what a source was told to do.
-    fn look(&mut self, inbox: &Inbox, index: usize, resume: bool) {
+    fn serve_source(&mut self, inbox: &LoopInbox, index: usize, resume: bool) {
         #[cfg(test)]
         inbox.looked.fetch_add(1, Ordering::SeqCst);
         let Some(Some(entry)) = self.entries.get(index) else {
@@ -415,7 +415,7 @@ impl Runner {
         }
     }
 
-    fn insert(&mut self, inbox: &Inbox, entry: Entry) {
+    fn insert(&mut self, inbox: &LoopInbox, entry: Entry) {
         let index = self
             .entries
             .iter()
@@ -432,7 +432,7 @@ impl Runner {
         self.entries[index] = Some(entry);
         let mut sockets = sockets.into_iter().flatten();
         match sockets.try_for_each(|socket| self.watch(inbox, socket)) {
-            Ok(()) => self.look(inbox, index, false),
+            Ok(()) => self.serve_source(inbox, index, false),
             Err(error) => {
                 tracing::error!(%error, "a lane could not be watched and is dropped");
                 self.remove(inbox, index);
@@ -441,7 +441,7 @@ impl Runner {
     }
 
     /// Watches a socket for those that want it: as a rule both halves of a lane.
-    fn watch(&self, inbox: &Inbox, socket: RawFd) -> rustix::io::Result<()> {
+    fn watch(&self, inbox: &LoopInbox, socket: RawFd) -> rustix::io::Result<()> {
         let mut interest = epoll::EventFlags::ET;
         let (mut indexes, mut descriptor) = (0, None);
         for (index, entry) in (1u64..).zip(&self.entries) {
@@ -491,7 +491,7 @@ impl Runner {
         }
     }
 
-    fn turn(&mut self, inbox: &Inbox, index: usize) {
+    fn turn(&mut self, inbox: &LoopInbox, index: usize) {
         let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
         };
@@ -510,7 +510,7 @@ impl Runner {
         }
     }
 
-    fn remove(&mut self, inbox: &Inbox, index: usize) {
+    fn remove(&mut self, inbox: &LoopInbox, index: usize) {
         let Some(mut entry) = self.entries.get_mut(index).and_then(Option::take) else {
             return;
         };
@@ -598,12 +598,12 @@ impl Drop for EventLoops {
 
 /// A loop, as other threads reach it. It keeps none running.
 #[derive(Debug, Clone)]
-pub struct Loop(Arc<Inbox>);
+pub struct Loop(Arc<LoopInbox>);
 
 impl Loop {
     /// The place of one more source.
     pub fn place(&self) -> Remote {
-        let place = Place {
+        let place = SourcePlace {
             flags: AtomicU8::new(0),
             index: AtomicUsize::new(NOWHERE),
         };
@@ -663,7 +663,7 @@ impl Lead {
         }
         inbox.waker.set_looked_for(true);
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
-        let happened = inbox.look(&mut space);
+        let happened = inbox.poll_events(&mut space);
         // The loop's thread finds a loop that has broken too, and ends it.
         inbox.serve(&mut runner, happened).unwrap_or(false)
     }
@@ -699,7 +699,7 @@ impl Drop for Lead {
         // Where the loop's thread never woke up meanwhile, it is woken as if nobody had led.
         inbox.waker.set_looked_for(lease.is_some() || !runner.waits);
         let until = lease.map_or(0, |lease| inbox.micros(lease));
-        if inbox.leadership.leave(until) {
+        if inbox.leadership.begin_lease(until) {
             inbox.wake_thread();
         }
         // To be parked, or for turns that are left: what they are for was the leader's to see, and comes to nobody again.

@@ -15,7 +15,7 @@ const ANSWER: Duration = Duration::from_millis(200);
 const STALL: Duration = Duration::from_secs(1);
 
 /// The same where the peer's system answers, but takes no more or has everything: the peer may just be
-/// slow to take it, which a dead lane would not mend. A peer whose process is silent meanwhile rests
+/// slow to take it, which a dead lane would not fix. A peer whose process is silent meanwhile rests
 /// as a whole, so that time does not count.
 pub const STALL_BEHIND: Duration = Duration::from_secs(3);
 
@@ -34,7 +34,7 @@ pub struct Clock {
     tries: u8,
     /// Since when there is one that it has not answered.
     unanswered: Option<Instant>,
-    /// How long it may stand still.
+    /// How long it may stall.
     patience: Duration,
     /// Chunks that the peer had read when that was last changed.
     read: u64,
@@ -55,9 +55,9 @@ impl Clock {
         }
     }
 
-    /// Looks at a lane that has done so much: for how long it has stood still, if it is dead. The peer was `at_work` then;
+    /// Looks at a lane that has done so much: for how long it has stalled, if it is dead. The peer was `at_work` then;
     /// this process `rested` until now, perhaps with the machine, whose clock went on.
-    pub fn look(
+    pub fn check_lane(
         &mut self,
         now: Instant,
         done: Done,
@@ -75,7 +75,7 @@ impl Clock {
         self.dead(now, at_work).inspect(|_| self.given_up())
     }
 
-    /// Another stream takes the place of the lane's: that one may stand still for longer.
+    /// Another stream takes the place of the lane's: that one may stall for longer.
     pub fn given_up(&mut self) {
         self.patience = (self.patience * 2).min(LONGEST_STALL);
     }
@@ -103,7 +103,7 @@ impl Clock {
         (self.since, self.unanswered) = (now, None);
     }
 
-    /// For how long it has stood still, if that is too long. The peer was at work in this time, as
+    /// For how long it has stalled, if that is too long. The peer was at work in this time, as
     /// far as is known.
     fn hangs(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
         let is_silent = self
@@ -118,14 +118,14 @@ impl Clock {
         (waited >= limit).then_some(waited)
     }
 
-    /// For how long the lane has stood still, if it is dead: that is too long, and the way is the reason, and not the
+    /// For how long the lane has stalled, if it is dead: that is too long, and the way is the reason, and not the
     /// peer, which was heard since over another one.
     fn dead(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
         self.hangs(now, at_work)
             .filter(|_| at_work.1 > self.since + ANSWER)
     }
 
-    /// For how long it has stood still, be it the peer's fault.
+    /// For how long it has stalled, be it the peer's fault.
     pub fn stands(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
     }
@@ -139,7 +139,7 @@ impl Clock {
 /// When the peer's process was last heard. Its system answers for it while it is stopped, so that only what it says by
 /// itself tells a lane that hangs from a peer that rests.
 #[derive(Debug)]
-pub struct Presence {
+pub struct PeerLiveness {
     origin: Instant,
     /// Microseconds from the origin; 0: never.
     heard: AtomicU64,
@@ -147,13 +147,13 @@ pub struct Presence {
     back: AtomicU64,
 }
 
-impl Default for Presence {
+impl Default for PeerLiveness {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Presence {
+impl PeerLiveness {
     /// Of a peer that was not heard yet.
     pub fn new() -> Self {
         Self {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_the_peers_system_leaves_unanswered_hangs_after_a_second() {
+    fn an_unanswered_lane_hangs_after_a_second() {
         let start = Instant::now();
         let mut clock = Clock::new(start);
         let silent = (start, start);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_lost_its_route_before_anything_was_under_way_hangs_after_a_second_too() {
+    fn an_idle_lane_without_a_route_hangs_after_a_second() {
         let start = Instant::now();
         let mut clock = Clock::new(start);
         let mut now = start;
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_without_room_that_leaves_every_other_question_unanswered_does_not_hang() {
+    fn a_full_receiver_that_answers_half_does_not_hang() {
         let start = Instant::now();
         let mut clock = Clock::new(start);
         for passed in (0..2900).step_by(100) {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_receiver_that_answers_what_is_sent_again_does_not_hang() {
+    fn a_full_receiver_that_answers_does_not_hang() {
         let start = Instant::now();
         let mut clock = Clock::new(start);
         for end in (100..5000).step_by(100) {
@@ -344,7 +344,10 @@ mod tests {
                 now += TICK;
                 let at_work = (now - Duration::from_secs(600), now);
                 let transport = at(1000, 10, 0, TICK);
-                if clock.look(now, done, transport, false, at_work).is_some() {
+                if clock
+                    .check_lane(now, done, transport, false, at_work)
+                    .is_some()
+                {
                     return after * TICK;
                 }
             }

@@ -33,7 +33,7 @@ pub struct LaneGroup<C, Q = C> {
     idle: LaneSet,
     /// Lanes in mid-chunk whose sockets have no room.
     full: LaneSet,
-    lanes: Box<[Lane<C>]>,
+    lanes: Box<[LaneRecord<C>]>,
     /// Chunks that lanes keep though nobody waits for them.
     unwanted: AtomicUsize,
 }
@@ -41,17 +41,17 @@ pub struct LaneGroup<C, Q = C> {
 /// What is known of a lane, on cache lines of its own: each loop writes that of its lanes.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Lane<C> {
+struct LaneRecord<C> {
     moves: AtomicU64,
     taken: AtomicU64,
     acknowledged: AtomicU64,
     /// What it has written, in this order.
-    kept: Mutex<VecDeque<Kept<C>>>,
+    kept: Mutex<VecDeque<RetainedChunk<C>>>,
 }
 
 /// A chunk that a lane has written.
 #[derive(Debug)]
-struct Kept<C> {
+struct RetainedChunk<C> {
     chunk: C,
     /// The place of its end in the lane's stream.
     end: u64,
@@ -106,7 +106,7 @@ impl Done {
 impl<C, Q> LaneGroup<C, Q> {
     /// So many lanes, with room for so many chunks that no lane has had.
     pub fn new(lanes: usize, room: usize) -> Self {
-        let lane = |_| Lane {
+        let lane = |_| LaneRecord {
             moves: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
@@ -127,7 +127,7 @@ impl<C, Q> LaneGroup<C, Q> {
         lock(&self.again)
     }
 
-    fn kept(&self, lane: u16) -> MutexGuard<'_, VecDeque<Kept<C>>> {
+    fn kept(&self, lane: u16) -> MutexGuard<'_, VecDeque<RetainedChunk<C>>> {
         lock(&self.lanes[usize::from(lane)].kept)
     }
 
@@ -207,7 +207,7 @@ impl<C, Q> LaneGroup<C, Q> {
         self.idle.remove(lane);
     }
 
-    fn count(&self, lane: u16, which: impl Fn(&Lane<C>) -> &AtomicU64) {
+    fn count(&self, lane: u16, which: impl Fn(&LaneRecord<C>) -> &AtomicU64) {
         if let Some(lane) = self.lanes.get(usize::from(lane)) {
             which(lane).fetch_add(1, Ordering::Relaxed);
         }
@@ -232,13 +232,15 @@ impl<C, Q> LaneGroup<C, Q> {
     /// The lane has written all of a chunk, which ends at this place of its stream, and keeps it.
     pub fn keep(&self, lane: u16, end: u64, chunk: C) {
         let wanted = true;
-        self.kept(lane).push_back(Kept { chunk, end, wanted });
+        self.kept(lane)
+            .push_back(RetainedChunk { chunk, end, wanted });
     }
 
     /// The lane keeps a chunk that is [lent](Fate::Lent) to its socket and that nobody waits for.
     pub fn keep_lent(&self, lane: u16, chunk: C) {
         let (end, wanted) = (u64::MAX, false);
-        self.kept(lane).push_back(Kept { chunk, end, wanted });
+        self.kept(lane)
+            .push_back(RetainedChunk { chunk, end, wanted });
         self.unwanted.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -288,7 +290,7 @@ impl<C, Q> LaneGroup<C, Q> {
         })
     }
 
-    fn take_unwanted(&self, kept: &mut VecDeque<Kept<C>>, before: usize) -> Vec<C> {
+    fn take_unwanted(&self, kept: &mut VecDeque<RetainedChunk<C>>, before: usize) -> Vec<C> {
         let mut taken = Vec::new();
         if self.unwanted() > 0 {
             for at in (0..before).rev() {
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_has_found_something_is_not_at_rest_however_it_was_woken() {
+    fn a_lane_that_found_work_is_not_at_rest() {
         let group = group();
         group.rest_all(1 << 2);
         group.push(7).unwrap();
@@ -428,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn lent_memory_stays_until_something_later_on_its_lane_was_read() {
+    fn lent_memory_stays_until_later_bytes_were_read() {
         let group = group();
         for chunk in 0..4 {
             group.keep(chunk as u16 % 2, 0, chunk);

@@ -1,7 +1,7 @@
 //! The thread that looks after lanes: it notices those that hang, and sees to it that dead ones come back.
 //!
 //! It looks at what is watched while there is something to look at, and sleeps otherwise: whoever gives it
-//! something to look at [draws its attention](Attention::draw). It looks a [`TICK`] later, not at once: most of what
+//! something to look at [requests a check](MonitorHandle::request_check). It looks a [`TICK`] later, not at once: most of what
 //! it would see is over by then, and short messages would wake it each.
 
 use crate::lock;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks at lanes that may stand still.
+/// Between two looks at lanes that may stall.
 pub const TICK: Duration = Duration::from_millis(100);
 /// Looks further apart than this: this process was stopped, or had no core. What its lanes did meanwhile, and
 /// what was said to it, is not known yet.
@@ -20,7 +20,7 @@ pub const REST: Duration = Duration::from_millis(500);
 /// What a [`Monitor`] looks at.
 pub trait Watched: Send {
     /// Looks at it; nothing here waits.
-    fn look(&mut self) -> Look;
+    fn check_liveness(&mut self) -> Look;
 }
 
 /// When the next look is due.
@@ -28,7 +28,7 @@ pub trait Watched: Send {
 pub enum Look {
     /// Never: it is gone.
     Gone,
-    /// After somebody draws attention.
+    /// After a check was requested.
     Asleep,
     /// After this time at the latest.
     In(Duration),
@@ -66,9 +66,9 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Whether something is looked at; kept with it, so that drawing attention again costs no lock.
+/// Whether something is looked at; kept with it, so that another request costs no lock.
 #[derive(Debug)]
-pub struct Attention {
+pub struct MonitorHandle {
     drawn: AtomicBool,
     desk: Arc<Desk>,
 }
@@ -107,8 +107,8 @@ impl Monitor {
     }
 
     /// For something that is watched.
-    pub fn attention(&self) -> Attention {
-        Attention {
+    pub fn handle(&self) -> MonitorHandle {
+        MonitorHandle {
             drawn: AtomicBool::new(false),
             desk: Arc::clone(&self.desk),
         }
@@ -137,15 +137,15 @@ impl Drop for Monitor {
     }
 }
 
-impl Attention {
+impl MonitorHandle {
     /// After there is something to look at: has it looked at in a [`TICK`] at the latest.
-    pub fn draw(&self) {
+    pub fn request_check(&self) {
         if !self.drawn.load(Ordering::Relaxed) && !self.drawn.swap(true, Ordering::SeqCst) {
             self.desk.look_in(TICK);
         }
     }
 
-    /// As [`draw`](Self::draw), where the next look must not wait for its time.
+    /// As [`request_check`](Self::request_check), where the next look must not wait for its time.
     pub fn hurry(&self) {
         self.drawn.store(true, Ordering::SeqCst);
         self.desk.look_in(Duration::ZERO);
@@ -190,7 +190,7 @@ impl Desk {
                     .changed
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => self.look(state),
+                Some(Duration::ZERO) => self.check_subjects(state),
                 Some(time) => {
                     let waited = self.changed.wait_timeout(state, time);
                     waited.unwrap_or_else(PoisonError::into_inner).0
@@ -200,12 +200,12 @@ impl Desk {
     }
 
     /// Looks at everything, without the lock.
-    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn check_subjects<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.due = None;
         let mut subjects = std::mem::take(&mut state.subjects);
         drop(state);
         let mut next: Option<Duration> = None;
-        subjects.retain_mut(|subject| match subject.look() {
+        subjects.retain_mut(|subject| match subject.check_liveness() {
             Look::Gone => false,
             Look::Asleep => true,
             Look::In(time) => {
@@ -232,7 +232,7 @@ mod tests {
     struct Told(Sender<()>, Receiver<Look>);
 
     impl Watched for Told {
-        fn look(&mut self) -> Look {
+        fn check_liveness(&mut self) -> Look {
             // What is told after this look was seen is for the next one.
             let told = self.1.try_recv().unwrap_or(Look::Asleep);
             // The test may be over.
@@ -252,30 +252,30 @@ mod tests {
     }
 
     #[test]
-    fn attention_that_is_drawn_brings_a_look_and_again_only_once_it_is_lowered() {
+    fn a_request_brings_one_check_until_it_is_lowered() {
         let monitor = Monitor::new("test");
-        let attention = monitor.attention();
+        let monitor_handle = monitor.handle();
         let (looks, tell) = watched(&monitor);
         let before = Instant::now();
-        attention.draw();
+        monitor_handle.request_check();
         looks.recv().unwrap();
         assert!(before.elapsed() >= TICK);
-        attention.draw();
-        attention.keep();
-        attention.draw();
+        monitor_handle.request_check();
+        monitor_handle.keep();
+        monitor_handle.request_check();
         assert!(looks.recv_timeout(TICK).is_err());
-        attention.hurry();
+        monitor_handle.hurry();
         looks.recv().unwrap();
-        attention.lower();
+        monitor_handle.lower();
         tell.send(Look::In(Duration::ZERO)).unwrap();
-        attention.draw();
+        monitor_handle.request_check();
         // The second one by itself.
         looks.recv().unwrap();
         looks.recv().unwrap();
     }
 
     #[test]
-    fn what_is_gone_is_dropped_and_so_is_everything_with_the_monitor() {
+    fn what_is_gone_is_dropped_as_is_all_with_the_monitor() {
         let monitor = Monitor::new("test");
         let (gone, tell) = watched(&monitor);
         let (stays, _tell) = watched(&monitor);

@@ -49,7 +49,7 @@ impl<C: ClientSide, S: Stream> Attempt for Dial<C, S> {
 
 /// How a place stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum DialState {
     /// It has no connection, and needs none now.
     Unwanted,
     /// Its connection works.
@@ -153,14 +153,14 @@ impl<A: Attempt> Redial<A> {
     pub fn advance(
         &mut self,
         now: Instant,
-        places: &[Place],
+        places: &[DialState],
         mut dial: impl FnMut(u16) -> Option<A>,
     ) -> Vec<News<A>> {
-        self.look(now, places);
+        self.note_places(now, places);
         // What breaks amid a round belongs to it.
         let begins = !self.attempts.is_empty() || self.due().is_none_or(|due| now >= due);
         for (lane, place) in (0..).zip(places).filter(|_| begins) {
-            if matches!(place, Place::Doubtful | Place::Vacant)
+            if matches!(place, DialState::Doubtful | DialState::Vacant)
                 && !self.has(lane)
                 && self.in_vain & 1 << lane == 0
                 && let Some(attempt) = dial(lane)
@@ -173,17 +173,17 @@ impl<A: Attempt> Redial<A> {
         let mut news = self.poll(now);
         for (lane, link) in std::mem::take(&mut self.links) {
             match places.get(usize::from(lane)) {
-                Some(Place::Vacant | Place::Unwanted) => {
+                Some(DialState::Vacant | DialState::Unwanted) => {
                     self.bare = None;
                     news.push(News::Fill(lane, link));
                 }
-                Some(Place::Doubtful) => {
+                Some(DialState::Doubtful) => {
                     news.push(News::Vacate(lane));
                     self.links.push((lane, link));
                 }
-                Some(Place::Leaving) => self.links.push((lane, link)),
+                Some(DialState::Leaving) => self.links.push((lane, link)),
                 // It moves again.
-                Some(Place::Filled) | None => {}
+                Some(DialState::Filled) | None => {}
             }
         }
         news
@@ -200,13 +200,16 @@ impl<A: Attempt> Redial<A> {
         due.map_or(TICK, |due| (due - now).min(TICK))
     }
 
-    fn look(&mut self, now: Instant, places: &[Place]) {
+    fn note_places(&mut self, now: Instant, places: &[DialState]) {
         self.end_round(now);
-        for (lane, _) in (0..).zip(places).filter(|(_, one)| **one == Place::Filled) {
+        for (lane, _) in (0..)
+            .zip(places)
+            .filter(|(_, one)| **one == DialState::Filled)
+        {
             self.forget(lane);
         }
-        self.lives = places.contains(&Place::Filled);
-        let is_bare = !self.lives && !places.contains(&Place::Doubtful);
+        self.lives = places.contains(&DialState::Filled);
+        let is_bare = !self.lives && !places.contains(&DialState::Doubtful);
         let before = self.advanced.replace(now);
         let rested = before.is_some_and(|before| now.saturating_duration_since(before) > REST);
         self.bare = match self.bare {

@@ -46,7 +46,7 @@ enum What {
 
 /// What the connection is to take next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<'a> {
+pub enum NextPart<'a> {
     /// These bytes.
     Bytes(&'a [u8]),
     /// The message of this number, from this byte of it on.
@@ -119,11 +119,11 @@ impl Resend {
     }
 
     /// What the connection is to take next.
-    pub fn next(&self) -> Next<'_> {
+    pub fn next(&self) -> NextPart<'_> {
         let at = self.written;
         let next = self.parts.partition_point(|part| part.end <= at);
         let Some(part) = self.parts.get(next) else {
-            return Next::New;
+            return NextPart::New;
         };
         // What of a part lies in memory fits a usize.
         let within = (at - part.start) as usize;
@@ -136,9 +136,9 @@ impl Resend {
                     Some(index) => &second[index..],
                 };
                 let left = (part.end - at) as usize;
-                Next::Bytes(&bytes[..bytes.len().min(left)])
+                NextPart::Bytes(&bytes[..bytes.len().min(left)])
             }
-            What::Message(sequence) | What::Lost(sequence) => Next::Message(sequence, within),
+            What::Message(sequence) | What::Lost(sequence) => NextPart::Message(sequence, within),
         }
     }
 
@@ -328,14 +328,14 @@ mod tests {
         /// Writes at most so many bytes, of a new message of `size` bytes if all others are written.
         fn write(&mut self, size: usize, most: usize) {
             let bytes = match self.resend.next() {
-                Next::Bytes(bytes) => bytes.to_vec(),
-                Next::Message(sequence, from) => {
+                NextPart::Bytes(bytes) => bytes.to_vec(),
+                NextPart::Message(sequence, from) => {
                     let current = self.current.as_ref().filter(|one| one.0 == sequence);
                     let bytes = current.map(|(_, bytes)| bytes);
                     let bytes = bytes.unwrap_or_else(|| &self.memory[&sequence].0);
                     bytes[from..].to_vec()
                 }
-                Next::New => {
+                NextPart::New => {
                     let sequence = self.messages;
                     let bytes: Vec<u8> = (0..size).map(|at| at as u8 ^ sequence as u8).collect();
                     self.messages += 1;
@@ -348,7 +348,7 @@ mod tests {
             let taken = bytes.len().min(most);
             self.wire.extend(&bytes[..taken]);
             self.resend.wrote(taken);
-            if self.resend.next() == Next::New
+            if self.resend.next() == NextPart::New
                 && let Some((sequence, bytes)) = self.current.take()
             {
                 if bytes.len() > COPIED {
@@ -404,7 +404,7 @@ mod tests {
                 }
             }
             pair.resume();
-            while pair.resend.next() != Next::New {
+            while pair.resend.next() != NextPart::New {
                 pair.write(1, usize::MAX);
             }
             pair.read(usize::MAX);
@@ -423,7 +423,7 @@ mod tests {
         pair.resend.acknowledged(3).unwrap();
         assert!(pair.resend.rewind(19).is_err());
         pair.resend.rewind(20).unwrap();
-        assert_eq!(pair.resend.next(), Next::Message(0, 20));
+        assert_eq!(pair.resend.next(), NextPart::Message(0, 20));
         pair.write(0, 30);
         pair.resend.rewind(30).unwrap();
         // What only the connection before had taken.
@@ -450,16 +450,16 @@ mod tests {
         resend.push(&[1; 40]);
         resend.wrote(15);
         resend.forget();
-        assert_eq!((resend.next(), resend.copied()), (Next::New, 0));
+        assert_eq!((resend.next(), resend.copied()), (NextPart::New, 0));
         resend.push(&[2; 5]);
-        assert_eq!(resend.next(), Next::Bytes(&[2; 5]));
+        assert_eq!(resend.next(), NextPart::Bytes(&[2; 5]));
         resend.wrote(5);
         resend.acknowledged(45).unwrap();
         assert!(!resend.is_unread());
     }
 
     #[test]
-    fn what_is_retained_nowhere_cannot_be_sent_again_and_its_rest_can_be_sent() {
+    fn what_is_not_retained_cannot_be_sent_again() {
         let mut resend = Resend::default();
         resend.push(&[1; 10]);
         resend.wrote(10);
@@ -467,7 +467,7 @@ mod tests {
         resend.wrote(60);
         // It is still there.
         resend.rewind(30).unwrap();
-        assert_eq!(resend.next(), Next::Message(4, 20));
+        assert_eq!(resend.next(), NextPart::Message(4, 20));
         resend.wrote(80);
         resend.lose_last();
         assert_eq!(resend.rewind(109), Err(Impossible::Lost { sequence: 4 }));
@@ -476,7 +476,7 @@ mod tests {
         resend.wrote(10);
         resend.lose_messages();
         resend.rewind(120).unwrap();
-        assert_eq!(resend.next(), Next::Message(5, 10));
+        assert_eq!(resend.next(), NextPart::Message(5, 10));
         resend.wrote(1);
         assert_eq!(resend.rewind(120), Err(Impossible::Lost { sequence: 5 }));
     }

@@ -48,7 +48,7 @@ pub trait Owner: Send + Debug {
     }
 
     /// The next chunk.
-    fn next(&mut self) -> Next<Self::Chunk>;
+    fn next(&mut self) -> NextChunk<Self::Chunk>;
 
     /// Bytes that a chunk takes in the stream, header and all.
     fn wire_bytes(&self, chunk: &Self::Chunk) -> usize;
@@ -84,7 +84,7 @@ pub trait Owner: Send + Debug {
 
 /// What a lane does next.
 #[derive(Debug)]
-pub enum Next<C> {
+pub enum NextChunk<C> {
     /// It sends this chunk.
     Chunk(C),
     /// It rests until it is resumed.
@@ -143,12 +143,12 @@ impl<O: Owner> SendLane<O> {
             return Some(Turn::Rest);
         }
         match self.owner.next() {
-            Next::Chunk(chunk) => {
+            NextChunk::Chunk(chunk) => {
                 self.current = Some((chunk, 0));
                 None
             }
-            Next::End if unacked == 0 || self.owner.answers().is_none() => Some(Turn::End),
-            Next::Rest | Next::End => Some(Turn::Rest),
+            NextChunk::End if unacked == 0 || self.owner.answers().is_none() => Some(Turn::End),
+            NextChunk::Rest | NextChunk::End => Some(Turn::Rest),
         }
     }
 

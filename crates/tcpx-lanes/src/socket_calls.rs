@@ -161,7 +161,7 @@ pub fn is_fault(error: &io::Error) -> bool {
 }
 
 /// Runs a system call that returns a byte count.
-fn call(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
+fn retry_interrupted(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
     loop {
         if let Ok(bytes) = usize::try_from(system_call()) {
             return Ok(Moved::Bytes(bytes));
@@ -177,7 +177,7 @@ fn call(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
 
 /// As [`call`], for receives into a buffer that is not empty: no bytes mean the end of the stream.
 fn call_receive(system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
-    Ok(match call(system_call)? {
+    Ok(match retry_interrupted(system_call)? {
         Moved::Bytes(0) => Moved::End,
         moved => moved,
     })
@@ -203,7 +203,7 @@ pub unsafe fn send_spans(socket: impl AsFd, spans: &[Span]) -> io::Result<Moved>
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     let socket = socket.as_fd();
     // SAFETY: the descriptor is borrowed; the message points to spans that the caller vouches for.
-    call(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
+    retry_interrupted(|| unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
 
 /// Fills the spans, which are not all empty, in order with what has arrived.
@@ -403,7 +403,7 @@ unsafe fn read_process_spans(
     let counts = [local, remote].map(|spans| spans.len().min(MAX_SPANS) as libc::c_ulong);
     // SAFETY: the caller vouches for the local spans. The kernel reads the remote ones in another address space, and
     // checks each: they may say anything.
-    let moved = call(|| unsafe {
+    let moved = retry_interrupted(|| unsafe {
         libc::process_vm_readv(
             process.as_raw_nonzero().get(),
             local.as_ptr().cast(),

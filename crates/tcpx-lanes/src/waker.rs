@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_raised_while_the_descriptor_is_read_keeps_nothing_quiet_that_comes_later() {
+    fn a_raise_during_a_read_quiets_nothing_later() {
         let raised = Raised::new();
         assert!(raised.raise());
         let mut wakes = 1;
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_announced_before_the_consumer_looked_is_quiet_after_it() {
+    fn what_was_announced_before_a_look_is_quiet_after() {
         let waker = Waker::new().expect("an eventfd");
         waker.wake();
         waker.set_looked_for(true);

@@ -54,7 +54,7 @@ struct Inner {
     /// All kernels, loaded once.
     module: OnceLock<Result<Module, CudaError>>,
     persistent_kernels: persistent_kernels::PersistentKernels,
-    kept: OnceLock<kept::Kept>,
+    kept: OnceLock<kept::PinnedOfGpu>,
     preparing: Mutex<()>,
     /// Held while its copy worker starts.
     starting: Mutex<()>,

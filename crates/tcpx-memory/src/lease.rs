@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_bounce_pool_are_written_while_others_are_unpacked() {
+    fn bounce_pool_parts_are_written_beside_unpacking() {
         let (pool, target) = (region(), region());
         let lease = pool.lease(.., Access::Write).unwrap();
         let into = target.lease(.., Access::Write).unwrap();

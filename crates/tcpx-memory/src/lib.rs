@@ -46,7 +46,9 @@ pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;
 pub use lease::{Access, Lease, ReadUntilWritten};
 pub use pinned::{FreeWatch, PinnedPool, PinnedSlot, PoolHalf};
-pub use region::{DeviceParts, Gather, HostParts, Kept, Region, RegionId, RegionWatch, WeakRegion};
+pub use region::{
+    DeviceParts, Gather, HostParts, KeptMemory, Region, RegionId, RegionWatch, WeakRegion,
+};
 pub use slice::RegionSlice;
 pub use small_copies::{SmallCopies, SmallRead};
 pub use tcpx_wire::{Descriptor, Descriptors};

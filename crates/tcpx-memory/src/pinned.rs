@@ -2,9 +2,9 @@
 //!
 //! A GPU has one set of slots, and the host has one. Each connection takes [`PinnedPool`]s of it: a number of slots
 //! is guaranteed to each pool while there are plenty, and the rest goes to whoever wants it, so that one busy connection
-//! gets most of them. A peer that stands still may keep what it has for ever. So a pool that has no slot and finds none
+//! gets most of them. A peer that stalls may keep what it has for ever. So a pool that has no slot and finds none
 //! uses one of its own, of ordinary memory, which a GPU reaches by way of its copy worker: whatever others hold, no
-//! connection stands still.
+//! connection stalls.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_gets_most_slots_and_leaves_each_other_its_own() {
+    fn one_connection_leaves_each_other_its_own_slots() {
         let slots = slots(64);
         let pools: Vec<_> = (0..4).map(|_| slots.to_send(64)).collect();
         // What one takes the others keep.

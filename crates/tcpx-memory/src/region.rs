@@ -62,23 +62,23 @@ struct Inner {
 /// Is told of the end of regions that it watches.
 pub trait RegionWatch: Send + Sync {
     /// The last reference is gone, and the memory is given back with `kept`; on the thread that dropped it. Must not block.
-    fn ended(&self, region: RegionId, kept: Kept);
+    fn ended(&self, region: RegionId, kept: KeptMemory);
 }
 
 /// Keeps memory of a GPU whose region has ended from being given back: who was told of the end still has others read it.
 #[derive(Clone)]
-pub struct Kept {
+pub struct KeptMemory {
     _memory: Option<Arc<CudaMemory>>,
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for KeptMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Kept")
+        f.write_str("KeptMemory")
     }
 }
 
 /// Who is told of a region's end, with its memory.
-struct Watches(RegionId, Mutex<Vec<(Weak<dyn RegionWatch>, Kept)>>);
+struct Watches(RegionId, Mutex<Vec<(Weak<dyn RegionWatch>, KeptMemory)>>);
 
 impl Drop for Watches {
     fn drop(&mut self) {
@@ -229,7 +229,7 @@ impl Region {
         let _memory = self.0.backing.cuda_memory();
         let mut watches = lock(&self.0.watches.1);
         watches.retain(|(one, _)| one.strong_count() > 0);
-        watches.push((watch, Kept { _memory }));
+        watches.push((watch, KeptMemory { _memory }));
     }
 
     /// A reference that does not keep it.

@@ -19,9 +19,9 @@ use crate::lease::Access;
 use crate::region::append_in_pieces;
 use crate::slice::RegionSlice;
 use crate::worker::reaper;
-use ends::Ends;
+use ends::EndWords;
 use persistent::{PersistentCopyKernel, REQUESTS};
-use slots::{Copy, Kind, Memory, SLOT, SLOTS, Slots};
+use slots::{Copy, CopySlots, Kind, Memory, SLOT, SLOTS};
 
 /// How long the memory of copies in flight is looked after at the end of a connection; after that, the next
 /// connection does.
@@ -45,9 +45,9 @@ pub struct SmallCopies {
     gpu: Gpu,
     /// To the GPU, and from it; all of the GPU share them.
     streams: [sys::CUstream; 2],
-    slots: Slots,
+    slots: CopySlots,
     /// How completions are seen.
-    ends: Ends,
+    ends: EndWords,
     /// Copies messages that follow each other closely; `None` if the GPU cannot run it.
     persistent: Option<PersistentCopyKernel>,
     /// Whether this connection asks for it.
@@ -81,7 +81,7 @@ impl SmallCopies {
     pub const MOST_WITHIN: usize = 16 << 20;
     /// Bytes of zeroed pinned memory of one, in whole pages, and of those of all connections of a GPU.
     const BYTES: usize =
-        (SLOTS * SLOT + Ends::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096);
+        (SLOTS * SLOT + EndWords::BYTES + PersistentCopyKernel::BYTES).next_multiple_of(4096);
     pub(crate) const ALL_BYTES: usize = CONNECTIONS * Self::BYTES;
 
     /// What no other connection has; for set-up. `None` if others have all of it, which was made for the first one.
@@ -126,8 +126,8 @@ impl SmallCopies {
         let mut copies = Self {
             gpu: gpu.clone(),
             streams,
-            slots: Slots::default(),
-            ends: Ends::new(memory.at(SLOTS * SLOT)),
+            slots: CopySlots::default(),
+            ends: EndWords::new(memory.at(SLOTS * SLOT)),
             persistent: None,
             wants_persistent: false,
             memory,
@@ -186,7 +186,7 @@ impl SmallCopies {
     }
 
     fn make_persistent_kernel(&mut self, streams: [sys::CUstream; PLACES]) {
-        let memory = self.memory.at(SLOTS * SLOT + Ends::BYTES);
+        let memory = self.memory.at(SLOTS * SLOT + EndWords::BYTES);
         let made = PersistentCopyKernel::new(&self.gpu, memory, streams);
         self.persistent = made
             .inspect_err(|error| {

@@ -140,8 +140,8 @@ impl CopyWorker {
 
     /// Makes a sleeping thread poll for jobs for a short while: one comes soon, and waking up takes
     /// longer than a small one.
-    pub fn rouse(&self) {
-        self.queue.rouse();
+    pub fn prewake(&self) {
+        self.queue.prewake();
     }
 
     /// Waits until the workers of all GPUs have done what was asked of them, and memory that nobody uses any more was

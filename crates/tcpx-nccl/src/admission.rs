@@ -108,7 +108,7 @@ impl Admission {
                     continue;
                 }
             };
-            self.tell(log, &format!("{name}: refused {peer}: {reason}"));
+            self.log_refusal(log, &format!("{name}: refused {peer}: {reason}"));
         }
     }
 
@@ -131,7 +131,7 @@ impl Admission {
         })
     }
 
-    fn tell(&mut self, log: &Log, line: &str) {
+    fn log_refusal(&mut self, log: &Log, line: &str) {
         let (is_line, suppressed) = self.lines.take(Instant::now());
         if let Some(lines) = suppressed {
             log.warn(&format!("{lines} more connections were refused"));

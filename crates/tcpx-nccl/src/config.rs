@@ -10,7 +10,7 @@ use tcpx_lanes::sealing::Protection;
 use tcpx_wire::Key;
 
 use crate::handle::array;
-use crate::lanes::inlet::MAX_CHUNK_BYTES;
+use crate::lanes::recv_stream::MAX_CHUNK_BYTES;
 
 /// Of one message of one comm at a time, up to here one thread is quicker than waking others.
 const DEFAULT_INLINE_BYTES: usize = 128 << 10;

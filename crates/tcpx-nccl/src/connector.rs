@@ -12,10 +12,10 @@ use tcpx_wire::ClientKey;
 use crate::dialer::{Dialer, Dialled};
 use crate::handle::{Door, Handle};
 use crate::interfaces::Interface;
-use crate::lanes::carriage::{Carriage, Route};
 use crate::lanes::lane_set::{Connecting, Peer};
+use crate::lanes::send_path::{Route, SendPath};
 use crate::link::Link;
-use crate::plugin::Shared;
+use crate::plugin::ProcessState;
 use crate::resume::Resume;
 use crate::send::{Comeback, SendComm};
 use crate::stall::Stall;
@@ -26,7 +26,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(120);
 /// A connect under way; the host polls it.
 #[derive(Debug)]
 pub struct Connector {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
     local: SocketAddr,
     peer: SocketAddr,
     door: Door,
@@ -43,14 +43,14 @@ enum Phase {
     /// The lanes, with that at hand.
     Lanes(Dialled, Route),
     /// The comm's own pair.
-    Pair(Dialled, Option<Carriage>, Box<Resume>),
+    Pair(Dialled, Option<SendPath>, Box<Resume>),
     /// Over.
     Ended,
 }
 
 impl Connector {
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<ProcessState>,
         interface: &Interface,
         handle: &Handle,
         key: (ClientKey, Protection),
@@ -107,8 +107,8 @@ impl Connector {
                             ));
                         }
                         // The last comm may have closed the set since we got it: then another one.
-                        self.phase = match Carriage::new(route, self.shared.config.chunk_bytes) {
-                            Some(carriage) => self.pair(first, Some(carriage)),
+                        self.phase = match SendPath::new(route, self.shared.config.chunk_bytes) {
+                            Some(send_path) => self.pair(first, Some(send_path)),
                             None => match self.lanes() {
                                 None => self.pair(first, None),
                                 Some(route) => Phase::Lanes(first, route),
@@ -125,13 +125,13 @@ impl Connector {
                         self.phase = self.pair(first, None);
                     }
                 },
-                Phase::Pair(first, carriage, mut resume) => match resume.step(now, false) {
+                Phase::Pair(first, send_path, mut resume) => match resume.step(now, false) {
                     Ok(None) => {
-                        self.phase = Phase::Pair(first, carriage, resume);
+                        self.phase = Phase::Pair(first, send_path, resume);
                         return Ok(None);
                     }
                     Ok(Some(links)) => {
-                        let comm = self.comm(first, carriage, *resume, links);
+                        let comm = self.comm(first, send_path, *resume, links);
                         return comm.map(Some).map_err(|error| error.to_string());
                     }
                     Err(why) => {
@@ -159,15 +159,15 @@ impl Connector {
     }
 
     /// Goes on to the comm's own pair.
-    fn pair(&self, first: Dialled, carriage: Option<Carriage>) -> Phase {
+    fn pair(&self, first: Dialled, send_path: Option<SendPath>) -> Phase {
         let resume = Resume::new(self.process(), first.session);
-        Phase::Pair(first, carriage, Box::new(resume))
+        Phase::Pair(first, send_path, Box::new(resume))
     }
 
     fn comm(
         &self,
         first: Dialled,
-        carriage: Option<Carriage>,
+        send_path: Option<SendPath>,
         resume: Resume,
         links: [Link; 2],
     ) -> Result<SendComm, NetError> {
@@ -184,7 +184,14 @@ impl Connector {
             door: own_door.and_then(Result::ok).map_or(0, |door| door.port),
             runtime,
         };
-        SendComm::new(self.shared.clone(), links, number, name, carriage, comeback)
+        SendComm::new(
+            self.shared.clone(),
+            links,
+            number,
+            name,
+            send_path,
+            comeback,
+        )
     }
 
     /// The peer's process.

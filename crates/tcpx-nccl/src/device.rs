@@ -7,7 +7,7 @@ use tcpx_memory::{CopyWorker, Gpu, MemoryError, Region};
 
 use crate::config::Mode;
 use crate::error;
-use crate::plugin::Shared;
+use crate::plugin::ProcessState;
 
 /// A device and the copy worker that moves its memory.
 #[derive(Clone)]
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// The device of the calling thread: the stand-in when it was asked for, else the GPU of the
     /// current context, which is the one NCCL works on.
-    pub(crate) fn current(shared: &Shared) -> Result<Self, NetError> {
+    pub(crate) fn current(shared: &ProcessState) -> Result<Self, NetError> {
         if shared.config.standin {
             let failed = error::copy("plugin", "starting the copy worker for host memory");
             let worker = CopyWorker::host().map_err(failed)?;
@@ -50,7 +50,7 @@ impl Device {
 
     /// The device for a registration; `None` for host memory.
     pub(crate) fn for_registration(
-        shared: &Shared,
+        shared: &ProcessState,
         region: MemoryRegion,
     ) -> Result<Option<Self>, NetError> {
         if !region.cuda {

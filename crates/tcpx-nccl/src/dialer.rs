@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_keeps_its_interface_where_another_has_the_same_network() {
+    fn a_device_keeps_its_interface_beside_a_like_network() {
         let all = [
             ("card1", "192.168.3.15", 20),
             ("card2", "192.168.5.15", 20),
@@ -262,10 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_cannot_be_dialled_from_leaves_the_choice_to_the_routes_for_a_while() {
+    fn an_unusable_address_leaves_the_choice_to_routes() {
         let Some(own) = own_address() else {
             // Not eprintln: the harness hides that.
-            let name = "an_address_that_cannot_be_dialled_from_leaves_the_choice_to_the_routes_for_a_while";
+            let name = "an_unusable_address_leaves_the_choice_to_routes";
             let _ = writeln!(io::stderr(), "skipped: {name}: there is no route");
             return;
         };

@@ -125,7 +125,7 @@ mod tests {
     ];
 
     #[test]
-    fn records_survive_the_round_trip_and_are_not_taken_for_each_other() {
+    fn records_survive_and_are_not_taken_for_each_other() {
         let header = Header {
             sequence: u64::MAX - 3,
             size: 5 << 40,

@@ -220,9 +220,9 @@ impl Inbound {
             }
             Ok(false) => {
                 if self.stall.waiting(Instant::now()).is_some() {
-                    report_stall(log, |report| self.tell(report));
+                    report_stall(log, |report| self.describe(report));
                 }
-                self.ask();
+                self.ask_sender();
             }
             Err(error) => {
                 // Receives that ended before stay good; the rest gets this answer for ever.
@@ -381,7 +381,7 @@ impl Inbound {
             if let (Target::Gpu, Some(lanes), Some(to_gpu)) =
                 (request.target, &self.lanes, &mut self.to_gpu)
             {
-                to_gpu.arrived(payload, &lanes.inlet, number);
+                to_gpu.arrived(payload, &lanes.recv_stream, number);
             }
         }
         self.finish_if_whole();
@@ -445,7 +445,7 @@ impl Inbound {
                     self.forged.fetch_add(1, Ordering::Relaxed);
                 }
                 let why = error.to_string();
-                if self.leave(&why) {
+                if self.lose_link(&why) {
                     return Ok(None);
                 }
                 why

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn unasked_it_takes_the_fastest_adapters_and_never_what_containers_use_if_there_is_another() {
+    fn unasked_it_takes_the_fastest_real_adapters() {
         let of = |name: &str, reach, speed| Interface {
             reach,
             speed,

@@ -6,7 +6,7 @@ use nccl_net::export::Buffer;
 
 use crate::header::Header;
 use crate::lanes::hello::GroupId;
-use crate::lanes::inlet::Inlet;
+use crate::lanes::recv_stream::RecvStream;
 use crate::lanes::runtime::Runtime;
 use crate::lanes::to_gpu::ToGpu;
 use crate::memory::DeviceSlice;
@@ -21,7 +21,7 @@ const POLLS_A_LOOK: u32 = 8;
 /// The lanes' part of a receive comm. Dropping it takes the comm's memory away from them.
 #[derive(Debug)]
 pub(crate) struct Landing {
-    pub(crate) inlet: Arc<Inlet>,
+    pub(crate) recv_stream: Arc<RecvStream>,
     pub(crate) runtime: Arc<Runtime>,
     inline_bytes: u64,
     /// Large messages come, so receives are granted as they are posted.
@@ -40,10 +40,10 @@ impl Landing {
     /// `number` names the comm in this process.
     pub(crate) fn new(runtime: Arc<Runtime>, number: u64, inline_bytes: usize) -> Self {
         // 0 is no stream.
-        let inlet = Arc::new(Inlet::new(number + 1));
-        runtime.registry.open(&inlet);
+        let recv_stream = Arc::new(RecvStream::new(number + 1));
+        runtime.registry.open(&recv_stream);
         Self {
-            inlet,
+            recv_stream,
             runtime,
             inline_bytes: inline_bytes as u64,
             granting: false,
@@ -58,22 +58,24 @@ impl Landing {
 
     /// The sender's lanes have a name; `false` when they had one before.
     pub(crate) fn join(&mut self, group: GroupId) -> bool {
-        self.inlet.join(self.runtime.registry.group(group))
+        self.recv_stream.join(self.runtime.registry.group(group))
     }
 
     pub(crate) fn is_joined(&self) -> bool {
-        self.inlet.group().is_some()
+        self.recv_stream.group().is_some()
     }
 
     /// A receive is posted; `device` is its buffer where it lies in device memory.
     pub(crate) fn post(&mut self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
         self.needed |= device.is_some();
-        self.inlet.post(sequence, buffer, device);
+        self.recv_stream.post(sequence, buffer, device);
     }
 
     /// The message for device memory that [`Self::comes_inline`] was told of is to be read.
     pub(crate) fn to_gpu(&self, sequence: u64, bytes: u64) -> Option<ToGpu> {
-        self.inlet.claim_inline(sequence, bytes).map(ToGpu::new)
+        self.recv_stream
+            .claim_inline(sequence, bytes)
+            .map(ToGpu::new)
     }
 
     /// A message comes over the comm's own connection; `false` when lanes carry it already.
@@ -85,7 +87,7 @@ impl Landing {
             self.small += 1;
             self.granting = self.small < SMALL_IN_A_ROW;
         }
-        self.inlet.withdraw(sequence)
+        self.recv_stream.withdraw(sequence)
     }
 
     /// What to tell the sender now, after `posted` receives of which `open` are not over.
@@ -111,21 +113,21 @@ impl Landing {
         self.told = true;
         Some(Header {
             sequence: posted,
-            size: self.inlet.id,
+            size: self.recv_stream.id,
         })
     }
 
     /// What the sender was told last, for one that may not have heard it.
-    pub(crate) fn told(&self) -> Header {
+    pub(crate) fn last_grant(&self) -> Header {
         Header {
             sequence: self.granted,
-            size: if self.told { self.inlet.id } else { 0 },
+            size: if self.told { self.recv_stream.id } else { 0 },
         }
     }
 
     /// Bytes of a message that lanes brought whole.
     pub(crate) fn landed(&mut self, sequence: u64) -> Option<usize> {
-        let (written, total) = self.inlet.progress(sequence)?;
+        let (written, total) = self.recv_stream.progress(sequence)?;
         if written < total {
             return None;
         }
@@ -135,19 +137,19 @@ impl Landing {
 
     /// Whether lanes brought all of a message: then none touches its memory any more.
     pub(crate) fn is_whole(&self, sequence: u64) -> bool {
-        self.inlet
+        self.recv_stream
             .progress(sequence)
             .is_some_and(|(written, total)| written >= total)
     }
 
     /// Takes the comm's memory away from the lanes; `false` when one may still write there.
     pub(crate) fn close(&self) -> bool {
-        self.runtime.registry.close(&self.inlet)
+        self.runtime.registry.close(&self.recv_stream)
     }
 
     /// Whether a lane may still write to the memory of a comm that was closed.
     pub(crate) fn is_held(&self) -> bool {
-        self.inlet.is_closed() && !self.inlet.close()
+        self.recv_stream.is_closed() && !self.recv_stream.close()
     }
 
     /// Whether this poll should look at the comm's connection.
@@ -158,13 +160,15 @@ impl Landing {
 
     /// Whether lanes moved bytes since the last call.
     pub(crate) fn has_moved(&mut self) -> bool {
-        let moves = self.inlet.moves();
+        let moves = self.recv_stream.moves();
         std::mem::replace(&mut self.moves, moves) != moves
     }
 
     /// Whether the sender has no lanes any more.
     pub(crate) fn is_gone(&self) -> bool {
-        self.inlet.group().is_some_and(|group| group.is_gone())
+        self.recv_stream
+            .group()
+            .is_some_and(|group| group.is_gone())
     }
 }
 

@@ -12,20 +12,20 @@ use crate::error;
 use crate::handle::Handle;
 use crate::held::Listener;
 use crate::interfaces::Interface;
-use crate::plugin::{Shared, random};
+use crate::plugin::{ProcessState, random};
 use crate::receive::RecvComm;
 
 /// A listening comm.
 #[derive(Debug)]
 pub struct ListenComm {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
     name: String,
     admission: Mutex<Admission>,
 }
 
 impl ListenComm {
     pub(crate) fn bind(
-        shared: &Arc<Shared>,
+        shared: &Arc<ProcessState>,
         interface: &Interface,
     ) -> Result<(PeerHandle, Self), NetError> {
         let socket = bind(shared, interface.address)?;
@@ -70,7 +70,7 @@ impl NetListen for ListenComm {
     }
 }
 
-pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, NetError> {
+pub(crate) fn bind(shared: &ProcessState, address: IpAddr) -> Result<Listener, NetError> {
     let Some(ports) = shared.config.ports.clone() else {
         return listen_on(SocketAddr::new(address, 0)).map_err(|error| {
             let operation = format!("listening on {}", address);

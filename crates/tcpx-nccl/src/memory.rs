@@ -36,7 +36,7 @@ impl DeviceSlice {
 
 /// Where a buffer of a send or receive lies.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum BufferPlace {
     /// Memory that the CPU reads and writes directly.
     Host,
     /// Device memory, or host memory that stands in for it.
@@ -100,7 +100,7 @@ impl Memory {
     }
 
     /// Finds `buffer` in the registration.
-    pub(crate) fn place(&self, buffer: Buffer) -> Result<Place, NetError> {
+    pub(crate) fn place(&self, buffer: Buffer) -> Result<BufferPlace, NetError> {
         let start = buffer.data.addr();
         let offset = start.wrapping_sub(self.start);
         let inside = buffer.len == 0
@@ -113,14 +113,14 @@ impl Memory {
             )));
         }
         let Some((device, lease)) = &self.device else {
-            return Ok(Place::Host);
+            return Ok(BufferPlace::Host);
         };
         // An empty buffer may point anywhere.
         let offset = if buffer.len == 0 { 0 } else { offset };
         lease
             .slice(offset..offset + buffer.len)
             .map(|slice| {
-                Place::Device(DeviceSlice {
+                BufferPlace::Device(DeviceSlice {
                     device: device.clone(),
                     slice,
                 })
@@ -153,9 +153,9 @@ mod tests {
                 len,
             })
         };
-        assert!(matches!(place(0, 100), Ok(Place::Host)));
-        assert!(matches!(place(99, 1), Ok(Place::Host)));
-        assert!(matches!(place(5000, 0), Ok(Place::Host)));
+        assert!(matches!(place(0, 100), Ok(BufferPlace::Host)));
+        assert!(matches!(place(99, 1), Ok(BufferPlace::Host)));
+        assert!(matches!(place(5000, 0), Ok(BufferPlace::Host)));
         for (offset, len) in [(0, 101), (99, 2), (-1, 1), (100, 1), (50, usize::MAX)] {
             let error = place(offset, len).unwrap_err();
             assert!(error.to_string().contains("outside"), "{error}");

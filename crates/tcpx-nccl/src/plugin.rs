@@ -15,9 +15,9 @@ use crate::connector::Connector;
 use crate::error;
 use crate::handle::{Door, Handle};
 use crate::interfaces::{self, Interface};
-use crate::lanes::carriage::Route;
 use crate::lanes::lane_set::Peer;
 use crate::lanes::runtime::{self, Runtime};
+use crate::lanes::send_path::Route;
 use crate::listener::ListenComm;
 use crate::memory::Memory;
 use crate::receive::RecvComm;
@@ -42,12 +42,12 @@ const fn rails_for(interfaces: usize) -> usize {
 /// The plugin. NCCL chooses it by the name `TCPX`.
 #[derive(Debug)]
 pub struct TcpxPlugin {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
 }
 
 /// What every comm of the process refers to.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ProcessState {
     pub(crate) config: Config,
     pub(crate) log: Arc<Log>,
     interfaces: Vec<Interface>,
@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     runtime: PerProcess<Mutex<Weak<Runtime>>>,
 }
 
-impl Shared {
+impl ProcessState {
     /// Whether large messages take lanes.
     pub(crate) fn takes_lanes(&self) -> bool {
         self.lanes > 0
@@ -151,7 +151,7 @@ impl TcpxPlugin {
             ));
         }
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ProcessState {
                 lanes,
                 config,
                 log,
@@ -168,7 +168,7 @@ impl TcpxPlugin {
 
 #[cfg(any(test, fuzzing))]
 impl TcpxPlugin {
-    pub(crate) fn shared(&self) -> Arc<Shared> {
+    pub(crate) fn shared(&self) -> Arc<ProcessState> {
         Arc::clone(&self.shared)
     }
 }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_differ_in_key_or_encryption_do_not_connect_and_say_why() {
+    fn ranks_that_differ_in_key_do_not_connect_and_say_why() {
         for same in [(0, false), (1, false), (1, true)] {
             assert_eq!(meets(same, same), Ok(()));
         }

@@ -12,14 +12,14 @@ use crate::error;
 use crate::inbound::{Inbound, Phase, Request, Target};
 use crate::landing::Landing;
 use crate::lanes::runtime::Runtime;
-use crate::memory::{Memory, Place};
-use crate::plugin::Shared;
+use crate::memory::{BufferPlace, Memory};
+use crate::plugin::ProcessState;
 use crate::status::{Comm, Glance, Held, Told};
 
 /// A receiving comm.
 #[derive(Debug)]
 pub struct RecvComm {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
     state: Told<State>,
     /// Keeps the process's door open; let go of last.
     _runtime: Arc<Runtime>,
@@ -35,7 +35,7 @@ struct State {
 impl RecvComm {
     /// A comm that an authenticated connection introduces.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ProcessState>,
         admitted: Admitted,
         number: u64,
         name: String,
@@ -145,8 +145,8 @@ impl NetRecv for RecvComm {
         let inbound = &mut state.inbound;
         let mut on_device = None;
         let target = match place {
-            Place::Host => Target::Host(buffer),
-            Place::Device(slice) => {
+            BufferPlace::Host => Target::Host(buffer),
+            BufferPlace::Device(slice) => {
                 on_device = Some(slice);
                 Target::Gpu
             }
@@ -173,16 +173,16 @@ impl NetRecv for RecvComm {
 #[derive(Debug)]
 struct Tended {
     comm: Glance<State>,
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
     /// Bytes that it had read at the last look.
     read: u64,
 }
 
 impl Watched for Tended {
-    fn look(&mut self) -> Look {
+    fn check_liveness(&mut self) -> Look {
         let Self { comm, shared, read } = self;
         let tend = |state: &mut State| state.inbound.tend(read, &shared.log);
-        comm.look(tend, Look::In(TICK), Look::Gone)
+        comm.with_comm(tend, Look::In(TICK), Look::Gone)
     }
 }
 
@@ -193,8 +193,8 @@ impl State {
 }
 
 impl Comm for State {
-    fn tell(&self, report: &mut ConnectionReport) {
-        self.inbound.tell(report);
+    fn describe(&self, report: &mut ConnectionReport) {
+        self.inbound.describe(report);
     }
 
     fn counters(&self) -> Counters {
@@ -238,12 +238,12 @@ mod tests {
                 receive = receive.or_else(|| listen.accept().unwrap());
             }
             let receive = receive.unwrap();
-            let inlet = {
+            let recv_stream = {
                 let state = receive.lock();
-                Arc::clone(&state.inbound.lanes.as_ref().unwrap().inlet)
+                Arc::clone(&state.inbound.lanes.as_ref().unwrap().recv_stream)
             };
             if is_copying {
-                inlet.begin_copy();
+                recv_stream.begin_copy();
             }
             let closed = receive.close();
             assert_eq!(closed.is_err(), is_copying, "{closed:?}");

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::dial::Way;
 use tcpx_lanes::health::STALL_BEHIND;
-use tcpx_lanes::monitor::Attention;
-use tcpx_lanes::redial::{News, Place, Redial};
+use tcpx_lanes::monitor::MonitorHandle;
+use tcpx_lanes::redial::{DialState, News, Redial};
 use tcpx_lanes::socket;
 use tcpx_lanes::socket_calls::Moved;
 use tcpx_lanes::tcp_info::is_unanswered;
@@ -139,16 +139,16 @@ impl Resume {
         }
         self.is_doubtful &= !must_stay;
         let place = match (&self.lost, self.is_doubtful) {
-            (Some(_), _) => Place::Vacant,
-            (None, true) => Place::Doubtful,
-            (None, false) => Place::Filled,
+            (Some(_), _) => DialState::Vacant,
+            (None, true) => DialState::Doubtful,
+            (None, false) => DialState::Filled,
         };
         let peer = &self.peer;
         let dial = |_| Some(PairDialer::new(|| peer.dialer(now + AGAIN_TIME)));
         let mut news = self.redial.advance(now, &[place], dial);
         if let [News::Vacate(_)] = news[..] {
             // Nobody else holds it.
-            news = self.redial.advance(now, &[Place::Vacant], |_| None);
+            news = self.redial.advance(now, &[DialState::Vacant], |_| None);
         }
         let mut unreached = None;
         for one in news {
@@ -193,7 +193,7 @@ impl Resume {
 
     /// Looks at a connection on which the receiver may lack something, and has read up to `read`. Where the peer's
     /// system answers nothing, another pair is dialled; if that comes about, it takes the place.
-    pub(crate) fn look(&mut self, now: Instant, link: &Link, read: Option<u64>) {
+    pub(crate) fn check_link(&mut self, now: Instant, link: &Link, read: Option<u64>) {
         self.waits = match (read, self.waits) {
             (Some(read), Some(waits)) if waits.1 == read => Some(waits),
             (read, _) => read.map(|read| (now, read)),
@@ -232,30 +232,30 @@ impl Resume {
 
 /// Connections of a receive comm's, as the door hands them over.
 #[derive(Debug)]
-pub(crate) struct Inbox {
+pub(crate) struct LinkInbox {
     has_news: AtomicBool,
-    next: Mutex<Next>,
+    next: Mutex<NextLink>,
     /// The comm takes what came and tells what it has read, although its host calls nothing.
-    pub(crate) attention: Attention,
+    pub(crate) monitor_handle: MonitorHandle,
 }
 
 #[derive(Debug, Default)]
-struct Next {
+struct NextLink {
     /// Of the pair that came last.
     epoch: u32,
     came: Option<[Link; 2]>,
 }
 
-impl Inbox {
-    pub(crate) fn new(attention: Attention) -> Self {
+impl LinkInbox {
+    pub(crate) fn new(monitor_handle: MonitorHandle) -> Self {
         Self {
             has_news: AtomicBool::new(false),
             next: Mutex::default(),
-            attention,
+            monitor_handle,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Next> {
+    fn lock(&self) -> MutexGuard<'_, NextLink> {
         lock(&self.next)
     }
 
@@ -264,9 +264,9 @@ impl Inbox {
         let mut next = self.lock();
         if epoch > next.epoch {
             let came = Some(pair);
-            *next = Next { epoch, came };
+            *next = NextLink { epoch, came };
             self.has_news.store(true, Ordering::Release);
-            self.attention.hurry();
+            self.monitor_handle.hurry();
         }
     }
 
@@ -287,14 +287,14 @@ impl Inbox {
     /// The comm takes none any more.
     pub(crate) fn close(&self) {
         let (epoch, came) = (u32::MAX, None);
-        *self.lock() = Next { epoch, came };
+        *self.lock() = NextLink { epoch, came };
     }
 }
 
 /// A receive comm's part in that; dropping it refuses connections from then on.
 #[derive(Debug)]
 pub(crate) struct Comeback {
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) inbox: Arc<LinkInbox>,
     /// Of the sender's process.
     pub(crate) peer: IpAddr,
     session: SessionId,
@@ -302,9 +302,9 @@ pub(crate) struct Comeback {
 }
 
 impl Comeback {
-    /// For a comm that is introduced in this session; the monitor has to [watch](Inbox::attention) it.
+    /// For a comm that is introduced in this session; the monitor has to [watch](LinkInbox::monitor_handle) it.
     pub(crate) fn new(runtime: &Runtime, session: SessionId, peer: IpAddr) -> Self {
-        let inbox = Arc::new(Inbox::new(runtime.monitor.attention()));
+        let inbox = Arc::new(LinkInbox::new(runtime.monitor.handle()));
         runtime.registry.expect(session, &inbox);
         Self {
             inbox,
@@ -330,14 +330,14 @@ pub(crate) struct Waiting {
     since: Instant,
     /// The door of the sender's process, if it is known.
     door: Option<SocketAddr>,
-    look: Presence,
+    look: PeerLiveness,
     /// There was none before: the connection that introduced the comm is there as long as its sender.
     pub(crate) is_first: bool,
 }
 
 /// Whether the sender's process is there.
 #[derive(Debug)]
-enum Presence {
+enum PeerLiveness {
     /// To be looked at again then.
     At(Instant),
     /// A connection to its door is under way, since then. It says nothing.
@@ -359,7 +359,7 @@ impl Waiting {
             why,
             since: now,
             door,
-            look: Presence::At(now),
+            look: PeerLiveness::At(now),
             is_first: false,
         }
     }
@@ -374,21 +374,21 @@ impl Waiting {
             ));
         }
         let door = self.door?;
-        let look = match std::mem::replace(&mut self.look, Presence::At(now + LOOK)) {
-            Presence::At(at) if now < at => {
-                self.look = Presence::At(at);
+        let look = match std::mem::replace(&mut self.look, PeerLiveness::At(now + LOOK)) {
+            PeerLiveness::At(at) if now < at => {
+                self.look = PeerLiveness::At(at);
                 return None;
             }
-            Presence::At(_) => {
+            PeerLiveness::At(_) => {
                 let begun = socket::begin_connect(&Way::to(door), &Congestion::Automatic);
                 begun.map(|stream| (Stream::new(stream), now))
             }
-            Presence::Dialling(stream, since) => Ok((stream, since)),
+            PeerLiveness::Dialling(stream, since) => Ok((stream, since)),
         };
         let is_there = look.and_then(|(stream, since)| {
             let is_there = socket::is_connected(&stream, door, since)?;
             if !is_there {
-                self.look = Presence::Dialling(stream, since);
+                self.look = PeerLiveness::Dialling(stream, since);
             }
             Ok(is_there)
         });
@@ -399,7 +399,7 @@ impl Waiting {
 }
 
 /// Says how far the receiver has read, and whether it `waits` for more. A sender that takes nothing now is told later.
-pub(crate) fn tell(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
+pub(crate) fn report_read(link: &Link, read: u64, waits: bool) -> io::Result<Moved> {
     let record = Header {
         sequence: read,
         size: waits.into(),
@@ -417,14 +417,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_receiver_is_waited_for_and_one_that_waits_in_vain_is_dialled() {
+    fn only_a_receiver_that_waits_in_vain_is_dialled() {
         let (link, _far) = Link::bare();
         let (mut resume, start) = (Resume::of_nobody(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        resume.look(start, &link, Some(5));
-        resume.look(after(3600), &link, Some(5));
+        resume.check_link(start, &link, Some(5));
+        resume.check_link(after(3600), &link, Some(5));
         assert!(!resume.is_active(), "it reads nothing");
-        resume.look(after(3600), &link, Some(9));
+        resume.check_link(after(3600), &link, Some(9));
         resume.wanted(after(3602), 9);
         resume.wanted(after(3610), 5);
         assert!(!resume.is_active(), "it may be on its way");
@@ -436,7 +436,7 @@ mod tests {
     fn connections_stay_whose_bytes_only_the_kernel_has() {
         let (link, _far) = Link::bare();
         let (mut resume, start) = (Resume::of_nobody(), Instant::now());
-        resume.look(start, &link, Some(5));
+        resume.check_link(start, &link, Some(5));
         resume.wanted(start + STALL_BEHIND, 5);
         assert!(resume.is_active());
         assert!(matches!(resume.step(start, true), Ok(None)));
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_comm_takes_what_came_last() {
-        let inbox = Inbox::new(Monitor::new("monitor").attention());
+        let inbox = LinkInbox::new(Monitor::new("monitor").handle());
         let pair = || [Link::bare().0, Link::bare().0];
         inbox.put(2, pair());
         inbox.put(1, pair());

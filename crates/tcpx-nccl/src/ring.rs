@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_requests_fit_and_an_id_comes_back_only_after_the_others() {
+    fn sixteen_requests_fit_and_an_id_comes_back_last() {
         let mut ring = Ring::new();
         let ids: Vec<_> = (0..16).map(|n| ring.post(n).unwrap()).collect();
         assert_eq!(ring.post(16), None);

@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
-use tcpx_lanes::monitor::Attention;
-use tcpx_lanes::resend::{Next, Resend};
+use tcpx_lanes::monitor::MonitorHandle;
+use tcpx_lanes::resend::{NextPart, Resend};
 use tcpx_lanes::socket_calls::{Moved, Span};
 
 use self::comeback::{Rest, Tended};
 use crate::device::Device;
 use crate::error;
 use crate::header::{HEADER_BYTES, Header, Record};
-use crate::lanes::carriage::Carriage;
 use crate::lanes::runtime::Runtime;
+use crate::lanes::send_path::SendPath;
 use crate::link::Link;
-use crate::memory::{DeviceSlice, Memory, Place};
-use crate::plugin::Shared;
+use crate::memory::{BufferPlace, DeviceSlice, Memory};
+use crate::plugin::ProcessState;
 use crate::resume::{COPIES, Resume, copied_bytes};
 use crate::ring::Ring;
 use crate::stall::Stall;
@@ -81,7 +81,7 @@ impl Request {
 /// A sending comm.
 #[derive(Debug)]
 pub struct SendComm {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
     state: Told<State>,
     /// Keeps the monitor running; let go of last.
     runtime: Arc<Runtime>,
@@ -113,7 +113,7 @@ struct State {
     record_bytes: usize,
     failure: Option<NetError>,
     stall: Stall,
-    carriage: Option<Carriage>,
+    send_path: Option<SendPath>,
     /// Receives that the receiver has granted, its number for this comm, and whether it goes on.
     granted: u64,
     stream_number: u64,
@@ -132,7 +132,7 @@ struct State {
     /// The connections before, until the receiver has let go of them.
     before: Vec<Arc<Link>>,
     /// Draws the monitor's.
-    attention: Attention,
+    monitor_handle: MonitorHandle,
     /// What it sent before that ends here.
     messages_end: u64,
 }
@@ -140,11 +140,11 @@ struct State {
 impl SendComm {
     /// A comm on its own pair of connections, payload's first, with the lanes for its large messages.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ProcessState>,
         [link, answers]: [Link; 2],
         number: u64,
         name: String,
-        carriage: Option<Carriage>,
+        send_path: Option<SendPath>,
         comeback: Comeback,
     ) -> Result<Self, NetError> {
         let mut resend = Resend::with_room(COPIES);
@@ -159,8 +159,8 @@ impl SendComm {
             size: 0,
         };
         resend.push(&door.encode(Record::Door));
-        if let Some(carriage) = &carriage {
-            let group = Header::of_group(&carriage.set().group);
+        if let Some(send_path) = &send_path {
+            let group = Header::of_group(&send_path.set().group);
             resend.push(&group.encode(Record::Join));
         }
         let lanes_above = shared.config.inline_bytes;
@@ -176,7 +176,7 @@ impl SendComm {
             record_bytes: 0,
             failure: None,
             stall: Stall::new(),
-            carriage,
+            send_path,
             granted: 0,
             stream_number: 0,
             granting: false,
@@ -188,7 +188,7 @@ impl SendComm {
             resume,
             forged: AtomicU64::new(0),
             before: vec![Arc::new(first)],
-            attention: runtime.monitor.attention(),
+            monitor_handle: runtime.monitor.handle(),
             messages_end: 0,
         };
         let state = Told::new(state, peer);
@@ -212,11 +212,11 @@ impl NetComm for SendComm {
         let device = Device::for_registration(&self.shared, region)?;
         if let Some(device) = &device {
             let state = self.lock();
-            let Some(carriage) = &state.carriage else {
+            let Some(send_path) = &state.send_path else {
                 return Err(no_lanes(&state.name));
             };
             let failed = error::copy(&state.name, "pinning slots for sends");
-            carriage.serve_gpu(device).map_err(failed)?;
+            send_path.serve_gpu(device).map_err(failed)?;
         }
         Memory::new(region, device.as_ref())
     }
@@ -262,9 +262,9 @@ impl NetSend for SendComm {
     ) -> Result<Option<RequestId>, NetError> {
         let mut state = self.lock();
         let source = match memory.place(buffer)? {
-            Place::Host => Source::Host(Span::new(buffer.data, buffer.len)),
-            Place::Device(_) if buffer.len == 0 => Source::Host(Span::EMPTY),
-            Place::Device(slice) => Source::Device(slice),
+            BufferPlace::Host => Source::Host(Span::new(buffer.data, buffer.len)),
+            BufferPlace::Device(_) if buffer.len == 0 => Source::Host(Span::EMPTY),
+            BufferPlace::Device(slice) => Source::Device(slice),
         };
         // A refusal is looked for even when the socket takes everything.
         state.read_back()?;
@@ -334,14 +334,14 @@ impl State {
         // Lanes first: after this they hold nothing of the host's memory.
         let is_clean = self.failure.is_none() && self.next == self.ring.posted();
         let mut is_held = false;
-        let whole = self.carriage.take().is_none_or(|carriage| {
-            let closed = carriage.close();
-            is_held = carriage.outlet().is_borrowing();
+        let whole = self.send_path.take().is_none_or(|send_path| {
+            let closed = send_path.close();
+            is_held = send_path.send_stream().is_borrowing();
             let sent = closed
                 && self.ring.all(|sequence, request| {
-                    !request.on_lanes || carriage.outlet().is_sent(sequence)
+                    !request.on_lanes || send_path.send_stream().is_sent(sequence)
                 });
-            sent && is_clean && carriage.drain(|| self.peer_has_closed())
+            sent && is_clean && send_path.drain(|| self.peer_has_closed())
         });
         // The host has its memory back.
         self.resend.lose_messages();
@@ -363,7 +363,7 @@ impl State {
     }
 
     /// Writes what the socket takes.
-    fn progress(&mut self, shared: &Shared) -> Result<(), NetError> {
+    fn progress(&mut self, shared: &ProcessState) -> Result<(), NetError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -373,15 +373,21 @@ impl State {
             .and_then(|()| self.look_at_gpu())
             .and_then(|()| self.check_lanes())
             .and_then(|()| self.write());
-        let lane_moves = self.carriage.as_ref().map_or(0, |c| c.outlet().moves());
+        let lane_moves = self
+            .send_path
+            .as_ref()
+            .map_or(0, |c| c.send_stream().moves());
         let lanes_moved = std::mem::replace(&mut self.lane_moves, lane_moves) != lane_moves;
         let resting = self.next == self.ring.posted()
-            && !self.carriage.as_ref().is_some_and(|c| c.outlet().is_busy());
+            && !self
+                .send_path
+                .as_ref()
+                .is_some_and(|c| c.send_stream().is_busy());
         match result {
             Ok(moved) if moved || lanes_moved || self.next != before => self.stall.moved(),
             Ok(_) if resting => self.stall.moved(),
             Ok(_) if self.stall.waiting(Instant::now()).is_some() => {
-                report_stall(&shared.log, |report| self.tell(report));
+                report_stall(&shared.log, |report| self.describe(report));
             }
             Ok(_) => {}
             Err(error) => {
@@ -397,8 +403,9 @@ impl State {
     fn write(&mut self) -> Result<bool, NetError> {
         let mut budget = CALL_BUDGET;
         let mut looked = false;
-        while budget > 0 && (self.next < self.ring.posted() || self.resend.next() != Next::New) {
-            let bytes = match self.resend.next() == Next::New && self.takes_lanes() {
+        while budget > 0 && (self.next < self.ring.posted() || self.resend.next() != NextPart::New)
+        {
+            let bytes = match self.resend.next() == NextPart::New && self.takes_lanes() {
                 true => self.load()?,
                 false => self.write_one()?,
             };
@@ -423,7 +430,7 @@ impl State {
         if self.resume.is_away() {
             return Ok(0);
         }
-        let copied = copied_bytes(self.carriage.is_some());
+        let copied = copied_bytes(self.send_path.is_some());
         let Self {
             name,
             link,
@@ -432,12 +439,12 @@ impl State {
             ..
         } = self;
         let (sequence, from, is_new) = match resend.next() {
-            Next::Bytes(bytes) => {
+            NextPart::Bytes(bytes) => {
                 let moved = link.send_bytes(bytes);
                 return self.wrote(moved);
             }
-            Next::Message(sequence, from) => (sequence, from, false),
-            Next::New => (self.next, 0, true),
+            NextPart::Message(sequence, from) => (sequence, from, false),
+            NextPart::New => (self.next, 0, true),
         };
         let Some(request) = ring.by_sequence(sequence) else {
             return Ok(0);

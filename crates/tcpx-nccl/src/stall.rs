@@ -1,4 +1,4 @@
-//! Notices when a comm stands still.
+//! Notices when a comm stalls.
 
 use std::time::{Duration, Instant};
 

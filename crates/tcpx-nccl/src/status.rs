@@ -18,7 +18,7 @@ use tcpx_status::{
 pub(crate) const STALLED: Duration = Duration::from_secs(1);
 
 /// How long the status waits for a call of NCCL's to come back.
-const PATIENCE: Duration = Duration::from_millis(200);
+const CALL_LIMIT: Duration = Duration::from_millis(200);
 
 /// Has the status of this process tell of a comm or of lanes.
 pub(crate) fn register(source: Weak<dyn Source>) -> Registration {
@@ -31,7 +31,7 @@ pub(crate) fn register(source: Weak<dyn Source>) -> Registration {
 /// What a comm keeps.
 pub(crate) trait Comm: Debug + Send {
     /// Says what it is and where its operations stand.
-    fn tell(&self, report: &mut ConnectionReport);
+    fn describe(&self, report: &mut ConnectionReport);
 
     /// What it has counted.
     fn counters(&self) -> Counters;
@@ -44,14 +44,14 @@ pub(crate) trait Comm: Debug + Send {
 /// at it meanwhile.
 #[derive(Debug)]
 pub(crate) struct Told<C: Comm + 'static> {
-    comm: Arc<Kept<C>>,
+    comm: Arc<KeptComm<C>>,
     registration: Registration,
     /// The error that ended it is among the last errors of the process.
     has_failed: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Kept<C> {
+struct KeptComm<C> {
     peer: String,
     since: Instant,
     /// `None` once the comm is dropped.
@@ -80,7 +80,7 @@ impl<C> DerefMut for Held<'_, C> {
 impl<C: Comm> Told<C> {
     /// A comm that is connected to `peer`.
     pub(crate) fn new(state: C, peer: io::Result<SocketAddr>) -> Self {
-        let comm = Arc::new(Kept {
+        let comm = Arc::new(KeptComm {
             peer: peer.map_or_else(|error| error.to_string(), |peer| peer.to_string()),
             since: Instant::now(),
             state: Mutex::new(Some(state)),
@@ -131,11 +131,11 @@ impl<C: Comm> Told<C> {
 
 /// A comm that somebody looks at now and then, who does not keep it.
 #[derive(Debug)]
-pub(crate) struct Glance<C>(Weak<Kept<C>>);
+pub(crate) struct Glance<C>(Weak<KeptComm<C>>);
 
 impl<C> Glance<C> {
     /// Looks at it; `busy` where its host is at it, `gone` where it is dropped.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut C) -> T, busy: T, gone: T) -> T {
+    pub(crate) fn with_comm<T>(&self, act: impl FnOnce(&mut C) -> T, busy: T, gone: T) -> T {
         let Some(comm) = self.0.upgrade() else {
             return gone;
         };
@@ -144,7 +144,7 @@ impl<C> Glance<C> {
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return busy,
         };
-        state.as_mut().map_or(gone, look)
+        state.as_mut().map_or(gone, act)
     }
 }
 
@@ -155,7 +155,7 @@ impl<C: Comm> Drop for Told<C> {
     }
 }
 
-impl<C: Comm> Source for Kept<C> {
+impl<C: Comm> Source for KeptComm<C> {
     fn describe(&self) -> Option<Description> {
         let mut report = ConnectionReport {
             peer: self.peer.clone(),
@@ -168,11 +168,11 @@ impl<C: Comm> Source for Kept<C> {
             match self.state.try_lock() {
                 Ok(state) => {
                     let state = state.as_ref()?;
-                    state.tell(&mut report);
+                    state.describe(&mut report);
                     report.counters = state.counters();
                     report.stuck = state.failure().map(ToString::to_string);
                 }
-                Err(TryLockError::WouldBlock) if asked.elapsed() < PATIENCE => {
+                Err(TryLockError::WouldBlock) if asked.elapsed() < CALL_LIMIT => {
                     std::thread::sleep(Duration::from_millis(1));
                     continue;
                 }
@@ -199,7 +199,7 @@ pub(crate) struct Running<'a> {
 
 impl Running<'_> {
     /// Adds it to what is told of its comm.
-    pub(crate) fn tell(&self, report: &mut ConnectionReport) {
+    pub(crate) fn describe(&self, report: &mut ConnectionReport) {
         report.operations_running += 1;
         report.operations_stalled += u64::from(self.is_due && self.waited >= STALLED);
         let Self {
@@ -225,11 +225,11 @@ impl Running<'_> {
     }
 }
 
-/// Tells the log of a comm that has stood still what its status tells of its first operation. A receive may be posted
+/// Tells the log of a comm that has stalled what its status tells of its first operation. A receive may be posted
 /// long before its message: worth a line, not a warning.
-pub(crate) fn report_stall(log: &Log, tell: impl FnOnce(&mut ConnectionReport)) {
+pub(crate) fn report_stall(log: &Log, describe: impl FnOnce(&mut ConnectionReport)) {
     let mut report = ConnectionReport::default();
-    tell(&mut report);
+    describe(&mut report);
     let first = report.operations.first();
     let line = first.map_or("its lanes have yet to end", |first| &first.line);
     let text = format!("{}: {line}", report.path);
@@ -248,7 +248,7 @@ mod tests {
     struct Lender(Arc<AtomicBool>);
 
     impl Comm for Lender {
-        fn tell(&self, _: &mut ConnectionReport) {}
+        fn describe(&self, _: &mut ConnectionReport) {}
 
         fn counters(&self) -> Counters {
             Counters::default()
@@ -280,6 +280,6 @@ mod tests {
         drop(comm);
         assert!(is_gone.load(Ordering::Acquire));
         assert!(source.describe().is_none());
-        assert_eq!(glance.look(|_| "open", "busy", "gone"), "gone");
+        assert_eq!(glance.with_comm(|_| "open", "busy", "gone"), "gone");
     }
 }

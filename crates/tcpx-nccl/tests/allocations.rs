@@ -59,7 +59,7 @@ fn stream(pair: &Pair, from: &mut Registered, to: &mut Registered, len: usize, m
 }
 
 #[test]
-fn neither_small_messages_nor_those_on_lanes_allocate_in_the_host_s_thread() {
+fn messages_do_not_allocate_in_the_hosts_thread() {
     never_allocates(Mode::Host);
 }
 

@@ -153,7 +153,7 @@ fn a_receive_that_finds_no_slot_goes_on_when_one_is_free() {
 }
 
 #[test]
-fn deregistered_memory_is_neither_read_nor_written_and_its_requests_fail() {
+fn deregistered_memory_is_neither_read_nor_written() {
     let _alone = alone();
     let worker = CopyWorker::host().unwrap();
     let pair = pair(&plugin(config()));
@@ -177,7 +177,7 @@ fn deregistered_memory_is_neither_read_nor_written_and_its_requests_fail() {
 }
 
 #[test]
-fn host_memory_lands_in_the_gpu_s_and_back_whichever_way_it_takes() {
+fn host_memory_lands_in_the_gpus_and_back() {
     let _alone = alone();
     let pair = pair(&plugin(config()));
     // As with NCCL's LL: sent from host memory, received into the GPU's; large ones before a grant too.
@@ -218,7 +218,7 @@ fn a_small_message_for_the_gpu_waits_for_a_slot() {
 }
 
 #[test]
-fn many_messages_from_either_memory_arrive_in_the_order_of_posting() {
+fn messages_of_either_memory_arrive_in_posting_order() {
     let _alone = alone();
     let pair = pair(&plugin(config()));
     const SPACE: usize = 300_000;
@@ -282,7 +282,7 @@ impl CompletionSink for Silent {
 }
 
 #[test]
-fn what_waits_to_be_copied_arrives_although_its_sender_closed_and_the_lanes_ended() {
+fn what_waits_to_be_copied_outlives_lanes_and_sender() {
     let _alone = alone();
     let worker = CopyWorker::host().unwrap();
     let space = Region::host(512 << 20).unwrap();

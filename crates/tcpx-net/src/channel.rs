@@ -209,7 +209,7 @@ impl Completion {
 /// The answer to a post.
 #[derive(Debug)]
 #[must_use = "a chunk that came back was not posted"]
-pub enum Posted<T> {
+pub enum PostAnswer<T> {
     /// The channel took the chunk.
     Accepted,
     /// The window is full; here is the chunk. Post it again after the next completion.
@@ -303,7 +303,7 @@ pub trait Channel: Send + Debug {
     /// # Errors
     /// The channel is broken or closed, or the chunk is none that it can take. It is not in flight
     /// then.
-    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
+    fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError>;
 
     /// Opens a window, on a network that [is addressed](crate::Features::is_addressed). It ends with
     /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before [`Completion::Begun`].
@@ -326,7 +326,10 @@ pub trait Channel: Send + Debug {
     /// # Errors
     /// The channel is broken or closed, or the chunk is none that it can take. It is not in flight
     /// then.
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError>;
+    fn post_receive(
+        &mut self,
+        chunk: ReceiveChunk,
+    ) -> Result<PostAnswer<ReceiveChunk>, ChannelError>;
 
     /// Appends the requests that have ended since the last call.
     ///
@@ -338,11 +341,11 @@ pub trait Channel: Send + Debug {
 
     /// Gives the pool space of a scattered receive back. On an ordered network
     /// tickets must come back in the order in which they were handed out. A ticket that comes back
-    /// as [`Posted::Full`] cannot be taken now and is offered again.
+    /// as [`PostAnswer::Full`] cannot be taken now and is offered again.
     ///
     /// # Errors
     /// The ticket is unknown or out of order, or the network refused it.
-    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError>;
+    fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError>;
 
     /// Takes the list of a scattered receive back, so that a later one needs no new memory. Optional for
     /// both sides.
@@ -369,7 +372,7 @@ pub trait Channel: Send + Debug {
 
     /// Says that the peer's process was heard on the control connection; `rested`: after a silence
     /// that one at work does not keep. A network may take what does not move meanwhile for broken.
-    fn peer_heard(&mut self, _rested: bool) {}
+    fn peer_active(&mut self, _rested: bool) {}
 
     /// The peer lacks this lane and asks for it: one that can be dialled is dialled, unless that was just done.
     fn redial(&mut self, _lane: u16) {}

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_or_key_that_is_taken_and_a_key_of_another_server_are_refused() {
+    fn taken_names_and_foreign_keys_are_refused() {
         let ring = KeyRing::new(server());
         let ann = ring.issue(name("ann")).expect("a key");
         assert!(matches!(
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_wrong_is_an_error_at_first_and_lets_nobody_in_later() {
+    fn a_wrong_folder_is_an_error_and_lets_nobody_in() {
         let folder = tempfile::tempdir().expect("a folder");
         let write =
             |file: &str, text: String| fs::write(folder.path().join(file), text).expect("written");

@@ -19,7 +19,7 @@ pub mod tcp;
 pub use auth::{Auth, Peer};
 pub use channel::{
     Cancel, Channel, ChannelStats, Completion, Direction, Exposed, Payload, PeerRead, PendingClose,
-    Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    PostAnswer, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 pub use dial::{
     ControlStream, DialOptions, Dialled, LaneDial, LaneLink, begin_control, dial, dial_first,

@@ -17,11 +17,11 @@ mod dials;
 #[doc(hidden)]
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod lane_rates;
 mod lanes;
 mod local;
 mod loss;
 mod open;
-mod pace;
 mod pairs;
 mod permits;
 mod receive_lane;

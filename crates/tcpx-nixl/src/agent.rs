@@ -294,7 +294,7 @@ impl Agent {
     }
 
     /// Ends the use of registered memory, and waits for that: transfers that move it are cancelled, for their peer may
-    /// stand still.
+    /// stall.
     pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
         self.forget_region(memory);
         memory.close();
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_registered_twice_is_there_until_both_are_gone() {
+    fn memory_registered_twice_stays_until_both_are_gone() {
         let agent = Agent::start("agent", Config::read(&[], |_| None).unwrap()).unwrap();
         let bytes = [0_u8; 64];
         let address = bytes.as_ptr().addr();

@@ -19,7 +19,7 @@ const SETTINGS: [(&str, &[&str]); 7] = [
     ("local", &["TCPX_LOCAL"]),
 ];
 
-/// Longest time that a transfer may stand still while its peer lives.
+/// Longest time that a transfer may stall while its peer lives.
 const STALL: Duration = Duration::from_secs(300);
 
 /// Why the settings cannot work.

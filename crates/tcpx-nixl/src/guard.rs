@@ -110,7 +110,7 @@ fn loaded_library(name: &str) -> Option<PathBuf> {
         name: &'a str,
         found: Option<PathBuf>,
     }
-    unsafe extern "C" fn look(
+    unsafe extern "C" fn compare_name(
         info: *mut libc::dl_phdr_info,
         _: libc::size_t,
         search: *mut c_void,
@@ -134,7 +134,7 @@ fn loaded_library(name: &str) -> Option<PathBuf> {
     }
     let mut search = Search { name, found: None };
     // SAFETY: the callback gets the search that lives on this stack, while this call runs.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(compare_name), (&raw mut search).cast()) };
     search.found
 }
 

@@ -115,7 +115,7 @@ def test_strided_lists_move_what_they_name(pair: tuple[Node, Peer], op: str) -> 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_release_waits_for_no_peer(op: str) -> None:
-    """While the peer stands still: a write is let go of, a read too unless something can still arrive."""
+    """While the peer stalls: a write is let go of, a read too unless something can still arrive."""
     here, there = Node("here"), Peer("there")
     size = 64 * MIB
     local, remote = here.alloc(size, 1), there.alloc(size, 2)

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{error, lock};
 
-/// How long an event loop stands still for what one of its tasks awaits, before it goes on with the others: a
+/// How long an event loop stalls for what one of its tasks awaits, before it goes on with the others: a
 /// small message is answered within that, and to be woken for it takes longer.
 const FIRST_LOOK: Duration = Duration::from_micros(50);
 /// After a look in vain none is as long for this many times its span: at most a twentieth of the loop's time.

@@ -20,7 +20,7 @@ pub(crate) enum Use {
 
 /// Where an object's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum BytesPlace {
     Host,
     Cuda(u32),
 }
@@ -79,8 +79,8 @@ fn torch(tensor: &Bound<'_, PyAny>, gpu: Option<&Gpu>) -> PyResult<Memory> {
     let device = tensor.getattr("device")?;
     let kind: String = device.getattr("type")?.extract()?;
     let place = match kind.as_str() {
-        "cpu" => Place::Host,
-        "cuda" => Place::Cuda(
+        "cpu" => BytesPlace::Host,
+        "cuda" => BytesPlace::Cuda(
             device
                 .getattr("index")?
                 .extract::<Option<u32>>()?
@@ -94,8 +94,8 @@ fn torch(tensor: &Bound<'_, PyAny>, gpu: Option<&Gpu>) -> PyResult<Memory> {
     let storage = tensor.call_method0("untyped_storage")?;
     let region = region(place, address, bytes, Held::Object(storage.unbind()), gpu)?;
     let torch_gpu = match place {
-        Place::Host => None,
-        Place::Cuda(number) => Some(number),
+        BytesPlace::Host => None,
+        BytesPlace::Cuda(number) => Some(number),
     };
     Ok(Memory {
         region,
@@ -114,7 +114,7 @@ fn host_buffer(buffer: PyUntypedBuffer, access: Use) -> PyResult<Memory> {
         ));
     }
     let (address, bytes) = (buffer.buf_ptr() as usize, buffer.len_bytes());
-    let region = region(Place::Host, address, bytes, Held::Buffer(buffer), None)?;
+    let region = region(BytesPlace::Host, address, bytes, Held::Buffer(buffer), None)?;
     Ok(Memory {
         region,
         on_gpu: false,
@@ -129,13 +129,15 @@ fn raw(tuple: &Bound<'_, PyTuple>, gpu: Option<&Gpu>) -> PyResult<Memory> {
     })?;
     let (address, bytes, device) = parts;
     let place = if let Ok(number) = device.extract::<u32>() {
-        Place::Cuda(number)
+        BytesPlace::Cuda(number)
     } else {
         let name: String = device.str()?.extract()?;
         match name.split_once(':') {
-            None if name == "cpu" => Place::Host,
-            None if name == "cuda" => Place::Cuda(0),
-            Some(("cuda", number)) => Place::Cuda(number.parse().map_err(|_| wrong_device(&name))?),
+            None if name == "cpu" => BytesPlace::Host,
+            None if name == "cuda" => BytesPlace::Cuda(0),
+            Some(("cuda", number)) => {
+                BytesPlace::Cuda(number.parse().map_err(|_| wrong_device(&name))?)
+            }
             _ => return Err(wrong_device(&name)),
         }
     };
@@ -145,7 +147,7 @@ fn raw(tuple: &Bound<'_, PyTuple>, gpu: Option<&Gpu>) -> PyResult<Memory> {
     let held = Held::Object(tuple.clone().into_any().unbind());
     Ok(Memory {
         region: region(place, address, bytes, held, gpu)?,
-        on_gpu: matches!(place, Place::Cuda(_)),
+        on_gpu: matches!(place, BytesPlace::Cuda(_)),
         torch_gpu: None,
     })
 }
@@ -237,8 +239,8 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
         return Err(error::unfit("a read-only tensor cannot be written"));
     }
     let place = match tensor.device.kind {
-        layout::CPU | layout::CUDA_HOST => Place::Host,
-        layout::CUDA => Place::Cuda(
+        layout::CPU | layout::CUDA_HOST => BytesPlace::Host,
+        layout::CUDA => BytesPlace::Cuda(
             u32::try_from(tensor.device.id).map_err(|_| wrong_device("a negative GPU number"))?,
         ),
         other => return Err(wrong_device(&format!("DLPack device type {other}"))),
@@ -277,13 +279,13 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
     let address = (tensor.data as usize).wrapping_add(tensor.byte_offset as usize);
     Ok(Memory {
         region: region(place, address, bytes, Held::Object(capsule.unbind()), gpu)?,
-        on_gpu: matches!(place, Place::Cuda(_)),
+        on_gpu: matches!(place, BytesPlace::Cuda(_)),
         torch_gpu: None,
     })
 }
 
 fn region(
-    place: Place,
+    place: BytesPlace,
     address: usize,
     bytes: usize,
     held: Held,
@@ -293,15 +295,15 @@ fn region(
         return Region::host(0).map_err(|error| raise(error.into()));
     }
     let gpu = match (place, gpu) {
-        (Place::Host, _) => None,
-        (Place::Cuda(ordinal), Some(gpu)) if gpu.ordinal() == ordinal => Some(gpu),
-        (Place::Cuda(ordinal), Some(gpu)) => {
+        (BytesPlace::Host, _) => None,
+        (BytesPlace::Cuda(ordinal), Some(gpu)) if gpu.ordinal() == ordinal => Some(gpu),
+        (BytesPlace::Cuda(ordinal), Some(gpu)) => {
             return Err(error::setting(&format!(
                 "the memory is on GPU {ordinal}, the connection moves that of GPU {}; open one with gpu={ordinal}",
                 gpu.ordinal()
             )));
         }
-        (Place::Cuda(ordinal), None) => {
+        (BytesPlace::Cuda(ordinal), None) => {
             return Err(error::setting(&format!(
                 "the memory is on GPU {ordinal}, the connection was opened for host memory; open it with gpu={ordinal}"
             )));

@@ -127,7 +127,7 @@ pub(crate) struct NextConnection(pub(crate) Arc<Listening>);
 #[pymethods]
 impl NextConnection {
     /// The connection, if there is one.
-    fn look(&self, _completions: &Completions) -> PyResult<Option<Connection>> {
+    fn poll_once(&self, _completions: &Completions) -> PyResult<Option<Connection>> {
         match self.0.left_behind() {
             Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.0.options))),
             Some(Err(error)) => Err(raise(error)),
@@ -140,7 +140,7 @@ impl NextConnection {
         self.0.tasks.add(completions, token);
         let started = self.0.wait();
         started.map_err(|error| crate::error::system("starting a thread", &error))?;
-        self.look(completions)
+        self.poll_once(completions)
     }
 
     fn unwatch(&self, completions: &Completions, token: u64) {
@@ -188,7 +188,7 @@ impl<T: Send + 'static> Background<T> {
     }
 
     /// Looks at the outcome, and waits for it before, at most for so long.
-    fn look<R>(&self, limit: Duration, take: impl FnOnce(&mut Option<T>) -> R) -> R {
+    fn take_outcome<R>(&self, limit: Duration, take: impl FnOnce(&mut Option<T>) -> R) -> R {
         let outcome = lock(&self.outcome);
         let waited = self
             .done
@@ -216,7 +216,7 @@ impl Dialling {
 
     /// The connection, if it comes about within `limit`.
     pub(crate) fn within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<Connection>> {
-        match py.detach(|| self.shared.look(limit, Option::take)) {
+        match py.detach(|| self.shared.take_outcome(limit, Option::take)) {
             Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.options))),
             Some(Err(error)) => Err(raise(error)),
             None => Ok(None),
@@ -227,7 +227,11 @@ impl Dialling {
 #[pymethods]
 impl Dialling {
     /// The connection, if it is there.
-    fn look(&self, py: Python<'_>, _completions: &Completions) -> PyResult<Option<Connection>> {
+    fn poll_once(
+        &self,
+        py: Python<'_>,
+        _completions: &Completions,
+    ) -> PyResult<Option<Connection>> {
         self.within(py, Duration::ZERO)
     }
 
@@ -239,7 +243,7 @@ impl Dialling {
         token: u64,
     ) -> PyResult<Option<Connection>> {
         self.shared.tasks.add(completions, token);
-        self.look(py, completions)
+        self.poll_once(py, completions)
     }
 
     fn unwatch(&self, completions: &Completions, token: u64) {
@@ -272,7 +276,8 @@ impl Closing {
 
     /// Whether it is closed within `limit`.
     fn within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<bool>> {
-        let outcome = crate::held::detached(py, || self.0.look(limit, |outcome| outcome.clone()));
+        let outcome =
+            crate::held::detached(py, || self.0.take_outcome(limit, |outcome| outcome.clone()));
         outcome
             .map(|closed| check(closed).map(|()| true))
             .transpose()
@@ -281,7 +286,7 @@ impl Closing {
 
 #[pymethods]
 impl Closing {
-    fn look(&self, py: Python<'_>, _completions: &Completions) -> PyResult<Option<bool>> {
+    fn poll_once(&self, py: Python<'_>, _completions: &Completions) -> PyResult<Option<bool>> {
         self.within(py, Duration::ZERO)
     }
 
@@ -292,7 +297,7 @@ impl Closing {
         token: u64,
     ) -> PyResult<Option<bool>> {
         self.0.tasks.add(completions, token);
-        self.look(py, completions)
+        self.poll_once(py, completions)
     }
 
     fn unwatch(&self, completions: &Completions, token: u64) {

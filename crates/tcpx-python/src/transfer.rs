@@ -116,7 +116,7 @@ impl Transfer {
     }
 
     /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was in vain before.
-    fn look(&self, py: Python<'_>, completions: &Completions) -> PyResult<Option<PyReport>> {
+    fn poll_once(&self, py: Python<'_>, completions: &Completions) -> PyResult<Option<PyReport>> {
         completions
             .first_look(|limit| self.outcome(py, limit).transpose())
             .transpose()

@@ -306,7 +306,7 @@ impl NextNotification {
     }
 
     /// As `test`, for an event loop that is about to await it: waits for a moment, unless that was in vain before.
-    fn look<'py>(
+    fn poll_once<'py>(
         &self,
         py: Python<'py>,
         completions: &Completions,

@@ -12,7 +12,7 @@ use crate::report::{Report, SCHEMA, VERSION};
 use crate::server::{folders, is_private, process_of};
 
 /// Longest wait for a process that is asked: it may be stopped.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PROCESS_ANSWER_LIMIT: Duration = Duration::from_secs(3);
 
 /// Longest answer, in bytes.
 const LONGEST_ANSWER: u64 = 64 << 20;
@@ -96,14 +96,18 @@ pub fn processes() -> Processes {
 /// # Errors
 /// It does not answer within some seconds, or what it answers is no report of this version.
 pub fn ask_process(pid: u32, socket: &Path) -> Result<Report, ReadError> {
-    let waited = PATIENCE;
+    let waited = PROCESS_ANSWER_LIMIT;
     let failed = |cause: io::Error| match cause.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ReadError::Silent { pid, waited },
         _ => ReadError::Io { pid, cause },
     };
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(PROCESS_ANSWER_LIMIT))
+        .map_err(failed)?;
+    stream
+        .set_write_timeout(Some(PROCESS_ANSWER_LIMIT))
+        .map_err(failed)?;
     stream
         .write_all(b"GET /status HTTP/1.0\r\n\r\n")
         .map_err(failed)?;

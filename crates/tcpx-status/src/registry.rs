@@ -75,7 +75,7 @@ pub fn register(source: Weak<dyn Source>, is_connection: bool) -> Registration {
     let id = state.next_id;
     state.next_id += 1;
     state.connections_opened += u64::from(is_connection);
-    state.sources.push(Place {
+    state.sources.push(RegisteredSource {
         id,
         source,
         told: Told::default(),
@@ -165,7 +165,7 @@ impl Told {
 }
 
 /// A source of the process.
-struct Place {
+struct RegisteredSource {
     id: u64,
     source: Weak<dyn Source>,
     told: Told,
@@ -174,7 +174,7 @@ struct Place {
 pub(crate) struct State {
     started: Instant,
     next_id: u64,
-    sources: Vec<Place>,
+    sources: Vec<RegisteredSource>,
     connections_opened: u64,
     connections_lost: u64,
     /// What sources that have ended left.
@@ -221,7 +221,7 @@ impl State {
     /// Takes a source out, with what it told; `None` if it was out already.
     fn take_out(&mut self, id: u64) -> Option<Told> {
         let at = self.sources.iter().position(|place| place.id == id)?;
-        let Place { told, .. } = self.sources.remove(at);
+        let RegisteredSource { told, .. } = self.sources.remove(at);
         if self.sources.is_empty() && self.metrics.is_none() {
             // Its thread ends, and its socket is gone when this returns.
             self.server = None;

@@ -107,9 +107,9 @@ pub struct ConnectionReport {
     pub lanes: Vec<LaneReport>,
     /// How many operations run.
     pub operations_running: u64,
-    /// How many of them stand still for a second or longer.
+    /// How many of them stall for a second or longer.
     pub operations_stalled: u64,
-    /// Those that stand still for longest, and what they wait for.
+    /// Those that stall for longest, and what they wait for.
     pub operations: Vec<OperationReport>,
     /// What keeps it from telling more.
     pub stuck: Option<String>,

@@ -19,7 +19,7 @@ use crate::metrics::{CONTENT_TYPE, openmetrics};
 use crate::registry::collect;
 
 /// Longest time that a request may take to arrive, and that its answer may take to leave.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long the listening sockets are left alone after the system had no descriptor for a client.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -234,7 +234,7 @@ impl Clients {
             request: Vec::new(),
             answer: Vec::new(),
             written: 0,
-            until: Instant::now() + PATIENCE,
+            until: Instant::now() + REQUEST_LIMIT,
         });
     }
 
@@ -308,7 +308,7 @@ impl Client {
                 if self.request.starts_with(b"HEAD ") {
                     self.answer.truncate(head_bytes(&self.answer));
                 }
-                self.until = Instant::now() + PATIENCE;
+                self.until = Instant::now() + REQUEST_LIMIT;
             }
         }
         while self.written < self.answer.len() {
@@ -463,7 +463,7 @@ mod tests {
         let started = Instant::now();
         assert!(ask_metrics(address, "GET").ends_with("# EOF\n"));
         // One after the other they would have taken their second each.
-        assert!(started.elapsed() < PATIENCE * MOST_CLIENTS as u32);
+        assert!(started.elapsed() < REQUEST_LIMIT * MOST_CLIENTS as u32);
         for mut stream in silent {
             assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
         }

@@ -404,7 +404,7 @@ impl Destination {
 }
 
 /// How long an operation may take from the frame on that asks for it, in milliseconds: its owner ends it by itself then,
-/// though who asked stands still.
+/// though who asked stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeLeft {
     /// Without any progress; [`u32::MAX`]: for ever.

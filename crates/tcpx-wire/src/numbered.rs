@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_follow_each_other_share_neither_low_nor_high_bits() {
+    fn numbers_in_a_row_share_neither_low_nor_high_bits() {
         let of = |number: u64| {
             let mut spread = Spread::default();
             spread.write_u64(number);

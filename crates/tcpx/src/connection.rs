@@ -316,7 +316,7 @@ impl<'a> Request<'a> {
         };
         let state = TransferState::new(total);
         let options = (self.level, self.deadlines);
-        let operation = shared.with(|core| {
+        let operation = shared.with_core(|core| {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
-use tcpx_lanes::resend::{Impossible, Next, Resend};
+use tcpx_lanes::resend::{Impossible, NextPart, Resend};
 use tcpx_lanes::socket_calls::{self as calls, Moved};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
 use tcpx_wire::frame::{Frame, FrameDecoder, FrameError, LEAST_PLAIN_BYTES, encode_head};
@@ -131,9 +131,9 @@ pub(crate) struct Control {
     resumable: bool,
     /// As in [`Bounds`].
     most_queued: u64,
-    told_after: (u32, usize),
+    report_after: (u32, usize),
     /// Frames and their bytes that the peer was not told to have arrived.
-    untold: (u32, usize),
+    unreported: (u32, usize),
     /// Until the server has welcomed this client.
     awaits_welcome: bool,
     /// Until the peer has said where to go on.
@@ -181,8 +181,8 @@ impl Control {
             taken: 0,
             resumable,
             most_queued: bounds.queued,
-            told_after: (bounds.told_frames, bounds.told_bytes),
-            untold: (0, 0),
+            report_after: (bounds.told_frames, bounds.told_bytes),
+            unreported: (0, 0),
             awaits_welcome,
             is_positioning: false,
             away: false,
@@ -216,7 +216,7 @@ impl Control {
                         return Ok(Some(Frame::Received { read }));
                     }
                     Some(frame) => {
-                        self.tell()?;
+                        self.report_received()?;
                         return Ok(Some(frame));
                     }
                     None => {}
@@ -276,7 +276,7 @@ impl Control {
                 taken += before - rest.len();
             }
         }
-        self.untold.1 += taken;
+        self.unreported.1 += taken;
         decoded
     }
 
@@ -327,7 +327,7 @@ impl Control {
     }
 
     /// Whether anything has come, or the end; [`Control::receive`] gives it.
-    pub(crate) fn look(&mut self) -> bool {
+    pub(crate) fn has_input(&mut self) -> bool {
         // What has come may be more than a part of a record; then whoever receives says so.
         if self.away || self.ahead.is_some() || !self.unread.is_empty() || !self.is_empty {
             return true;
@@ -341,7 +341,7 @@ impl Control {
     }
 
     /// How often the socket is asked from now on.
-    pub(crate) fn ask(&mut self, asks: Asks) {
+    pub(crate) fn set_asks(&mut self, asks: Asks) {
         self.asks = asks;
     }
 
@@ -366,11 +366,12 @@ impl Control {
     }
 
     /// Counts a frame, and tells the peer now and then what has arrived.
-    fn tell(&mut self) -> Result<(), ControlEnd> {
-        self.untold.0 += 1;
-        let due = self.untold.0 >= self.told_after.0 || self.untold.1 >= self.told_after.1;
+    fn report_received(&mut self) -> Result<(), ControlEnd> {
+        self.unreported.0 += 1;
+        let due =
+            self.unreported.0 >= self.report_after.0 || self.unreported.1 >= self.report_after.1;
         if due && self.resumable && !self.finished_writing {
-            self.untold = (0, 0);
+            self.unreported = (0, 0);
             let read = self.decoder.read();
             self.push(Frame::Received { read })?;
         }
@@ -416,7 +417,7 @@ impl Control {
 
     /// The connection broke; nothing goes in or out before another one takes its place. The peer hears of it where
     /// only one direction broke, or only this side has noticed.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         self.away = true;
         self.shutdown();
     }
@@ -549,7 +550,7 @@ impl Control {
     /// What goes behind that from where it lies.
     fn unsealed(&self) -> &[u8] {
         match self.log.next() {
-            Next::Message(number, from) if !self.is_positioning => {
+            NextPart::Message(number, from) if !self.is_positioning => {
                 message(&self.messages, number - self.arrived_messages, from)
             }
             _ => &[],
@@ -576,8 +577,8 @@ impl Control {
         self.taken = 0;
         while !self.is_positioning && self.sealed.len() < SEALED_BYTES {
             let gone = match self.log.next() {
-                Next::Bytes(bytes) => self.records.seal(bytes, &mut self.sealed),
-                Next::Message(number, from) => {
+                NextPart::Bytes(bytes) => self.records.seal(bytes, &mut self.sealed),
+                NextPart::Message(number, from) => {
                     let bytes = message(&self.messages, number - self.arrived_messages, from);
                     if bytes.is_empty() || bytes.len() > COPIED_BYTES {
                         break;
@@ -585,7 +586,7 @@ impl Control {
                     self.sealed.extend_from_slice(bytes);
                     bytes.len()
                 }
-                Next::New => break,
+                NextPart::New => break,
             };
             self.wrote(gone);
         }
@@ -894,7 +895,7 @@ pub(crate) mod tests {
 
     /// A bit of a message that is not sealed flips: its checksum, which is sealed, tells; the message comes again.
     #[test]
-    fn a_message_that_is_changed_on_the_way_comes_again_over_another_connection() {
+    fn a_changed_message_comes_again_over_another_way() {
         for bytes in LONG {
             let mut both = Both::new(false);
             let said = [Frame::Heartbeat { counter: 9 }, eager(0, bytes)];
@@ -909,8 +910,8 @@ pub(crate) mod tests {
                 "{end:?}"
             );
             assert!(end.is_loss());
-            both.receiver.leave();
-            both.sender.leave();
+            both.receiver.disconnect();
+            both.sender.disconnect();
 
             let (sender, receiver, from, to) = Both::connect(2);
             (both.from, both.to) = (from, to);
@@ -976,7 +977,7 @@ pub(crate) mod tests {
         assert_eq!(frames(&plain.concat(), &mut FrameDecoder::new()), said);
 
         let (stream, mut network, mut theirs) = connection(2);
-        control.leave();
+        control.disconnect();
         control.replace(stream);
         // The other side has the first two frames.
         let mut position = Vec::new();

@@ -5,6 +5,7 @@ mod actions;
 mod channels;
 mod clock;
 mod completions;
+mod control_io;
 mod coverage;
 mod eager;
 mod ending;
@@ -17,7 +18,6 @@ mod posting;
 mod program;
 mod resume;
 mod stopping;
-mod talk;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -103,7 +103,7 @@ impl Core {
     /// Whether anything may have come for a thread that looks without a pause while nothing moves.
     pub(crate) fn has_news(&mut self) -> bool {
         self.gpu.has_copied()
-            || self.control.look()
+            || self.control.has_input()
             || self.gpu.device.is_some() && self.jobs.has_results()
     }
 
@@ -203,7 +203,7 @@ impl Core {
             self.write_control();
         }
         if !self.ending.has_begun() {
-            self.channels.rouse(&mut self.gpu);
+            self.channels.prewake(&mut self.gpu);
         }
         // What was said may have ended an operation.
         any | self.perform_actions()

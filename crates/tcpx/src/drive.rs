@@ -43,7 +43,7 @@ use crate::core::Core;
 use crate::driver::{MUTED, READ, Turn};
 use crate::progress_lease::ProgressLease;
 use crate::wait::LIVENESS_CHECK;
-use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, look};
+use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, poll_end};
 use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
@@ -210,7 +210,7 @@ impl Shared {
         if busy_poll.is_none() || self.progress_owner.descriptors.is_asleep() {
             return false;
         }
-        let hit = look(&ended, limit);
+        let hit = poll_end(&ended, limit);
         if !hit {
             self.pause_busy_poll(BUSY_POLL_BUDGET);
         }
@@ -242,7 +242,7 @@ impl Shared {
         };
         let turn = self.turn(&mut core);
         self.watch_descriptors(&core);
-        self.after(core, turn);
+        self.finish_turn(core, turn);
         turn.busy || turn.more
     }
 
@@ -431,7 +431,7 @@ impl Shared {
             self.watch_descriptors(&core);
             self.progress_owner.taken.store(false, Ordering::SeqCst);
             let turn = core.guarded_start();
-            return self.after(core, turn);
+            return self.finish_turn(core, turn);
         }
         let mut turn = core.standing();
         turn.more |= more;
@@ -478,7 +478,7 @@ impl Shared {
         turn = core.guarded_start();
         turn.more |= more;
         let results = core.jobs.has_results();
-        self.after(core, turn);
+        self.finish_turn(core, turn);
         if results {
             self.driver.wake(self.id);
         }
@@ -500,10 +500,10 @@ impl Shared {
     /// Wakes the thread that sleeps on the connection's descriptors, if others have done what it
     /// waits for or left it something to do. Called with the lock held by whoever has changed
     /// anything.
-    pub(crate) fn call(&self, core: &Core) {
+    pub(crate) fn wake_sleeper(&self, core: &Core) {
         let descriptors = &self.progress_owner.descriptors;
         if descriptors.is_asleep() && (core.program.ended_some || core.control.wants_write()) {
-            descriptors.call();
+            descriptors.wake_sleeper();
         }
     }
 
@@ -599,7 +599,7 @@ impl Shared {
                 self.end_lease(&mut core);
                 core.clock.tick();
                 let turn = core.guarded_start();
-                self.after(core, turn);
+                self.finish_turn(core, turn);
             }
         }
         watch
@@ -668,13 +668,14 @@ impl Shared {
                 // A thread that is about to sleep hears of frames from the descriptor.
                 let soon = busy_poll.is_none() || starts && core.standing().moving;
                 let sleeps = soon && may_sleep && limit > began + PROGRESS_LEASE;
-                core.control.ask(match (sleeps, has_frames && !starts) {
-                    (false, _) => Asks::Always,
-                    (true, true) => Asks::Once,
-                    (true, false) => Asks::Not,
-                });
+                core.control
+                    .set_asks(match (sleeps, has_frames && !starts) {
+                        (false, _) => Asks::Always,
+                        (true, true) => Asks::Once,
+                        (true, false) => Asks::Not,
+                    });
                 let turn = self.turn(&mut core);
-                core.control.ask(Asks::Always);
+                core.control.set_asks(Asks::Always);
                 core.pace.drive(false);
                 if may_lead {
                     self.lead_or_follow(&core, &mut token.lead);

@@ -79,7 +79,7 @@ fn connections(gpu: &Gpu, memory: &Memory, in_order: bool) {
 }
 
 #[test]
-fn connections_come_and_go_without_a_call_that_waits_for_kernels() {
+fn connections_make_no_call_that_waits_for_kernels() {
     fake_driver::install();
     let gpu = Gpu::open(0).expect("the fake");
     let memories: Vec<_> = (0..4).map(|_| Memory::new(&gpu)).collect();

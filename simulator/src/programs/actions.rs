@@ -157,7 +157,7 @@ impl Program<'_> {
             }
             system::goes_on();
             self.act(action);
-            self.look();
+            self.check_running();
         }
         self.scene.started[self.side].store(true, Ordering::SeqCst);
         if self.scene.closes == Some(self.side) {
@@ -171,7 +171,7 @@ impl Program<'_> {
     /// Closes while operations run: those of this side that the peer has what they need for are waited for.
     fn close_amid(&mut self) {
         while !self.scene.started[1 - self.side].load(Ordering::SeqCst) {
-            self.look();
+            self.check_running();
             std::thread::sleep(self.scene.looks);
         }
         let Some(connection) = self.connection.take() else {
@@ -350,7 +350,7 @@ impl Program<'_> {
         while Instant::now() < until {
             let left = until.saturating_duration_since(Instant::now());
             std::thread::sleep(left.min(Duration::from_micros(500)));
-            self.look();
+            self.check_running();
         }
     }
 
@@ -508,7 +508,7 @@ impl Program<'_> {
             }
             match self.running.is_empty() {
                 true => {
-                    self.look();
+                    self.check_running();
                     std::thread::sleep(self.scene.looks);
                 }
                 false => self.wait_for_one(),
@@ -555,7 +555,7 @@ impl Program<'_> {
     }
 
     /// Looks at everything that runs, once.
-    pub(super) fn look(&mut self) {
+    pub(super) fn check_running(&mut self) {
         let now = Instant::now();
         let mut at = 0;
         while at < self.running.len() {
@@ -601,6 +601,6 @@ impl Program<'_> {
             let running = self.running.remove(0);
             self.ended(running, outcome);
         }
-        self.look();
+        self.check_running();
     }
 }

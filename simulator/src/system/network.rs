@@ -42,7 +42,7 @@ pub enum Fault {
     Swallow(usize),
     /// A lane's card is cut off for a while: nothing moves on it, nor on what is dialled in its place.
     Cut(usize, Nanos),
-    /// As soon as two of them have bytes under way, all lanes of a connection stand still. After this time the others go on
+    /// As soon as two of them have bytes under way, all lanes of a connection stall. After this time the others go on
     /// for a moment and are reset: that one gets what they had, and its sender hears only then what the peer had read.
     Strand(usize, Nanos),
     /// A bit flips on a link.
@@ -68,7 +68,7 @@ const MOST_SOCKETS: usize = 24;
 /// Of what a client says first: its purpose and, where that is a lane, whose number.
 const HELLO_BYTES: usize = 16;
 const PURPOSE_LANE: u8 = 1;
-/// How long a lane stands still that is left alone: less than makes it dead.
+/// How long a lane stalls that is left alone: less than makes it dead.
 const STRANDED: Nanos = 800 * MILLI;
 /// The moment for which the others go on, and how long after their end that is heard which was said meanwhile.
 const MOMENT: Nanos = 10 * MILLI;
@@ -879,7 +879,7 @@ impl Network {
             }
             Fault::Stall(which, span) => {
                 if let Some(link) = self.living(which) {
-                    note(|| format!("link {link} stands still"));
+                    note(|| format!("link {link} stalls"));
                     tally::saw("stall");
                     self.links[link].stop(now + span);
                 }
@@ -967,7 +967,7 @@ impl Network {
         }
     }
 
-    /// What stood still goes on.
+    /// What stalled goes on.
     pub fn heal(&mut self) {
         self.cuts.clear();
         for link in &mut self.links {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 
-use tcpx_devmem::Done;
+use tcpx_devmem::FinishedSends;
 
 /// What one socket has of the pool.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Socket {
     /// Sends out of bound memory by their number: place and length until they are reported on.
     pub(super) sent: Vec<Option<(usize, usize)>>,
     /// Reports taken from the kernel and not handed on.
-    pub(super) reports: Vec<Done>,
+    pub(super) reports: Vec<FinishedSends>,
 }
 
 impl Socket {

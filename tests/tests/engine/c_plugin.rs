@@ -68,7 +68,7 @@ fn moves(carrier: &Carrier, bytes: usize, device_memory: bool) -> bool {
 const SIZES: [usize; 6] = [0, 1, 23, 4097, (512 << 10) + 1, 20_000_003];
 
 #[test]
-fn the_example_moves_every_size_through_the_double_in_place_and_in_fragments() {
+fn the_example_moves_every_size_through_the_double() {
     for bytes in SIZES {
         assert!(!moves(&Carrier::double(), bytes, false));
         assert_eq!(moves(&Carrier::double(), bytes, true), bytes > 0);
@@ -84,7 +84,7 @@ fn host_memory_moves_without_a_bounce_pool() {
 }
 
 #[test]
-fn device_memory_without_a_bounce_pool_is_refused_when_it_is_posted() {
+fn device_memory_without_a_bounce_pool_is_refused() {
     let carrier = Carrier::PluginHost(habits::path().to_owned());
     let folder = tempfile::tempdir().unwrap();
     let (source, target) = (folder.path().join("source"), folder.path().join("target"));
@@ -96,7 +96,7 @@ fn device_memory_without_a_bounce_pool_is_refused_when_it_is_posted() {
 }
 
 #[test]
-fn the_example_moves_every_size_through_a_plugin_that_takes_every_liberty() {
+fn the_example_moves_every_size_through_a_liberal_one() {
     let carrier = Carrier::PluginHost(habits::liberal().to_owned());
     for bytes in SIZES {
         assert!(!moves(&carrier, bytes, false));
@@ -125,7 +125,7 @@ fn the_example_says_what_to_do_without_a_plugin() {
 }
 
 #[test]
-fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_open() {
+fn every_visible_misuse_gives_a_code_and_a_text() {
     let program = program("plugin_misuse", &sources().join("plugin_misuse.c"));
     let (code, said) = c_api::run(Command::new(&program).arg(double::path()));
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
@@ -173,7 +173,7 @@ fn a_historic_program_works_unchanged_over_every_plugin() {
 }
 
 #[test]
-fn a_historic_program_connects_and_receives_before_its_peer_does() {
+fn a_historic_program_receives_before_its_peer() {
     let program = program("historic_order", &sources().join("historic_order.c"));
     let ends = |carrier: &Carrier, habit: &str, word: Option<&str>| {
         let mut command = over(&program, carrier);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use tcpx::{Connection, Event, Level, Observer, Region};
 use tcpx_tests::content::Content;
-use tcpx_tests::fake_kernel::{Counts, FakeKernel, Reports, Weather};
+use tcpx_tests::fake_kernel::{Counts, FakeKernel, FaultPlan, Reports};
 use tcpx_tests::pair::{Listening, close};
 
 const POOL: usize = 8 << 20;
@@ -71,10 +71,10 @@ struct Seen {
     lanes_lost: u64,
 }
 
-/// Both directions at once, into a pool of `pool` bytes under this weather at both ends.
-fn run(pool: usize, weather: Weather, sizes: &[u64]) -> Seen {
-    let (server_kernel, server_network) = FakeKernel::network(pool, weather.clone());
-    let (client_kernel, client_network) = FakeKernel::network(pool, weather);
+/// Both directions at once, into a pool of `pool` bytes under this fault_plan at both ends.
+fn run(pool: usize, fault_plan: FaultPlan, sizes: &[u64]) -> Seen {
+    let (server_kernel, server_network) = FakeKernel::network(pool, fault_plan.clone());
+    let (client_kernel, client_network) = FakeKernel::network(pool, fault_plan);
     let changes = Arc::new(Changes::default());
     let observer = Arc::clone(&changes);
     let listening = Listening::new(
@@ -107,8 +107,8 @@ fn run(pool: usize, weather: Weather, sizes: &[u64]) -> Seen {
 }
 
 /// As [`run`], where nothing but device memory is to be expected.
-fn run_undisturbed(pool: usize, weather: Weather, sizes: &[u64]) -> Counts {
-    let seen = run(pool, weather, sizes);
+fn run_undisturbed(pool: usize, fault_plan: FaultPlan, sizes: &[u64]) -> Counts {
+    let seen = run(pool, fault_plan, sizes);
     assert_eq!(seen.changes, Vec::<String>::new());
     assert!(seen.path.contains("queue 1 of lo"), "{}", seen.path);
     assert_eq!(seen.bytes_in_pool, seen.counts.device_bytes);
@@ -120,72 +120,72 @@ fn run_undisturbed(pool: usize, weather: Weather, sizes: &[u64]) -> Counts {
 
 #[test]
 fn every_size_arrives_through_the_pool_in_both_directions() {
-    let counts = run_undisturbed(POOL, Weather::default(), &SIZES);
+    let counts = run_undisturbed(POOL, FaultPlan::default(), &SIZES);
     assert!(counts.fragments > 18_000, "{counts:?}");
 }
 
 #[test]
 fn tokens_go_back_together() {
-    let counts = run_undisturbed(POOL, Weather::default(), &[20 << 20]);
+    let counts = run_undisturbed(POOL, FaultPlan::default(), &[20 << 20]);
     assert!(counts.returns * 100 < counts.fragments, "{counts:?}");
 }
 
 #[test]
 fn linear_bytes_among_fragments_find_their_place() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         linear_every: Some(3),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let counts = run_undisturbed(POOL, weather, &SIZES);
+    let counts = run_undisturbed(POOL, fault_plan, &SIZES);
     assert!(counts.linear_bytes > 500_000, "{counts:?}");
 }
 
 #[test]
 fn packets_that_are_linear_throughout_are_data_too() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         linear_every: Some(1),
         linear_bytes: 1448,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let counts = run_undisturbed(POOL, weather, &SIZES);
+    let counts = run_undisturbed(POOL, fault_plan, &SIZES);
     assert_eq!(counts.fragments, 0);
 }
 
 #[test]
 fn packed_pages_and_jumbo_packets_arrive() {
     for packet in [100, 1000, 4096] {
-        let weather = Weather {
+        let fault_plan = FaultPlan {
             packet,
             packed: true,
-            ..Weather::default()
+            ..FaultPlan::default()
         };
-        run_undisturbed(POOL, weather, &SIZES);
+        run_undisturbed(POOL, fault_plan, &SIZES);
     }
 }
 
 #[test]
 fn a_pool_smaller_than_a_chunk_starves_and_recovers() {
     // 64 pages: a chunk of 1 MiB needs 725 of them at this packet size.
-    let counts = run_undisturbed(256 << 10, Weather::default(), &[1 << 20, 5 << 20, 3]);
+    let counts = run_undisturbed(256 << 10, FaultPlan::default(), &[1 << 20, 5 << 20, 3]);
     assert!(counts.dry > 0, "{counts:?}");
 }
 
 #[test]
 fn one_byte_packets_starve_the_pool_and_recover() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         packet: 1,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    run_undisturbed(256 << 10, weather, &[20_000, 1]);
+    run_undisturbed(256 << 10, fault_plan, &[20_000, 1]);
 }
 
 #[test]
-fn plain_bytes_in_the_middle_are_data_and_the_user_hears_of_it_once() {
-    let weather = Weather {
+fn plain_bytes_in_the_middle_are_data_and_said_once() {
+    let fault_plan = FaultPlan {
         plain: 700_001..5_000_000,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let seen = run(POOL, weather, &SIZES);
+    let seen = run(POOL, fault_plan, &SIZES);
     assert_eq!(seen.counts.plain_bytes, 2 * (5_000_000 - 700_001));
     // One word for each channel.
     assert_eq!(seen.changes.len(), 2, "{:?}", seen.changes);
@@ -195,12 +195,12 @@ fn plain_bytes_in_the_middle_are_data_and_the_user_hears_of_it_once() {
 
 #[test]
 fn the_path_follows_every_change() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         plain: 700_001..2_000_000,
         fails_at: Some((3_000_000, libc::ENODEV)),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let seen = run(POOL, weather, &SIZES);
+    let seen = run(POOL, fault_plan, &SIZES);
     assert!(
         seen.changes.iter().any(|why| why.contains("plain data")),
         "{:?}",
@@ -211,17 +211,17 @@ fn the_path_follows_every_change() {
 
 #[test]
 fn a_binding_that_ends_goes_on_as_plain_data() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         plain: 1_000_003..u64::MAX,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let seen = run(POOL, weather, &SIZES);
+    let seen = run(POOL, fault_plan, &SIZES);
     assert_eq!(seen.counts.device_bytes, 2 * 1_000_003);
 }
 
 /// What was not placed comes over the ordinary lane.
-fn goes_on_over_plain_tcp(weather: Weather, words: &str) {
-    let seen = run(POOL, weather, &SIZES);
+fn goes_on_over_plain_tcp(fault_plan: FaultPlan, words: &str) {
+    let seen = run(POOL, fault_plan, &SIZES);
     assert_eq!(
         (seen.changes.len(), seen.lanes_lost),
         (2, 2),
@@ -238,134 +238,134 @@ fn goes_on_over_plain_tcp(weather: Weather, words: &str) {
 #[test]
 fn enodev_for_ever_moves_the_stream_to_plain_tcp() {
     for at in [0, 1, 1_234_567] {
-        let weather = Weather {
+        let fault_plan = FaultPlan {
             fails_at: Some((at, libc::ENODEV)),
-            ..Weather::default()
+            ..FaultPlan::default()
         };
-        goes_on_over_plain_tcp(weather, "mixed in one packet");
+        goes_on_over_plain_tcp(fault_plan, "mixed in one packet");
     }
 }
 
 #[test]
 fn efault_moves_the_stream_to_plain_tcp() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         fails_at: Some((3_000_000, libc::EFAULT)),
         linear_every: Some(5),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    goes_on_over_plain_tcp(weather, "cannot hand the next bytes out");
+    goes_on_over_plain_tcp(fault_plan, "cannot hand the next bytes out");
 }
 
 #[test]
 fn a_record_that_lies_moves_the_stream_to_plain_tcp() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         lies_at: Some(2_000_000),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    goes_on_over_plain_tcp(weather, "cannot be believed");
+    goes_on_over_plain_tcp(fault_plan, "cannot be believed");
 }
 
 #[test]
 fn tokens_that_the_kernel_refuses_move_the_stream_to_plain_tcp() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         refuses_tokens_at: Some((5, libc::EINVAL)),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    goes_on_over_plain_tcp(weather, "tokens cannot be given back");
+    goes_on_over_plain_tcp(fault_plan, "tokens cannot be given back");
 }
 
 #[test]
 fn the_pages_of_a_closed_connection_serve_the_other_channel() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         refuses_tokens_at: Some((1, libc::EINVAL)),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
     // One page: the first channel to have it keeps it until its connection is closed.
-    let seen = run(4096, weather, &SIZES);
+    let seen = run(4096, fault_plan, &SIZES);
     assert_eq!(seen.changes.len(), 2, "{:?}", seen.changes);
     assert!(seen.path.contains("over plain TCP"), "{}", seen.path);
 }
 
 #[test]
 fn errno_525_is_met_with_more_room() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         too_small: 2,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    run_undisturbed(POOL, weather, &SIZES[..5]);
+    run_undisturbed(POOL, fault_plan, &SIZES[..5]);
 }
 
 #[test]
 fn errno_525_for_ever_moves_the_stream_to_plain_tcp() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         too_small: u32::MAX,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    goes_on_over_plain_tcp(weather, "no room for one record");
+    goes_on_over_plain_tcp(fault_plan, "no room for one record");
 }
 
 #[test]
 fn tokens_freed_in_part_are_given_back_again() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         frees_at_most: 100,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let seen = run(POOL, weather, &SIZES);
+    let seen = run(POOL, fault_plan, &SIZES);
     assert_eq!(seen.changes, Vec::<String>::new());
 }
 
 #[test]
-fn chunks_leave_bound_memory_and_its_slots_are_kept_until_the_kernel_reports() {
-    let weather = Weather {
+fn bound_slots_are_kept_until_the_kernel_reports() {
+    let fault_plan = FaultPlan {
         sends: true,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let counts = run_undisturbed(POOL, weather, &SIZES);
+    let counts = run_undisturbed(POOL, fault_plan, &SIZES);
     assert!(counts.device_sends > 20, "{counts:?}");
     assert!(counts.reports > 0, "{counts:?}");
 }
 
 #[test]
 fn a_send_that_finds_no_room_waits_for_a_report() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         sends: true,
         no_room_every: Some(3),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let counts = run_undisturbed(POOL, weather, &SIZES);
+    let counts = run_undisturbed(POOL, fault_plan, &SIZES);
     assert!(counts.no_room > 0, "{counts:?}");
 }
 
 #[test]
 fn a_refused_send_moves_the_stream_to_plain_tcp() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         sends: true,
         send_fails_at: Some((5, libc::EINVAL)),
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    goes_on_over_plain_tcp(weather, "out of device memory failed");
+    goes_on_over_plain_tcp(fault_plan, "out of device memory failed");
 }
 
 #[test]
 fn reports_that_come_in_another_order_free_each_slot_once() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         sends: true,
         reports: Reports::Backwards,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let counts = run_undisturbed(POOL, weather, &SIZES);
+    let counts = run_undisturbed(POOL, fault_plan, &SIZES);
     assert!(counts.reports > 0, "{counts:?}");
 }
 
 #[test]
 fn a_slot_that_the_card_has_not_let_go_of_is_never_used_again() {
-    let weather = Weather {
+    let fault_plan = FaultPlan {
         sends: true,
         send_fails_at: Some((2, libc::EINVAL)),
         reports: Reports::Never,
-        ..Weather::default()
+        ..FaultPlan::default()
     };
-    let (kernel, network) = FakeKernel::network(POOL, weather);
+    let (kernel, network) = FakeKernel::network(POOL, fault_plan);
     let listening = Listening::new(network, |_| (), |_| ());
     for round in 0..2 {
         let (server, client) = listening.connect();
@@ -379,7 +379,7 @@ fn a_slot_that_the_card_has_not_let_go_of_is_never_used_again() {
 
 #[test]
 fn a_side_without_a_queue_receives_through_host_memory() {
-    let (kernel, network) = FakeKernel::network(POOL, Weather::default());
+    let (kernel, network) = FakeKernel::network(POOL, FaultPlan::default());
     let listening = Listening::new(
         network,
         |_| (),
@@ -400,7 +400,7 @@ fn a_side_without_a_queue_receives_through_host_memory() {
 
 #[test]
 fn nothing_is_held_between_transfers() {
-    let (kernel, network) = FakeKernel::network(POOL, Weather::default());
+    let (kernel, network) = FakeKernel::network(POOL, FaultPlan::default());
     let listening = Listening::new(network, |_| (), |_| ());
     let (server, client) = listening.connect();
     for round in 0..20 {

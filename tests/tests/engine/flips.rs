@@ -237,7 +237,7 @@ fn flips(encrypt: bool) {
 }
 
 #[test]
-fn flipped_bits_of_plain_payload_are_found_where_digests_are_compared() {
+fn flipped_bits_of_plain_payload_are_found_by_digests() {
     flips(false);
 }
 

@@ -82,7 +82,7 @@ fn idle_over(name: &str, network: &Arc<dyn Network>) {
 }
 
 #[test]
-fn open_idle_connections_cost_less_than_a_thousandth_of_a_core_each() {
+fn idle_connections_cost_under_a_thousandth_of_a_core() {
     child::run(&[], || {
         let network = TcpNetwork::new(TcpOptions {
             lanes: 4,

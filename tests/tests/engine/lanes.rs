@@ -55,7 +55,7 @@ fn connect_over(network: TcpOptions, lanes: u16, chunk_bytes: Option<u32>) -> En
     options.chunk_bytes = chunk_bytes;
     options.heartbeat = Duration::from_millis(300);
     options.dead_after = DEAD_AFTER;
-    // A busy machine finds late that a lane stands still.
+    // A busy machine finds late that a lane stalls.
     options.deadlines.stall = 10 * LONG;
     let endpoint =
         Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
@@ -364,7 +364,7 @@ fn the_only_lane_that_stalls_or_swallows_everything() {
 
 /// The client, which could dial them, has nothing to send and hears of nothing: it is asked to.
 #[test]
-fn lanes_that_stall_or_swallow_everything_while_only_the_server_sends() {
+fn lanes_that_swallow_all_while_the_server_sends() {
     breaks_of(1, Fault::Stall, &[0], false, true);
     breaks_of(1, Fault::Swallow, &[0], false, false);
     breaks_of(2, Fault::Swallow, &[0, 1], false, false);

@@ -303,7 +303,7 @@ fn more_windows_than_are_exposed_are_got_from_all_the_same() {
 }
 
 #[test]
-fn lists_and_notifications_behind_them_need_no_owner_to_be_read() {
+fn lists_and_their_notifications_need_no_owner() {
     let listening = Listening::new(network(Local::On, LocalSizes::default()), |_| {}, |_| {});
     let (server, client) = listening.connect();
     for (pieces, piece) in [(2, 20_000), (300, 700), (1000, 1000)] {
@@ -606,7 +606,7 @@ fn part(test: &str, round: u64, random: &mut Choices) {
         started.expect("connected")
     };
     for _ in 0..random.below(20) {
-        // A busy machine may stand still for as long.
+        // A busy machine may stall for as long.
         if start().wait().is_ok() {
             assert_sent(&memory, round);
         }

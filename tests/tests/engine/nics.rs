@@ -132,10 +132,8 @@ fn lanes_go_where_either_side_allows_and_the_path_says_so() {
 }
 
 #[test]
-fn interfaces_that_lead_nowhere_are_an_error_on_both_sides_and_no_other_is_taken() {
-    let Some(_turn) =
-        turn("interfaces_that_lead_nowhere_are_an_error_on_both_sides_and_no_other_is_taken")
-    else {
+fn interfaces_that_lead_nowhere_are_errors_on_both_sides() {
+    let Some(_turn) = turn("interfaces_that_lead_nowhere_are_errors_on_both_sides") else {
         return;
     };
     let hosts = Hosts::new("nowhere", &[RATE * 20; 3]).unwrap();
@@ -164,8 +162,8 @@ fn interfaces_that_lead_nowhere_are_an_error_on_both_sides_and_no_other_is_taken
 
 /// Without further settings any card of a host answers for all of its addresses.
 #[test]
-fn cards_of_one_network_that_answer_for_each_other_lose_no_lane() {
-    let Some(_turn) = turn("cards_of_one_network_that_answer_for_each_other_lose_no_lane") else {
+fn cards_that_answer_for_each_other_lose_no_lane() {
+    let Some(_turn) = turn("cards_that_answer_for_each_other_lose_no_lane") else {
         return;
     };
     let hosts = Hosts::flat("flat", 3).unwrap();
@@ -183,24 +181,23 @@ fn cards_of_one_network_that_answer_for_each_other_lose_no_lane() {
 }
 
 #[test]
-fn a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back() {
-    let Some(_turn) = turn("a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back")
-    else {
+fn a_link_cut_in_mid_transfer_is_left_and_comes_back() {
+    let Some(_turn) = turn("a_link_cut_in_mid_transfer_is_left_and_comes_back") else {
         return;
     };
     cut_and_mend("cut", 2, &[]);
 }
 
 #[test]
-fn the_link_of_the_control_connection_may_be_the_one_that_is_cut() {
-    let Some(_turn) = turn("the_link_of_the_control_connection_may_be_the_one_that_is_cut") else {
+fn the_control_connections_link_may_be_cut() {
+    let Some(_turn) = turn("the_control_connections_link_may_be_cut") else {
         return;
     };
     cut_and_mend("control", 0, &[]);
 }
 
 /// The client finds out from its system's vain tries: the silence that it grants the peer is longer than a
-/// transfer may stand still.
+/// transfer may stall.
 #[test]
 fn a_control_connection_whose_link_is_cut_is_not_waited_for() {
     let Some(_turn) = turn("a_control_connection_whose_link_is_cut_is_not_waited_for") else {
@@ -216,13 +213,13 @@ fn cut_and_mend(name: &str, link: usize, more: &[&str]) {
     hosts.cut(link).unwrap();
     client.wait_for("sent").unwrap();
     server.wait_for("verified").unwrap();
-    hosts.mend(link).unwrap();
+    hosts.restore_link(link).unwrap();
     for _ in 0..2 {
         client.wait_for("sent").unwrap();
         server.wait_for("verified").unwrap();
     }
     let (_, line) = client.wait_for("lanes_lost").unwrap();
-    // On a busy machine another one may stand still for too long.
+    // On a busy machine another one may stall for too long.
     for what in ["lanes_lost", "chunks_resent", "lanes_restored"] {
         assert!(line[what].as_u64().unwrap() > 0, "{line}");
     }

@@ -15,9 +15,8 @@ const BYTES: usize = 96 << 20;
 const MOST: usize = 64 << 20;
 
 #[test]
-fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest() {
-    let test =
-        "a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest";
+fn a_connection_at_rest_holds_no_pinned_memory() {
+    let test = "a_connection_at_rest_holds_no_pinned_memory";
     // The slots are those of the whole process.
     child::run_as(test, &[], holds_its_window);
 }

@@ -14,7 +14,7 @@ use tcpx_tests::scenario::{Scenario, Side};
 use tcpx_tests::support::wait;
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
-/// Longer than a lane may stand still, and than the control connection may be silent before the
+/// Longer than a lane may stall, and than the control connection may be silent before the
 /// client opens another one; less than the silence of a dead peer.
 fn rest() -> Duration {
     Duration::from_secs(count("rest", 5))
@@ -32,9 +32,9 @@ const HELD_AFTER: u64 = 5 << 20;
 /// The others have used up what may be under way behind the oldest chunk when nothing moved for so long.
 const STILL: Duration = Duration::from_millis(300);
 const HELD: u16 = 1;
-/// Some looks at the lane, and less than it may stand still.
+/// Some looks at the lane, and less than it may stall.
 const HELD_FURTHER: Duration = Duration::from_secs(1);
-/// What the lane stands still in all beside the rest: less than the three seconds that it may.
+/// What the lane stalls in all beside the rest: less than the three seconds that it may.
 const AT_MOST: Duration = Duration::from_millis(2500);
 
 struct Peers {
@@ -111,7 +111,7 @@ fn rests(side: Side, at: Point) {
 }
 
 /// A process rests while one lane is behind the others, as lanes are that share a loop: by the clock
-/// alone it has then stood still for longer than a lane may.
+/// alone it has then stalled for longer than a lane may.
 fn rests_with_a_lane_behind(side: Side) {
     let peers = Peers::start(99, None, true);
     wait(LONG, "the lane to be held up", || {
@@ -133,7 +133,7 @@ fn rests_with_a_lane_behind(side: Side) {
     thread::sleep(HELD_FURTHER);
     peers.proxy.wake(Line::Lane(HELD));
     let what = format!("{side:?} with a lane behind");
-    // On a busy machine all this may take longer than a lane may stand still.
+    // On a busy machine all this may take longer than a lane may stall.
     if held.elapsed() < rest() + AT_MOST {
         peers.end_with_all_lanes(&what);
     } else {

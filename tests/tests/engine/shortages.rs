@@ -11,7 +11,7 @@ use tcpx_tests::process::{Ended, Peer};
 use tcpx_tests::scenario::{Scenario, Side};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
-/// What a transfer may stand still, and the peer be silent, where it has too little.
+/// What a transfer may stall, and the peer be silent, where it has too little.
 const SHORT: Duration = Duration::from_secs(5);
 /// Far beyond what anything here takes.
 const LONG: Duration = Duration::from_secs(120);

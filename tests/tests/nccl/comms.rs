@@ -15,7 +15,7 @@ use tcpx_tests::proxy::Fault;
 const SIZES: [usize; 6] = [8, 0, 4096, 16_384, 1, 10_000];
 
 #[test]
-fn a_comm_whose_connection_is_reset_loses_nothing_through_any_table() {
+fn a_reset_comm_loses_nothing_through_any_table() {
     child::run(&[LOOPBACK, NO_LANES], || {
         for version in 6..=12 {
             let (table, context) = started(version);
@@ -114,14 +114,14 @@ fn under_resets(messages: usize, size_of: impl Fn(usize) -> usize) {
 }
 
 #[test]
-fn connections_that_are_reset_again_and_again_cost_speed_and_no_message() {
+fn connections_reset_again_cost_speed_and_no_message() {
     child::run(&[LOOPBACK, NO_LANES], || {
         under_resets(1600, |number| number * 7919 % 16_385)
     });
 }
 
 #[test]
-fn own_connections_and_lanes_that_are_reset_together_cost_no_message() {
+fn resets_of_connections_and_lanes_cost_no_message() {
     child::run(&[LOOPBACK, LANES], || {
         under_resets(400, |number| number * 104_729 % 400_000)
     });
@@ -143,7 +143,7 @@ fn connections_with_a_key_that_are_reset_cost_no_message() {
 }
 
 #[test]
-fn connections_and_lanes_with_a_key_that_are_reset_cost_no_message() {
+fn resets_of_lanes_with_a_key_cost_no_message() {
     child::run(&[LOOPBACK, LANES, KEY], || {
         under_resets(400, |number| number * 104_729 % 400_000)
     });
@@ -178,14 +178,14 @@ fn under_flips(messages: usize, size_of: impl Fn(usize) -> usize) {
 }
 
 #[test]
-fn changed_bits_cost_connections_with_a_key_and_no_short_message() {
+fn changed_bits_cost_keyed_connections_and_no_message() {
     child::run(&[LOOPBACK, NO_LANES, KEY], || {
         under_flips(25_600, |number| number * 7919 % 1024)
     });
 }
 
 #[test]
-fn changed_bits_in_control_cost_lanes_with_a_key_and_no_message() {
+fn changed_bits_in_control_cost_lanes_and_no_message() {
     child::run(
         &[LOOPBACK, LANES, KEY, ("TCPX_NET_INLINE_BYTES", "4096")],
         || {
@@ -249,14 +249,14 @@ fn who_listens_on_the_way_learns_nothing_of_what_ranks_encrypt() {
 }
 
 #[test]
-fn who_listens_on_the_way_learns_payload_alone_of_ranks_with_a_key() {
+fn a_listener_on_the_way_of_keyed_ranks_sees_payload() {
     child::run(&[LOOPBACK, LANES, KEY], || {
         assert_eq!(is_heard(), [false, false, true]);
     });
 }
 
 #[test]
-fn who_listens_on_the_way_learns_all_of_what_ranks_do_not_encrypt() {
+fn a_listener_on_the_way_sees_all_that_is_clear() {
     child::run(&[LOOPBACK, LANES], || {
         assert_eq!(is_heard(), [true; 3]);
     });
@@ -284,7 +284,7 @@ fn a_connection_that_brings_nothing_any_more_is_replaced() {
 }
 
 #[test]
-fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
+fn what_was_sent_comes_though_its_host_calls_no_more() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
         let (link, proxy) = relayed(&*table, context);
@@ -325,7 +325,7 @@ fn what_was_reported_sent_comes_although_its_host_calls_nothing_more() {
 }
 
 #[test]
-fn a_sender_hears_what_was_read_although_its_receiver_calls_nothing_more() {
+fn a_sender_hears_of_reads_without_its_receivers_calls() {
     let long = ("TCPX_NET_INLINE_BYTES", "1048576");
     child::run(&[LOOPBACK, LANES, long], || {
         const LEN: usize = 100_000;
@@ -410,7 +410,7 @@ fn a_long_message_waits_for_its_receiver_and_is_sent_again() {
 }
 
 #[test]
-fn a_long_message_that_cannot_be_sent_again_is_an_error_at_both_ends() {
+fn a_message_not_to_be_sent_again_fails_at_both_ends() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
         // Buffers of the kernel's take all of it at once, as a rule; what they do not take is still there.
@@ -422,7 +422,7 @@ fn a_long_message_that_cannot_be_sent_again_is_an_error_at_both_ends() {
 }
 
 #[test]
-fn a_receiver_that_closes_while_its_connection_is_away_is_an_error() {
+fn a_receiver_closing_while_cut_off_is_an_error() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
         // Another comm, so that the process's door stays.
@@ -443,7 +443,7 @@ fn a_receiver_that_closes_while_its_connection_is_away_is_an_error() {
 }
 
 #[test]
-fn a_sender_that_closes_while_its_connection_is_away_brings_what_it_sent() {
+fn a_sender_closing_while_cut_off_brings_what_it_sent() {
     child::run(&[LOOPBACK, NO_LANES], || {
         let (table, context) = started(12);
         for comes_back in [true, false] {

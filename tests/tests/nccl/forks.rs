@@ -37,7 +37,7 @@ fn inherited() -> usize {
 }
 
 #[test]
-fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
+fn a_forked_child_is_refused_its_parents_comms() {
     child::run(&[LOOPBACK, LANES], || {
         let (before, kept) = (sockets(), inherited());
         let (table, context) = started(12);
@@ -133,8 +133,8 @@ fn fork_and_wait(file: PathBuf) {
 }
 
 #[test]
-fn a_process_that_is_killed_is_seen_to_end_although_a_child_of_it_lives() {
-    const TEST: &str = "a_process_that_is_killed_is_seen_to_end_although_a_child_of_it_lives";
+fn a_killed_process_is_seen_though_its_child_lives() {
+    const TEST: &str = "a_killed_process_is_seen_though_its_child_lives";
     const PEER: &str = "the peer of a_process_that_is_killed_is_seen_to_end";
     if child::is_child(PEER) {
         fork_and_wait(std::env::var_os("TCPX_TEST_FILE").unwrap().into());

@@ -41,9 +41,8 @@ fn connect() {
 /// NCCL may pair devices of different networks. Many hosts drop a packet that does not come over the
 /// interface where they would send its answer.
 #[test]
-fn a_host_that_drops_what_comes_from_another_network_is_reached_over_the_routes() {
-    const TEST: &str =
-        "a_host_that_drops_what_comes_from_another_network_is_reached_over_the_routes";
+fn a_strict_host_is_reached_over_the_routes() {
+    const TEST: &str = "a_strict_host_is_reached_over_the_routes";
     if child::is_child("listen") {
         return listen();
     }
@@ -92,8 +91,8 @@ fn sent_by(interface: &str) -> u64 {
 
 /// The routes know one card for all of it.
 #[test]
-fn what_a_device_sends_leaves_by_its_card_though_another_has_the_same_network() {
-    const TEST: &str = "what_a_device_sends_leaves_by_its_card_though_another_has_the_same_network";
+fn a_device_sends_by_its_card_beside_a_like_network() {
+    const TEST: &str = "a_device_sends_by_its_card_beside_a_like_network";
     if child::is_child("listen") {
         return listen();
     }
@@ -189,8 +188,8 @@ fn confine() {
 }
 
 #[test]
-fn ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other() {
-    let test = "ranks_without_capabilities_memory_to_lock_and_proc_reach_each_other";
+fn ranks_without_any_privileges_reach_each_other() {
+    let test = "ranks_without_any_privileges_reach_each_other";
     // Without /proc a program does not find its own file, nor what lies beside it.
     let plugin = plugin_file::path().to_str().unwrap();
     meets(

@@ -166,7 +166,7 @@ fn only_who_holds_a_secret_gets_in() {
 }
 
 #[test]
-fn a_comm_closes_with_requests_in_flight_and_its_memory_is_free() {
+fn a_comm_closed_with_requests_frees_its_memory() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let stays = Link::new(&*table, context);
@@ -354,7 +354,7 @@ fn a_door_that_can_take_no_connection_does_not_spin() {
 }
 
 #[test]
-fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
+fn a_lane_ending_amid_a_message_comes_back() {
     child::run(&[LOOPBACK, LANES], || {
         for version in 6..=12 {
             let (table, context) = started(version);
@@ -392,12 +392,12 @@ fn under_resets(kind: i32) {
 }
 
 #[test]
-fn lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message() {
+fn lanes_reset_again_cost_speed_and_not_the_message() {
     child::run(&[LOOPBACK, LANES], || under_resets(HOST));
 }
 
 #[test]
-fn lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory() {
+fn lanes_reset_again_cost_no_byte_of_device_memory() {
     let device = [("TCPX_NET_DEVICE", "cuda"), ("TCPX_NET_STANDIN", "host")];
     child::run(&[LOOPBACK, LANES, device[0], device[1]], || {
         under_resets(CUDA)
@@ -453,7 +453,7 @@ fn overwritten(
 }
 
 #[test]
-fn what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset() {
+fn what_was_sent_arrives_from_its_copy_despite_resets() {
     child::run(&[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         for round in 0..20 {
@@ -473,7 +473,7 @@ fn what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset() {
 }
 
 #[test]
-fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
+fn what_was_sent_arrives_though_its_host_calls_no_more() {
     child::run(
         &[
             LOOPBACK,
@@ -531,7 +531,7 @@ fn a_lane_that_brings_nothing_any_more_is_replaced() {
 }
 
 #[test]
-fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
+fn a_comm_closed_amid_a_stalled_lane_spares_the_others() {
     child::run(&[LOOPBACK, ("TCPX_NET_LANES", "1")], || {
         let (table, context) = started(12);
         let (stays, proxy) = relayed(&*table, context);

@@ -16,7 +16,7 @@ use tcpx_tests::nccl_link::{
 use tcpx_tests::nccl_messages::{receive_all, send_all};
 use tcpx_tests::nccl_part::{Calls, Opaque};
 
-/// Longer than a lane may stand still while its peer is heard, so that silence alone would be taken for a broken way.
+/// Longer than a lane may stall while its peer is heard, so that silence alone would be taken for a broken way.
 const LATE: Duration = Duration::from_secs(5);
 
 /// Sizes of messages, on both sides of each limit, and how many of each are sent.
@@ -345,7 +345,7 @@ fn arrives_behind_an_outage(test: &str, name: &str, lanes: (&str, &str)) {
     say("the link is down");
     // The outage is what is tested.
     std::thread::sleep(DOWN);
-    hosts.mend(0).unwrap();
+    hosts.restore_link(0).unwrap();
     say("the link is up");
     for end in ends {
         assert!(end.end().unwrap().success());
@@ -478,7 +478,7 @@ fn comms_that_rest_outlive_fifty_seconds_without_a_link() {
         hosts.cut(0).unwrap();
         // The outage is what is tested.
         std::thread::sleep(Duration::from_secs(50));
-        hosts.mend(0).unwrap();
+        hosts.restore_link(0).unwrap();
     });
 }
 

@@ -29,7 +29,7 @@ fn check_end(round: u64, outcome: &Result<Report, Error>) {
 }
 
 #[test]
-fn cancelled_and_dropped_transfers_leave_tcp_usable_and_their_memory_alone() {
+fn cancelled_transfers_leave_tcp_usable() {
     let listening = Listening::new(
         std::sync::Arc::new(TcpNetwork::default()),
         |server| server.channels = 2,
@@ -112,7 +112,7 @@ fn cancelled_and_dropped_transfers_leave_tcp_usable_and_their_memory_alone() {
 }
 
 #[test]
-fn cancelling_a_granted_transfer_of_a_plugin_ends_the_connection_and_says_so() {
+fn cancelling_a_plugins_granted_transfer_ends_it_all() {
     let _serial = double::serial();
     let withholding = Withholding::after_consumes(double_network(), 2);
     let bytes = 16 << 20;
@@ -163,7 +163,7 @@ fn cancelling_a_granted_transfer_of_a_plugin_ends_the_connection_and_says_so() {
 }
 
 #[test]
-fn cancelling_a_receive_that_nothing_matches_leaves_a_plugin_connection_usable() {
+fn cancelling_an_unmatched_receive_keeps_the_plugin() {
     let _serial = double::serial();
     let listening = Listening::new(double_network(), |_| {}, |_| {});
     let (server, client) = listening.connect();

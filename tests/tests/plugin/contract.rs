@@ -148,7 +148,7 @@ fn a_missing_version_names_those_that_are_there() {
 }
 
 #[test]
-fn withheld_consumption_stalls_reception_and_consuming_resumes_it() {
+fn withheld_consumption_stalls_until_it_resumes() {
     child::run(&[], || {
         const LEN: usize = 64 << 10;
         const MESSAGES: usize = 24;
@@ -250,7 +250,7 @@ fn withheld_consumption_stalls_reception_and_consuming_resumes_it() {
 }
 
 #[test]
-fn comms_and_registrations_end_exactly_once_in_whatever_order_they_are_dropped() {
+fn comms_and_registrations_end_once_in_any_order() {
     child::run(&[], || {
         let before = double::stats();
         let mut memory = Pages::new(PAGE);

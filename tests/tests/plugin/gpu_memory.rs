@@ -110,7 +110,7 @@ fn host_memory_beside_a_gpu_is_moved_as_it_lies() {
 }
 
 #[test]
-fn gpu_memory_that_does_not_start_at_a_page_is_refused_by_the_plugin() {
+fn gpu_memory_off_a_page_is_refused_by_the_plugin() {
     child::run(&[], || {
         let gpu = gpu();
         double::set_pool_place(PoolPlace::Gpu);

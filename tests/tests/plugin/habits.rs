@@ -55,7 +55,7 @@ fn a_close_that_waits_for_the_peers_holds_no_goodbye() {
 }
 
 #[test]
-fn a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation() {
+fn a_close_holds_nobody_after_a_cancellation() {
     child::run(&environment("closes-together"), || {
         // Its pool runs dry amid the transfer.
         let network = Withholding::after_consumes(network(PluginMemory::StandIn), 2);
@@ -101,7 +101,7 @@ fn a_receive_that_waits_for_its_send_completes() {
 }
 
 #[test]
-fn a_plugin_that_takes_every_liberty_moves_both_ways_and_ends_in_order() {
+fn a_liberal_plugin_moves_both_ways_and_ends_in_order() {
     let listening = listening(load(habits::liberal(), PluginMemory::Host));
     for _ in 0..3 {
         let (server, client) = listening.connect();

@@ -14,7 +14,7 @@ use tcpx_tests::support::until;
 use tcpx_tests::withholding::Withholding;
 
 const CHUNK: usize = 512 << 10;
-/// What a transfer may stand still over a network that hangs; a call that takes longer is stuck.
+/// What a transfer may stall over a network that hangs; a call that takes longer is stuck.
 const STALL: Duration = Duration::from_secs(3);
 /// Twenty times that.
 const BOUND: Duration = LONG;
@@ -135,7 +135,7 @@ fn a_set_up_call_that_hangs_ends_at_the_deadline_of_the_set_up() {
 }
 
 #[test]
-fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit_and_is_named() {
+fn a_hanging_close_holds_no_close_with_a_limit() {
     child::run(&[], || {
         for (call, name) in [
             (Call::DeregMr, "deregMr or close"),

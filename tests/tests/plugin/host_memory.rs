@@ -63,7 +63,7 @@ fn a_lie_in_a_size_ends_in_an_error() {
 
 /// Nothing but the contents tells that bytes in place came short when the plugin tells no size.
 #[test]
-fn a_completion_without_its_bytes_is_found_by_comparing_checksums() {
+fn a_completion_without_bytes_is_found_by_checksums() {
     child::run(&[], || {
         let (server, client) = connected();
         double::lie_next(Lie::DoneEarly);

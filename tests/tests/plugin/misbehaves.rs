@@ -63,7 +63,7 @@ fn lied_to(lie: Lie) -> Error {
 }
 
 #[test]
-fn every_lie_in_the_device_queue_ends_in_an_error_that_names_it() {
+fn every_lie_in_the_device_queue_is_a_named_error() {
     let _serial = double::serial();
     for lie in Lie::IN_QUEUE {
         let words = match lie {
@@ -83,7 +83,7 @@ fn every_lie_in_the_device_queue_ends_in_an_error_that_names_it() {
 }
 
 #[test]
-fn a_completion_without_its_bytes_is_not_taken_for_the_one_that_was_in_the_slot_before() {
+fn a_completion_without_bytes_is_not_the_slots_last() {
     let _serial = double::serial();
     let error = lied_to(Lie::DoneEarly).to_string();
     assert!(error.contains("together, 0 bytes arrived"), "{error}");
@@ -113,7 +113,7 @@ fn assert_named<E: ToString>(call: &str, code: i32, errors: [Option<E>; 2]) {
 }
 
 #[test]
-fn an_error_from_any_call_of_a_transfer_ends_it_and_names_the_call() {
+fn a_failed_call_of_a_transfer_ends_it_and_is_named() {
     let _serial = double::serial();
     for (call, name) in [
         (Call::RegMr, "regMr"),
@@ -151,7 +151,7 @@ fn an_error_from_any_call_of_a_transfer_ends_it_and_names_the_call() {
 }
 
 #[test]
-fn an_error_from_any_call_of_the_set_up_ends_it_and_names_the_call() {
+fn a_failed_call_of_the_set_up_ends_it_and_is_named() {
     let _serial = double::serial();
     for (call, name) in [
         (Call::Properties, "getProperties"),
@@ -176,7 +176,7 @@ fn an_error_from_any_call_of_the_set_up_ends_it_and_names_the_call() {
 }
 
 #[test]
-fn an_error_from_a_call_that_gives_something_back_changes_no_outcome() {
+fn a_failed_release_changes_no_outcome() {
     let _serial = double::serial();
     for call in [
         Call::DeregMr,

@@ -17,7 +17,7 @@ const CONSUMED: u64 = 3;
 const STALL: Duration = Duration::from_secs(4);
 
 #[test]
-fn withheld_consumption_ends_in_a_stall_that_names_chunk_offset_and_who_owes_it() {
+fn withheld_consumption_ends_in_a_stall_with_its_chunk() {
     let _serial = double::serial();
     double::set_pool_bytes(2 << 20);
     let withholding = Withholding::after_consumes(double_network(), CONSUMED as usize);

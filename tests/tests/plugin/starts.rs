@@ -94,10 +94,10 @@ fn a_start_that_fails_names_the_call_and_the_code() {
 }
 
 #[test]
-fn a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check() {
+fn a_hanging_start_ends_in_time_and_is_named() {
     let faults = STARTING.map(|(call, _)| double::fault_value(call, -1, 0));
     each_fault(
-        "a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check",
+        "a_hanging_start_ends_in_time_and_is_named",
         &faults,
         |case| {
             let (_, name) = STARTING[case];
@@ -115,9 +115,9 @@ fn a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check() {
 }
 
 #[test]
-fn a_constructor_that_hangs_ends_in_time_and_the_process_can_leave() {
+fn a_hanging_constructor_ends_in_time() {
     each_fault(
-        "a_constructor_that_hangs_ends_in_time_and_the_process_can_leave",
+        "a_hanging_constructor_ends_in_time",
         &[double::LOADING_HANGS.to_owned()],
         |_| {
             for _ in 0..2 {
@@ -142,7 +142,7 @@ fn a_constructor_that_hangs_ends_in_time_and_the_process_can_leave() {
 }
 
 #[test]
-fn a_constructor_that_hangs_does_not_hold_who_lets_go_of_another_plugin() {
+fn a_hanging_constructor_holds_no_other_plugin() {
     plugin_file::path();
     child::run(
         &[

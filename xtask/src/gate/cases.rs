@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_moves_each_kind_of_message_with_lanes_and_without() {
+    fn the_plugin_moves_each_kind_of_message() {
         let cases = all(None).unwrap();
         for lanes in [Some(0), Some(2)] {
             let moved = cases.iter().filter(|case| case.lanes == lanes);

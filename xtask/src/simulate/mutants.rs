@@ -1,4 +1,5 @@
-//! Defects that the simulator must find: those that it has found once, and others of the rules that it is there for.
+//! Defects that the simulator must find: those that it has found once, and others of the rules that
+//! it is there for.
 
 use std::fs;
 use std::path::Path;
@@ -16,8 +17,8 @@ const SEEDS: &str = "2000";
 /// Names the defect that a process has; all of them are built at once.
 const VARIABLE: &str = "TCPX_MUTANT";
 
-/// A defect: `from`, which stands once in a file, becomes `to`, which does the same unless `MUTANT`. Those that follow
-/// each other under one name are one.
+/// A defect: `from`, which stands once in a file, becomes `to`, which does the same unless
+/// `MUTANT`. Those that follow each other under one name are one.
 struct Mutant {
     name: &'static str,
     file: &'static str,
@@ -30,8 +31,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "unwatched-staged-chunk",
         file: "crates/tcpx-net/src/tcp/staging/sending.rs",
-        from: "                self.attention.draw();\n",
-        to: "                if !MUTANT {\n                    self.attention.draw();\n                }\n",
+        from: "                self.monitor_handle.request_check();\n",
+        to: "                if !MUTANT {\n                    self.monitor_handle.request_check();\n                }\n",
     },
     // "Nothing was delivered", where a part of a chunk has come.
     Mutant {
@@ -144,7 +145,8 @@ const MUTANTS: &[Mutant] = &[
         from: "false if is_lent => Fate::Lent,",
         to: "false if is_lent && !MUTANT => Fate::Lent,",
     },
-    // R9: that a chunk was placed says of the lane that carried it last what was read from another one.
+    // R9: that a chunk was placed says of the lane that carried it last what was read from another
+    // one.
     Mutant {
         name: "placed-says-read",
         file: "crates/tcpx-net/src/tcp/transmit_table.rs",
@@ -214,7 +216,7 @@ const MUTANTS: &[Mutant] = &[
         from: "            && self.one_sided.gets.contains_key(request)\n",
         to: "            && self.one_sided.gets.contains_key(request)\n            && !MUTANT\n",
     },
-    // What waits behind others stands still, although they move.
+    // What waits behind others stalls, although they move.
     Mutant {
         name: "queues-stand-still",
         file: "crates/tcpx-wire/src/session/ends.rs",
@@ -226,9 +228,10 @@ const MUTANTS: &[Mutant] = &[
         name: "ended-sends-are-cancelled",
         file: "crates/tcpx-wire/src/session/frames.rs",
         from: "        if is_reported {\n            // Its bytes are the program's again",
-        to: "        if is_reported && MUTANT {\n            self.release(operation);\n            self.drop_sent(operation);\n            self.ask(operation);\n            self.number_is(tag, number, NumberUse::Used);\n            let transfer = operation.transfer();\n            self.transmit.push_back(Frame::Cancel {\n                transfer,\n                from: Role::Sender,\n                reason: crate::frame::CancelReason::Requested,\n                detail: String::new().into(),\n            });\n            self.forget(operation);\n        } else if is_reported {\n            // Its bytes are the program's again",
+        to: "        if is_reported && MUTANT {\n            self.release(operation);\n            self.drop_sent(operation);\n            self.ask_peer(operation);\n            self.number_is(tag, number, NumberUse::Used);\n            let transfer = operation.transfer();\n            self.transmit.push_back(Frame::Cancel {\n                transfer,\n                from: Role::Sender,\n                reason: crate::frame::CancelReason::Requested,\n                detail: String::new().into(),\n            });\n            self.forget(operation);\n        } else if is_reported {\n            // Its bytes are the program's again",
     },
-    // The end of an operation waits for a peer that is stopped, and for a data plane that is held up.
+    // The end of an operation waits for a peer that is stopped, and for a data plane that is held
+    // up.
     Mutant {
         name: "late-ends",
         file: "crates/tcpx-wire/src/session/ends.rs",
@@ -293,7 +296,8 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// What stands for [`MUTANT`](Mutant::to) in the sources: whether this process is to have that defect.
+/// What stands for [`MUTANT`](Mutant::to) in the sources: whether this process is to have that
+/// defect.
 fn is_asked_for(name: &str) -> String {
     format!(
         "{{ #[allow(unused_qualifications)] fn is() -> bool {{ \
@@ -358,7 +362,8 @@ pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Copies what Git knows of the sources; files that are the same stay, so that they are not built again.
+/// Copies what Git knows of the sources; files that are the same stay, so that they are not built
+/// again.
 fn copy(root: &Path, tree: &Path) -> Result<()> {
     let listed = Command::new("git")
         .current_dir(root)

@@ -22,12 +22,12 @@ pub(super) type Costs = [[f32; PROTOCOLS]; ALGORITHMS.len()];
 
 /// A way to do a collective: places in a table of costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct CostPlace {
     pub(super) algorithm: usize,
     pub(super) protocol: usize,
 }
 
-impl Way {
+impl CostPlace {
     /// The algorithm's name.
     pub(super) fn algorithm(self) -> &'static str {
         ALGORITHMS.get(self.algorithm).copied().unwrap_or("unknown")
@@ -55,7 +55,7 @@ impl Selection {
     pub(super) const ALL: [Self; 3] = [Self::UpTo2_28, Self::UpTo2_30, Self::From2_31];
 
     /// What is taken of a table that was `offered`, once a tuner has `left` it; the first of several equal ones.
-    pub(super) fn choose(self, offered: &Costs, left: &Costs) -> Option<Way> {
+    pub(super) fn choose(self, offered: &Costs, left: &Costs) -> Option<CostPlace> {
         let (is_candidate, limit): (fn(f32, f32) -> bool, f32) = match self {
             Self::UpTo2_28 => (|_, left| left >= 0.0, 3.6e9),
             Self::UpTo2_30 => (|_, left| left >= 0.0, f32::MAX),
@@ -66,7 +66,7 @@ impl Selection {
             for (protocol, (&offered, &left)) in offered.iter().zip(left).enumerate() {
                 if is_candidate(offered, left) && left < least {
                     least = left;
-                    way = Some(Way {
+                    way = Some(CostPlace {
                         algorithm,
                         protocol,
                     });
@@ -102,7 +102,7 @@ mod tests {
     fn a_mark_written_by_a_tuner_is_a_time_from_2_31_on() {
         let offered = usual_costs(64 << 20);
         let ring = |protocol| {
-            Some(Way {
+            Some(CostPlace {
                 algorithm: 1,
                 protocol,
             })

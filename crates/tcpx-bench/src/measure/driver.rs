@@ -26,7 +26,7 @@ use crate::process::{self, Child, Figures, Metric, Process};
 use crate::statistics::median;
 use crate::{Error, Meter, serve};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const DRIVER_ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// One case, as the gate asks for it.
 #[derive(Debug, Deserialize)]
@@ -92,8 +92,8 @@ impl Talk for Process {
         Self::send_line(self, &message).map_err(Error::system("reach the other end"))
     }
 
-    fn hear(&mut self, limit: Duration) -> Result<Value, Error> {
-        Self::hear(self, limit).map_err(Error::system("hear the other end"))
+    fn next_message(&mut self, limit: Duration) -> Result<Value, Error> {
+        Self::next_line(self, limit).map_err(Error::system("hear the other end"))
     }
 }
 
@@ -105,7 +105,7 @@ impl Talk for Standard {
         print(&message)
     }
 
-    fn hear(&mut self, _limit: Duration) -> Result<Value, Error> {
+    fn next_message(&mut self, _limit: Duration) -> Result<Value, Error> {
         let line = std::io::stdin().lines().next();
         let line = line.ok_or_else(|| missing("other end any more"))?;
         parse(&line.map_err(Error::system("hear the other end"))?)
@@ -184,16 +184,16 @@ impl Driver {
     fn connect(&mut self, link: &Link) -> Result<Open, Error> {
         let talk: &mut dyn Talk = &mut self.other;
         let key = tcpx::generate_key()?.to_text();
-        talk.say(&Order::Listen {
+        talk.send_order(&Order::Listen {
             link: link.clone(),
             key: key.clone(),
         })?;
-        let Answer::At { at: address } = talk.answer(PATIENCE)? else {
+        let Answer::At { at: address } = talk.answer(DRIVER_ANSWER_LIMIT)? else {
             return Err(missing("address of the other end"));
         };
         let options = options(link, &key, 0)?;
         let connection = Endpoint::connect(address, &options)?;
-        talk.done(PATIENCE)?;
+        talk.done(DRIVER_ANSWER_LIMIT)?;
         Ok(Open {
             link: link.clone(),
             connection,
@@ -206,7 +206,7 @@ impl Driver {
         let (open, other) = self.open(&case.link)?;
         let span = Duration::from_millis(case.ms);
         let allocate = |bytes| region(open.options.gpu.as_ref(), bytes);
-        let mut meter = Meter::new(&open.connection, other, &allocate, PATIENCE);
+        let mut meter = Meter::new(&open.connection, other, &allocate, DRIVER_ANSWER_LIMIT);
         let run = Run {
             depth: depth(run.bytes, run.depth),
             ..*run
@@ -220,20 +220,20 @@ impl Driver {
         let (open, other) = self.open(&case.link)?;
         let talk: &mut dyn Talk = other;
         let before = both_have(talk)?;
-        talk.say(&Order::Keep { count })?;
+        talk.send_order(&Order::Keep { count })?;
         let (mut kept, mut times) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let started = Instant::now();
             kept.push(Endpoint::connect(open.address, &open.options)?);
             times.push(started.elapsed().as_secs_f64() * 1e6);
         }
-        talk.done(PATIENCE)?;
+        talk.done(DRIVER_ANSWER_LIMIT)?;
         let after = both_have(talk)?;
-        talk.say(&Order::Close)?;
+        talk.send_order(&Order::Close)?;
         for connection in kept {
-            connection.close(PATIENCE)?;
+            connection.close(DRIVER_ANSWER_LIMIT)?;
         }
-        talk.done(PATIENCE)?;
+        talk.done(DRIVER_ANSWER_LIMIT)?;
         let [memory, descriptors] = [0, 1].map(|at| (after[at] - before[at]) / count as f64);
         Ok(Figures::from([
             (Metric::P50, median(&times)),
@@ -245,21 +245,21 @@ impl Driver {
     fn plugin(&mut self, case: &Case, run: &Run, count: usize) -> Result<Figures, Error> {
         let own = loaded(&mut self.comms, &self.plugin)?;
         let talk: &mut dyn Talk = &mut self.other;
-        talk.say(&Order::Comms { count })?;
-        let Answer::Handles { handles } = talk.answer(PATIENCE)? else {
+        talk.send_order(&Order::Comms { count })?;
+        let Answer::Handles { handles } = talk.answer(DRIVER_ANSWER_LIMIT)? else {
             return Err(missing("handles"));
         };
         let bytes = usize::try_from(run.bytes * u64::from(run.depth)).unwrap_or(usize::MAX);
         let bytes = bytes.max(4096);
         let back = own.listen(count)?;
-        talk.say(&Order::Connect { back, bytes })?;
+        talk.send_order(&Order::Connect { back, bytes })?;
         own.connect(&handles, bytes)?;
-        talk.done(PATIENCE)?;
+        talk.done(DRIVER_ANSWER_LIMIT)?;
         let mut through = |run: &Run| {
-            talk.say(&Order::Through { run: *run })?;
+            talk.send_order(&Order::Through { run: *run })?;
             let started = Instant::now();
             let part = own.take_part(run, true);
-            let theirs = talk.done(PATIENCE);
+            let theirs = talk.done(DRIVER_ANSWER_LIMIT);
             let mut sample = Sample::of(part, theirs, run.moved() * count as u64)?;
             // This end's last call says little of what has arrived.
             sample.part.elapsed = started.elapsed();
@@ -271,9 +271,9 @@ impl Driver {
             &mut through,
         )?);
         let sample = through(&run)?;
-        talk.say(&Order::Close)?;
+        talk.send_order(&Order::Close)?;
         own.close();
-        talk.done(PATIENCE)?;
+        talk.done(DRIVER_ANSWER_LIMIT)?;
         Ok(sample.figures(run.mode))
     }
 }
@@ -287,8 +287,8 @@ fn enough(run: Run) -> Run {
 
 /// Bytes of memory and descriptors of both processes.
 fn both_have(talk: &mut dyn Talk) -> Result<[f64; 2], Error> {
-    talk.say(&Order::Has)?;
-    let Answer::Has { has } = talk.answer(PATIENCE)? else {
+    talk.send_order(&Order::Has)?;
+    let Answer::Has { has } = talk.answer(DRIVER_ANSWER_LIMIT)? else {
         return Err(missing("word of what the other end has"));
     };
     let own = has_now()?;
@@ -299,7 +299,7 @@ fn both_have(talk: &mut dyn Talk) -> Result<[f64; 2], Error> {
 fn loaded<'a>(comms: &'a mut Option<Comms>, plugin: &Path) -> Result<&'a mut Comms, Error> {
     match comms {
         Some(comms) => Ok(comms),
-        none => Ok(none.insert(Comms::load(plugin, PATIENCE)?)),
+        none => Ok(none.insert(Comms::load(plugin, DRIVER_ANSWER_LIMIT)?)),
     }
 }
 
@@ -319,9 +319,9 @@ fn options(link: &Link, key: &str, end: usize) -> Result<Options, Error> {
     });
     let key = Key::parse(key).map_err(|error| Error::failed(error.to_string(), ""))?;
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
-    options.connect_timeout = PATIENCE;
+    options.connect_timeout = DRIVER_ANSWER_LIMIT;
     options.deadlines = Deadlines {
-        stall: PATIENCE,
+        stall: DRIVER_ANSWER_LIMIT,
         total: None,
     };
     let gpu = link.gpus.map(|gpus| Gpu::open(gpus[end])).transpose();
@@ -353,9 +353,9 @@ impl Other {
     fn serve(mut self) -> Result<(), Error> {
         let talk: &mut dyn Talk = &mut Standard;
         // Its input ends with the measuring process.
-        while let Ok(order) = talk.expect("an order", PATIENCE) {
+        while let Ok(order) = talk.expect("an order", DRIVER_ANSWER_LIMIT) {
             let answer = self.obey(talk, order);
-            talk.say(&answer.unwrap_or_else(|error| Answer::Failed {
+            talk.send_order(&answer.unwrap_or_else(|error| Answer::Failed {
                 reason: (&error).into(),
             }))?;
         }
@@ -370,8 +370,8 @@ impl Other {
                 self.gpu.clone_from(&options.gpu);
                 let endpoint = Endpoint::listen((Ipv4Addr::LOCALHOST, 0).into(), options)?;
                 let at = endpoint.local_addr();
-                talk.say(&Answer::At { at })?;
-                self.connection = Some(endpoint.accept(PATIENCE)?);
+                talk.send_order(&Answer::At { at })?;
+                self.connection = Some(endpoint.accept(DRIVER_ANSWER_LIMIT)?);
                 self.endpoint = Some(endpoint);
             }
             Order::Run { run } => {
@@ -387,7 +387,7 @@ impl Other {
                 let endpoint = self.endpoint.as_ref();
                 let endpoint = endpoint.ok_or_else(|| missing("endpoint"))?;
                 for _ in 0..count {
-                    self.kept.push(endpoint.accept(PATIENCE)?);
+                    self.kept.push(endpoint.accept(DRIVER_ANSWER_LIMIT)?);
                 }
             }
             Order::Close => {
@@ -396,7 +396,7 @@ impl Other {
                 }
                 for connection in self.kept.drain(..) {
                     // The peer has said its goodbye; what is left is no news.
-                    let _ = connection.close(PATIENCE);
+                    let _ = connection.close(DRIVER_ANSWER_LIMIT);
                 }
             }
             Order::Has => {

@@ -153,7 +153,7 @@ impl<'a> Meter<'a> {
         let mut keys = Vec::new();
         let mut was_ready = false;
         let mut begin = || {
-            self.talk.say(&Order::Run { run: *run })?;
+            self.talk.send_order(&Order::Run { run: *run })?;
             match self.talk.answer(patience)? {
                 Answer::Ready { keys: theirs } => keys = theirs,
                 other => return Err(Error::unexpected("its readiness", format!("{other:?}"))),
@@ -172,7 +172,7 @@ impl<'a> Meter<'a> {
             return part.and_then(|_| Err(Error::failed("the peer did not begin", "run it again")));
         }
         if run.op != Op::Send && part.is_ok() {
-            self.talk.say(&Order::Over)?;
+            self.talk.send_order(&Order::Over)?;
         }
         let theirs = self.talk.done(patience);
         Sample::of(part, theirs, run.moved())
@@ -197,7 +197,7 @@ impl<'a> Meter<'a> {
     /// # Errors
     /// The other end is gone.
     pub fn end(self) -> Result<(), Error> {
-        self.talk.say(&Order::End)?;
+        self.talk.send_order(&Order::End)?;
         self.talk.done(self.limit).map(drop)
     }
 }

@@ -249,12 +249,12 @@ pub trait Talk {
     ///
     /// # Errors
     /// None came in time, or the other end is gone.
-    fn hear(&mut self, limit: Duration) -> Result<Value, Error>;
+    fn next_message(&mut self, limit: Duration) -> Result<Value, Error>;
 }
 
 impl dyn Talk + '_ {
     /// Sends an order or an answer.
-    pub(crate) fn say<T: Serialize>(&mut self, what: &T) -> Result<(), Error> {
+    pub(crate) fn send_order<T: Serialize>(&mut self, what: &T) -> Result<(), Error> {
         self.send_message(serde_json::to_value(what).unwrap_or_default())
     }
 
@@ -264,7 +264,7 @@ impl dyn Talk + '_ {
         what: &'static str,
         limit: Duration,
     ) -> Result<T, Error> {
-        let value = self.hear(limit)?;
+        let value = self.next_message(limit)?;
         serde_json::from_value(value).map_err(|error| Error::unexpected(what, error.to_string()))
     }
 

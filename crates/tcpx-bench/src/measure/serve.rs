@@ -34,7 +34,7 @@ pub fn serve(
     loop {
         let order = talk.expect("an order of the benchmark", LONGEST)?;
         let done = match &order {
-            Order::End => return talk.say(&Answer::done()).map(|()| served),
+            Order::End => return talk.send_order(&Answer::done()).map(|()| served),
             Order::Run { run } => {
                 served.verified |= run.seed.is_some();
                 if run.seed.is_none() {
@@ -54,11 +54,11 @@ pub fn serve(
 /// Tells what an order came to.
 pub(crate) fn answer(talk: &mut dyn Talk, done: Result<Answer, Error>) -> Result<(), Error> {
     match done {
-        Ok(answer) => talk.say(&answer),
+        Ok(answer) => talk.send_order(&answer),
         Err(error) => {
             let reason = (&error).into();
             // This end's error is the news, also where the other one did not stay to hear it.
-            let _ = talk.say(&Answer::Failed { reason });
+            let _ = talk.send_order(&Answer::Failed { reason });
             Err(error)
         }
     }
@@ -81,7 +81,7 @@ pub(crate) fn take_part(
         measures: false,
     };
     if run.op == Op::Send {
-        let ready = || talk.say(&Answer::Ready { keys: Vec::new() });
+        let ready = || talk.send_order(&Answer::Ready { keys: Vec::new() });
         let cost = end.take_part(ready)?.cost;
         return Ok(Answer::Done { cost });
     }
@@ -90,7 +90,7 @@ pub(crate) fn take_part(
     let keys = windows
         .iter()
         .map(|window| window.key().to_bytes().to_vec());
-    talk.say(&Answer::Ready {
+    talk.send_order(&Answer::Ready {
         keys: keys.collect(),
     })?;
     let over: Order = talk.expect("the end of a measurement", LONGEST)?;

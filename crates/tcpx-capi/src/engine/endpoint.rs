@@ -220,7 +220,7 @@ pub extern "C" fn tcpx_endpoint_close(endpoint: *mut tcpx_endpoint) -> c_int {
 }
 
 /// Connects to a listening endpoint at `address`, "HOST:PORT"; every address of a name is tried.
-/// `options` holds at least the endpoint's key. A connection that was lost is not mended: connect
+/// `options` holds at least the endpoint's key. A connection that was lost is not restored: connect
 /// again.
 ///
 /// # Safety

@@ -126,7 +126,7 @@ pub struct tcpx_options {
     pub connect_timeout_ms: u32,
     /// Milliseconds that each transfer may take in all, unless it sets its own; 0: no limit.
     pub timeout_ms: u32,
-    /// Milliseconds that a transfer may stand still, a receive that waits for its send included;
+    /// Milliseconds that a transfer may stall, a receive that waits for its send included;
     /// 0: `timeout_ms` if that is set, else 30 s.
     pub stall_ms: u32,
     /// Milliseconds of silence after which the peer counts as dead; 0: 10 s.

@@ -53,7 +53,7 @@ pub(super) fn starting(context: &Context<'_>) -> Finding {
     )
 }
 
-/// A transfer that stands still.
+/// A transfer that stalls.
 pub(super) fn standing_still(context: &Context<'_>) -> Finding {
     let checks = [
         google_checks::variables,

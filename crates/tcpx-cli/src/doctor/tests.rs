@@ -152,7 +152,7 @@ fn no_reachable_interface_blocks() {
 }
 
 #[test]
-fn a_small_limit_is_warned_of_and_raised_where_the_hard_limit_allows() {
+fn a_small_limit_is_warned_of_and_raised_if_allowed() {
     let mut host = healthy();
     let bounds = Rlimit {
         current: Some(256),
@@ -308,7 +308,7 @@ fn a_daemon_that_is_absent_blocks() {
 }
 
 #[test]
-fn a_gpu_without_its_socket_blocks_and_explains_a_refused_registration() {
+fn a_gpu_without_its_socket_blocks_registration() {
     assert_finds("TCPX-D022", Verdict::Blocks, GPUS[1], |host| {
         let socket = format!("/run/tcpx/get_gpu_fd_{}", GPUS[1]);
         host.sockets.remove(&PathBuf::from(socket));

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_pointed_at_the_file_by_path_and_by_name_and_keeps_it() {
+    fn nccl_is_pointed_at_the_file_by_path_and_by_name() {
         let mut host = FakeHost::default();
         host.interface("eth0", InterfaceKind::Physical, "10.0.0.1");
         host.interface("eth1", InterfaceKind::Physical, "10.0.1.1");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_ipv6_alone_uses_its_cards_and_a_management_port_is_no_card_for_others() {
+    fn a_host_of_ipv6_alone_uses_its_cards() {
         let mut host = FakeHost::default();
         host.interface("lo", InterfaceKind::Loopback, "127.0.0.1");
         assert_eq!(chosen(&host).as_deref(), Some("lo"));

@@ -74,7 +74,7 @@ pub(super) fn receive(
     told.map(|()| summary)
 }
 
-type Posted = VecDeque<(Transfer, Piece)>;
+type PostedPieces = VecDeque<(Transfer, Piece)>;
 
 /// Returns this side's last word as well.
 fn attempt(
@@ -82,7 +82,7 @@ fn attempt(
     terms: Terms<'_>,
     offer: &Offer,
     out: Out<'_>,
-    posted: &mut Posted,
+    posted: &mut PostedPieces,
 ) -> Result<(Summary, String), Error> {
     if !(1..=manifest::MOST_BYTES).contains(&offer.bytes) {
         return Err(Error::unexpected(
@@ -277,7 +277,7 @@ fn keep(
             return Err(store.exists(&entries[*index]).into());
         }
     }
-    let kept: talk::Kept = there.iter().map(|(.., kept)| kept.is_some()).collect();
+    let kept: talk::KeptFiles = there.iter().map(|(.., kept)| kept.is_some()).collect();
     talk.send_list(KEPT, &talk::encode(&kept)?, talk.limit)?;
     Ok(plan(entries, there))
 }
@@ -352,7 +352,7 @@ fn contents(
     key: &DigestKey,
     plan: Plan,
     into: Destination,
-    posted: &mut Posted,
+    posted: &mut PostedPieces,
 ) -> Result<Moved, Error> {
     let (free, free_pieces) = mpsc::channel();
     let (arrived, to_check) = mpsc::sync_channel(POSTED + BEHIND);
@@ -450,10 +450,10 @@ fn arrive(
     mut pace: Pace,
     free: &Receiver<Piece>,
     arrived: &SyncSender<(Piece, usize)>,
-    posted: &mut Posted,
+    posted: &mut PostedPieces,
 ) -> Result<(), Error> {
     let mut watch = Watch::new(talk.limit);
-    let post_more = |posted: &mut Posted, count: usize| {
+    let post_more = |posted: &mut PostedPieces, count: usize| {
         while posted.len() < count {
             let piece = match free.try_recv() {
                 Ok(piece) => piece,

@@ -147,7 +147,7 @@ pub(super) fn overall(manifest: &blake3::Hash, digests: &[Content]) -> blake3::H
 
 /// The beginning of a file that the receiver has and keeps.
 #[derive(Debug)]
-struct Kept {
+struct KeptBeginning {
     bytes: u64,
     /// Nothing of the file is sent.
     is_whole: bool,
@@ -161,7 +161,7 @@ fn compare(
     within: Option<&Path>,
     present: &[Present],
     disk: Duration,
-) -> Result<BTreeMap<usize, Kept>, Error> {
+) -> Result<BTreeMap<usize, KeptBeginning>, Error> {
     if present.is_empty() {
         return Ok(BTreeMap::new());
     }
@@ -179,10 +179,10 @@ fn compare(
     talk.send_list(DIGESTS, &talk::encode(&digests)?, disk)?;
     // `false` and a comma for each.
     let text = talk.receive_list(KEPT, present.len() as u64 * 6 + 2, disk)?;
-    let kept: talk::Kept = talk::decode(&text, "what the receiver keeps")?;
+    let kept: talk::KeptFiles = talk::decode(&text, "what the receiver keeps")?;
     let all = present.iter().zip(hashers).zip(kept);
     let kept = all.filter_map(|((there, hasher), is_kept)| {
-        let kept = Kept {
+        let kept = KeptBeginning {
             bytes: there.bytes,
             is_whole: there.is_final && there.bytes == found[there.index].entry.bytes(),
             hasher: hasher.filter(|_| is_kept)?,
@@ -234,7 +234,7 @@ fn stream(
     talk: &Talk<'_>,
     terms: Terms<'_>,
     (found, within): (Vec<Found>, Option<&Path>),
-    kept: BTreeMap<usize, Kept>,
+    kept: BTreeMap<usize, KeptBeginning>,
     key: DigestKey,
 ) -> Result<Moved, Error> {
     let within = within.map(Path::to_owned);
@@ -357,7 +357,7 @@ fn read_all(
     packer: &mut Packer,
     found: Vec<Found>,
     within: Option<&Path>,
-    mut kept: BTreeMap<usize, Kept>,
+    mut kept: BTreeMap<usize, KeptBeginning>,
     key: &DigestKey,
 ) -> Result<Moved, Error> {
     let mut moved = Moved::default();

@@ -96,10 +96,10 @@ impl<'a> Talk<'a> {
     /// An error if a signal came or the peer gave up.
     pub(super) fn check_peer(&self) -> Result<(), Error> {
         interrupt::check()?;
-        self.hear()
+        self.check_last_word()
     }
 
-    fn hear(&self) -> Result<(), Error> {
+    fn check_last_word(&self) -> Result<(), Error> {
         let word = match &*self.expected.borrow() {
             Some(expected) => expected.peek("a last word"),
             None => None,
@@ -135,7 +135,7 @@ impl<'a> Talk<'a> {
         if let Some(expected) = &*self.expected.borrow() {
             let _ = expected.transfer().wait_timeout(REASON);
         }
-        self.hear().err().unwrap_or(error)
+        self.check_last_word().err().unwrap_or(error)
     }
 
     /// Waits for `transfer`, at most `limit` without progress.
@@ -221,7 +221,7 @@ impl<'a> Talk<'a> {
             let word = self.message(expected, limit, "a last word")?;
             *self.heard.borrow_mut() = Some(word);
         }
-        self.hear()?;
+        self.check_last_word()?;
         match &*self.heard.borrow() {
             Some(Ok(digest)) => Ok(messages::brief(digest)),
             _ => Err(Error::unexpected("a last word", "none")),
@@ -323,7 +323,7 @@ impl Watch {
         (self.moved, self.done) = (Instant::now(), 0);
     }
 
-    /// An error when `transfer` has stood still for too long.
+    /// An error when `transfer` has stalled for too long.
     pub(super) fn check_progress(&mut self, transfer: &Transfer) -> Result<(), Error> {
         let done = transfer.progress().bytes_done;
         if done != self.done {
@@ -401,7 +401,7 @@ pub(super) struct Present {
 pub(super) type Digests = Vec<Option<String>>;
 
 /// Which of these the server keeps.
-pub(super) type Kept = Vec<bool>;
+pub(super) type KeptFiles = Vec<bool>;
 
 /// What both ends say when nothing was to be moved.
 pub(super) const DRY_RUN: &str = "dry run";

@@ -13,7 +13,7 @@ use crate::sizes::{Amount, time};
 /// How often a waiting command looks at the transfer. Nothing depends on it but the bar.
 const REFRESH: Duration = Duration::from_millis(50);
 
-/// A transfer that stands still this long is only waited for.
+/// A transfer that stalls this long is only waited for.
 const STANDING: Duration = Duration::from_secs(10);
 
 /// Without a terminal: a line at most this often.

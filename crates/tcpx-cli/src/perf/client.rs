@@ -18,7 +18,7 @@ use crate::output::say::say;
 use crate::perf::{PerfClientArgs, Place};
 
 /// How long a server may take to start.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SERVER_START_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long it measures where nobody says.
 const USUAL_TIME: Duration = Duration::from_secs(3);
@@ -32,7 +32,12 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Told, Error> {
     let devices = Devices::probe();
     let memory = devices.choose(&Place::memory_of(args.place), 0)?;
     let link = Link::new(&args.link, &memory, false)?;
-    let connection = link.connect_within(&args.link, &args.server, PATIENCE, Error::is_refused)?;
+    let connection = link.connect_within(
+        &args.link,
+        &args.server,
+        SERVER_START_LIMIT,
+        Error::is_refused,
+    )?;
     say!("{}", link.describe(&connection, &memory));
     let mode = match (args.reverse, args.bidir) {
         (true, _) => Mode::Back,
@@ -79,7 +84,7 @@ pub(super) struct Work {
     pub(super) interval: Option<Duration>,
     /// What comes before the first transfer that counts.
     pub(super) warm_up: Duration,
-    /// Longest time that a step may stand still.
+    /// Longest time that a step may stall.
     pub(super) limit: Duration,
 }
 

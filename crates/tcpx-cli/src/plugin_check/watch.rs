@@ -94,7 +94,7 @@ impl Watched {
     /// The next event; an error once the plugin failed, the process ended or a step takes too long.
     pub(super) fn next(&mut self) -> Result<Event, Error> {
         loop {
-            match self.events.hear(self.limit + GRACE) {
+            match self.events.next_line(self.limit + GRACE) {
                 Ok(Event::Doing { step }) => self.step = step,
                 Ok(Event::Failed { what, hint }) => return Err(Error::failed(what, hint)),
                 Ok(event) => return Ok(event),

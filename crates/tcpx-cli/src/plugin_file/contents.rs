@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_double_of_googles_plugin_is_known_by_the_name_in_its_table() {
+    fn googles_double_is_known_by_its_tables_name() {
         let contents = read(tcpx_tests::double::path()).expect("a plugin");
         assert_eq!(contents.kind, PluginKind::Google);
         let table = ExportedTable {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_a_missing_file_and_a_library_without_a_table_are_told_apart() {
+    fn folders_missing_files_and_other_libraries_differ() {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(matches!(
             read(folder.path()),
@@ -333,7 +333,7 @@ mod tests {
             .find(|path| path.contains("libc.so"));
         let Some(libc) = libc else {
             eprintln!(
-                "skipped: a_folder_a_missing_file_and_a_library_without_a_table_are_told_apart: no C library is mapped"
+                "skipped: folders_missing_files_and_other_libraries_differ: no C library is mapped"
             );
             return;
         };

@@ -21,7 +21,7 @@ fn socket(host: &mut FakeHost, path: &str) {
 }
 
 #[test]
-fn on_an_a3_host_the_default_route_is_for_control_and_the_rest_for_data() {
+fn an_a3_hosts_default_route_is_for_control_alone() {
     let mut host = FakeHost::a3();
     socket(&mut host, "/run/tcpx/rx_rule_manager");
     socket(&mut host, "/run/tcpx/get_gpu_fd_0000:04:00.0");
@@ -38,7 +38,7 @@ fn on_an_a3_host_the_default_route_is_for_control_and_the_rest_for_data() {
 }
 
 #[test]
-fn sends_avoid_copies_only_where_a_card_carries_them_and_yours_wins() {
+fn sends_avoid_copies_only_where_a_card_carries_them() {
     let zero_copy = |host: &FakeHost| value(&for_google(host), ZERO_COPY);
     let mut host = FakeHost::a3();
     assert_eq!(zero_copy(&host).as_deref(), Some("4096"));
@@ -84,7 +84,7 @@ fn one_card_serves_both_and_no_control_interface_is_set() {
 }
 
 #[test]
-fn without_a_card_a_container_s_interface_serves_and_last_of_all_loopback() {
+fn container_interfaces_serve_then_loopback() {
     let mut host = FakeHost::default();
     host.interface("lo", InterfaceKind::Loopback, "127.0.0.1");
     assert_eq!(
@@ -113,7 +113,7 @@ fn interfaces_that_are_down_or_have_no_address_are_not_chosen() {
 }
 
 #[test]
-fn the_sockets_are_looked_for_and_their_absence_is_not_asked_for_memory() {
+fn absent_sockets_are_not_asked_for_memory() {
     let mut host = FakeHost::a3();
     let settings = for_google(&host);
     assert_eq!(

@@ -90,7 +90,7 @@ fn puts_and_gets_stand_beside_sends_whole_and_in_pieces() {
 }
 
 #[test]
-fn another_library_is_measured_on_command_or_left_out_with_its_reason() {
+fn another_library_is_measured_or_left_out_with_why() {
     let answers = |name: &str, line: &str| {
         let folder = tempfile::tempdir().expect("a folder");
         let script = folder.path().join("measures");
@@ -133,7 +133,7 @@ fn iperf3_stands_beside_the_deepest_streaming() {
 }
 
 #[test]
-fn a_benchmark_that_cannot_be_is_refused_before_anything_is_measured() {
+fn an_impossible_benchmark_is_refused_first() {
     bench(&[&HERE, &["--sizes", "0"]])
         .assert_code(2)
         .assert_complains("0 bytes");
@@ -155,7 +155,7 @@ fn a_benchmark_that_cannot_be_is_refused_before_anything_is_measured() {
 }
 
 #[test]
-fn both_ends_and_the_plain_loops_use_the_congestion_control_that_was_chosen() {
+fn everything_uses_the_chosen_congestion_control() {
     let chosen = ["--peer", "raw", "--modes", "one", "--congestion", "reno"];
     let ended = bench(&[&HERE, &SHORT, &chosen]);
     ended.assert_code(0).assert_says("streams, reno");

@@ -33,7 +33,7 @@ fn examine(folder: &Path, id: &str) -> (String, String) {
 }
 
 #[test]
-fn sockets_of_a_daemon_that_is_dead_absent_or_alive_are_told_apart() {
+fn a_daemons_dead_and_live_sockets_differ() {
     let folder = tempfile::tempdir().expect("a folder");
     let (verdict, measured) = examine(&folder.path().join("none"), "TCPX-D021");
     assert_eq!(verdict, "blocks");
@@ -49,7 +49,7 @@ fn sockets_of_a_daemon_that_is_dead_absent_or_alive_are_told_apart() {
 }
 
 #[test]
-fn a_check_is_explained_with_what_it_finds_here_and_an_unknown_one_is_refused() {
+fn a_check_is_explained_and_an_unknown_one_refused() {
     ask(&["doctor", "--explain", "d004"])
         .assert_code(0)
         .assert_says("TCPX-D004 kernel")
@@ -133,8 +133,8 @@ fn errors_name_the_check_that_explains_them() {
 }
 
 #[test]
-fn a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after() {
-    const NAME: &str = "a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after";
+fn a_plugin_on_a_noexec_mount_is_found_first() {
+    const NAME: &str = "a_plugin_on_a_noexec_mount_is_found_first";
     let folder = tempfile::tempdir().expect("a folder");
     // Mounts of a namespace of our own end with its last process.
     let shell = |script: &str| {

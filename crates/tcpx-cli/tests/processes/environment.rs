@@ -28,7 +28,7 @@ fn variables(ended: &Ended) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn google_s_plugin_finds_its_variables_set_when_its_process_starts() {
+fn googles_plugin_finds_its_variables_set() {
     let mut command = tcpx(&["connection", "server", "--host", "--plugin", double()]);
     command.env("NCCL_GPUDIRECTTCPX_RECV_SYNC", "0");
     let server = Server::start(command);
@@ -91,7 +91,7 @@ fn a_shell_that_takes_the_variables_sees_that_there_are_none() {
 }
 
 #[test]
-fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
+fn lines_for_googles_plugin_are_taken_by_a_shell() {
     let printed = ask(&["env", "tcpx"]);
     printed.assert_code(0);
     let script = format!("{}\nexec \"$0\" env tcpx --json", printed.stdout);

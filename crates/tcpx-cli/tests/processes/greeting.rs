@@ -35,7 +35,7 @@ fn payloads_of_other_sizes_pass() {
 }
 
 #[test]
-fn over_a_plugin_that_scatters_fragments_and_bounce_buffer_are_shown() {
+fn a_scattering_plugin_shows_fragments_and_buffer() {
     for (size, unpack) in [("23", "host"), ("23", "d2d"), ("300000", "kernel")] {
         let plugin = ["--host", "--plugin", scattering::path(), "--unpack", unpack];
         let server = [&["transfer", "server", "--debug"][..], &plugin].concat();

@@ -114,7 +114,7 @@ fn what_a_launcher_started_is_measured_pair_by_pair() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_and_the_others_are_measured() {
+fn an_absent_rank_is_named_and_others_measured() {
     let (port, key) = (free_port(), key());
     let other = Running::start(rank(TORCHRUN, "2", "3", &port, &key));
     let mut first = rank(TORCHRUN, "0", "3", &port, &key);

@@ -134,8 +134,8 @@ fn a_names_address_that_vanishes_does_not_hold_up_the_next() {
 }
 
 #[test]
-fn an_address_on_loopback_that_routes_lead_to_is_nccls_last_choice() {
-    const TEST: &str = "an_address_on_loopback_that_routes_lead_to_is_nccls_last_choice";
+fn a_routed_loopback_address_is_the_last_choice() {
+    const TEST: &str = "a_routed_loopback_address_is_the_last_choice";
     if skips(TEST) {
         return;
     }

@@ -101,7 +101,7 @@ fn every_field_of_the_json_is_documented() {
 }
 
 #[test]
-fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
+fn googles_double_passes_with_its_variables_shown() {
     check(double::path(), &[])
         .assert_code(0)
         .assert_says("Google's GPUDirectTCPX; tables v7")
@@ -110,7 +110,7 @@ fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
 }
 
 #[test]
-fn an_interface_of_yours_stays_in_the_demo_of_a_vendor_s_plugin() {
+fn your_interface_stays_in_a_vendor_plugins_demo() {
     let path = double::path().to_str().expect("text");
     let mut command = tcpx(&["demo", "--size", "1KiB", "--host", "--plugin", path]);
     command.env("NCCL_SOCKET_IFNAME", "^docker");
@@ -183,7 +183,7 @@ fn a_start_that_fails_is_told_with_the_plugin_s_own_words() {
 }
 
 #[test]
-fn a_plugin_that_ends_or_crashes_its_process_does_neither_to_ours() {
+fn a_plugins_crash_or_exit_is_not_ours() {
     check_bad("init-exits", &[])
         .assert_code(1)
         .assert_complains("the process ended inside \"init\": exit status: 0");
@@ -193,7 +193,7 @@ fn a_plugin_that_ends_or_crashes_its_process_does_neither_to_ours() {
 }
 
 #[test]
-fn what_a_plugin_prints_is_no_verdict_and_what_it_gives_away_silences_nobody() {
+fn a_plugins_output_is_no_verdict() {
     check_bad("init-forges", &[])
         .assert_code(1)
         .assert_complains("the process ended inside \"init\": exit status: 0")
@@ -237,7 +237,7 @@ fn start_double(variable: &str, value: &str, timeout: [&str; 2], more: &[&str]) 
 }
 
 #[test]
-fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
+fn a_failed_call_ends_the_check_with_a_doctors_id() {
     use double::Call;
     let cases = [
         (Call::Init, "init", 3, "TCPX-D033"),

@@ -71,7 +71,7 @@ fn two_releases_speak_the_highest_version_that_both_know() {
 }
 
 #[test]
-fn releases_without_a_common_version_name_both_and_the_older_one() {
+fn no_common_version_names_both_and_the_older_one() {
     let own = concat!("tcpx ", env!("CARGO_PKG_VERSION"));
     for (server, client, older) in [
         ("4-5", "3-3", ["the peer is older", "this side is older"]),

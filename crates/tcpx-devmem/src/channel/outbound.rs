@@ -4,7 +4,7 @@ use std::io;
 
 use super::{DevmemChannel, PEER_ENDED, is_the_peers_end};
 use crate::ordinary::{self, HEADER_BYTES, Header, OrdinaryLane};
-use crate::outflow::{Next, Source};
+use crate::outflow::{NextWrite, Source};
 use tcpx_net::channel::{Completion, SendChunk};
 use tcpx_net::error::ChannelError;
 
@@ -68,9 +68,9 @@ impl DevmemChannel {
                 return Ok(());
             };
             let sent = match &next {
-                Next::Header(header, from) => ordinary::send(socket, &header[*from..]),
-                Next::Host(part) => self.calls.send(socket, part),
-                Next::Device {
+                NextWrite::Header(header, from) => ordinary::send(socket, &header[*from..]),
+                NextWrite::Host(part) => self.calls.send(socket, part),
+                NextWrite::Device {
                     slot,
                     offset,
                     length,
@@ -83,9 +83,9 @@ impl DevmemChannel {
                 (Ok(sent), next) => {
                     self.outflow.wrote(sent);
                     match next {
-                        Next::Header(..) => continue,
-                        Next::Host(_) => {}
-                        Next::Device { slot, .. } => self.in_kernel.sent(slot),
+                        NextWrite::Header(..) => continue,
+                        NextWrite::Host(_) => {}
+                        NextWrite::Device { slot, .. } => self.in_kernel.sent(slot),
                     }
                     self.stats.bytes_sent += sent as u64;
                 }
@@ -102,7 +102,7 @@ impl DevmemChannel {
                 (Err(error), next) => {
                     let why = match next {
                         _ if is_the_peers_end(&error) => PEER_ENDED.to_owned(),
-                        Next::Device { .. } => {
+                        NextWrite::Device { .. } => {
                             format!("sending out of device memory failed: {error}")
                         }
                         _ => format!("sending on the payload lane failed: {error}"),

@@ -11,7 +11,7 @@ use tcpx_memory::Region;
 
 use super::*;
 use crate::calls::LinuxSockets;
-use crate::landing::Landing;
+use crate::landing::LandingRing;
 use crate::ordinary::{HEADER_BYTES, Header};
 use tcpx_net::channel::Payload;
 
@@ -49,7 +49,7 @@ impl Scene {
             payload: ours.into(),
             ordinary: beside.into(),
             rule: None,
-            inflow: Inflow::new(None, Landing::new().unwrap()),
+            inflow: Inflow::new(None, LandingRing::new().unwrap()),
             stage: Stage::new(&[], None, Arc::clone(&signal)).unwrap(),
             signal,
             window: 64,
@@ -191,7 +191,7 @@ proptest! {
             let region = region(start, *bytes);
             start += *bytes as u64;
             let posted = scene.channel.post_send(send(token, &region)).unwrap();
-            prop_assert!(matches!(posted, Posted::Accepted));
+            prop_assert!(matches!(posted, PostAnswer::Accepted));
         }
         let mut have = 0;
         scene.until(|scene| {
@@ -279,7 +279,7 @@ proptest! {
         let mut scene = Scene::new();
         for (token, bytes) in (0u64..).zip(&chunks) {
             let posted = scene.channel.post_receive(receive(token, *bytes)).unwrap();
-            prop_assert!(matches!(posted, Posted::Accepted));
+            prop_assert!(matches!(posted, PostAnswer::Accepted));
         }
         let mut came: Vec<u8> = Vec::new();
         let mut ended = Vec::new();
@@ -308,7 +308,7 @@ proptest! {
                     part.read_to(&mut bytes).unwrap();
                     came.extend(bytes);
                 }
-                assert!(matches!(scene.channel.consume(ticket), Ok(Posted::Accepted)));
+                assert!(matches!(scene.channel.consume(ticket), Ok(PostAnswer::Accepted)));
             }
             // The peer: payload as far as it gets, and once that has come, the other lane.
             let write = |mut to: &TcpStream, bytes: &[u8]| match to.write(bytes) {
@@ -339,7 +339,7 @@ proptest! {
         let mut scene = Scene::new();
         for token in 0..2 {
             let posted = scene.channel.post_receive(receive(token, 10)).unwrap();
-            prop_assert!(matches!(posted, Posted::Accepted));
+            prop_assert!(matches!(posted, PostAnswer::Accepted));
         }
         for (sequence, length) in headers {
             let header = Header { sequence, length };
@@ -365,7 +365,7 @@ fn a_chunk_that_was_never_sent_cannot_be_placed() {
     let mut scene = Scene::new();
     let region = region(0, 10);
     let posted = scene.channel.post_send(send(0, &region)).unwrap();
-    assert!(matches!(posted, Posted::Accepted));
+    assert!(matches!(posted, PostAnswer::Accepted));
     let refused = scene.channel.placed(0);
     assert!(
         matches!(refused, Err(ChannelError::Protocol { .. })),
@@ -378,7 +378,7 @@ fn a_peer_that_closes_after_all_was_sent_is_no_error() {
     let mut scene = Scene::new();
     let region = region(0, 10);
     let posted = scene.channel.post_send(send(0, &region)).unwrap();
-    assert!(matches!(posted, Posted::Accepted));
+    assert!(matches!(posted, PostAnswer::Accepted));
     let mut have = 0;
     scene.until(|scene| {
         have += Scene::read(&scene.payload, 10).unwrap().len();
@@ -397,9 +397,9 @@ fn a_reset_payload_lane_is_given_up_and_the_peer_told() {
     let mut scene = Scene::new();
     let region = region(0, 100_000);
     let posted = scene.channel.post_send(send(0, &region)).unwrap();
-    assert!(matches!(posted, Posted::Accepted));
+    assert!(matches!(posted, PostAnswer::Accepted));
     let posted = scene.channel.post_receive(receive(0, 10)).unwrap();
-    assert!(matches!(posted, Posted::Accepted));
+    assert!(matches!(posted, PostAnswer::Accepted));
     rustix::net::sockopt::set_socket_linger(&scene.payload, Some(Duration::ZERO)).unwrap();
     // The last one ends with a reset.
     scene.payload = connected().1;

@@ -14,7 +14,7 @@ fn inflow(pool: u64) -> Inflow {
         dmabuf_id: ID,
         usage: PoolUse::of(pool),
     };
-    Inflow::new(Some(target), Landing::new().unwrap())
+    Inflow::new(Some(target), LandingRing::new().unwrap())
 }
 
 /// Control messages of fragments (offset, size, token), linear where the token is 0.
@@ -126,7 +126,7 @@ fn tickets_come_back_in_order_and_once() {
 }
 
 #[test]
-fn a_chunk_that_takes_too_much_of_the_pool_is_handed_on_in_parts() {
+fn a_chunk_too_large_for_the_pool_goes_in_parts() {
     let page = rustix::param::page_size() as u64;
     let mut inflow = inflow(16 * page);
     inflow.post(5, 0, 100);
@@ -171,7 +171,7 @@ fn an_unbelievable_receive_takes_nothing() {
 }
 
 #[test]
-fn a_long_run_of_plain_bytes_is_told_from_a_packet_that_was_not_split() {
+fn long_plain_runs_differ_from_unsplit_packets() {
     let mut inflow = inflow(POOL);
     let mut out = Vec::new();
     let mut plain = |inflow: &mut Inflow, bytes| {

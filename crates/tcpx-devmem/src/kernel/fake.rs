@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Kernel, NetlinkSocket, Place, RuleTable};
+use super::{Kernel, Namespaces, NetlinkSocket, RuleTable};
 use crate::rule::Rule;
 
 /// A card, its settings, and what it cannot do.
@@ -277,8 +277,8 @@ impl Kernel for Fake {
         Ok(self.world().processes.get(&pid).copied())
     }
 
-    fn place(&self) -> io::Result<Place> {
-        Ok(Place {
+    fn place(&self) -> io::Result<Namespaces> {
+        Ok(Namespaces {
             boot: "boot".to_owned(),
             network: 1,
             processes: 2,

@@ -15,11 +15,11 @@ use rustix::net::{
 };
 use tcpx_lanes::socket::set_option;
 
-use super::{Kernel, NetlinkSocket, Place, RuleTable};
+use super::{Kernel, Namespaces, NetlinkSocket, RuleTable};
 use crate::rule::Rule;
 
 /// Restarting a queue of a busy card takes a while; an answer that takes longer than this never comes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const KERNEL_ANSWER_LIMIT: Duration = Duration::from_secs(20);
 const SOL_NETLINK: i32 = 270;
 /// `NETLINK_EXT_ACK`: errors come with words.
 const EXTENDED: i32 = 11;
@@ -273,8 +273,8 @@ impl Kernel for Linux {
         }
     }
 
-    fn place(&self) -> io::Result<Place> {
-        Ok(Place {
+    fn place(&self) -> io::Result<Namespaces> {
+        Ok(Namespaces {
             boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?
                 .trim()
                 .to_owned(),
@@ -432,7 +432,7 @@ impl Socket {
             SocketFlags::CLOEXEC,
             Some(netlink::GENERIC),
         )?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(KERNEL_ANSWER_LIMIT))?;
         for option in [EXTENDED, CAPPED] {
             set_option(&socket, SOL_NETLINK, option, 1)?;
         }
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_name_with_spaces_and_parentheses_does_not_move_its_start_time() {
+    fn a_strange_process_name_keeps_its_start_time() {
         let fields: Vec<_> = (4..=30).map(|number| number.to_string()).collect();
         let text = format!("12 (a ) b) S {}", fields.join(" "));
         assert_eq!(state_and_start(&text), Some(('S', 22)));

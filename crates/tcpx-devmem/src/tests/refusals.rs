@@ -15,7 +15,7 @@ fn refused(errno: i32, words: &'static str) -> DevmemError {
 }
 
 #[test]
-fn words_of_the_kernel_become_the_error_that_says_how_to_mend_it() {
+fn kernel_refusals_become_errors_that_say_the_fix() {
     let cases: [(i32, &'static str, Why, &str); 9] = [
         (
             libc::EINVAL,
@@ -67,10 +67,10 @@ fn words_of_the_kernel_become_the_error_that_says_how_to_mend_it() {
         ),
         (libc::EPERM, "", Why::NoPermission, "setcap cap_net_admin"),
     ];
-    for (errno, words, why, mends) in cases {
+    for (errno, words, why, fixes) in cases {
         let error = refused(errno, words);
         assert_eq!(error.why(), why, "{error:?}");
-        assert!(error.to_string().contains(mends), "{error}");
+        assert!(error.to_string().contains(fixes), "{error}");
     }
     let other = refused(libc::ENOMEM, "");
     assert_eq!(other.why(), Why::Other, "{other}");

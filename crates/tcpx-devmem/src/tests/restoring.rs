@@ -126,7 +126,7 @@ fn a_death_between_note_and_change_is_undone_too() {
 }
 
 #[test]
-fn a_rule_whose_place_was_never_learned_is_found_by_what_it_says() {
+fn a_rule_of_unknown_place_is_found_by_its_content() {
     let host = Host::new();
     let before = host.kernel.card(|card| card.driver_places = true);
     die_bound(&host, 300);
@@ -208,7 +208,7 @@ fn what_cannot_be_undone_stays_recorded_with_its_reason() {
 }
 
 #[test]
-fn what_a_start_cannot_undo_of_a_dead_process_is_logged_and_kept() {
+fn what_cannot_be_undone_of_the_dead_is_kept() {
     let host = Host::new();
     die_bound(&host, 300);
     host.kernel

@@ -47,7 +47,7 @@ fn gives_up(
 }
 
 #[test]
-fn a_peer_that_hangs_up_again_and_again_is_given_up_and_one_that_is_silent_is_not() {
+fn only_a_peer_that_hangs_up_again_is_given_up() {
     for (takes, gives_way) in [(Duration::from_millis(50), true), (SILENT_TIME * 2, false)] {
         let (listener, peer) = listener();
         let start = Instant::now();
@@ -78,7 +78,7 @@ fn a_peer_that_hangs_up_again_and_again_is_given_up_and_one_that_is_silent_is_no
 }
 
 #[test]
-fn a_peer_that_is_unreachable_is_dialled_for_as_long_as_it_may_be() {
+fn an_unreachable_peer_is_dialled_until_its_limit() {
     let peer = listener().1;
     for minutes in [0, 1, 60] {
         let start = Instant::now();

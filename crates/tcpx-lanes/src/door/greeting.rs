@@ -38,7 +38,7 @@ enum State {
     Hello(Box<ServerHandshake>),
     Lane(Box<LaneServer>),
     /// Refused: waits for the peer to close, so that our answer is not lost to a reset.
-    Farewell {
+    Draining {
         left: usize,
     },
 }
@@ -92,7 +92,7 @@ impl<S: Stream> Greeting<S> {
     }
 
     pub(super) fn is_farewell(&self) -> bool {
-        matches!(self.state, State::Farewell { .. })
+        matches!(self.state, State::Draining { .. })
     }
 
     /// Why the connection goes when its time is over.
@@ -100,7 +100,7 @@ impl<S: Stream> Greeting<S> {
         let missing = match &self.state {
             State::Hello(handshake) => handshake.closed(),
             State::Lane(lane) => lane.closed(),
-            State::Farewell { .. } => return "refused before".to_owned(),
+            State::Draining { .. } => return "refused before".to_owned(),
         };
         let waited = waited.as_secs();
         match missing {
@@ -170,7 +170,7 @@ impl<S: Stream> Greeting<S> {
                     Err(error) => Ok(Progress::Failed(error.to_string())),
                 }
             }
-            State::Farewell { left } => {
+            State::Draining { left } => {
                 let mut bytes = [0; PEEK_BYTES];
                 let (_, arrived) = recv(stream, &mut bytes, RecvFlags::DONTWAIT)?;
                 *left = left.saturating_sub(arrived);
@@ -198,7 +198,7 @@ impl<S: Stream> Greeting<S> {
     /// # Errors
     /// It has gone.
     pub fn refuse(&mut self, message: &Message) -> io::Result<()> {
-        self.state = State::Farewell {
+        self.state = State::Draining {
             left: FAREWELL_BYTES,
         };
         self.spoke = None;

@@ -38,7 +38,7 @@ impl Leadership {
     }
 
     /// The leader leaves, and nobody runs the loop until then; whether the loop's thread is to be woken for that.
-    pub(super) fn leave(&self, until: u64) -> bool {
+    pub(super) fn begin_lease(&self, until: u64) -> bool {
         self.lease.store(until, Ordering::Relaxed);
         self.until.store(until, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -106,7 +106,7 @@ mod model {
                 let leader = {
                     let shared = Arc::clone(&shared);
                     loom::thread::spawn(move || {
-                        let wakes = shared.0.leave(lease);
+                        let wakes = shared.0.begin_lease(lease);
                         shared.1.store(wakes, Ordering::SeqCst);
                     })
                 };
@@ -134,7 +134,7 @@ mod model {
         loom::model(|| {
             let shared = Arc::new(Leadership::new());
             assert!(shared.lead());
-            assert!(!shared.leave(5));
+            assert!(!shared.begin_lease(5));
             let leader = {
                 let shared = Arc::clone(&shared);
                 loom::thread::spawn(move || assert!(shared.lead()))

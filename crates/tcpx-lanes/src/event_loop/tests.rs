@@ -160,7 +160,7 @@ fn pair() -> (TcpStream, Arc<TcpStream>) {
 }
 
 #[test]
-fn both_halves_of_a_lane_are_watched_and_one_when_the_other_ends() {
+fn a_lanes_other_half_stays_watched() {
     let (mut far, near) = pair();
     let loops = EventLoops::start("test", 1).unwrap();
     let [here] = loops.spread(1).try_into().unwrap();
@@ -440,7 +440,7 @@ fn a_source_that_panics_ends_and_the_loop_goes_on() {
 }
 
 #[test]
-fn a_removal_that_comes_late_leaves_the_next_source_of_the_place_alone() {
+fn a_late_removal_spares_the_places_next_source() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let loops = EventLoops::start("test", 1).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
@@ -535,7 +535,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_loop_of_many_sources_looks_at_those_alone_that_were_raised() {
+fn a_loop_serves_only_sources_that_were_raised() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let loops = EventLoops::start("test", 1).unwrap();
     let (tell, told) = std::sync::mpsc::channel();

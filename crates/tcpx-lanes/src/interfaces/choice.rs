@@ -283,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn cards_that_are_fast_enough_are_taken_and_what_peers_cannot_reach_is_not() {
+    fn only_fast_reachable_cards_are_taken() {
         assert_eq!(chosen(None, "10.0.1.1", "10.0.1.2"), ["eth1", "eth2"]);
     }
 
     #[test]
-    fn the_way_of_the_control_connection_is_a_candidate_whatever_it_is() {
+    fn the_control_connections_way_is_a_candidate() {
         assert_eq!(
             chosen(None, "10.8.0.1", "10.8.0.2"),
             ["eth1", "eth2", "wg0"]
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_local_address_counts_on_a_card_that_is_named_or_carries_the_control_connection() {
+    fn a_link_local_address_counts_on_a_named_card() {
         let taken = |filter, local| chosen(filter, local, "169.254.7.8");
         assert_eq!(taken(Some("=eth3"), "169.254.7.7"), ["eth3"]);
         assert_eq!(taken(Some("eth1,eth3"), "10.0.1.1"), ["eth1", "eth3"]);

@@ -38,7 +38,7 @@ impl Attempt for Fake {
 
 /// Places, the roads to them, and what was done with each.
 struct World {
-    places: Vec<Place>,
+    places: Vec<DialState>,
     roads: Vec<Road>,
     dials: Vec<Vec<Instant>>,
     now: Instant,
@@ -48,7 +48,7 @@ struct World {
 }
 
 impl World {
-    fn new(places: &[Place], road: Road) -> Self {
+    fn new(places: &[DialState], road: Road) -> Self {
         Self {
             places: places.to_vec(),
             roads: vec![road; places.len()],
@@ -70,7 +70,10 @@ impl World {
         } = self;
         let news = redial.advance(*now, places, |lane| {
             let lane = usize::from(lane);
-            assert!(matches!(places[lane], Place::Vacant | Place::Doubtful));
+            assert!(matches!(
+                places[lane],
+                DialState::Vacant | DialState::Doubtful
+            ));
             if roads[lane] == Road::Theirs {
                 return None;
             }
@@ -83,19 +86,24 @@ impl World {
         for one in news {
             match one {
                 News::Vacate(lane) => {
-                    assert_eq!(places[usize::from(lane)], Place::Doubtful);
-                    places[usize::from(lane)] = Place::Leaving;
+                    assert_eq!(places[usize::from(lane)], DialState::Doubtful);
+                    places[usize::from(lane)] = DialState::Leaving;
                 }
                 News::Fill(lane, _) if *refuses_fill => redial.broke(lane),
                 News::Fill(lane, _) => {
                     let place = &mut places[usize::from(lane)];
-                    assert!(matches!(place, Place::Vacant | Place::Unwanted));
-                    *place = Place::Filled;
+                    assert!(matches!(place, DialState::Vacant | DialState::Unwanted));
+                    *place = DialState::Filled;
                 }
                 News::Failed(..) => {}
             }
         }
-        let is_wanted = |place| matches!(place, Place::Vacant | Place::Doubtful | Place::Leaving);
+        let is_wanted = |place| {
+            matches!(
+                place,
+                DialState::Vacant | DialState::Doubtful | DialState::Leaving
+            )
+        };
         let wants = places.iter().any(|place| is_wanted(*place));
         (wants || !redial.is_idle()).then(|| redial.next(*now))
     }
@@ -117,8 +125,8 @@ impl World {
 }
 
 #[test]
-fn a_lane_that_broke_is_dialled_at_once_and_again_after_pauses_that_grow() {
-    let mut world = World::new(&[Place::Filled, Place::Vacant], Road::Refused);
+fn a_broken_lane_is_redialled_after_growing_pauses() {
+    let mut world = World::new(&[DialState::Filled, DialState::Vacant], Road::Refused);
     world.run(Duration::from_secs(60));
     let pauses = world.pauses(1);
     assert_eq!(pauses[..5], [20, 40, 80, 160, 320]);
@@ -126,33 +134,33 @@ fn a_lane_that_broke_is_dialled_at_once_and_again_after_pauses_that_grow() {
     assert!(world.dials[0].is_empty());
     world.roads[1] = Road::Open;
     world.run(LONGEST_PAUSE);
-    assert_eq!(world.places, [Place::Filled; 2]);
+    assert_eq!(world.places, [DialState::Filled; 2]);
     // The next time it is as at first.
     world.dials[1].clear();
-    world.places[1] = Place::Vacant;
+    world.places[1] = DialState::Vacant;
     world.roads[1] = Road::Refused;
     world.run(Duration::from_secs(1));
     assert_eq!(world.pauses(1)[..3], [20, 40, 80]);
 }
 
 #[test]
-fn where_no_lane_lives_none_waits_long_however_long_the_outage_was() {
-    let mut world = World::new(&[Place::Filled, Place::Vacant], Road::Silent);
+fn without_live_lanes_none_waits_long() {
+    let mut world = World::new(&[DialState::Filled, DialState::Vacant], Road::Silent);
     world.run(Duration::from_secs(600));
-    world.places[0] = Place::Vacant;
+    world.places[0] = DialState::Vacant;
     world.run(Duration::from_secs(3600));
     let bare = world.redial.bare(world.now).unwrap();
     assert!(bare > Duration::from_secs(3590), "{bare:?}");
     world.roads.fill(Road::Open);
     world.run(ATTEMPT + LONGEST_BARE_PAUSE + TICK);
-    assert_eq!(world.places, [Place::Filled; 2]);
+    assert_eq!(world.places, [DialState::Filled; 2]);
     world.advance();
     assert_eq!(world.redial.bare(world.now), None);
 }
 
 #[test]
-fn a_lane_that_is_refused_waits_for_the_end_of_a_round_that_others_take_longer_for() {
-    let mut world = World::new(&[Place::Vacant; 2], Road::Silent);
+fn a_refused_lane_waits_for_the_rounds_end() {
+    let mut world = World::new(&[DialState::Vacant; 2], Road::Silent);
     world.roads[1] = Road::Refused;
     world.run(ATTEMPT - STEP);
     assert_eq!([world.dials[0].len(), world.dials[1].len()], [1, 1]);
@@ -162,80 +170,80 @@ fn a_lane_that_is_refused_waits_for_the_end_of_a_round_that_others_take_longer_f
 
 #[test]
 fn a_doubtful_connection_stays_until_another_has_come_about() {
-    let mut world = World::new(&[Place::Doubtful], Road::Silent);
+    let mut world = World::new(&[DialState::Doubtful], Road::Silent);
     // The peer may rest for as long as it likes.
     world.run(Duration::from_secs(3600));
-    assert_eq!(world.places, [Place::Doubtful]);
+    assert_eq!(world.places, [DialState::Doubtful]);
     assert_eq!(world.redial.bare(world.now), None);
     // It moves again: nothing is dialled any more.
-    world.places[0] = Place::Filled;
+    world.places[0] = DialState::Filled;
     world.roads[0] = Road::Open;
     world.dials[0].clear();
     world.run(Duration::from_secs(1));
     assert!(world.dials[0].is_empty());
-    world.places[0] = Place::Doubtful;
+    world.places[0] = DialState::Doubtful;
     world.advance();
-    assert_eq!(world.places, [Place::Leaving]);
+    assert_eq!(world.places, [DialState::Leaving]);
     // The other one waits until that is gone.
     world.run(Duration::from_secs(1));
-    assert_eq!(world.places, [Place::Leaving]);
-    world.places[0] = Place::Vacant;
+    assert_eq!(world.places, [DialState::Leaving]);
+    world.places[0] = DialState::Vacant;
     world.advance();
-    assert_eq!(world.places, [Place::Filled]);
+    assert_eq!(world.places, [DialState::Filled]);
     assert_eq!(world.dials[0].len(), 1);
 }
 
 #[test]
 fn what_breaks_before_it_is_used_is_dialled_after_a_pause() {
-    let mut world = World::new(&[Place::Vacant], Road::Open);
+    let mut world = World::new(&[DialState::Vacant], Road::Open);
     world.refuses_fill = true;
     world.run(Duration::from_secs(10));
     let longest = LONGEST_BARE_PAUSE.as_millis();
     assert_eq!(world.pauses(0).last(), Some(&longest));
     world.refuses_fill = false;
     world.run(LONGEST_BARE_PAUSE + TICK);
-    assert_eq!(world.places, [Place::Filled]);
+    assert_eq!(world.places, [DialState::Filled]);
 }
 
 #[test]
-fn a_connection_that_the_peer_dialled_takes_the_place_of_what_is_dialled() {
-    let mut world = World::new(&[Place::Vacant, Place::Unwanted], Road::Silent);
+fn a_peers_dial_takes_the_place_of_ours() {
+    let mut world = World::new(&[DialState::Vacant, DialState::Unwanted], Road::Silent);
     world.advance();
     for lane in [0, 1] {
         world.redial.came(lane, world.now);
     }
     assert_eq!(world.redial.coming(), 3);
     world.advance();
-    assert_eq!(world.places, [Place::Filled; 2]);
+    assert_eq!(world.places, [DialState::Filled; 2]);
     assert_eq!(world.redial.coming(), 0);
 }
 
 #[test]
-fn a_lane_that_failed_is_dialled_again_though_the_last_attempt_of_its_round_is_forgotten() {
-    let mut world = World::new(&[Place::Doubtful, Place::Vacant], Road::Silent);
+fn a_failed_lane_is_redialled_after_a_forgotten_attempt() {
+    let mut world = World::new(&[DialState::Doubtful, DialState::Vacant], Road::Silent);
     world.roads[1] = Road::Refused;
     world.advance();
     // It moves again.
-    world.places[0] = Place::Filled;
+    world.places[0] = DialState::Filled;
     world.roads[1] = Road::Open;
     world.run(LONGEST_PAUSE);
-    assert_eq!(world.places, [Place::Filled; 2]);
+    assert_eq!(world.places, [DialState::Filled; 2]);
 }
 
 #[test]
 fn a_side_that_does_not_dial_looks_now_and_then() {
-    let mut world = World::new(&[Place::Filled, Place::Vacant], Road::Theirs);
+    let mut world = World::new(&[DialState::Filled, DialState::Vacant], Road::Theirs);
     for _ in 0..100 {
         assert_eq!(world.advance(), Some(TICK));
         world.now += TICK;
     }
-    world.places[1] = Place::Filled;
+    world.places[1] = DialState::Filled;
     assert_eq!(world.advance(), None);
 }
 
 #[test]
-fn time_in_which_the_process_rested_is_no_time_without_connections() {
-    let mut world = World::new(&[Place::Vacant], Road::Silent);
+fn time_at_rest_is_no_time_without_connections() {
+    let mut world = World::new(&[DialState::Vacant], Road::Silent);
     world.run(Duration::from_secs(1));
     world.now += 100 * REST;
     world.advance();
@@ -246,11 +254,11 @@ fn time_in_which_the_process_rested_is_no_time_without_connections() {
 
 #[test]
 fn connections_that_soon_break_again_are_no_time_without_any() {
-    let mut world = World::new(&[Place::Vacant], Road::Open);
+    let mut world = World::new(&[DialState::Vacant], Road::Open);
     for _ in 0..1000 {
         world.run(REST / 5);
-        assert_eq!(world.places, [Place::Filled]);
-        world.places[0] = Place::Vacant;
+        assert_eq!(world.places, [DialState::Filled]);
+        world.places[0] = DialState::Vacant;
         world.advance();
         let bare = world.redial.bare(world.now);
         assert!(bare.is_none_or(|bare| bare < REST), "{bare:?}");
@@ -260,23 +268,23 @@ fn connections_that_soon_break_again_are_no_time_without_any() {
 proptest! {
     /// The places say themselves what must not be done with them.
     #[test]
-    fn whatever_breaks_and_whenever_all_lanes_are_back_soon_after_the_last_of_it(
+    fn all_lanes_are_back_soon_after_the_last_break(
         steps in prop::collection::vec((0usize..3, 0u8..8, 0u64..3000), 1..60),
     ) {
-        let mut world = World::new(&[Place::Vacant; 3], Road::Open);
+        let mut world = World::new(&[DialState::Vacant; 3], Road::Open);
         for (lane, what, millis) in steps {
             let place = &mut world.places[lane];
             match what {
                 0 => world.roads[lane] = Road::Silent,
                 1 => world.roads[lane] = Road::Refused,
                 2 => world.roads[lane] = Road::Open,
-                3 if *place == Place::Filled => *place = Place::Leaving,
-                4 if *place == Place::Leaving => *place = Place::Vacant,
-                5 if *place == Place::Filled => *place = Place::Doubtful,
-                6 if *place == Place::Doubtful => *place = Place::Filled,
+                3 if *place == DialState::Filled => *place = DialState::Leaving,
+                4 if *place == DialState::Leaving => *place = DialState::Vacant,
+                5 if *place == DialState::Filled => *place = DialState::Doubtful,
+                6 if *place == DialState::Doubtful => *place = DialState::Filled,
                 7 => {
-                    if matches!(place, Place::Filled | Place::Doubtful) {
-                        *place = Place::Leaving;
+                    if matches!(place, DialState::Filled | DialState::Doubtful) {
+                        *place = DialState::Leaving;
                     }
                     world.redial.came(lane as u16, world.now);
                 }
@@ -287,12 +295,12 @@ proptest! {
         world.roads.fill(Road::Open);
         for _ in 0..2 {
             for place in &mut world.places {
-                if *place == Place::Leaving {
-                    *place = Place::Vacant;
+                if *place == DialState::Leaving {
+                    *place = DialState::Vacant;
                 }
             }
             world.run(LONGEST_PAUSE + ATTEMPT + TICK);
         }
-        prop_assert_eq!(&world.places, &[Place::Filled; 3]);
+        prop_assert_eq!(&world.places, &[DialState::Filled; 3]);
     }
 }

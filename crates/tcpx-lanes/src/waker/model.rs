@@ -88,7 +88,7 @@ fn work_published_before_a_silent_raise_is_seen() {
 
 /// A consumer whose descriptor counts the wakes reads them, looks, and then waits.
 #[test]
-fn work_published_while_the_descriptor_is_read_is_seen_or_announced() {
+fn work_published_during_a_read_is_seen_or_announced() {
     explore(|| {
         let shared = shared();
         // One wake has been announced.
@@ -110,7 +110,7 @@ fn work_published_while_the_descriptor_is_read_is_seen_or_announced() {
 
 /// A consumer that looks by itself for a while and then waits is woken for what it did not see.
 #[test]
-fn work_published_while_the_consumer_stops_looking_is_announced() {
+fn work_published_as_the_consumer_stops_is_announced() {
     explore(|| {
         let shared = shared();
         shared.0.set_looked_for(true);

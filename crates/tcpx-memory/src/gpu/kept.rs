@@ -16,13 +16,13 @@ use crate::small_copies::SmallCopies;
 use crate::worker::WORKER_BYTES;
 
 /// The pinned memory of a GPU. All of it is pinned at once.
-pub(crate) struct Kept {
+pub(crate) struct PinnedOfGpu {
     slots: Arc<Slots>,
     /// For the copy worker, until it takes it.
     worker: Mutex<Option<MappedHost>>,
 }
 
-impl Kept {
+impl PinnedOfGpu {
     /// Pins all of it, and makes what lies there.
     fn make(gpu: &Gpu) -> Result<Self, MemoryError> {
         let slot_bytes = slot_bytes();
@@ -80,7 +80,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver's refusal; a later call tries again.
-    pub(crate) fn kept(&self) -> Result<&Kept, MemoryError> {
+    pub(crate) fn kept(&self) -> Result<&PinnedOfGpu, MemoryError> {
         if let Some(kept) = self.0.kept.get() {
             return Ok(kept);
         }
@@ -88,7 +88,7 @@ impl Gpu {
         if let Some(kept) = self.0.kept.get() {
             return Ok(kept);
         }
-        let kept = Kept::make(self)?;
+        let kept = PinnedOfGpu::make(self)?;
         // Set under the lock, once.
         Ok(self.0.kept.get_or_init(|| kept))
     }

@@ -17,7 +17,7 @@ const POLLS: u32 = 256;
 
 /// One word for each slot.
 #[derive(Clone, Copy)]
-pub(super) struct Ends {
+pub(super) struct EndWords {
     words: MappedHost,
     signs: [Sign; SLOTS],
 }
@@ -30,7 +30,7 @@ struct Sign {
     looks: u32,
 }
 
-impl Ends {
+impl EndWords {
     /// Bytes of zeroed pinned memory that the words take.
     pub(super) const BYTES: usize = SLOTS * WORD_BYTES;
 

@@ -51,7 +51,7 @@ impl Copy {
 
 /// Copies in flight.
 #[derive(Default)]
-pub(super) struct Slots {
+pub(super) struct CopySlots {
     /// Each copy at its first slot.
     copies: [Option<Copy>; SLOTS],
     /// Slots in use, and first ones of copies whose end is to be reported, a bit each.
@@ -59,7 +59,7 @@ pub(super) struct Slots {
     reported: u16,
 }
 
-impl Slots {
+impl CopySlots {
     /// The first of enough free slots for so many bytes, which are no more than a copy has.
     pub(super) fn find(&self, bytes: usize) -> Option<usize> {
         let is_free = |slot: &usize| self.in_use & run(*slot, bytes) == 0;

@@ -282,7 +282,7 @@ fn behind_a_long_read_that_was_given_up_none_is_tried() {
 
 proptest::proptest! {
     #[test]
-    fn copies_of_any_lengths_that_overlap_in_time_keep_out_of_each_others_slots(
+    fn overlapping_copies_keep_out_of_each_others_slots(
         lens in proptest::collection::vec(1..=SmallCopies::MOST_BYTES, 1..24),
         polls in proptest::collection::vec(0usize..4, 24),
     ) {

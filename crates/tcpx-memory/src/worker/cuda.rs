@@ -23,7 +23,7 @@ use device::Device;
 use engine::Engine;
 use kernel::Kernels;
 use kernel_jobs::KernelJobs;
-use slots::Slots;
+use slots::LaunchSlots;
 
 use super::queue::{JobQueue, ROOM};
 use super::{CopyWorker, spawn};
@@ -35,7 +35,7 @@ use crate::lock;
 /// Bytes of its own pinned memory, for bytes on their way to or from pageable memory.
 const STAGING: usize = 8 << 20;
 /// Bytes of pinned memory that a worker takes: for staging, and for the lists and flags of its kernels.
-pub(crate) const WORKER_BYTES: usize = STAGING + Slots::BYTES.next_multiple_of(4096);
+pub(crate) const WORKER_BYTES: usize = STAGING + LaunchSlots::BYTES.next_multiple_of(4096);
 /// The pause between looks at workers that are waited for.
 const PAUSE: Duration = Duration::from_millis(1);
 

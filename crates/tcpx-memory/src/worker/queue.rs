@@ -277,7 +277,7 @@ impl JobQueue {
     }
 
     /// Wakes the thread if it sleeps.
-    pub(super) fn rouse(&self) {
+    pub(super) fn prewake(&self) {
         self.wake();
     }
 

@@ -15,8 +15,8 @@ use tcpx_wire::crc::crc32c;
 use super::{CAPACITIES, Memory, number};
 use crate::lanes::group::Registry;
 use crate::lanes::hello::{Greeting, Part};
-use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
 use crate::lanes::receive_lane::receive_lane;
+use crate::lanes::recv_stream::{MAX_CHUNK_BYTES, RecvStream};
 use crate::link::Link;
 
 /// The comm, and the lanes that it belongs to.
@@ -46,11 +46,11 @@ pub fn lane(data: &[u8]) {
     let plain = plainly(stream, &mut memory);
 
     let registry = Arc::new(Registry::default());
-    let inlet = Arc::new(Inlet::new(STREAM));
-    registry.open(&inlet);
-    assert!(inlet.join(registry.group(GROUP)));
+    let recv_stream = Arc::new(RecvStream::new(STREAM));
+    registry.open(&recv_stream);
+    assert!(recv_stream.join(registry.group(GROUP)));
     for sequence in 0..CAPACITIES.len() {
-        inlet.post(sequence as u64, memory.buffer(sequence), None);
+        recv_stream.post(sequence as u64, memory.buffer(sequence), None);
     }
     let ((near, mut far), (back, mut answers)) = (connection(), connection());
     let log = Arc::new(Log::new(HostLogger::default(), c"TCPX"));
@@ -89,12 +89,12 @@ pub fn lane(data: &[u8]) {
     memory.check();
     for (sequence, known) in plain.progress.iter().enumerate() {
         assert_eq!(
-            inlet.progress(sequence as u64),
+            recv_stream.progress(sequence as u64),
             *known,
             "message {sequence}"
         );
     }
-    assert_eq!(inlet.refusal().is_some(), plain.refused);
+    assert_eq!(recv_stream.refusal().is_some(), plain.refused);
     // Of several chunks together, each time of more, and in the end of all.
     let mut acknowledged = 0;
     while acknowledged < plain.read.last().copied().unwrap_or_default() {

@@ -13,14 +13,14 @@ use tcpx_lanes::socket_calls::{Ended, Moved, ended};
 use super::Inbound;
 use crate::header::{HEADER_BYTES, Record};
 use crate::link::Link;
-use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Waiting, tell};
+use crate::resume::{ACKNOWLEDGED_AT_LAST, ACKNOWLEDGED_TOGETHER, Waiting, report_read};
 
 /// Longest time between two words of a receive that waits.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 impl Inbound {
     /// The connection broke; `false` where that is the end.
-    pub(super) fn leave(&mut self, why: &str) -> bool {
+    pub(super) fn lose_link(&mut self, why: &str) -> bool {
         let (Some(comeback), None) = (&self.comeback, self.sent_in_all) else {
             return false;
         };
@@ -59,14 +59,17 @@ impl Inbound {
         self.link = Arc::new(link);
         self.waiting = None;
         (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
-        if !matches!(tell(&answers, self.bytes_read, false), Ok(Moved::Bytes(_))) {
+        if !matches!(
+            report_read(&answers, self.bytes_read, false),
+            Ok(Moved::Bytes(_))
+        ) {
             self.answers = Some(Arc::new(answers));
-            self.leave("it took no bytes");
+            self.lose_link("it took no bytes");
             return Ok(());
         }
         if let Some(lanes) = self.lanes.as_ref().filter(|lanes| lanes.is_joined()) {
             // What is told twice is no news.
-            let _ = answers.send_whole(&lanes.told().encode(Record::Grant));
+            let _ = answers.send_whole(&lanes.last_grant().encode(Record::Grant));
         }
         self.answers = Some(Arc::new(answers));
         Ok(())
@@ -87,14 +90,14 @@ impl Inbound {
     }
 
     /// A receive has waited for long: if the sender has sent more, that does not come.
-    pub(super) fn ask(&mut self) {
+    pub(super) fn ask_sender(&mut self) {
         let waited = self.stall.waited();
         let Some(answers) = self.answers.as_ref().filter(|_| waited >= self.asks_after) else {
             return;
         };
         let is_behind = self.waiting.is_some() || self.header_bytes == HEADER_BYTES;
         if self.next < self.ring.posted() && !is_behind {
-            let _ = tell(answers, self.bytes_read, true);
+            let _ = report_read(answers, self.bytes_read, true);
         }
         self.asks_after = waited + waited.min(LONGEST_WAIT);
     }
@@ -112,25 +115,28 @@ impl Inbound {
             return;
         }
         if let Some(comeback) = &self.comeback {
-            comeback.inbox.attention.draw();
+            comeback.inbox.monitor_handle.request_check();
         }
         let is_due = self.short_untold >= ACKNOWLEDGED_TOGETHER || untold >= ACKNOWLEDGED_AT_LAST;
         if std::mem::take(&mut self.owes_answer) || is_due {
-            self.tell_read();
+            self.report_position();
         }
     }
 
     /// Says how far the stream was read; whether the sender was told. One that was not has lost the connection, and asks
     /// again over the next one.
-    fn tell_read(&mut self) -> bool {
+    fn report_position(&mut self) -> bool {
         let Some(answers) = &self.answers else {
             return false;
         };
-        let is_told = matches!(tell(answers, self.bytes_read, false), Ok(Moved::Bytes(_)));
-        if is_told {
+        let is_reported = matches!(
+            report_read(answers, self.bytes_read, false),
+            Ok(Moved::Bytes(_))
+        );
+        if is_reported {
             (self.bytes_told, self.short_untold) = (self.bytes_read, 0);
         }
-        is_told
+        is_reported
     }
 
     /// The monitor's turn, for a host that calls nothing: another connection takes the place of one that broke, and the
@@ -139,20 +145,20 @@ impl Inbound {
         let Some(comeback) = &self.comeback else {
             return Look::Gone;
         };
-        comeback.inbox.attention.lower();
+        comeback.inbox.monitor_handle.lower();
         if comeback.inbox.has_news() {
             // The host is told by its next call.
             let _ = self.progress(log);
         }
         // Whoever reads on tells it by itself.
         let is_quiet = std::mem::replace(before, self.bytes_read) == self.bytes_read;
-        let is_told = self.bytes_told == self.bytes_read;
-        if is_told || is_quiet && !self.tell_read() {
+        let is_reported = self.bytes_told == self.bytes_read;
+        if is_reported || is_quiet && !self.report_position() {
             // What could not be told is what the next connection begins with.
             return Look::Asleep;
         }
         if let Some(comeback) = &self.comeback {
-            comeback.inbox.attention.keep();
+            comeback.inbox.monitor_handle.keep();
         }
         Look::In(TICK)
     }

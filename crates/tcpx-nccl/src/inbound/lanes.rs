@@ -6,7 +6,7 @@ use tcpx_lanes::socket_calls::Moved;
 use super::Inbound;
 use crate::error;
 use crate::header::{HEADER_BYTES, Header, Record};
-use crate::lanes::inlet::Refusal;
+use crate::lanes::recv_stream::Refusal;
 
 impl Inbound {
     /// Ends the receives that lanes filled, grants the posted ones, and finds why none can come;
@@ -15,7 +15,7 @@ impl Inbound {
         let Some(lanes) = &mut self.lanes else {
             return Ok(false);
         };
-        if let Some(refusal) = lanes.inlet.refusal().cloned() {
+        if let Some(refusal) = lanes.recv_stream.refusal().cloned() {
             return Err(match refusal {
                 Refusal::TooLarge {
                     sequence,
@@ -66,7 +66,7 @@ impl Inbound {
         let sent = self.sent_in_all.is_some_and(|all| sequence < all);
         // In this order: the last bytes may land between two looks.
         let comes = sent && !lanes.is_gone();
-        if comes || lanes.inlet.is_copying(sequence) || lanes.is_whole(sequence) {
+        if comes || lanes.recv_stream.is_copying(sequence) || lanes.is_whole(sequence) {
             return Ok(());
         }
         Err(match sent {

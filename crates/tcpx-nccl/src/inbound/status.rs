@@ -10,7 +10,7 @@ use crate::landing::Landing;
 use crate::status::Running;
 
 impl Inbound {
-    pub(crate) fn tell(&self, report: &mut ConnectionReport) {
+    pub(crate) fn describe(&self, report: &mut ConnectionReport) {
         let joined = self.lanes.as_ref().is_some_and(Landing::is_joined);
         report.path = match joined {
             true => format!(
@@ -24,7 +24,7 @@ impl Inbound {
             let on_lanes = self
                 .lanes
                 .as_ref()
-                .and_then(|lanes| lanes.inlet.progress(sequence));
+                .and_then(|lanes| lanes.recv_stream.progress(sequence));
             let (done, total, next) = match (request.phase, on_lanes) {
                 (Phase::Done, _) => return true,
                 (Phase::Posted, Some((done, total))) if done < total => {
@@ -49,7 +49,7 @@ impl Inbound {
                 next,
                 is_due,
             }
-            .tell(report);
+            .describe(report);
             true
         });
     }
@@ -57,7 +57,10 @@ impl Inbound {
     /// What the comm's own connection carried.
     pub(crate) fn counters(&self) -> Counters {
         let own = tcp_counters(&*self.link).unwrap_or_default();
-        let lanes = self.lanes.as_ref().and_then(|lanes| lanes.inlet.group());
+        let lanes = self
+            .lanes
+            .as_ref()
+            .and_then(|lanes| lanes.recv_stream.group());
         // Those of lanes, which comms share, by the comm that asks first.
         let news = lanes.map_or(0, |group| group.take_forged());
         Counters {

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_whose_other_one_does_not_come_is_reset_and_not_ended() {
+    fn half_a_pair_is_reset_and_not_ended() {
         let (mut halves, now) = (Halves::default(), Instant::now());
         let mut far = Vec::new();
         for epoch in 0..MAX_PENDING as u32 + 1 {

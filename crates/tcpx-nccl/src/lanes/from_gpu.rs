@@ -11,7 +11,7 @@ use tcpx_memory::{CompletionSink, Job, MemoryError, PinnedPool, Work};
 use tcpx_wire::ChunkHeader;
 
 use super::lane_set::LaneSet;
-use super::outlet::{Chunk, Outlet};
+use super::send_stream::{Chunk, SendStream};
 use crate::memory::DeviceSlice;
 
 /// Parts of one comm that are copied at a time.
@@ -46,7 +46,7 @@ impl FromGpu {
     /// Starts the copy of a part, which must fit a slot; `false` when there is no room now.
     pub(super) fn start(
         self: &Arc<Self>,
-        outlet: &Arc<Outlet>,
+        send_stream: &Arc<SendStream>,
         header: ChunkHeader,
         from: DeviceSlice,
     ) -> Result<bool, MemoryError> {
@@ -60,7 +60,7 @@ impl FromGpu {
         let to = slot.slice().slice(..from.slice.len())?;
         let start = to.host_ptr().unwrap_or(std::ptr::null_mut());
         let payload = Span::new(start, to.len());
-        *self.part(number) = Some(outlet.staged_chunk(header, payload, to.clone()));
+        *self.part(number) = Some(send_stream.staged_chunk(header, payload, to.clone()));
         let job = Job {
             work: Work::Copy {
                 from: from.slice,
@@ -123,48 +123,48 @@ mod tests {
     use tcpx_memory::CopyWorker;
 
     use super::*;
-    use crate::lanes::carriage::header;
+    use crate::lanes::send_path::header;
 
     /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
-    fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
+    fn copying() -> (Arc<SendStream>, Arc<LaneSet>, FromGpu) {
         let set = LaneSet::without_lanes(true);
         let pool = CopyWorker::host().unwrap().slots_to_send(1);
-        let (outlet, from_gpu) = (
-            Arc::new(Outlet::new(set.load())),
+        let (send_stream, from_gpu) = (
+            Arc::new(SendStream::new(set.load())),
             FromGpu::new(Arc::clone(&set), pool),
         );
-        *from_gpu.part(0) = Some(chunk(&outlet));
-        (outlet, set, from_gpu)
+        *from_gpu.part(0) = Some(chunk(&send_stream));
+        (send_stream, set, from_gpu)
     }
 
-    fn chunk(outlet: &Arc<Outlet>) -> Chunk {
-        outlet.chunk(header(1, 0, 0, 10, 10), Span::EMPTY)
+    fn chunk(send_stream: &Arc<SendStream>) -> Chunk {
+        send_stream.chunk(header(1, 0, 0, 10, 10), Span::EMPTY)
     }
 
     #[test]
-    fn a_part_that_is_copied_while_the_lanes_have_no_room_is_queued_even_so() {
-        let (outlet, set, from_gpu) = copying();
+    fn a_copied_part_is_queued_though_lanes_have_no_room() {
+        let (send_stream, set, from_gpu) = copying();
         let mut queued = 0;
-        while set.push(chunk(&outlet)).is_ok() {
+        while set.push(chunk(&send_stream)).is_ok() {
             queued += 1;
         }
         from_gpu.complete(0, Ok(10));
         assert_eq!(set.chunks.queued(), queued + 1);
         while set.chunks.pop().is_some() {}
-        assert!(!outlet.is_busy() && from_gpu.failure().is_none());
+        assert!(!send_stream.is_busy() && from_gpu.failure().is_none());
     }
 
     #[test]
-    fn a_copy_that_fails_is_told_and_one_that_may_go_on_keeps_its_slot() {
+    fn a_failed_copy_that_may_go_on_keeps_its_slot() {
         let error = MemoryError::WorkerStopped;
-        let (outlet, set, from_gpu) = copying();
+        let (send_stream, set, from_gpu) = copying();
         from_gpu.complete(0, Err(error.clone()));
         assert_eq!(from_gpu.failure(), Some(&error));
-        assert!(!outlet.is_busy() && set.chunks.pop().is_none());
+        assert!(!send_stream.is_busy() && set.chunks.pop().is_none());
 
-        let (outlet, set, from_gpu) = copying();
+        let (send_stream, set, from_gpu) = copying();
         from_gpu.complete(0, Err(MemoryError::WorkerFailed));
-        assert!(outlet.is_busy() && set.chunks.pop().is_none());
+        assert!(send_stream.is_busy() && set.chunks.pop().is_none());
         assert!(from_gpu.failure().is_some());
     }
 }

@@ -10,8 +10,8 @@ use tcpx_lanes::receive_lane::Violation;
 use tcpx_wire::handshake::SessionId;
 
 use super::hello::{GroupId, Hello};
-use super::inlet::Inlet;
-use crate::resume::Inbox;
+use super::recv_stream::RecvStream;
+use crate::resume::LinkInbox;
 
 /// The lanes of one sending process.
 #[derive(Debug, Default)]
@@ -123,9 +123,9 @@ impl Group {
 #[derive(Debug, Default)]
 struct RegistryState {
     groups: HashMap<GroupId, Weak<Group>>,
-    inlets: HashMap<u64, Arc<Inlet>>,
+    recv_streams: HashMap<u64, Arc<RecvStream>>,
     /// Receive comms, by the session that introduced them.
-    comms: HashMap<SessionId, Arc<Inbox>>,
+    comms: HashMap<SessionId, Arc<LinkInbox>>,
 }
 
 /// What lanes look things up in, once for a comm and then from their own memory.
@@ -150,18 +150,20 @@ impl Registry {
     }
 
     /// Makes a comm known to lanes.
-    pub(crate) fn open(&self, inlet: &Arc<Inlet>) {
-        self.lock().inlets.insert(inlet.id, Arc::clone(inlet));
+    pub(crate) fn open(&self, recv_stream: &Arc<RecvStream>) {
+        self.lock()
+            .recv_streams
+            .insert(recv_stream.id, Arc::clone(recv_stream));
     }
 
     /// Takes a comm away from lanes: after this none writes into its memory, or the answer is `false`.
-    pub(crate) fn close(&self, inlet: &Inlet) -> bool {
-        self.lock().inlets.remove(&inlet.id);
-        inlet.close()
+    pub(crate) fn close(&self, recv_stream: &RecvStream) -> bool {
+        self.lock().recv_streams.remove(&recv_stream.id);
+        recv_stream.close()
     }
 
     /// A receive comm's connections can come.
-    pub(crate) fn expect(&self, session: SessionId, inbox: &Arc<Inbox>) {
+    pub(crate) fn expect(&self, session: SessionId, inbox: &Arc<LinkInbox>) {
         self.lock().comms.insert(session, Arc::clone(inbox));
     }
 
@@ -171,13 +173,13 @@ impl Registry {
     }
 
     /// Where a comm's own connections go; `None`: there is no such comm (any more).
-    pub(crate) fn comm(&self, session: SessionId) -> Option<Arc<Inbox>> {
+    pub(crate) fn comm(&self, session: SessionId) -> Option<Arc<LinkInbox>> {
         self.lock().comms.get(&session).cloned()
     }
 
     /// The comm with a number.
-    pub(crate) fn inlet(&self, id: u64) -> Option<Arc<Inlet>> {
-        self.lock().inlets.get(&id).cloned()
+    pub(crate) fn recv_stream(&self, id: u64) -> Option<Arc<RecvStream>> {
+        self.lock().recv_streams.get(&id).cloned()
     }
 }
 
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_beyond_the_agreed_number_and_those_of_an_older_epoch_are_refused() {
+    fn extra_lanes_and_those_of_older_epochs_are_refused() {
         let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
         let place = loops.spread(1)[0].place();
         let group = Group::default();
@@ -246,10 +248,10 @@ mod tests {
     #[test]
     fn a_closed_comm_is_unknown_to_lanes() {
         let registry = Registry::default();
-        let inlet = Arc::new(Inlet::new(3));
-        registry.open(&inlet);
-        assert!(registry.inlet(3).is_some());
-        assert!(registry.close(&inlet));
-        assert!(registry.inlet(3).is_none() && inlet.is_closed());
+        let recv_stream = Arc::new(RecvStream::new(3));
+        registry.open(&recv_stream);
+        assert!(registry.recv_stream(3).is_some());
+        assert!(registry.close(&recv_stream));
+        assert!(registry.recv_stream(3).is_none() && recv_stream.is_closed());
     }
 }

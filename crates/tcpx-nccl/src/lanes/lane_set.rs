@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::{Log, NetError};
 use tcpx_lanes::event_loop::Remote;
-use tcpx_lanes::health::{Clock, Presence};
+use tcpx_lanes::health::{Clock, PeerLiveness};
 use tcpx_lanes::lane_group::LaneGroup;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
-use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
-use tcpx_lanes::redial::{News, Place, Redial};
+use tcpx_lanes::monitor::{Look, MonitorHandle, REST, TICK, Watched};
+use tcpx_lanes::redial::{DialState, News, Redial};
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_lanes::{SocketError, lock};
 use tcpx_wire::ClientKey;
 
 use super::hello::{Greeting, GroupId, Hello};
-use super::outlet::Chunk;
 use super::retention::Retention;
+use super::send_stream::Chunk;
 use super::transmit_lane::transmit_lane;
 use crate::dialer::{AGAIN_TIME, Dialer, PairDialer};
 use crate::error;
@@ -76,7 +76,7 @@ pub(crate) struct LaneSet {
     /// Of the loops in which the lanes lie, by lane.
     retention: Vec<Arc<Retention>>,
     /// Whether the monitor looks at the lanes.
-    attention: Attention,
+    monitor_handle: MonitorHandle,
     /// How often the peer had moved when a comm that closes found that it does not, and when.
     silence: Mutex<Option<(u64, Instant)>>,
     /// Lanes that brought what the peer did not seal.
@@ -121,7 +121,7 @@ struct Dialling {
     /// Why the lane ended that ended last.
     last: Option<String>,
     /// When the peer's loops were heard, and how many chunks they had read by then.
-    presence: Presence,
+    peer_liveness: PeerLiveness,
     heard: (Instant, u64),
 }
 
@@ -145,7 +145,7 @@ impl LaneSet {
         lanes: Vec<Remote>,
         retentions: &[Arc<Retention>],
         splice: bool,
-        attention: Attention,
+        monitor_handle: MonitorHandle,
         log: Arc<Log>,
     ) -> Arc<Self> {
         let now = Instant::now();
@@ -166,7 +166,7 @@ impl LaneSet {
                 .take(lanes.len().max(1))
                 .cloned()
                 .collect(),
-            attention,
+            monitor_handle,
             silence: Mutex::default(),
             ended: Mutex::default(),
             forged: AtomicU64::new(0),
@@ -179,7 +179,7 @@ impl LaneSet {
                 done: false,
                 failed: None,
                 last: None,
-                presence: Presence::new(),
+                peer_liveness: PeerLiveness::new(),
                 heard: (now, 0),
             }),
             peer,
@@ -251,7 +251,7 @@ impl LaneSet {
         }
         dialling.done = true;
         // It has answered: from now on its silence is known.
-        dialling.presence.note(false);
+        dialling.peer_liveness.note(false);
         Connecting::Ready(true)
     }
 
@@ -309,7 +309,7 @@ impl LaneSet {
         }
         lock(&self.ended).push((lane, why.to_owned()));
         self.missing.fetch_add(1, Ordering::SeqCst);
-        self.attention.hurry();
+        self.monitor_handle.hurry();
         // Whoever woke this lane last meant any lane.
         self.resume_all();
     }
@@ -325,21 +325,21 @@ impl LaneSet {
         }
     }
 
-    /// Dials lanes that have ended, and looks for those that stand still.
+    /// Dials lanes that have ended, and looks for those that stall.
     fn tend(&self) -> Look {
-        self.attention.lower();
+        self.monitor_handle.lower();
         let is_whole = self.missing.load(Ordering::SeqCst) == 0;
         if !self.is_open() || is_whole && self.is_idle() {
             return Look::Asleep;
         }
         // Spares the comms a wake-up.
-        self.attention.keep();
+        self.monitor_handle.keep();
         let mut dialling = lock(&self.dialling);
         if !dialling.done {
             return Look::In(TICK);
         }
         let now = Instant::now();
-        self.look(&mut dialling, now);
+        self.check_lanes(&mut dialling, now);
         Look::In(self.redial(&mut dialling, now).unwrap_or(TICK))
     }
 
@@ -361,10 +361,10 @@ impl LaneSet {
         *lock(&self.silence) = None;
     }
 
-    /// Ends lanes that are dead while others live. Others that stand still are dialled anew: only a connection that
+    /// Ends lanes that are dead while others live. Others that stall are dialled anew: only a connection that
     /// comes about tells that the peer is not at rest, and that the fault is the lane's; then it takes the lane's place.
     /// Nothing is lost with a lane, whose chunks all have a receive and are kept until they are read.
-    fn look(&self, dialling: &mut Dialling, now: Instant) {
+    fn check_lanes(&self, dialling: &mut Dialling, now: Instant) {
         let before = dialling.looked;
         if now < before + TICK {
             return;
@@ -373,23 +373,25 @@ impl LaneSet {
         let rested = now.saturating_duration_since(before) > REST;
         let Dialling {
             lanes,
-            presence,
+            peer_liveness,
             heard,
             ..
         } = dialling;
         let reads = self.chunks.done().map(|done| done.acknowledged).sum();
         if heard.1 != reads {
-            presence.note(now.saturating_duration_since(heard.0) > REST);
+            peer_liveness.note(now.saturating_duration_since(heard.0) > REST);
             *heard = (now, reads);
         }
-        let at_work = presence.at_work(now);
+        let at_work = peer_liveness.at_work(now);
         let places = self.lanes.iter().zip(self.chunks.done());
         for (state, (place, done)) in lanes.iter_mut().zip(places) {
             let stream = state.stream.upgrade();
             let transport = stream.and_then(|stream| transport(&*stream));
             let transport = transport.unwrap_or_default();
             let rested = rested || state.standing != Standing::Works;
-            let dead = state.clock.look(now, done, transport, rested, at_work);
+            let dead = state
+                .clock
+                .check_lane(now, done, transport, rested, at_work);
             if dead.is_some() {
                 state.standing = Standing::Ends;
                 place.remove();
@@ -412,7 +414,7 @@ impl LaneSet {
             }
             *last = Some(why);
         }
-        let places: Vec<Place> = lanes.iter().map(|lane| lane.place(now)).collect();
+        let places: Vec<DialState> = lanes.iter().map(|lane| lane.place(now)).collect();
         let until = now + if *done { AGAIN_TIME } else { CONNECT_TIME };
         let dial = |_| Some(PairDialer::new(|| self.peer.dialer(until)));
         let mut unreached: Option<SocketError> = None;
@@ -427,7 +429,7 @@ impl LaneSet {
                         self.log.info(&format!("lane {lane} to {address} is back"));
                     }
                 }
-                News::Failed(lane, _) if places[usize::from(lane)] == Place::Doubtful => {
+                News::Failed(lane, _) if places[usize::from(lane)] == DialState::Doubtful => {
                     // Another one can be no worse than what there is.
                     let clock = &mut lanes[usize::from(lane)].clock;
                     clock.rested(now);
@@ -465,7 +467,7 @@ impl LaneSet {
         let more = |comms| (comms != CLOSED).then(|| comms + 1);
         let entered = self.change_comms(more).is_some();
         if entered && self.failed.load(Ordering::SeqCst) {
-            self.leave();
+            self.release_comm();
             return false;
         }
         entered
@@ -473,7 +475,7 @@ impl LaneSet {
 
     /// A comm is done with the lanes; the last one closes them. Counting and closing are one step: who enters meanwhile is
     /// counted before, or sees the end.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn release_comm(&self) {
         let less = |comms| match comms {
             0 | CLOSED => None,
             1 => Some(CLOSED),
@@ -532,7 +534,7 @@ impl LaneSet {
     }
 
     fn has_pushed(&self) {
-        self.attention.draw();
+        self.monitor_handle.request_check();
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
             self.drain();
@@ -581,7 +583,7 @@ impl LaneSet {
 pub(super) struct Tended(pub(super) Weak<LaneSet>);
 
 impl Watched for Tended {
-    fn look(&mut self) -> Look {
+    fn check_liveness(&mut self) -> Look {
         self.0.upgrade().map_or(Look::Gone, |set| set.tend())
     }
 }
@@ -597,12 +599,12 @@ impl LaneState {
     }
 
     /// How it stands for whoever dials.
-    fn place(&self, now: Instant) -> Place {
+    fn place(&self, now: Instant) -> DialState {
         match self.standing {
-            Standing::Works if self.clock.is_doubtful(now) => Place::Doubtful,
-            Standing::Works => Place::Filled,
-            Standing::Ends => Place::Leaving,
-            Standing::Gone => Place::Vacant,
+            Standing::Works if self.clock.is_doubtful(now) => DialState::Doubtful,
+            Standing::Works => DialState::Filled,
+            Standing::Ends => DialState::Leaving,
+            Standing::Gone => DialState::Vacant,
         }
     }
 
@@ -663,14 +665,14 @@ impl LaneSet {
     fn of_lanes(lanes: Vec<Remote>, splice: bool) -> Arc<Self> {
         let log = Arc::new(Log::new(nccl_net::export::HostLogger::default(), c"TCPX"));
         let retention = [Retention::new().unwrap()];
-        let attention = Monitor::new("nobody").attention();
+        let monitor_handle = Monitor::new("nobody").handle();
         Self::new(
             [7; 16],
             Peer::nobody(),
             lanes,
             &retention,
             splice,
-            attention,
+            monitor_handle,
             log,
         )
     }
@@ -686,7 +688,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comm_that_enters_while_the_last_one_leaves_is_counted_or_sees_the_end() {
+    fn a_comm_entering_at_the_end_is_counted_or_told() {
         let sets: Vec<_> = (0..200).map(|_| LaneSet::without_lanes(false)).collect();
         let start = std::sync::Barrier::new(2);
         let closed_under_a_comm = std::thread::scope(|scope| {
@@ -694,7 +696,7 @@ mod tests {
                 for set in &sets {
                     assert!(set.enter());
                     start.wait();
-                    set.leave();
+                    set.release_comm();
                 }
             });
             let round = |set: &LaneSet| {
@@ -703,7 +705,7 @@ mod tests {
                     return false;
                 }
                 let closed = (0..100).any(|_| set.is_closing());
-                set.leave();
+                set.release_comm();
                 closed
             };
             // Every round, so that the other thread is never left waiting.
@@ -718,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_of_which_one_connection_broke_is_no_half_of_the_next_one() {
+    fn a_broken_lanes_rest_is_no_half_of_the_next() {
         let loops = EventLoops::start("test", 1).unwrap();
         let set = LaneSet::of_lanes(vec![loops.spread(1)[0].place()], false);
         let now = Instant::now();

@@ -8,24 +8,24 @@
 //! reads each chunk straight into the posted buffer that its header names, and says on the second
 //! connection how far it has read: until then the chunk is kept, and goes over another lane if this
 //! one ends. Of a short chunk that is a copy, so that its send is done at once (`retention`). A thread
-//! dials lanes again that ended or stand still.
+//! dials lanes again that ended or stall.
 //!
 //! GPU memory takes the same way with a stop in a pinned slot at each end, see `from_gpu` and
 //! `to_gpu`.
 //!
 //! Nothing is put on a lane without a grant, so a lane never waits for a receive to be posted, and
-//! one comm that stands still cannot hold up another.
+//! one comm that stalls cannot hold up another.
 
-pub(crate) mod carriage;
 pub(crate) mod door;
 mod from_gpu;
 pub(crate) mod group;
 pub(crate) mod hello;
-pub(crate) mod inlet;
 pub(crate) mod lane_set;
-pub(crate) mod outlet;
 pub(crate) mod receive_lane;
+pub(crate) mod recv_stream;
 mod retention;
 pub(crate) mod runtime;
+pub(crate) mod send_path;
+pub(crate) mod send_stream;
 pub(crate) mod to_gpu;
 mod transmit_lane;

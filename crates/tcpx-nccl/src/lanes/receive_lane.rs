@@ -15,7 +15,7 @@ use tcpx_wire::ChunkHeader;
 
 use super::group::{Group, Registry};
 use super::hello::Hello;
-use super::inlet::{Claimed, Inlet, Part};
+use super::recv_stream::{ClaimOutcome, Part, RecvStream};
 use super::to_gpu::ToGpu;
 use crate::held::Stream;
 use crate::link::{Link, is_forged};
@@ -71,13 +71,13 @@ pub(crate) struct Comms {
     id: u64,
     group: Arc<Group>,
     /// Comms seen on this lane.
-    known: HashMap<u64, Arc<Inlet>>,
+    known: HashMap<u64, Arc<RecvStream>>,
 }
 
 /// A chunk whose payload is arriving.
 #[derive(Debug)]
 pub(crate) struct Arriving {
-    inlet: Arc<Inlet>,
+    recv_stream: Arc<RecvStream>,
     part: Part,
     /// It goes to device memory, through a slot.
     to_gpu: Option<ToGpu>,
@@ -92,14 +92,14 @@ fn room(part: &Part, to_gpu: &mut Option<ToGpu>) -> Option<Span> {
 }
 
 impl Comms {
-    fn inlet(&mut self, id: u64) -> Option<Arc<Inlet>> {
-        if let Some(inlet) = self.known.get(&id) {
-            return Some(Arc::clone(inlet));
+    fn recv_stream(&mut self, id: u64) -> Option<Arc<RecvStream>> {
+        if let Some(recv_stream) = self.known.get(&id) {
+            return Some(Arc::clone(recv_stream));
         }
-        let inlet = self.registry.inlet(id)?;
-        self.known.retain(|_, inlet| !inlet.is_closed());
-        self.known.insert(id, Arc::clone(&inlet));
-        Some(inlet)
+        let recv_stream = self.registry.recv_stream(id)?;
+        self.known.retain(|_, recv_stream| !recv_stream.is_closed());
+        self.known.insert(id, Arc::clone(&recv_stream));
+        Some(recv_stream)
     }
 }
 
@@ -117,33 +117,33 @@ impl Target for Comms {
     }
 
     fn claim(&mut self, header: &ChunkHeader) -> Result<Answer<Arriving>, Violation> {
-        let Some(inlet) = self.inlet(header.transfer.0) else {
+        let Some(recv_stream) = self.recv_stream(header.transfer.0) else {
             return Ok(Answer::Drain);
         };
         let group = &self.group;
-        let claim = || inlet.claim(group, self.id, header);
+        let claim = || recv_stream.claim(group, self.id, header);
         let mut claimed = claim();
-        if let Ok(Claimed::Held(_)) = claimed {
+        if let Ok(ClaimOutcome::Held(_)) = claimed {
             // The holder may have let go before it could see this lane in the list.
             group.park(&self.place);
             claimed = claim();
         }
         Ok(match claimed {
-            Ok(Claimed::Write(part)) => {
+            Ok(ClaimOutcome::Write(part)) => {
                 let to_gpu = part.device.clone().map(ToGpu::new);
                 Answer::Write(Arriving {
-                    inlet,
+                    recv_stream,
                     part,
                     to_gpu,
                 })
             }
-            Ok(Claimed::Held(holder)) => {
+            Ok(ClaimOutcome::Held(holder)) => {
                 // Its sender gave that lane up. Nothing of it may be written once this one begins.
                 group.end(holder);
                 Answer::Park
             }
             // The comm tells its host why it refuses a chunk; the lane goes on for the others.
-            Ok(Claimed::Drain) | Err(()) => Answer::Drain,
+            Ok(ClaimOutcome::Drain) | Err(()) => Answer::Drain,
         })
     }
 
@@ -154,7 +154,7 @@ impl Target for Comms {
         behind: &mut [u8],
     ) -> io::Result<Progress> {
         // The comm's memory is ours only while the right to write lives.
-        let Some(_writing) = arriving.inlet.write() else {
+        let Some(_writing) = arriving.recv_stream.write() else {
             return Ok(Progress::Withdrawn);
         };
         let Some(room) = room(&arriving.part, &mut arriving.to_gpu) else {
@@ -168,12 +168,12 @@ impl Target for Comms {
             // The sender reset the lane: its memory may have changed before we read it.
             return Err(error);
         }
-        arriving.inlet.moved();
+        arriving.recv_stream.moved();
         Ok(Progress::Moved(moved))
     }
 
     fn place(&mut self, arriving: &mut Arriving, done: usize, opened: &[u8]) -> io::Result<bool> {
-        let Some(_writing) = arriving.inlet.write() else {
+        let Some(_writing) = arriving.recv_stream.write() else {
             // The lane asks before it goes on.
             return Ok(true);
         };
@@ -186,33 +186,33 @@ impl Target for Comms {
             let from = opened.as_ptr();
             from.copy_to_nonoverlapping(to.start().cast_mut(), to.len());
         }
-        arriving.inlet.moved();
+        arriving.recv_stream.moved();
         Ok(true)
     }
 
     fn is_withdrawn(&self, arriving: &Arriving) -> bool {
-        arriving.inlet.write().is_none()
+        arriving.recv_stream.write().is_none()
     }
 
     fn complete(&mut self, arriving: Arriving) {
         let Arriving {
-            inlet,
+            recv_stream,
             part,
             to_gpu,
         } = arriving;
         match to_gpu {
-            None => inlet.complete_part(&part, true),
+            None => recv_stream.complete_part(&part, true),
             Some(mut to_gpu) => {
-                inlet.complete_part(&part, false);
-                if let Some(_writing) = inlet.write() {
-                    to_gpu.arrived(to_gpu.left(), &inlet, part.sequence);
+                recv_stream.complete_part(&part, false);
+                if let Some(_writing) = recv_stream.write() {
+                    to_gpu.arrived(to_gpu.left(), &recv_stream, part.sequence);
                 }
             }
         }
     }
 
     fn put_back(&mut self, arriving: Arriving) {
-        arriving.inlet.put_back(&arriving.part);
+        arriving.recv_stream.put_back(&arriving.part);
     }
 
     fn ended(&mut self, end: End) {
@@ -258,27 +258,27 @@ mod tests {
     /// A comm that waits for messages 0 and 1, and the lanes of its peer.
     struct Fixture {
         registry: Arc<Registry>,
-        inlet: Arc<Inlet>,
+        recv_stream: Arc<RecvStream>,
         loops: EventLoops,
     }
 
     impl Fixture {
         fn new(memory: &mut [u8]) -> Self {
             let registry = Arc::new(Registry::default());
-            let inlet = Arc::new(Inlet::new(1));
-            registry.open(&inlet);
-            assert!(inlet.join(registry.group([7; 16])));
+            let recv_stream = Arc::new(RecvStream::new(1));
+            registry.open(&recv_stream);
+            assert!(recv_stream.join(registry.group([7; 16])));
             for (sequence, half) in memory.chunks_mut(BYTES).enumerate() {
                 let buffer = Buffer {
                     data: half.as_mut_ptr(),
                     len: half.len(),
                 };
-                inlet.post(sequence as u64, buffer, None);
+                recv_stream.post(sequence as u64, buffer, None);
             }
             let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
             Self {
                 registry,
-                inlet,
+                recv_stream,
                 loops,
             }
         }
@@ -306,7 +306,7 @@ mod tests {
         }
 
         fn is_whole(&self, sequence: u64) -> bool {
-            self.inlet.progress(sequence) == Some((BYTES as u64, BYTES as u64))
+            self.recv_stream.progress(sequence) == Some((BYTES as u64, BYTES as u64))
         }
     }
 
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_acknowledged_once_read_and_one_of_a_reset_lane_does_not_count() {
+    fn a_chunk_is_acknowledged_only_once_it_was_read() {
         let mut memory = vec![0; 2 * BYTES];
         let fixture = Fixture::new(&mut memory);
         let (mut lane, [mut peer, answers]) = fixture.lane(0, 0);
@@ -352,17 +352,17 @@ mod tests {
         while lane.turn() != Turn::End {}
         lane.finish();
         assert!(!fixture.is_whole(1));
-        assert_eq!(fixture.inlet.refusal(), None, "it may come again");
+        assert_eq!(fixture.recv_stream.refusal(), None, "it may come again");
     }
 
     #[test]
-    fn a_lane_that_holds_a_chunk_ends_before_the_next_attempt_is_read() {
+    fn a_holding_lane_ends_before_the_next_attempt() {
         let mut memory = vec![0; BYTES];
         let fixture = Fixture::new(&mut memory);
         let (mut first, [mut stale, _]) = fixture.lane(0, 0);
         stale.write_all(&header(0, 0)).unwrap();
         stale.write_all(&[4; BYTES / 2]).unwrap();
-        while fixture.inlet.moves() == 0 {
+        while fixture.recv_stream.moves() == 0 {
             assert_ne!(first.turn(), Turn::End);
         }
         let (mut second, [mut peer, answers]) = fixture.lane(1, 0);
@@ -371,7 +371,7 @@ mod tests {
         for _ in 0..100 {
             assert_ne!(second.turn(), Turn::End);
         }
-        assert_eq!(fixture.inlet.progress(0), Some((0, BYTES as u64)));
+        assert_eq!(fixture.recv_stream.progress(0), Some((0, BYTES as u64)));
         first.finish();
         while !fixture.is_whole(0) {
             assert_ne!(second.turn(), Turn::End);

@@ -22,7 +22,7 @@ pub(crate) struct Retention {
 
 /// A copy; dropping it frees its slot.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct RetainedCopy {
     retention: Arc<Retention>,
     slot: usize,
 }
@@ -40,13 +40,13 @@ impl Retention {
     ///
     /// # Safety
     /// The payload is readable, and nobody writes to it during the call.
-    pub(crate) unsafe fn copy(self: &Arc<Self>, payload: Span) -> Option<(Kept, Span)> {
+    pub(crate) unsafe fn copy(self: &Arc<Self>, payload: Span) -> Option<(RetainedCopy, Span)> {
         if payload.len() > SLOT_BYTES {
             return None;
         }
         let memory = self.memory.all().host_ptr()?;
         let slot = lock(&self.free).pop()?;
-        let kept = Kept {
+        let kept = RetainedCopy {
             retention: Arc::clone(self),
             slot,
         };
@@ -58,7 +58,7 @@ impl Retention {
     }
 }
 
-impl Drop for Kept {
+impl Drop for RetainedCopy {
     fn drop(&mut self) {
         lock(&self.retention.free).push(self.slot);
     }
@@ -68,7 +68,7 @@ impl Drop for Kept {
 mod tests {
     use super::*;
 
-    fn copy(retention: &Arc<Retention>, bytes: &[u8]) -> Option<(Kept, Span)> {
+    fn copy(retention: &Arc<Retention>, bytes: &[u8]) -> Option<(RetainedCopy, Span)> {
         // SAFETY: borrowed for the call.
         unsafe { retention.copy(Span::of(bytes)) }
     }

@@ -26,7 +26,7 @@ use crate::device::Device;
 use crate::error;
 use crate::handle::Door;
 use crate::listener;
-use crate::plugin::{Shared, random};
+use crate::plugin::{ProcessState, random};
 
 /// How long a peer to which no lanes could be opened is left alone.
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn start(shared: &Shared) -> Result<Self, NetError> {
+    pub(crate) fn start(shared: &ProcessState) -> Result<Self, NetError> {
         crate::pin::keep_loaded();
         let cores = cores();
         let (lanes, threads) = match shared.takes_lanes() {
@@ -128,7 +128,7 @@ impl Runtime {
     }
 
     /// The door on an address, opened on first use.
-    pub(crate) fn door(&self, shared: &Shared, address: IpAddr) -> Result<Door, NetError> {
+    pub(crate) fn door(&self, shared: &ProcessState, address: IpAddr) -> Result<Door, NetError> {
         let mut doors = lock(&self.doors);
         if let Some(known) = doors.iter().find(|door| door.address() == address) {
             return Ok(known.door());
@@ -186,7 +186,7 @@ impl Runtime {
                 .collect(),
             &self.retentions,
             self.splice,
-            self.monitor.attention(),
+            self.monitor.handle(),
             self.log.clone(),
         );
         let tended = Tended(Arc::downgrade(&set));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{Job, PinnedPool, RegionSlice, Work};
 
-use super::inlet::Inlet;
+use super::recv_stream::RecvStream;
 use crate::memory::DeviceSlice;
 
 /// What is left of bytes whose place is in GPU memory.
@@ -41,7 +41,7 @@ impl ToGpu {
     }
 
     /// So many bytes of the last [`Self::room`] have arrived. The comm hears of them when they are copied.
-    pub(crate) fn arrived(&mut self, bytes: usize, inlet: &Arc<Inlet>, sequence: u64) {
+    pub(crate) fn arrived(&mut self, bytes: usize, recv_stream: &Arc<RecvStream>, sequence: u64) {
         let Some((piece, filled)) = &mut self.piece else {
             return;
         };
@@ -54,21 +54,21 @@ impl ToGpu {
         };
         let submitted = self.to.slice.split_at(from.len()).and_then(|(to, rest)| {
             self.to.slice = rest;
-            inlet.begin_copy();
+            recv_stream.begin_copy();
             let job = Job {
                 work: Work::Copy { from, to },
                 // Only this receive's own memory is written, which NCCL's kernel leaves to us.
                 fence: None,
-                sink: Arc::<Inlet>::clone(inlet),
+                sink: Arc::<RecvStream>::clone(recv_stream),
                 token: sequence,
             };
             self.to.device.worker().submit(job).map_err(|refused| {
-                inlet.end_copy();
+                recv_stream.end_copy();
                 refused.error
             })
         });
         if let Err(error) = submitted {
-            inlet.copy_failed(&error);
+            recv_stream.copy_failed(&error);
         }
     }
 }

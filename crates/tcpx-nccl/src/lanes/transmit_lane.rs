@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tcpx_lanes::sealing::{Head, Protection, SendSeal};
-use tcpx_lanes::send_lane::{Next, Owner, SendLane};
+use tcpx_lanes::send_lane::{NextChunk, Owner, SendLane};
 use tcpx_lanes::socket_calls::{self as calls, Moved, Span};
 use tcpx_lanes::splice::Lender;
 use tcpx_wire::lane_seal::{Opener, Sealer};
 
 use super::lane_set::LaneSet;
-use super::outlet::Chunk;
 use super::retention::{self, Retention};
+use super::send_stream::Chunk;
 use crate::held::Stream;
 use crate::link::is_forged;
 
@@ -96,19 +96,19 @@ impl Owner for Queue {
         MOST_UNACKED
     }
 
-    fn next(&mut self) -> Next<Leaving> {
+    fn next(&mut self) -> NextChunk<Leaving> {
         loop {
             let Some(mut chunk) = self.set.chunks.take(self.number) else {
                 return match self.set.is_closing() {
-                    true => Next::End,
-                    false => Next::Rest,
+                    true => NextChunk::End,
+                    false => NextChunk::Rest,
                 };
             };
             if !chunk.begin() {
                 continue;
             }
             self.set.chunks.took(self.number);
-            return Next::Chunk(Leaving {
+            return NextChunk::Chunk(Leaving {
                 head: self.seal.begin(&chunk.header.encode()),
                 lends: chunk.payload.len() > COPIED_BYTES
                     && self.set.splices()
@@ -201,8 +201,8 @@ mod tests {
     use tcpx_wire::ChunkHeader;
 
     use super::*;
-    use crate::lanes::carriage::header as of;
-    use crate::lanes::outlet::Outlet;
+    use crate::lanes::send_path::header as of;
+    use crate::lanes::send_stream::SendStream;
 
     /// Bytes of a chunk's header.
     const HEADER: usize = ChunkHeader::BYTES;
@@ -248,12 +248,13 @@ mod tests {
     }
 
     /// Queues message 0 in one chunk.
-    fn queue(set: &LaneSet, payload: &[u8]) -> Arc<Outlet> {
-        let outlet = Arc::new(Outlet::new(set.load()));
-        outlet.begin(0, payload.len());
+    fn queue(set: &LaneSet, payload: &[u8]) -> Arc<SendStream> {
+        let send_stream = Arc::new(SendStream::new(set.load()));
+        send_stream.begin(0, payload.len());
         let header = of(1, 0, 0, payload.len() as u32, payload.len() as u64);
-        set.push(outlet.chunk(header, Span::of(payload))).unwrap();
-        outlet
+        set.push(send_stream.chunk(header, Span::of(payload)))
+            .unwrap();
+        send_stream
     }
 
     /// Queues message 0 in one chunk, and lets the lane send until the peer has all of it.
@@ -262,10 +263,10 @@ mod tests {
         lane: &mut SendLane<Queue>,
         peer: &mut Peer,
         payload: &[u8],
-    ) -> (Arc<Outlet>, Vec<u8>) {
-        let outlet = queue(set, payload);
+    ) -> (Arc<SendStream>, Vec<u8>) {
+        let send_stream = queue(set, payload);
         let got = receive(lane, peer, HEADER + payload.len());
-        (outlet, got)
+        (send_stream, got)
     }
 
     /// Lets the lane send until the peer has so many bytes; there must be no more.
@@ -293,21 +294,21 @@ mod tests {
         for (splice, bytes) in [(true, 300_001), (false, 300_001), (true, 70_000)] {
             let payload: Vec<u8> = (0..bytes).map(|at| (at % 253) as u8).collect();
             let (set, mut lane, mut peer) = lane(splice);
-            let (outlet, got) = send(&set, &mut lane, &mut peer, &payload);
+            let (send_stream, got) = send(&set, &mut lane, &mut peer, &payload);
             assert_eq!(got[HEADER..], payload);
             assert_eq!(header(&got).attempt, 0);
             assert_eq!(lane.turn(), Turn::Rest);
-            assert!(outlet.is_busy() && !outlet.is_sent(0));
+            assert!(send_stream.is_busy() && !send_stream.is_sent(0));
             // In two pieces.
             let read = (HEADER + payload.len()) as u64;
             for piece in read.to_le_bytes().chunks(5) {
-                assert!(!outlet.is_sent(0));
+                assert!(!send_stream.is_sent(0));
                 peer.write_all(piece).unwrap();
-                while !outlet.is_sent(0) && piece.len() < 5 {
+                while !send_stream.is_sent(0) && piece.len() < 5 {
                     assert_eq!(lane.turn(), Turn::Rest);
                 }
             }
-            assert!(outlet.is_sent(0) && !outlet.is_busy());
+            assert!(send_stream.is_sent(0) && !send_stream.is_busy());
             // What was never sent.
             peer.write_all(&(read + 1).to_le_bytes()).unwrap();
             while lane.turn() != Turn::End {}
@@ -321,38 +322,43 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_leaves_the_next_chunk_to_others_while_enough_is_unacknowledged() {
+    fn a_lane_with_enough_unacknowledged_leaves_chunks() {
         let payload = vec![3; MOST_UNACKED as usize / 2];
         let (set, mut lane, mut peer) = lane(true);
-        let outlets = [payload.len(), payload.len(), 1].map(|bytes| queue(&set, &payload[..bytes]));
+        let send_streams =
+            [payload.len(), payload.len(), 1].map(|bytes| queue(&set, &payload[..bytes]));
         let whole = HEADER + payload.len();
         receive(&mut lane, &mut peer, 2 * whole);
-        assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.chunks.queued() > 0);
+        assert!(
+            send_streams.iter().all(|send_stream| send_stream.is_busy()) && set.chunks.queued() > 0
+        );
         peer.write_all(&(whole as u64).to_le_bytes()).unwrap();
         receive(&mut lane, &mut peer, HEADER + 1);
-        assert!(outlets[0].is_sent(0) && outlets[1].is_busy() && outlets[2].is_busy());
+        assert!(
+            send_streams[0].is_sent(0) && send_streams[1].is_busy() && send_streams[2].is_busy()
+        );
     }
 
     #[test]
-    fn what_an_ended_lane_may_not_have_brought_goes_over_another_one() {
+    fn an_ended_lanes_chunks_go_over_another_one() {
         let payload: Vec<u8> = (0..300_000).map(|at| (at % 251) as u8).collect();
         let (set, mut first, mut peer) = lane(true);
-        let (outlet, _) = send(&set, &mut first, &mut peer, &payload);
+        let (send_stream, _) = send(&set, &mut first, &mut peer, &payload);
         // As a fork would hold it.
         let _copy = first.owner().stream.try_clone().unwrap();
         first.finish();
         let error = peer.read(&mut [0; 1]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-        assert!(outlet.is_busy() && !outlet.is_sent(0));
+        assert!(send_stream.is_busy() && !send_stream.is_sent(0));
         let (mut second, mut peer) = connected(&set);
         let got = receive(&mut second, &mut peer, HEADER + payload.len());
         assert_eq!(header(&got).attempt, 1);
         assert_eq!(got[HEADER..], payload);
         peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
-        while outlet.is_busy() {
+        while send_stream.is_busy() {
             assert_eq!(second.turn(), Turn::Rest);
         }
-        assert!(outlet.is_sent(0) && set.failure().is_none());
+        assert!(send_stream.is_sent(0) && set.failure().is_none());
     }
 
     #[test]
@@ -360,18 +366,18 @@ mod tests {
         let before: Vec<u8> = (0..65_536).map(|at| (at % 251) as u8).collect();
         let mut payload = before.clone();
         let (set, mut first, mut peer) = lane(true);
-        let (outlet, _) = send(&set, &mut first, &mut peer, &payload);
-        assert!(outlet.is_sent(0) && !outlet.is_borrowing() && outlet.is_busy());
+        let (send_stream, _) = send(&set, &mut first, &mut peer, &payload);
+        assert!(send_stream.is_sent(0) && !send_stream.is_borrowing() && send_stream.is_busy());
         payload.fill(0xee);
         // Its comm closes, and what it was told is sent goes on.
-        outlet.close();
+        send_stream.close();
         first.finish();
         let (mut second, mut peer) = connected(&set);
         let got = receive(&mut second, &mut peer, HEADER + payload.len());
         assert_eq!(header(&got).attempt, 1);
         assert_eq!(got[HEADER..], before);
         peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
-        while outlet.is_busy() {
+        while send_stream.is_busy() {
             assert_eq!(second.turn(), Turn::Rest);
         }
     }
@@ -384,21 +390,21 @@ mod tests {
             unsafe { set.retention(0).copy(Span::of(&[1])) }
         })
         .collect();
-        let (outlet, got) = send(&set, &mut lane, &mut peer, &[7; 1000]);
-        assert!(!taken.is_empty() && outlet.is_borrowing() && !outlet.is_sent(0));
+        let (send_stream, got) = send(&set, &mut lane, &mut peer, &[7; 1000]);
+        assert!(!taken.is_empty() && send_stream.is_borrowing() && !send_stream.is_sent(0));
         peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
-        while outlet.is_busy() {
+        while send_stream.is_busy() {
             assert_eq!(lane.turn(), Turn::Rest);
         }
-        assert!(outlet.is_sent(0));
+        assert!(send_stream.is_sent(0));
     }
 
     #[test]
-    fn a_set_that_closes_keeps_its_lanes_until_the_peer_has_read_all() {
+    fn a_closing_set_keeps_lanes_until_all_is_read() {
         let (set, mut lane, mut peer) = lane(true);
         assert!(set.enter());
         let (_, got) = send(&set, &mut lane, &mut peer, &[7; 1000]);
-        set.leave();
+        set.release_comm();
         for _ in 0..10 {
             assert_eq!(lane.turn(), Turn::Rest);
         }
@@ -409,7 +415,7 @@ mod tests {
     #[test]
     fn a_chunk_that_every_lane_ends_with_is_given_up() {
         let set = LaneSet::without_lanes(false);
-        let outlet = queue(&set, &[7; 100_000]);
+        let send_stream = queue(&set, &[7; 100_000]);
         let mut lanes = 0;
         while set.failure().is_none() {
             let (mut lane, _peer) = connected(&set);
@@ -418,18 +424,18 @@ mod tests {
             lanes += 1;
         }
         assert_eq!(lanes, 256);
-        assert!(!outlet.is_busy() && !outlet.is_sent(0));
+        assert!(!send_stream.is_busy() && !send_stream.is_sent(0));
     }
 
     #[test]
     fn chunks_of_a_comm_that_closed_are_not_sent_again() {
         let (set, mut lane, mut peer) = lane(true);
-        let (outlet, _) = send(&set, &mut lane, &mut peer, &[7; 100_000]);
-        outlet.close();
+        let (send_stream, _) = send(&set, &mut lane, &mut peer, &[7; 100_000]);
+        send_stream.close();
         lane.finish();
-        assert!(!outlet.is_borrowing());
+        assert!(!send_stream.is_borrowing());
         let (mut next, _peer) = connected(&set);
         assert_eq!(next.turn(), Turn::Rest);
-        assert!(!outlet.is_busy() && set.chunks.queued() == 0);
+        assert!(!send_stream.is_busy() && set.chunks.queued() == 0);
     }
 }

@@ -10,14 +10,14 @@ use nccl_net::ResultCode;
 use nccl_net::export::NetError;
 use tcpx_lanes::monitor::{Look, TICK, Watched};
 use tcpx_lanes::redial::STEP;
-use tcpx_lanes::resend::{Impossible, Next};
+use tcpx_lanes::resend::{Impossible, NextPart};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 
 use super::{Source, State};
 use crate::error;
 use crate::header::HEADER_BYTES;
 use crate::lanes::runtime::Runtime;
-use crate::plugin::Shared;
+use crate::plugin::ProcessState;
 use crate::resume::copied_bytes;
 use crate::ring::Ring;
 use crate::status::Glance;
@@ -32,7 +32,7 @@ impl State {
             tcpx_lanes::socket::abort(link.as_fd());
         }
         self.record_bytes = 0;
-        self.attention.hurry();
+        self.monitor_handle.hurry();
     }
 
     /// Dials where the connection broke.
@@ -83,7 +83,7 @@ impl State {
                 error::protocol(&self.name, expected, arrived)
             }
             Impossible::Lost { sequence } => {
-                let (comm, limit) = (&self.name, copied_bytes(self.carriage.is_some()));
+                let (comm, limit) = (&self.name, copied_bytes(self.send_path.is_some()));
                 let why = format!(
                     "{comm}: the connection broke while message {sequence} was on its way, which cannot be sent again: \
                      without lanes host messages up to {limit} bytes can be; set TCPX_NET_LANES=2 on all hosts"
@@ -98,7 +98,7 @@ impl State {
         match moved {
             Ok(Moved::Bytes(bytes)) => {
                 self.resend.wrote(bytes);
-                self.attention.draw();
+                self.monitor_handle.request_check();
                 Ok(bytes)
             }
             Ok(Moved::WouldBlock | Moved::End) => Ok(0),
@@ -122,14 +122,14 @@ impl State {
         let Source::Host(span) = request.source else {
             return;
         };
-        if request.size <= copied_bytes(self.carriage.is_some()) {
+        if request.size <= copied_bytes(self.send_path.is_some()) {
             let payload = match span.is_empty() {
                 true => &[][..],
                 // SAFETY: memory that the host registered and leaves alone until the request is done.
                 false => unsafe { std::slice::from_raw_parts(span.start(), span.len()) },
             };
             self.resend.copy_last([header, payload]);
-        } else if self.carriage.is_some() {
+        } else if self.send_path.is_some() {
             // Rare: long messages take lanes.
             request.held = Some(end);
         } else {
@@ -139,7 +139,7 @@ impl State {
 
     /// Whether the receiver has read every message of a comm that closed, and the kernel has the rest.
     pub(super) fn is_over(&self) -> bool {
-        self.resend.read() >= self.messages_end && self.resend.next() == Next::New
+        self.resend.read() >= self.messages_end && self.resend.next() == NextPart::New
     }
 
     /// Whether payload's connection is there no more: nothing comes on it but its end.
@@ -149,8 +149,8 @@ impl State {
     }
 
     /// The monitor's turn, for a host that calls nothing.
-    fn tend(&mut self, shared: &Shared) -> Look {
-        self.attention.lower();
+    fn tend(&mut self, shared: &ProcessState) -> Look {
+        self.monitor_handle.lower();
         // The host is told by its next call.
         let _ = self.progress(shared);
         let unread = self.resend.is_unread().then(|| self.resend.read());
@@ -169,24 +169,24 @@ impl State {
         }
         let resume = &mut self.resume;
         if !resume.is_lost() && !must_stay {
-            resume.look(Instant::now(), &self.link, unread);
+            resume.check_link(Instant::now(), &self.link, unread);
         }
         if unread.is_none() && !resume.is_away() && !resume.is_active() {
             return Look::Asleep;
         }
-        self.attention.keep();
+        self.monitor_handle.keep();
         Look::In(if resume.is_active() { STEP } else { TICK })
     }
 }
 
 /// A comm as the monitor knows it.
 #[derive(Debug)]
-pub(super) struct Tended(pub(super) Glance<State>, pub(super) Arc<Shared>);
+pub(super) struct Tended(pub(super) Glance<State>, pub(super) Arc<ProcessState>);
 
 impl Watched for Tended {
-    fn look(&mut self) -> Look {
+    fn check_liveness(&mut self) -> Look {
         let Self(comm, shared) = self;
-        comm.look(|state| state.tend(shared), Look::In(TICK), Look::Gone)
+        comm.with_comm(|state| state.tend(shared), Look::In(TICK), Look::Gone)
     }
 }
 
@@ -195,14 +195,14 @@ impl Watched for Tended {
 #[derive(Debug)]
 pub(super) struct Rest {
     state: State,
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
     /// Without it the monitor would end.
     _runtime: Arc<Runtime>,
 }
 
 impl Rest {
     /// Has the monitor look after it until the receiver has read it, or is gone.
-    pub(super) fn start(state: State, shared: Arc<Shared>, runtime: Arc<Runtime>) {
+    pub(super) fn start(state: State, shared: Arc<ProcessState>, runtime: Arc<Runtime>) {
         // The memory of its requests is the host's again.
         let (ring, next) = (Ring::new(), 0);
         let rest = Self {
@@ -220,11 +220,11 @@ impl Rest {
 }
 
 impl Watched for Rest {
-    fn look(&mut self) -> Look {
+    fn check_liveness(&mut self) -> Look {
         let Self { state, shared, .. } = self;
         let look = state.tend(shared);
         // Of a message whose memory its host took back amid a resend there is no more.
-        let is_cut = matches!(state.resend.next(), Next::Message(..));
+        let is_cut = matches!(state.resend.next(), NextPart::Message(..));
         if state.failure.is_some() || is_cut || state.is_over() {
             let _ = state.link.shutdown(Shutdown::Write);
             return Look::Gone;
@@ -250,7 +250,7 @@ mod tests {
     use crate::send::{Comeback, SendComm};
 
     #[test]
-    fn a_pair_whose_payload_breaks_before_the_receiver_answers_is_lost() {
+    fn a_pair_that_breaks_before_the_answer_is_lost() {
         let config = Config {
             interfaces: "lo".to_owned(),
             lanes: Some(0),

@@ -4,7 +4,7 @@ use nccl_net::export::{NetError, RequestId};
 
 use super::{POLLS_BETWEEN_LOOKS, Progress, Source, State};
 use crate::error;
-use crate::lanes::carriage::Carriage;
+use crate::lanes::send_path::SendPath;
 
 /// What the jobs of its sends do, for errors.
 const COPYING: &str = "copying a send out of GPU memory";
@@ -14,10 +14,10 @@ impl State {
     pub(super) fn standing(&mut self, id: RequestId) -> Option<Progress> {
         let read = self.resend.read();
         let (sequence, request) = self.ring.find(id)?;
-        let outlet = self.carriage.as_ref().map(Carriage::outlet);
-        Some(match (request.on_lanes, outlet) {
-            (true, Some(outlet)) if request.written == request.size => {
-                if outlet.is_sent(sequence) {
+        let send_stream = self.send_path.as_ref().map(SendPath::send_stream);
+        Some(match (request.on_lanes, send_stream) {
+            (true, Some(send_stream)) if request.written == request.size => {
+                if send_stream.is_sent(sequence) {
                     Progress::Done
                 } else {
                     Progress::OnLanes
@@ -31,12 +31,12 @@ impl State {
     /// The host takes memory back: nothing reads it when this returns. Gives the failure of a comm
     /// that had requests there; NCCL frees memory before it closes a comm that it aborts.
     pub(super) fn give_up(&mut self, memory: u64) -> Result<Option<NetError>, NetError> {
-        let outlet = self.carriage.as_ref().map(Carriage::outlet);
+        let send_stream = self.send_path.as_ref().map(SendPath::send_stream);
         let read = self.resend.read();
         let found = self.ring.find_first(|sequence, request| {
-            let over = match outlet {
-                Some(outlet) if request.on_lanes => {
-                    request.written == request.size && outlet.is_sent(sequence)
+            let over = match send_stream {
+                Some(send_stream) if request.on_lanes => {
+                    request.written == request.size && send_stream.is_sent(sequence)
                 }
                 _ => request.done(read),
             };
@@ -45,18 +45,19 @@ impl State {
         let held = || error::memory_held(&self.name);
         let Some(sequence) = found else {
             // Of a comm that was given up, which may hold this memory for another message.
-            let is_held = outlet.is_some_and(|outlet| outlet.is_closed() && outlet.is_borrowing());
+            let is_held = send_stream
+                .is_some_and(|send_stream| send_stream.is_closed() && send_stream.is_borrowing());
             return if is_held { Err(held()) } else { Ok(None) };
         };
         let failure = error::deregistered(&self.name, sequence);
         let failure = self.failure.get_or_insert(failure).clone();
-        if let Some(carriage) = &self.carriage {
-            carriage.close();
+        if let Some(send_path) = &self.send_path {
+            send_path.close();
         }
         // The receiver must not wait for what will not come.
         let _ = self.link.shutdown(std::net::Shutdown::Both);
-        match &self.carriage {
-            Some(carriage) if carriage.outlet().is_borrowing() => Err(held()),
+        match &self.send_path {
+            Some(send_path) if send_path.send_stream().is_borrowing() => Err(held()),
             _ => Ok(Some(failure)),
         }
     }
@@ -71,13 +72,16 @@ impl State {
     /// and they do when they end themselves.
     pub(super) fn is_with_lanes(&self) -> bool {
         self.next == self.ring.posted()
-            && self.carriage.as_ref().is_some_and(|c| c.outlet().is_busy())
+            && self
+                .send_path
+                .as_ref()
+                .is_some_and(|c| c.send_stream().is_busy())
     }
 
     /// Whether copies out of GPU memory go well.
     pub(super) fn look_at_gpu(&self) -> Result<(), NetError> {
-        match &self.carriage {
-            Some(carriage) => carriage
+        match &self.send_path {
+            Some(send_path) => send_path
                 .look_at_gpu()
                 .map_err(error::copy(&self.name, COPYING)),
             None => Ok(()),
@@ -85,10 +89,10 @@ impl State {
     }
 
     pub(super) fn check_lanes(&mut self) -> Result<(), NetError> {
-        match &self.carriage {
+        match &self.send_path {
             Some(_) if self.is_with_lanes() => Ok(()),
-            Some(carriage) => {
-                let standing = carriage.set().check(&self.name);
+            Some(send_path) => {
+                let standing = send_path.set().check(&self.name);
                 if standing.is_err() {
                     // A refusal explains more than the lanes that ended after it.
                     self.read_back()?;
@@ -102,7 +106,7 @@ impl State {
     /// Whether the message whose turn it is goes over lanes: it lies in GPU memory, or it is large, none of
     /// it is on the comm's own connection, and the receiver grants.
     pub(super) fn takes_lanes(&mut self) -> bool {
-        if self.carriage.is_none() {
+        if self.send_path.is_none() {
             return false;
         }
         let above = if self.granting {
@@ -125,7 +129,7 @@ impl State {
     pub(super) fn load(&mut self) -> Result<usize, NetError> {
         let sequence = self.next;
         let stream = self.stream_number;
-        let (Some(carriage), Some(request)) = (&self.carriage, self.ring.by_sequence(sequence))
+        let (Some(send_path), Some(request)) = (&self.send_path, self.ring.by_sequence(sequence))
         else {
             return Ok(0);
         };
@@ -134,7 +138,7 @@ impl State {
         }
         request.on_lanes = true;
         let before = request.written;
-        request.written = carriage
+        request.written = send_path
             .queue((stream, sequence), &request.source, request.size, before)
             .map_err(error::copy(&self.name, COPYING))?;
         let queued = request.written - before;
@@ -156,12 +160,12 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::header::{Header, Record};
-    use crate::lanes::carriage::Route;
     use crate::lanes::lane_set::LaneSet;
-    use crate::lanes::outlet::Chunk;
+    use crate::lanes::send_path::Route;
+    use crate::lanes::send_stream::Chunk;
     use crate::link::Link;
     use crate::memory::Memory;
-    use crate::plugin::{Shared, TcpxPlugin};
+    use crate::plugin::{ProcessState, TcpxPlugin};
     use crate::resume::Resume;
     use crate::send::{Comeback, SendComm};
 
@@ -194,7 +198,7 @@ mod tests {
             Self::of(plugin().shared())
         }
 
-        fn of(shared: Arc<Shared>) -> Self {
+        fn of(shared: Arc<ProcessState>) -> Self {
             let runtime = shared.runtime().unwrap();
             let set = LaneSet::without_lanes(true);
             let route = Route {
@@ -202,7 +206,7 @@ mod tests {
                 _runtime: Arc::clone(&runtime),
             };
             let [(link, peer), (answers, mut back), (first, _)] = [(); 3].map(|()| Link::bare());
-            let carriage = Carriage::new(route, BYTES);
+            let send_path = SendPath::new(route, BYTES);
             let number = shared.number();
             let name = number.to_string();
             let comeback = Comeback {
@@ -212,7 +216,7 @@ mod tests {
                 runtime,
             };
             let links = [link, answers];
-            let comm = SendComm::new(shared, links, number, name, carriage, comeback).unwrap();
+            let comm = SendComm::new(shared, links, number, name, send_path, comeback).unwrap();
             peer.set_nonblocking(true).unwrap();
             let grant = Header {
                 sequence: 1,
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn comms_that_take_turns_leave_the_host_s_thread_at_half_the_length() {
+    fn comms_in_turns_leave_the_thread_at_half_the_length() {
         let shared = plugin().shared();
         let (mut one, mut other) = (Fixture::of(Arc::clone(&shared)), Fixture::of(shared));
         let limit = Config::default().inline_bytes;
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_closes_before_its_answers_are_heard_leaves_the_send_done() {
+    fn a_receiver_that_closes_early_leaves_the_send_done() {
         let mut fixture = Fixture::new();
         let (request, chunks) = fixture.with_a_lane();
         // A lane of a process that ends may be the first to say so.

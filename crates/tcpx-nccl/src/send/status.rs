@@ -7,25 +7,28 @@ use tcpx_lanes::tcp_info::{is_unanswered, tcp_counters};
 use tcpx_status::{ConnectionReport, Counters};
 
 use super::State;
-use crate::lanes::carriage::Carriage;
+use crate::lanes::send_path::SendPath;
 use crate::status::{Comm, Running};
 
 impl Comm for State {
-    fn tell(&self, report: &mut ConnectionReport) {
-        report.path = match &self.carriage {
-            Some(carriage) => format!(
+    fn describe(&self, report: &mut ConnectionReport) {
+        report.path = match &self.send_path {
+            Some(send_path) => format!(
                 "{}, large messages over the {} lanes to its process",
                 self.name,
-                carriage.set().lanes()
+                send_path.set().lanes()
             ),
             None => format!("{}, all messages over its own connection", self.name),
         };
         let waited = self.stall.waited();
         self.ring.all(|sequence, request| {
-            let outlet = self.carriage.as_ref().map(|carriage| carriage.outlet());
-            let (done, next) = match outlet {
-                Some(outlet) if request.on_lanes => {
-                    let left = outlet.left(sequence).min(request.size);
+            let send_stream = self
+                .send_path
+                .as_ref()
+                .map(|send_path| send_path.send_stream());
+            let (done, next) = match send_stream {
+                Some(send_stream) if request.on_lanes => {
+                    let left = send_stream.left(sequence).min(request.size);
                     (
                         request.size - left,
                         "the lanes to the peer's process must carry it",
@@ -56,7 +59,7 @@ impl Comm for State {
                     next,
                     is_due: true,
                 }
-                .tell(report);
+                .describe(report);
             }
             true
         });
@@ -64,7 +67,7 @@ impl Comm for State {
 
     fn counters(&self) -> Counters {
         let own = tcp_counters(&*self.link).unwrap_or_default();
-        let lanes = self.carriage.as_ref().map(Carriage::set);
+        let lanes = self.send_path.as_ref().map(SendPath::set);
         // Those of lanes, which comms share, by the comm that asks first.
         let news = lanes.map_or(0, |set| set.forged.swap(0, Ordering::Relaxed));
         let (operations_completed, bytes_sent) = self.sent;

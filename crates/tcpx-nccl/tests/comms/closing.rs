@@ -43,7 +43,7 @@ fn under_way(plugin: &TcpxPlugin) -> (Pair, [Registered; 2], [RequestId; 2]) {
 }
 
 #[test]
-fn deregistered_memory_is_no_longer_written_and_its_requests_fail() {
+fn deregistered_memory_is_not_written_any_more() {
     let plugin = plugin(lane_config());
     let stays = pair(&plugin);
     caught(|| {
@@ -92,7 +92,7 @@ fn deregistered_memory_is_no_longer_read_and_its_requests_fail() {
 }
 
 #[test]
-fn memory_of_finished_requests_and_other_memory_is_deregistered_amid_a_transfer() {
+fn unused_memory_is_deregistered_amid_a_transfer() {
     let plugin = plugin(lane_config());
     let pair = pair(&plugin);
     moves(&pair, MIB, 3);
@@ -123,7 +123,7 @@ fn fill(pair: &Pair, from: &mut Registered, len: usize) -> (usize, Option<Reques
 }
 
 #[test]
-fn what_was_reported_as_sent_arrives_although_its_sender_closed_before_a_receive_was_posted() {
+fn what_was_sent_arrives_though_its_sender_closed_early() {
     let plugin = plugin(lane_config());
     // A handful that fits the receiver's socket, and as many as fit both sockets.
     for (len, some) in [(100, Some(8)), (16 << 10, None)] {
@@ -172,7 +172,7 @@ fn what_was_reported_as_sent_arrives_although_its_sender_closed_before_a_receive
 }
 
 #[test]
-fn a_receiver_that_closes_with_its_message_leaves_the_send_done() {
+fn a_receiver_closing_with_its_message_leaves_it_done() {
     let plugin = plugin(lane_config());
     let mut early = 0;
     for round in 0..200 {

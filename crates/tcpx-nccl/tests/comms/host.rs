@@ -96,7 +96,7 @@ fn the_seventeenth_request_waits_on_both_sides() {
 }
 
 #[test]
-fn a_receive_that_is_too_small_fails_on_both_sides_and_writes_nothing() {
+fn too_small_a_receive_fails_and_writes_nothing() {
     let pair = pair(&plugin(host_config()));
     let mut to = Registered::new(&pair.receive, vec![0xee; 200], false);
     let receive = posted(pair.receive.irecv(to.buffer(0, 99), 0, &to.memory));
@@ -122,7 +122,7 @@ fn a_receive_that_is_too_small_fails_on_both_sides_and_writes_nothing() {
 }
 
 #[test]
-fn a_closed_peer_is_a_system_error_again_and_again_on_either_side() {
+fn a_closed_peer_stays_a_system_error_on_either_side() {
     let plugin = plugin(host_config());
     let first = pair(&plugin);
     let mut to = Registered::new(&first.receive, vec![0; 8 << 20], false);
@@ -209,7 +209,7 @@ fn strangers_on_the_port_neither_get_in_nor_delay_the_peer() {
 }
 
 #[test]
-fn a_listen_comm_accepts_again_and_connects_need_no_accept_to_wait() {
+fn a_listen_comm_accepts_again_without_a_waiting_accept() {
     let plugin = plugin(host_config());
     let (handle, listener) = plugin.listen(0).unwrap();
     let mut connects: Vec<_> = (0..3)

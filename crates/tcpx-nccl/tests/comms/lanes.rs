@@ -11,7 +11,7 @@ use crate::common::{
 };
 
 #[test]
-fn messages_of_any_size_stream_in_order_whichever_way_they_take() {
+fn messages_of_any_size_stream_in_order() {
     let plugin = plugin(lane_config());
     let pair = pair(&plugin);
     for len in [1, 65_536, 65_537, 100_000, MIB, 3 * MIB + 1] {
@@ -41,7 +41,7 @@ fn a_comm_that_posts_nothing_does_not_hold_up_the_others() {
 }
 
 #[test]
-fn closing_amid_a_transfer_fails_the_peer_and_leaves_the_other_comms_whole() {
+fn closing_amid_a_transfer_spares_the_other_comms() {
     let plugin = plugin(lane_config());
     for sender_closes in [true, false] {
         // The transfer may be over before it is looked at.
@@ -102,7 +102,7 @@ fn closes_amid_a_transfer(plugin: &TcpxPlugin, sender_closes: bool) -> bool {
 }
 
 #[test]
-fn what_lanes_carry_arrives_although_its_sender_closes_right_after() {
+fn what_lanes_carry_outlives_its_senders_close() {
     let plugin = plugin(lane_config());
     for _ in 0..20 {
         let pair = pair(&plugin);
@@ -120,7 +120,7 @@ fn what_lanes_carry_arrives_although_its_sender_closes_right_after() {
 }
 
 #[test]
-fn a_large_message_for_a_small_receive_fails_on_both_sides_and_writes_nothing() {
+fn a_large_message_for_a_small_receive_writes_nothing() {
     for lanes in [lane_config().lanes, Some(0)] {
         large_for_small(Config {
             lanes,

@@ -24,7 +24,7 @@ use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox, WeakInbox};
 
 /// A connection must have proved itself this long after it was accepted.
-const PATIENCE: Duration = Duration::from_secs(3);
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
 
 type Greeting = tcpx_lanes::door::Greeting<TcpStream>;
 
@@ -57,7 +57,7 @@ impl Acceptor {
     ) -> Self {
         Self {
             lines: LineQuota::new(Instant::now()),
-            door: Door::new(socket, key, congestion, PATIENCE),
+            door: Door::new(socket, key, congestion, HANDSHAKE_LIMIT),
             inner,
             one_time,
             early: Vec::new(),

@@ -13,7 +13,7 @@ use super::offload::Offload;
 use super::registrations::{LARGEST_REQUEST, Registrations};
 use super::set_up::Started;
 use crate::channel::{
-    Cancel, Channel, ChannelStats, Completion, Payload, PendingClose, Posted, Readiness,
+    Cancel, Channel, ChannelStats, Completion, Payload, PendingClose, PostAnswer, Readiness,
     ReceiveChunk, SendChunk, Ticket,
 };
 use crate::error::ChannelError;
@@ -361,14 +361,14 @@ impl Channel for PluginChannel {
         }
     }
 
-    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+    fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError> {
         let kind = self.memory_type(&chunk.source)?;
         self.check_length(&chunk.source, kind)?;
         let Some(comm) = &mut self.send else {
             return Err(self.closed_error());
         };
         if !reached(&self.name, chunk.fence.as_ref())? {
-            return Ok(Posted::Full(chunk));
+            return Ok(PostAnswer::Full(chunk));
         }
         let _entered = self
             .started
@@ -383,14 +383,17 @@ impl Channel for PluginChannel {
         match posted {
             Ok(PostOutcome::Posted(_)) => {
                 self.sends.push_back((chunk.token, chunk.source));
-                Ok(Posted::Accepted)
+                Ok(PostAnswer::Accepted)
             }
-            Ok(PostOutcome::Full) => Ok(Posted::Full(chunk)),
+            Ok(PostOutcome::Full) => Ok(PostAnswer::Full(chunk)),
             Err(error) => Err(self.error("isend", &error)),
         }
     }
 
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+    fn post_receive(
+        &mut self,
+        chunk: ReceiveChunk,
+    ) -> Result<PostAnswer<ReceiveChunk>, ChannelError> {
         let kind = self.memory_type(&chunk.destination)?;
         self.check_length(&chunk.destination, kind)?;
         let may_write = chunk.destination.admits_writes();
@@ -403,7 +406,7 @@ impl Channel for PluginChannel {
         };
         // Where fragments are unpacked, the copy worker waits for the program's GPU work.
         if self.offload.is_none() && !reached(&self.name, chunk.fence.as_ref())? {
-            return Ok(Posted::Full(chunk));
+            return Ok(PostAnswer::Full(chunk));
         }
         let _entered = self
             .started
@@ -422,9 +425,9 @@ impl Channel for PluginChannel {
                     destination: chunk.destination,
                     kind,
                 });
-                Ok(Posted::Accepted)
+                Ok(PostAnswer::Accepted)
             }
-            Ok(PostOutcome::Full) => Ok(Posted::Full(chunk)),
+            Ok(PostOutcome::Full) => Ok(PostAnswer::Full(chunk)),
             Err(error) => Err(self.error("irecv", &error)),
         }
     }
@@ -449,7 +452,7 @@ impl Channel for PluginChannel {
         Ok(())
     }
 
-    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+    fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError> {
         let entry = self
             .unconsumed
             .iter_mut()
@@ -467,7 +470,7 @@ impl Channel for PluginChannel {
             .enter()
             .map_err(|error| entering(&self.name, &error))?;
         self.consume_ready()?;
-        Ok(Posted::Accepted)
+        Ok(PostAnswer::Accepted)
     }
 
     fn cancel(&mut self, token: u64) -> Cancel {

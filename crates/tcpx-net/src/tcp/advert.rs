@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_suit_the_cards_of_both_sides_unless_a_number_was_asked_for() {
+    fn lanes_suit_both_sides_cards_unless_asked_for() {
         let one = advert(6, false, &[(0, "10.0.0.1")]);
         let four = [
             (0, "10.0.0.2"),

@@ -40,7 +40,7 @@ pub(super) struct Cards {
 
 impl Cards {
     /// The card with this address.
-    pub(super) fn with(&self, address: IpAddr) -> Option<&Nic> {
+    pub(super) fn card_at(&self, address: IpAddr) -> Option<&Nic> {
         let address = address.to_canonical();
         let has = |nic: &&Nic| nic.addresses.iter().any(|(own, _)| *own == address);
         self.nics.iter().find(has)
@@ -70,7 +70,7 @@ impl Cards {
     /// The filter that forbids lanes at this address of ours, if one does.
     pub(super) fn forbids(&self, address: IpAddr) -> Option<&InterfaceFilter> {
         let filter = self.filter.as_ref().filter(|_| !self.within_host)?;
-        self.with(address).is_none().then_some(filter)
+        self.card_at(address).is_none().then_some(filter)
     }
 }
 
@@ -87,7 +87,7 @@ pub(super) fn wish(
         asked,
         encrypt: setup.encrypt,
         has_door,
-        addresses: told(&cards.nics, setup.listening),
+        addresses: addresses_for_peer(&cards.nics, setup.listening),
     };
     Ok((ours, cards))
 }
@@ -124,7 +124,7 @@ pub(super) fn agree(
             let port = setup.peer.port();
             let mut routes = pair_up(&ours.addresses, &theirs.addresses, port);
             for route in &mut routes {
-                let nic = route.local.and_then(|local| cards.with(local));
+                let nic = route.local.and_then(|local| cards.card_at(local));
                 route
                     .interface
                     .take_if(|_| nic.is_some_and(|nic| !nic.carries));
@@ -195,7 +195,7 @@ fn our_cards(filter: Option<&str>, setup: &Setup<'_>) -> Result<Cards, NetworkEr
 }
 
 /// The addresses that the peer may open lanes from or to.
-fn told(nics: &[Nic], listening: Option<SocketAddr>) -> Vec<NicAddress> {
+fn addresses_for_peer(nics: &[Nic], listening: Option<SocketAddr>) -> Vec<NicAddress> {
     let bound = listening.map(|address| address.ip());
     let reachable = |address: IpAddr| {
         bound.is_none_or(|bound| {

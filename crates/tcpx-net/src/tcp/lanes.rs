@@ -12,7 +12,7 @@ use tcpx_wire::lane_seal::LaneKeys;
 
 use super::NAME;
 use super::receive_lane::receive_lane;
-use super::shared::{LaneSocket, Parts, Shared, lock};
+use super::shared::{ChannelShared, LaneSocket, Parts, lock};
 use super::tcp_channel::TcpChannel;
 use super::transmit_lane::transmit_lane;
 use super::watch;
@@ -62,8 +62,8 @@ pub(super) fn start(
     let window = parts.window;
     let lanes = streams.len();
     let places = loops.spread(lanes);
-    let shared =
-        Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
+    let shared = ChannelShared::new(parts)
+        .map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
     watch::register(&shared).map_err(|cause| fail("starting the watching thread", cause.into()))?;
     // Everything that can fail is done. All lanes have joined before the first one starts, so that
     // the first that dies is not the last.
@@ -76,12 +76,12 @@ pub(super) fn start(
         })
         .collect();
     for (socket, keys) in joined {
-        Shared::run_lane(&shared, &socket, keys);
+        ChannelShared::run_lane(&shared, &socket, keys);
     }
     Ok(TcpChannel::new(shared, window))
 }
 
-impl Shared {
+impl ChannelShared {
     /// A stream as a lane; `peer` is what errors call it if the system does not know.
     fn lane_socket(
         &self,
@@ -162,11 +162,11 @@ mod tests {
     use super::super::loss::Lost;
     use super::super::receive_table::Arrival;
     use super::*;
-    use crate::channel::{Cancel, Channel, Posted, ReceiveWindow, SendChunk};
+    use crate::channel::{Cancel, Channel, PostAnswer, ReceiveWindow, SendChunk};
     use crate::error::ChannelError;
 
     #[test]
-    fn a_lane_that_comes_back_has_the_buffers_that_the_first_ones_had() {
+    fn a_lane_that_comes_back_has_the_first_ones_buffers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let usual = socket2::SockRef::from(&connect()).recv_buffer_size();
@@ -175,12 +175,12 @@ mod tests {
                 socket_buffer: bytes,
                 ..Parts::of_two_lanes(false, 4)
             };
-            let shared = Shared::new(parts).unwrap();
+            let shared = ChannelShared::new(parts).unwrap();
             let joined = JoinedLane {
                 stream: connect(),
                 keys: LaneKeys::new([1; 32], [2; 32]),
             };
-            assert!(Shared::restore(&shared, 0, joined));
+            assert!(ChannelShared::restore(&shared, 0, joined));
             let back = shared.roster.socket(0).unwrap();
             let first = connect();
             limit_buffers(&first, bytes);
@@ -199,16 +199,16 @@ mod tests {
 
     /// The lane that held the chunk has let go of it meanwhile, and another stream has taken its place.
     #[test]
-    fn a_stream_that_came_back_is_not_ended_for_what_the_one_before_it_held() {
+    fn a_new_stream_is_not_ended_for_the_old_ones_chunk() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let shared = Shared::new(Parts::of_two_lanes(false, 4)).unwrap();
+        let shared = ChannelShared::new(Parts::of_two_lanes(false, 4)).unwrap();
         let mut far = Vec::new();
         let mut restore = || {
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             stream.set_nonblocking(true).unwrap();
             far.push(listener.accept().unwrap());
             let keys = LaneKeys::new([1; 32], [2; 32]);
-            Shared::restore(&shared, 0, JoinedLane { stream, keys })
+            ChannelShared::restore(&shared, 0, JoinedLane { stream, keys })
         };
         assert!(restore());
         let before = shared.roster.socket(0).unwrap();
@@ -287,7 +287,7 @@ mod tests {
             source,
             fence: None,
         };
-        assert!(matches!(channel.post_send(chunk), Ok(Posted::Accepted)));
+        assert!(matches!(channel.post_send(chunk), Ok(PostAnswer::Accepted)));
     }
 
     /// The peer reads nothing of the lane that has the first one.

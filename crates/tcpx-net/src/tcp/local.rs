@@ -30,7 +30,7 @@ pub(super) use exposed::Mark;
 use exposed::{HOST, MOST_PARTS, PartWords, Table};
 use gpu_memory::GpuMemory;
 pub use peer_memory::PeerRead;
-pub(super) use peer_memory::{PeerMemory, Place, Read, Source};
+pub(super) use peer_memory::{MemoryOwner, PeerMemory, Read, Source};
 pub(super) use proof::Door;
 
 /// Whether payload may be read where it lies in the memory of a peer on the same host.

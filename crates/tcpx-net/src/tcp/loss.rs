@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use tcpx_lanes::receive_lane::Violation;
 
 use super::receive_table::Arrival;
-use super::shared::{LaneSocket, Shared, lock};
+use super::shared::{ChannelShared, LaneSocket, lock};
 use super::watch;
 use crate::error::{ChannelError, ChunkPosition, IoError};
 
@@ -74,7 +74,7 @@ impl Lost {
     }
 }
 
-impl Shared {
+impl ChannelShared {
     /// A lane is dead. The others take over what it had, or it does itself once it is back.
     pub(super) fn lane_lost(&self, lane: u16, how: Lost) {
         self.lane_lost_only(lane, None, how);
@@ -83,11 +83,11 @@ impl Shared {
     /// As [`lane_lost`](Self::lane_lost), unless another stream has taken the lane's place.
     pub(super) fn lane_lost_only(&self, lane: u16, only: Option<&Arc<LaneSocket>>, how: Lost) {
         let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
-        let Some((socket, left)) = self.roster.leave(lane, only, !by_peer) else {
+        let Some((socket, left)) = self.roster.remove_lane(lane, only, !by_peer) else {
             return;
         };
         // Nobody leaves work to it any more.
-        self.paces.forget(lane);
+        self.lane_rates.forget(lane);
         let error = how.into_error(&self.parts.name, &socket);
         let closing = self.closing.load(Ordering::Acquire);
         if by_peer {

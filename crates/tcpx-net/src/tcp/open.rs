@@ -194,7 +194,7 @@ fn accept_on_card(
 /// hears nothing from others; the answer is which one that was.
 pub(super) fn bind_to_card(stream: &TcpStream, cards: &Cards) -> Option<String> {
     let local = stream.local_addr().ok()?.ip();
-    let nic = cards.with(local).filter(|nic| nic.carries);
+    let nic = cards.card_at(local).filter(|nic| nic.carries);
     let nic = nic.filter(|_| cards.bind())?;
     let through = arrival::interface(stream);
     if let Some(other) = through.filter(|name| *name != nic.name) {
@@ -218,7 +218,7 @@ fn describe(lanes: &[JoinedLane], cards: &Cards) -> String {
             continue;
         };
         let (local, peer) = (local.ip().to_canonical(), peer.ip().to_canonical());
-        let nic = cards.with(local);
+        let nic = cards.card_at(local);
         let name = nic.map_or_else(String::new, |nic| format!("{} ", nic.name));
         let way = format!("{name}{local} to {peer}");
         match ways.iter_mut().find(|(known, _)| *known == way) {

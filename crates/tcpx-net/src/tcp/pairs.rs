@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_only_one_side_has_are_left_alone_when_others_are_shared() {
+    fn networks_of_one_side_alone_are_left_alone() {
         assert_eq!(
             pairs(
                 &[(0, "10.0.0.1"), (1, "10.0.1.1")],

@@ -13,10 +13,10 @@ use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::lane_seal::Forged;
 
-use super::local::{Place, Read, Source};
+use super::local::{MemoryOwner, Read, Source};
 use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, position};
-use super::shared::{LaneSocket, Shared};
+use super::shared::{ChannelShared, LaneSocket};
 use crate::error::ChunkPosition;
 
 /// Bytes of a short chunk that are read at a time, into memory that stays in the core's own cache.
@@ -30,7 +30,7 @@ thread_local! {
 
 /// The receiving half of a lane of a channel.
 pub(super) fn receive_lane(
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     socket: Arc<LaneSocket>,
     seal: ReceiveSeal,
 ) -> ReceiveLane<OpenWindows> {
@@ -41,7 +41,7 @@ pub(super) fn receive_lane(
 /// The open windows of a channel, as one of its lanes finds them.
 #[derive(Debug)]
 pub(super) struct OpenWindows {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     socket: Arc<LaneSocket>,
 }
 
@@ -92,7 +92,7 @@ impl OpenWindows {
         let (Some(source), Some(peer)) = (source, &local.peer) else {
             return Ok(Progress::Withdrawn);
         };
-        if let Place::Gpu(memory) = &source.place {
+        if let MemoryOwner::Gpu(memory) = &source.place {
             let bytes = memory.len();
             *into = Some(memory.clone());
             self.count(bytes);
@@ -241,13 +241,13 @@ impl Target for OpenWindows {
         let mark = exposed.and_then(|(_, source)| match source? {
             Source {
                 mark,
-                place: Place::Gpu(_),
+                place: MemoryOwner::Gpu(_),
             } => Some(mark),
             _ => None,
         });
         let received = &self.shared.counters.chunks_received;
         received.fetch_add(1, Ordering::Relaxed);
-        Shared::deliver(&self.shared, claim, into, mark);
+        ChannelShared::deliver(&self.shared, claim, into, mark);
     }
 
     fn put_back(&mut self, reading: Reading) {

@@ -23,7 +23,7 @@ use crate::error::{ChannelError, ChunkPosition};
 
 /// An open window.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct OpenWindow {
     name: u64,
     token: u64,
     /// How a transfer that fills it is cut.
@@ -64,7 +64,7 @@ struct WindowState {
 /// A chunk's place, in a lane's hands.
 #[derive(Debug)]
 pub(super) struct Claim {
-    pub(super) window: Arc<Window>,
+    pub(super) window: Arc<OpenWindow>,
     index: u32,
     pub(super) destination: RegionSlice,
 }
@@ -91,14 +91,14 @@ pub(super) enum Closing {
 
 #[derive(Debug)]
 pub(super) struct ReceiveTable {
-    open: Mutex<BTreeMap<u64, Arc<Window>>>,
+    open: Mutex<BTreeMap<u64, Arc<OpenWindow>>>,
     /// One behind the highest name.
     named: AtomicU64,
     /// Chunks of all windows so far.
     chunks: AtomicU64,
     /// Windows that the owner is to look at, each once: those that are open, and those that were closed since it
     /// looked last.
-    ready: SegQueue<Arc<Window>>,
+    ready: SegQueue<Arc<OpenWindow>>,
     /// Lanes that wait for another one to let go of their chunk.
     pub(super) waiting: LaneSet,
 }
@@ -118,7 +118,7 @@ impl Claim {
     }
 }
 
-impl Window {
+impl OpenWindow {
     /// Whether the lane that has a chunk of it should let go.
     pub(super) fn is_closing(&self) -> bool {
         lock(&self.state).closing
@@ -156,7 +156,7 @@ impl ReceiveTable {
         let chunks = window.cut.count();
         let first = self.chunks.fetch_add(chunks.into(), Ordering::Relaxed);
         let name = window.window;
-        let opened = Arc::new(Window {
+        let opened = Arc::new(OpenWindow {
             name,
             token: window.token,
             cut: window.cut,
@@ -217,7 +217,7 @@ impl ReceiveTable {
 
     fn claim_in(
         &self,
-        window: Arc<Window>,
+        window: Arc<OpenWindow>,
         lane: u16,
         header: &ChunkHeader,
     ) -> Result<Arrival, Violation> {
@@ -275,7 +275,7 @@ impl ReceiveTable {
     }
 
     /// The copy worker moves a chunk to its destination from now on.
-    pub(super) fn copies(&self, window: &Window, index: u32) {
+    pub(super) fn copies(&self, window: &OpenWindow, index: u32) {
         let mut state = lock(&window.state);
         state.claims.complete(index.into());
         state.copying += 1;
@@ -284,7 +284,7 @@ impl ReceiveTable {
     /// The copy worker has let go of a chunk, which is placed if there is no error, and if it `is_whole`.
     pub(super) fn copied(
         &self,
-        window: &Arc<Window>,
+        window: &Arc<OpenWindow>,
         index: u32,
         error: Option<ChannelError>,
         is_whole: bool,
@@ -347,7 +347,7 @@ impl ReceiveTable {
     }
 
     /// Has the owner look at a window, if there is something to see.
-    fn look_at(&self, window: &Arc<Window>, mut state: MutexGuard<'_, WindowState>) {
+    fn look_at(&self, window: &Arc<OpenWindow>, mut state: MutexGuard<'_, WindowState>) {
         let ends = state.ends();
         let begins = state.is_touched && !state.is_begun;
         let has_news = begins || !state.news.is_empty() || state.failed.is_some() || ends;
@@ -403,7 +403,7 @@ impl WindowState {
     }
 }
 
-impl Window {
+impl OpenWindow {
     /// Where a chunk goes. The first one says how long the transfer is.
     fn place(
         &self,
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_closes_once_a_lane_has_found_it_takes_no_chunk() {
+    fn a_window_closed_under_a_lane_takes_no_chunk() {
         let table = ReceiveTable::new();
         let region = Region::host(2 * CHUNK as usize).unwrap();
         for ends in [false, true] {
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn news_are_not_lost_however_many_windows_were_closed_since_the_last_look() {
+    fn news_outlast_any_number_of_closed_windows() {
         let table = ReceiveTable::new();
         let region = Region::host(2 * CHUNK as usize).unwrap();
         let most = 1 << 14;
@@ -623,7 +623,7 @@ mod tests {
 
     /// Its owner opens the next window by what is under way.
     #[test]
-    fn a_transfer_that_has_begun_is_told_before_the_end_of_the_one_before() {
+    fn a_begun_transfer_is_reported_before_the_last_ends() {
         let table = ReceiveTable::new();
         let regions = [0, 1].map(|_| Region::host(2 * CHUNK as usize).unwrap());
         open(&table, 0, &regions[0]);

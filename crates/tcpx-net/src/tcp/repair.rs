@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::dial::Patience;
-use tcpx_lanes::redial::{ATTEMPT, News, Place, Redial};
+use tcpx_lanes::redial::{ATTEMPT, DialState, News, Redial};
 use tcpx_wire::handshake::Session;
 
 use super::agree::Cards;
 use super::loss::Lost;
 use super::open::bind_to_card;
-use super::shared::{Shared, lock};
+use super::shared::{ChannelShared, lock};
 use super::watch;
 use crate::channel::Way;
 use crate::dial::{DialOptions, LaneDial, begin_lane, most_telling, prepared};
@@ -99,13 +99,13 @@ impl Repair {
     }
 
     /// Does what is due; when there is more to come.
-    pub(super) fn advance(&self, channel: &Arc<Shared>, now: Instant) -> Option<Duration> {
+    pub(super) fn advance(&self, channel: &Arc<ChannelShared>, now: Instant) -> Option<Duration> {
         let mut redial = lock(&self.redial);
         if let Restores::Takes(inbox, cards) = &self.side {
             take_arrived(channel, &mut redial, inbox, cards);
         }
         let lanes = 0..channel.roster.lanes();
-        let places: Vec<Place> = lanes.map(|lane| channel.roster.stands(lane, now)).collect();
+        let places: Vec<DialState> = lanes.map(|lane| channel.roster.stands(lane, now)).collect();
         let dial = |lane: u16| match &self.side {
             Restores::Dials(dialler) => {
                 let way = dialler.routes.get(usize::from(lane))?.clone();
@@ -122,7 +122,7 @@ impl Repair {
                 }
                 News::Fill(lane, link) => match prepared(link) {
                     Ok(joined) => {
-                        Shared::restore(channel, lane, joined);
+                        ChannelShared::restore(channel, lane, joined);
                         continue;
                     }
                     Err(error) => {
@@ -144,7 +144,7 @@ impl Repair {
 
 /// Takes what the peer has opened.
 fn take_arrived(
-    channel: &Arc<Shared>,
+    channel: &Arc<ChannelShared>,
     redial: &mut Redial<LaneDial>,
     inbox: &LaneInbox,
     cards: &Cards,

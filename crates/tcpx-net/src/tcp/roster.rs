@@ -17,7 +17,7 @@ use crate::channel::Direction;
 const PARTING: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Default)]
-struct Place {
+struct LanePlace {
     /// The stream, while the lane lives.
     socket: Option<Arc<LaneSocket>>,
     /// Halves of the stream that a loop still holds.
@@ -32,7 +32,7 @@ struct Place {
     asked: Option<Instant>,
 }
 
-impl Place {
+impl LanePlace {
     /// Whether a new stream can take it.
     fn is_vacant(&self) -> bool {
         self.halves == 0 && self.socket.is_none()
@@ -44,7 +44,7 @@ impl Place {
 pub(super) struct Roster {
     /// Readable while the owner has something to poll.
     pub(super) signal: Waker,
-    places: Box<[Mutex<Place>]>,
+    places: Box<[Mutex<LanePlace>]>,
     live: AtomicUsize,
     /// Some places have had no stream, and none is wanted there.
     unopened: AtomicBool,
@@ -82,7 +82,7 @@ impl Roster {
         self.halves.load(Ordering::Acquire) == 0
     }
 
-    fn place<R>(&self, lane: u16, act: impl FnOnce(&mut Place) -> R) -> Option<R> {
+    fn place<R>(&self, lane: u16, act: impl FnOnce(&mut LanePlace) -> R) -> Option<R> {
         let place = self.places.get(usize::from(lane))?;
         Some(act(&mut lock(place)))
     }
@@ -125,7 +125,7 @@ impl Roster {
 
     /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than this; `broke`:
     /// it was not the peer that ended it in order.
-    pub(super) fn leave(
+    pub(super) fn remove_lane(
         &self,
         lane: u16,
         only: Option<&Arc<LaneSocket>>,
@@ -162,27 +162,29 @@ impl Roster {
     }
 
     /// How a place stands for whoever dials.
-    pub(super) fn stands(&self, lane: u16, now: Instant) -> redial::Place {
+    pub(super) fn stands(&self, lane: u16, now: Instant) -> redial::DialState {
         let stands = self.place(lane, |place| match (&place.socket, place.lost) {
-            (Some(_), _) => redial::Place::Filled,
-            (None, None) => redial::Place::Unwanted,
-            _ if place.halves > 0 => redial::Place::Leaving,
-            (None, Some(lost)) if !place.broke && now < lost + PARTING => redial::Place::Unwanted,
-            _ => redial::Place::Vacant,
+            (Some(_), _) => redial::DialState::Filled,
+            (None, None) => redial::DialState::Unwanted,
+            _ if place.halves > 0 => redial::DialState::Leaving,
+            (None, Some(lost)) if !place.broke && now < lost + PARTING => {
+                redial::DialState::Unwanted
+            }
+            _ => redial::DialState::Vacant,
         });
-        stands.unwrap_or(redial::Place::Unwanted)
+        stands.unwrap_or(redial::DialState::Unwanted)
     }
 
     /// Whether a place lacks a stream that is wanted.
     pub(super) fn has_lost(&self) -> bool {
-        let is_lost = |place: &mut Place| place.lost.is_some();
+        let is_lost = |place: &mut LanePlace| place.lost.is_some();
         (0..self.lanes()).any(|lane| self.place(lane, is_lost).unwrap_or(false))
     }
 
     /// Has the owner ask the peer for the lanes without a stream, but for these, that it had time to dial by itself, or
     /// since it was asked.
     pub(super) fn ask_for_lost(&self, now: Instant, coming: u64) {
-        let is_due = |place: &mut Place| {
+        let is_due = |place: &mut LanePlace| {
             let lost = place.lost.filter(|_| place.socket.is_none());
             let due = lost.map(|lost| {
                 place

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::ArrayQueue;
 
 use tcpx_lanes::event_loop::Remote;
-use tcpx_lanes::health::Presence;
+use tcpx_lanes::health::PeerLiveness;
 pub(super) use tcpx_lanes::lock;
-use tcpx_lanes::monitor::Attention;
+use tcpx_lanes::monitor::MonitorHandle;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
 #[cfg(test)]
@@ -20,8 +20,8 @@ use tcpx_lanes::tcp_info::tcp_counters;
 use tcpx_memory::RegionSlice;
 
 use super::Lend;
+use super::lane_rates::LaneRates;
 use super::local::LocalPath;
-use super::pace::Paces;
 use super::receive_table::{Claim, ReceiveTable, position};
 use super::repair::Repair;
 use super::roster::Roster;
@@ -115,7 +115,7 @@ impl Counters {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ChannelShared {
     /// Itself.
     pub(super) own: Weak<Self>,
     pub(super) parts: Parts,
@@ -124,9 +124,9 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     pub(super) closing: AtomicBool,
     pub(super) roster: Arc<Roster>,
-    pub(super) attention: Attention,
-    pub(super) presence: Presence,
-    pub(super) paces: Paces,
+    pub(super) monitor_handle: MonitorHandle,
+    pub(super) peer_liveness: PeerLiveness,
+    pub(super) lane_rates: LaneRates,
     /// How the last lane was lost, while there is none.
     pub(super) last_loss: Mutex<Option<ChannelError>>,
     /// Held while lanes are added, and while closing begins.
@@ -182,7 +182,7 @@ impl Parts {
     }
 }
 
-impl Shared {
+impl ChannelShared {
     pub(super) fn new(mut parts: Parts) -> Result<Arc<Self>, rustix::io::Errno> {
         // What is sealed leaves from memory of the lane.
         if parts.protection == Protection::All {
@@ -198,9 +198,9 @@ impl Shared {
             counters: Counters::default(),
             closing: AtomicBool::new(false),
             roster,
-            attention: watch::attention(),
-            presence: Presence::new(),
-            paces: Paces::new(lanes),
+            monitor_handle: watch::handle(),
+            peer_liveness: PeerLiveness::new(),
+            lane_rates: LaneRates::new(lanes),
             last_loss: Mutex::default(),
             membership: Mutex::new(()),
             events: ArrayQueue::new(2 * usize::from(window)),
@@ -368,7 +368,7 @@ impl Shared {
         self.transmit.chunks.unrest(lane);
         while let Some(other) = self.transmit.chunks.take_idle() {
             // One that is slow as well would hand the turn back, and so on until others are done.
-            if self.paces.is_slow(other) {
+            if self.lane_rates.is_slow(other) {
                 slow |= 1 << other;
             } else if self.roster.wake_sender(other) {
                 break;

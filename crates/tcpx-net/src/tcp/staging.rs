@@ -17,9 +17,9 @@ use tcpx_memory::{
 use tcpx_wire::frame::Settings;
 
 use super::local::Mark;
-use super::receive_table::{Claim, Window};
+use super::receive_table::{Claim, OpenWindow};
 use super::roster::Roster;
-use super::shared::{Shared, lock};
+use super::shared::{ChannelShared, lock};
 use super::transmit_table::LONG;
 use crate::error::{ChannelError, NetworkError};
 
@@ -56,7 +56,7 @@ struct Receiving {
 }
 
 /// A chunk of a window that is copied, and the mark of its source where that lies in the peer's memory.
-type Copying = (Arc<Window>, u32, Option<Mark>);
+type Copying = (Arc<OpenWindow>, u32, Option<Mark>);
 
 impl Receiving {
     fn add(&mut self, copying: Copying) -> u32 {
@@ -168,9 +168,9 @@ impl Staging {
     }
 
     /// Wakes the copy workers, which have work soon.
-    pub(super) fn rouse(&self) {
+    pub(super) fn prewake(&self) {
         for Worker { worker, .. } in self.host.iter().chain(&self.gpus) {
-            worker.rouse();
+            worker.prewake();
         }
     }
 
@@ -202,7 +202,7 @@ const RECEIVE: u64 = 1 << 32;
 /// Marks it as that of short sends that are counted; the low bits are the slot of the first.
 const COUNTED: u64 = 1 << 33;
 
-impl Shared {
+impl ChannelShared {
     /// The memory that a lane reads a receive's payload into; `None`: no slot is free, and the lane is woken when one may be.
     pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Option<RegionSlice> {
         let destination = &claim.destination;
@@ -287,7 +287,7 @@ impl Shared {
     }
 }
 
-impl CompletionSink for Shared {
+impl CompletionSink for ChannelShared {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
         let number = (token & u64::from(u32::MAX)) as u32;
         if token & RECEIVE != 0 && token & COUNTED == 0 {
@@ -307,9 +307,9 @@ pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
 
 /// For tests without lanes: a channel whose host memory is copied to slots first.
 #[cfg(test)]
-fn staged_channel() -> Arc<Shared> {
+fn staged_channel() -> Arc<ChannelShared> {
     let parts = super::shared::Parts::of_two_lanes(true, 64);
-    Shared::new(parts).unwrap()
+    ChannelShared::new(parts).unwrap()
 }
 
 #[cfg(test)]

@@ -19,11 +19,11 @@ use tcpx_wire::frame::{Exposure, Settings};
 use super::local::{Exposed, PeerRead};
 use super::loss::Lost;
 use super::receive_table::Closing;
-use super::shared::{Event, LaneSocket, Parts, Shared, lock};
+use super::shared::{ChannelShared, Event, LaneSocket, Parts, lock};
 use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn, describe};
 use super::watch;
 use crate::channel::{
-    Cancel, Channel, ChannelStats, Completion, Direction, Posted, Readiness, ReceiveChunk,
+    Cancel, Channel, ChannelStats, Completion, Direction, PostAnswer, Readiness, ReceiveChunk,
     ReceiveWindow, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
@@ -34,7 +34,7 @@ const LEAST_CHUNK_BYTES: u64 = 256 << 10;
 /// Several TCP streams that carry one stream of chunks.
 #[derive(Debug)]
 pub(super) struct TcpChannel {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     /// By slot: the send in flight, of the slots that were ever used; idle connections need none.
     sends: Vec<SendSlot>,
     free_sends: Vec<u16>,
@@ -68,7 +68,7 @@ struct SendSlot {
 }
 
 impl TcpChannel {
-    pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
+    pub(super) fn new(shared: Arc<ChannelShared>, window: u16) -> Self {
         let watches = shared.parts.staging.watch(&shared.roster);
         Self {
             shared,
@@ -216,7 +216,7 @@ impl TcpChannel {
         };
         let shared = Arc::clone(&self.shared);
         for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
-            let ended = shared.transmit.with(slot, |state| match state {
+            let ended = shared.transmit.with_slot(slot, |state| match state {
                 SendState::Queued(_) | SendState::Waiting(_) => {
                     *state = SendState::Free;
                     true
@@ -256,7 +256,7 @@ impl TcpChannel {
 }
 
 impl Channel for TcpChannel {
-    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+    fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError> {
         let shared = &self.shared;
         let is_read_there = shared.parts.local.reads_gpu(&chunk.source);
         let most = match is_read_there {
@@ -266,7 +266,7 @@ impl Channel for TcpChannel {
         let bytes = chunk.source.len() as u64;
         self.admit(&chunk.source, chunk.sequence, bytes, most)?;
         let Some(slot) = self.free_slot() else {
-            return Ok(Posted::Full(chunk));
+            return Ok(PostAnswer::Full(chunk));
         };
         self.sends[usize::from(slot)] = SendSlot {
             token: Some(chunk.token),
@@ -277,7 +277,7 @@ impl Channel for TcpChannel {
         let SendChunk { source, fence, .. } = chunk;
         let outgoing = |payload| Outgoing::new(slot, header, position, payload);
         if is_read_there {
-            Shared::send_where_it_lies(&self.shared, outgoing(source), fence);
+            ChannelShared::send_where_it_lies(&self.shared, outgoing(source), fence);
         } else if self.shared.parts.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
@@ -285,14 +285,14 @@ impl Channel for TcpChannel {
                 source,
                 fence,
             };
-            Shared::stage(&self.shared, slot, unstaged);
+            ChannelShared::stage(&self.shared, slot, unstaged);
         } else {
             drop::<Option<Fence>>(fence);
             self.shared.transmit.enqueue(outgoing(source));
             self.shared.wake_sender();
         }
-        self.shared.attention.draw();
-        Ok(Posted::Accepted)
+        self.shared.monitor_handle.request_check();
+        Ok(PostAnswer::Accepted)
     }
 
     fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
@@ -327,7 +327,10 @@ impl Channel for TcpChannel {
         Ok(())
     }
 
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+    fn post_receive(
+        &mut self,
+        chunk: ReceiveChunk,
+    ) -> Result<PostAnswer<ReceiveChunk>, ChannelError> {
         Err(self.bad_request(format!(
             "chunk {} was posted on a network that is addressed; open a window",
             chunk.sequence
@@ -362,7 +365,7 @@ impl Channel for TcpChannel {
         }
     }
 
-    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+    fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError> {
         Err(self.bad_request(format!(
             "this network hands out no tickets, ticket {} arrived; only scattered receives are consumed",
             ticket.0
@@ -429,8 +432,8 @@ impl Channel for TcpChannel {
         self.forget_chunk(sequence, false);
     }
 
-    fn peer_heard(&mut self, rested: bool) {
-        self.shared.presence.note(rested);
+    fn peer_active(&mut self, rested: bool) {
+        self.shared.peer_liveness.note(rested);
     }
 
     fn redial(&mut self, lane: u16) {
@@ -510,7 +513,7 @@ impl Channel for TcpChannel {
             true => 1,
             false => bytes.div_ceil(LEAST_CHUNK_BYTES),
         };
-        self.shared.parts.staging.rouse();
+        self.shared.parts.staging.prewake();
         self.shared
             .roster
             .prewake(usize::try_from(chunks).unwrap_or(usize::MAX), direction);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tcpx_lanes::sealing::{Head, SendSeal};
-use tcpx_lanes::send_lane::{Next, Owner, SendLane};
+use tcpx_lanes::send_lane::{NextChunk, Owner, SendLane};
 use tcpx_lanes::socket::may_be_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part, WIRE_CALL};
 use tcpx_lanes::splice::Lender;
@@ -16,16 +16,16 @@ use tcpx_lanes::tcp_info::{given, transport};
 use tcpx_memory::{Region, RegionSlice};
 
 use super::Lend;
+use super::lane_rates::Load;
 use super::loss::Lost;
-use super::pace::Load;
 use super::permits::Permit;
-use super::shared::{Event, LaneSocket, Shared};
+use super::shared::{ChannelShared, Event, LaneSocket};
 use super::transmit_table::{Acknowledged, LONG, Outgoing, Taken};
 use crate::error::{ChannelError, ChunkPosition};
 
 /// The sending half of a lane of a channel.
 pub(super) fn transmit_lane(
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     socket: Arc<LaneSocket>,
     seal: SendSeal,
 ) -> SendLane<Queue> {
@@ -36,7 +36,7 @@ pub(super) fn transmit_lane(
 /// has placed them.
 #[derive(Debug)]
 pub(super) struct Queue {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     socket: Arc<LaneSocket>,
     /// Bytes of its last chunk.
     chunk: u64,
@@ -62,7 +62,7 @@ pub(super) struct Writing {
 }
 
 impl Queue {
-    fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>, seal: SendSeal) -> Self {
+    fn new(shared: Arc<ChannelShared>, socket: Arc<LaneSocket>, seal: SendSeal) -> Self {
         let lender = match shared.parts.lend {
             Lend::Always => Lender::new(WIRE_CALL),
             Lend::OtherHosts if !may_be_near(&*socket) => {
@@ -91,7 +91,7 @@ impl Queue {
     fn leaves_the_rest(&self) -> bool {
         let shared = &self.shared;
         let lane = self.socket.lane;
-        if !shared.paces.is_slow(lane) {
+        if !shared.lane_rates.is_slow(lane) {
             return false;
         }
         let chunks = &shared.transmit.chunks;
@@ -105,7 +105,7 @@ impl Queue {
             with_others,
             backlog,
         };
-        queued > 0 && shared.paces.is_too_slow(lane, load)
+        queued > 0 && shared.lane_rates.is_too_slow(lane, load)
     }
 
     /// Copies the payload of a chunk aside: what is left of it goes out from there, as the peer may count what it reads
@@ -186,7 +186,7 @@ impl Owner for Queue {
 
     fn begin(&mut self) -> bool {
         if self.shared.parts.staging.has_waiting() {
-            Shared::stage_waiting(&self.shared);
+            ChannelShared::stage_waiting(&self.shared);
         }
         true
     }
@@ -198,11 +198,11 @@ impl Owner for Queue {
         }
     }
 
-    fn next(&mut self) -> Next<Writing> {
+    fn next(&mut self) -> NextChunk<Writing> {
         loop {
             if self.leaves_the_rest() {
                 self.shared.leave_to_others(self.socket.lane);
-                return Next::Rest;
+                return NextChunk::Rest;
             }
             match self.shared.transmit.take(self.socket.lane) {
                 Some(Taken::Chunk(mut chunk)) => {
@@ -231,7 +231,7 @@ impl Owner for Queue {
                     let lends = is_first
                         && (chunk.payload.len() >= LONG || self.shared.transmit.leaves_lanes());
                     let by_pages = lends && chunk.permit.as_mut().is_some_and(Permit::lend);
-                    return Next::Chunk(Writing {
+                    return NextChunk::Chunk(Writing {
                         head: self.seal.begin(&chunk.header),
                         by_pages,
                         is_exposed: chunk.exposed.is_some(),
@@ -240,7 +240,7 @@ impl Owner for Queue {
                     });
                 }
                 Some(Taken::Withdrawn(slot)) => self.shared.report(Event::SendWithdrawn { slot }),
-                None => return Next::Rest,
+                None => return NextChunk::Rest,
             }
         }
     }

@@ -103,14 +103,14 @@ impl TransmitTable {
         acknowledged.as_ref().is_none_or(|it_is| it_is.0(end))
     }
 
-    pub(super) fn with<R>(&self, slot: u16, act: impl FnOnce(&mut SendState) -> R) -> R {
+    pub(super) fn with_slot<R>(&self, slot: u16, act: impl FnOnce(&mut SendState) -> R) -> R {
         act(&mut lock(&self.slots[usize::from(slot)]))
     }
 
     /// Puts a chunk in the queue. Wake a lane afterwards.
     pub(super) fn enqueue(&self, outgoing: Outgoing) {
         let (slot, bytes) = (outgoing.slot, outgoing.payload.len() as u64);
-        self.with(slot, |state| *state = SendState::Queued(outgoing));
+        self.with_slot(slot, |state| *state = SendState::Queued(outgoing));
         self.push(slot, bytes);
     }
 
@@ -147,7 +147,7 @@ impl TransmitTable {
     pub(super) fn take(&self, lane: u16) -> Option<Taken> {
         loop {
             let (slot, bytes) = self.chunks.take(lane)?;
-            let taken = self.with(slot, |state| {
+            let taken = self.with_slot(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
                     SendState::Queued(outgoing) => {
                         self.chunks.took(lane);
@@ -177,7 +177,7 @@ impl TransmitTable {
     /// that: [`free`](Self::free) its slot.
     pub(super) fn written(&self, lane: u16, chunk: Outgoing, end: u64) -> bool {
         let (slot, first) = (chunk.slot, chunk.attempt == 0);
-        let released = self.with(slot, |state| {
+        let released = self.with_slot(slot, |state| {
             self.chunks.keep(lane, end, chunk);
             match state {
                 // Of what is sent again the peer has another copy: nobody has read this one.
@@ -236,7 +236,7 @@ impl TransmitTable {
         let mut again = Vec::new();
         for mut chunk in self.chunks.end(lane).into_iter().chain(in_hand) {
             let (slot, bytes) = (chunk.slot, chunk.payload.len() as u64);
-            let ended = self.with(slot, |state| match state {
+            let ended = self.with_slot(slot, |state| match state {
                 SendState::Taken { settled: None, .. } => {
                     chunk.mark_again();
                     *state = SendState::Queued(chunk);
@@ -261,7 +261,7 @@ impl TransmitTable {
 
     /// Whether the slot holds the chunk of this sequence, and no byte of it was sent.
     pub(super) fn is_unsent(&self, slot: u16, sequence: u64) -> bool {
-        self.with(slot, |state| match state {
+        self.with_slot(slot, |state| match state {
             SendState::Waiting(Unstaged { position, .. })
             | SendState::Copying {
                 outgoing: Outgoing { position, .. },
@@ -274,7 +274,7 @@ impl TransmitTable {
 
     /// The peer has placed the chunk of this sequence in this slot, or nobody wants it any more.
     pub(super) fn forget(&self, slot: u16, sequence: u64, placed: bool) -> Forgotten {
-        let (answer, ..) = self.with(slot, |state| match state {
+        let (answer, ..) = self.with_slot(slot, |state| match state {
             SendState::Queued(chunk) if chunk.position.sequence == sequence => {
                 let chunk = self.take_back(state, placed);
                 (Forgotten::Settled, None, chunk)
@@ -315,7 +315,7 @@ impl TransmitTable {
 
     /// Takes a send back, if no lane has it and no copy reads it.
     pub(super) fn withdraw(&self, slot: u16) -> Withdrawn {
-        let (answer, ..) = self.with(slot, |state| match state {
+        let (answer, ..) = self.with_slot(slot, |state| match state {
             SendState::Queued(_) | SendState::Waiting(_) => {
                 (Withdrawn::Later, None, self.take_back(state, false))
             }
@@ -360,11 +360,11 @@ impl TransmitTable {
                 }
             )
         };
-        self.letting_go.remove(lane) && self.with(slot, has_ended)
+        self.letting_go.remove(lane) && self.with_slot(slot, has_ended)
     }
 
     /// Frees a slot whose end is about to be reported.
     pub(super) fn free(&self, slot: u16) {
-        self.with(slot, |state| *state = SendState::Free);
+        self.with_slot(slot, |state| *state = SendState::Free);
     }
 }

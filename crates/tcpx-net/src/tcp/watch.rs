@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::health::Clock;
-use tcpx_lanes::monitor::{Attention, Look, Monitor, REST, TICK, Watched};
+use tcpx_lanes::monitor::{Look, Monitor, MonitorHandle, REST, TICK, Watched};
 use tcpx_lanes::tcp_info::{Transport, transport};
 
+use super::lane_rates::LaneRates;
 use super::loss::Lost;
-use super::pace::Paces;
-use super::shared::Shared;
+use super::shared::ChannelShared;
 
 /// Microseconds and bytes that tell a lane's speed, and microseconds that do with any bytes.
 const LEAST_BUSY: (u64, u64) = (20_000, 500_000);
@@ -21,7 +21,7 @@ const LEAST_BYTES: u64 = 64 << 10;
 
 #[derive(Debug)]
 struct ChannelWatch {
-    channel: Weak<Shared>,
+    channel: Weak<ChannelShared>,
     lanes: Vec<(Clock, Speed)>,
     looked: Instant,
 }
@@ -35,16 +35,16 @@ struct Speed {
 
 impl Speed {
     /// Says how fast the lane was while it had something under way, once that is known.
-    fn paces(&mut self, paces: &Paces, lane: u16, transport: Transport) {
+    fn lane_rates(&mut self, lane_rates: &LaneRates, lane: u16, transport: Transport) {
         let (bytes, micros) = self.paced;
         let bytes = transport.acknowledged.saturating_sub(bytes);
         let busy = transport.busy_micros.saturating_sub(micros);
         let is_known = busy >= LEAST_BUSY.0 && bytes >= LEAST_BYTES || busy >= LEAST_BUSY.1;
         if is_known {
-            paces.measured(lane, bytes, busy);
+            lane_rates.measured(lane, bytes, busy);
             self.paced = (transport.acknowledged, transport.busy_micros);
         } else if transport.is_drained() {
-            paces.rested(lane);
+            lane_rates.rested(lane);
         }
     }
 }
@@ -56,15 +56,15 @@ fn monitor() -> &'static Monitor {
 }
 
 /// For one channel.
-pub(super) fn attention() -> Attention {
-    monitor().attention()
+pub(super) fn handle() -> MonitorHandle {
+    monitor().handle()
 }
 
 /// Watches a channel until it is dropped.
 ///
 /// # Errors
 /// The system has no thread left.
-pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
+pub(super) fn register(channel: &Arc<ChannelShared>) -> std::io::Result<()> {
     let lanes = usize::from(channel.roster.lanes());
     let now = Instant::now();
     monitor().watch(Box::new(ChannelWatch {
@@ -80,7 +80,7 @@ pub(super) fn wake() {
 }
 
 impl Watched for ChannelWatch {
-    fn look(&mut self) -> Look {
+    fn check_liveness(&mut self) -> Look {
         match self.channel.upgrade() {
             None => Look::Gone,
             Some(channel) => self.look_at(&channel).map_or(Look::Asleep, Look::In),
@@ -90,8 +90,8 @@ impl Watched for ChannelWatch {
 
 impl ChannelWatch {
     /// When the channel is to be looked at again.
-    fn look_at(&mut self, channel: &Arc<Shared>) -> Option<Duration> {
-        channel.attention.lower();
+    fn look_at(&mut self, channel: &Arc<ChannelShared>) -> Option<Duration> {
+        channel.monitor_handle.lower();
         if channel.is_over() {
             return None;
         }
@@ -105,7 +105,7 @@ impl ChannelWatch {
             channel.end_without_lanes();
             return None;
         }
-        let at_work = channel.presence.at_work(now);
+        let at_work = channel.peer_liveness.at_work(now);
         // Before what the lanes have done: a chunk that a lane takes counts here until it counts there.
         let queued = channel.transmit.queued_bytes() > 0;
         let mut owing = queued || bare.is_some();
@@ -117,8 +117,8 @@ impl ChannelWatch {
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
-            speed.paces(&channel.paces, lane, transport);
-            let dead = clock.look(now, done, transport, rested, at_work);
+            speed.lane_rates(&channel.lane_rates, lane, transport);
+            let dead = clock.check_lane(now, done, transport, rested, at_work);
             if let Some(waited) = dead {
                 let text = format!("nothing moved for {} ms", waited.as_millis());
                 let how = Lost::given_up("sending", text);
@@ -126,12 +126,12 @@ impl ChannelWatch {
             }
         }
         if queued {
-            // Should one that others rely on stand still, those that left work to it look again.
+            // Should one that others rely on stall, those that left work to it look again.
             channel.wake_another();
         }
         if owing {
             // Spares the posters a wake-up: this channel is looked at again anyway.
-            channel.attention.keep();
+            channel.monitor_handle.keep();
         }
         repairing.or_else(|| owing.then_some(TICK))
     }

@@ -39,7 +39,7 @@ fn dial_over(dialled: &Dialled, ways: &[Way]) -> Result<TcpStream, Vec<SocketErr
 }
 
 #[test]
-fn a_way_that_fails_leaves_it_to_the_next_and_the_server_takes_one_connection() {
+fn a_failed_way_leaves_it_to_the_next() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
     let address = listener.local_addr();
@@ -89,7 +89,7 @@ fn a_way_whose_other_end_says_nothing_does_not_hold_the_caller() {
 
 /// More than one after the other could be given up in time.
 #[test]
-fn addresses_that_say_nothing_do_not_hold_up_the_one_that_answers() {
+fn silent_addresses_do_not_hold_up_one_that_answers() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
     let silent: Vec<_> = (0..5)
@@ -105,7 +105,7 @@ fn addresses_that_say_nothing_do_not_hold_up_the_one_that_answers() {
 }
 
 #[test]
-fn an_answer_with_another_key_is_named_before_addresses_that_are_silent() {
+fn a_wrong_key_is_named_before_silent_addresses() {
     let listener = listener(Auth::Key(key(1)));
     let addresses = [nobody(), listener.local_addr(), nobody()];
     let options = DialOptions::until(deadline());

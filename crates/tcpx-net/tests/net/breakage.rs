@@ -116,7 +116,7 @@ fn refused(raw: &mut Raw, header: [u8; ChunkHeader::BYTES], words: &[&str]) {
 }
 
 #[test]
-fn a_chunk_that_is_not_of_its_windows_plan_is_refused_before_a_byte_is_written() {
+fn a_chunk_outside_its_windows_plan_is_refused() {
     let fits = part(0, 1, (100, 250));
     let cases: [(ChunkHeader, &[&str]); 8] = [
         (whole(2, 100), &["windows below 1", "one of window 2"]),
@@ -249,7 +249,7 @@ fn two_lanes_that_claim_the_same_chunk_do_not_both_write() {
 }
 
 #[test]
-fn closing_ends_requests_in_every_state_and_releases_their_memory() {
+fn closing_ends_requests_and_releases_their_memory() {
     for stage_host in [false, true] {
         let window = 40;
         let options = TcpOptions {

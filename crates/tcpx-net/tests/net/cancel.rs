@@ -2,13 +2,13 @@
 
 use std::io::{Read, Write};
 
-use tcpx_net::{Cancel, Channel, ChannelError, Completion, Posted, TcpOptions};
+use tcpx_net::{Cancel, Channel, ChannelError, Completion, PostAnswer, TcpOptions};
 use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
 
 use crate::support::*;
 
 #[test]
-fn a_window_that_nothing_arrived_for_is_gone_at_once_and_its_chunk_is_dropped() {
+fn an_unused_window_is_gone_at_once() {
     for stage_host in [false, true] {
         let mut raw = raw_peer(1, options(stage_host));
         let cancelled = guarded(50_000);
@@ -27,7 +27,7 @@ fn a_window_that_nothing_arrived_for_is_gone_at_once_and_its_chunk_is_dropped() 
 }
 
 #[test]
-fn a_window_in_mid_chunk_lets_go_of_its_memory_while_the_peer_is_silent() {
+fn a_window_in_mid_chunk_releases_its_memory() {
     for stage_host in [false, true] {
         let mut raw = raw_peer(1, options(stage_host));
         let destination = guarded(300_000);
@@ -60,7 +60,7 @@ fn a_window_in_mid_chunk_lets_go_of_its_memory_while_the_peer_is_silent() {
 
 /// Some of its chunks are there, some in the hands of lanes, and some have not come.
 #[test]
-fn a_window_that_closes_in_mid_transfer_is_not_written_any_more() {
+fn a_window_closed_in_mid_transfer_is_not_written() {
     for stage_host in [false, true] {
         let mut raw = raw_peer(3, options(stage_host));
         let (chunk, total) = (300_000, 1_200_000);
@@ -207,7 +207,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     for sequence in 100..100 + u64::from(window) {
         let mut chunk = Some(send_chunk(sequence, filled(sequence, 1)));
         while let Some(posted) = chunk.take() {
-            if let Posted::Full(back) = raw.channel.post_send(posted).unwrap() {
+            if let PostAnswer::Full(back) = raw.channel.post_send(posted).unwrap() {
                 chunk = Some(back);
                 wait_any(&[&*raw.channel]);
                 polled(&mut *raw.channel, &mut ended).unwrap();
@@ -218,7 +218,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
 
 /// The peer may take what it reads of a chunk for good until it has heard that nobody wants it any more.
 #[test]
-fn a_staged_send_that_is_taken_back_behind_its_last_byte_is_read_as_it_was() {
+fn a_staged_send_taken_back_late_is_read_as_it_was() {
     let options = TcpOptions {
         stage_host: true,
         window: 16,
@@ -237,7 +237,7 @@ fn a_staged_send_that_is_taken_back_behind_its_last_byte_is_read_as_it_was() {
     for sequence in 1..=16 {
         let mut chunk = Some(send_chunk(sequence, filled(sequence, length)));
         while let Some(posted) = chunk.take() {
-            if let Posted::Full(back) = raw.channel.post_send(posted).unwrap() {
+            if let PostAnswer::Full(back) = raw.channel.post_send(posted).unwrap() {
                 chunk = Some(back);
                 wait_any(&[&*raw.channel]);
                 polled(&mut *raw.channel, &mut ended).unwrap();

@@ -75,7 +75,7 @@ fn gpu_memory_arrives_whole_at_any_alignment() {
                     .client
                     .post_send(send_chunk(next_send as u64, slice))
                     .unwrap();
-                next_send += usize::from(matches!(posted, tcpx_net::Posted::Accepted));
+                next_send += usize::from(matches!(posted, tcpx_net::PostAnswer::Accepted));
             }
             let before = ended.len();
             pair.client.poll(&mut ended).unwrap();

@@ -61,7 +61,7 @@ fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
 }
 
 #[test]
-fn a_copy_of_a_chunk_that_has_arrived_is_dropped_if_it_says_that_it_may_be_one() {
+fn a_chunks_marked_copy_is_dropped() {
     let mut raw = raw_peer(2, options(false));
     let (first, second) = (guarded(2000), guarded(1000));
     let two_chunks = window(0, 1000, first.clone());
@@ -114,7 +114,7 @@ fn a_copy_of_a_chunk_whose_window_is_closed_is_dropped() {
 
 /// The lane that died had a chunk of a window that is closed while another one waits to take its place.
 #[test]
-fn a_chunk_that_was_sent_again_is_dropped_when_its_window_closes() {
+fn a_chunk_sent_again_is_dropped_with_its_window() {
     for stage_host in [false, true] {
         let mut raw = raw_peer(2, options(stage_host));
         let destination = guarded(300_000);
@@ -136,7 +136,7 @@ fn a_chunk_that_was_sent_again_is_dropped_when_its_window_closes() {
 }
 
 #[test]
-fn what_the_first_lane_sends_late_is_dropped_once_another_has_sent_it_again() {
+fn late_bytes_are_dropped_once_sent_by_another_lane() {
     let mut raw = raw_peer(2, options(false));
     let (first, second) = (guarded(2000), guarded(1000));
     let two_chunks = window(0, 1000, first.clone());
@@ -249,7 +249,7 @@ fn a_window_that_was_closed_on_a_dead_lane_ends() {
 }
 
 #[test]
-fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
+fn a_dead_lanes_chunks_go_again_until_placed() {
     for options in [options(false), options(true)] {
         let is_staged = options.stage_host;
         let mut raw = raw_peer(2, options);
@@ -299,7 +299,7 @@ fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
 }
 
 #[test]
-fn an_acknowledgement_of_a_chunk_that_was_not_sent_is_a_protocol_error() {
+fn acknowledging_an_unsent_chunk_is_a_protocol_error() {
     let mut raw = raw_peer(2, options(false));
     // More than two lanes' buffers hold: the last one waits.
     let last = 40;
@@ -369,7 +369,7 @@ fn when_no_lane_is_left_the_error_says_so() {
 
 /// The peer gives a lane up that it takes for broken: this side reads an orderly end of its last one.
 #[test]
-fn lanes_that_broke_before_the_peer_ended_the_last_one_are_why_none_is_left() {
+fn broken_lanes_are_the_reason_that_none_is_left() {
     let mut raw = raw_peer(3, options(false));
     open_window(&mut *raw.channel, 0, guarded(1000));
     let last = raw.lanes.pop();

@@ -32,7 +32,7 @@ fn handshake_error(error: NetworkError) -> HandshakeError {
 }
 
 #[test]
-fn both_ends_hold_the_same_session_and_the_stream_carries_what_follows() {
+fn both_ends_hold_one_session_and_the_stream_goes_on() {
     for auth in [Auth::Key(key(1)), Auth::Insecure] {
         let listener = listener(auth.clone());
         let mut dialled = dial(listener.local_addr(), &auth, &until()).unwrap();
@@ -125,7 +125,7 @@ fn a_clients_key_connects_and_cannot_serve() {
 }
 
 #[test]
-fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
+fn a_one_time_key_is_spent_by_its_first_session() {
     let auth = Auth::Key(key(1));
     let options = ListenOptions {
         address: local(),
@@ -148,7 +148,7 @@ fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
 }
 
 #[test]
-fn a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name() {
+fn a_listener_on_every_address_takes_ipv4_and_ipv6() {
     let every = every_address();
     let listener = Listener::bind(ListenOptions {
         address: (every, 0).into(),
@@ -162,7 +162,7 @@ fn a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name() 
     if every.is_ipv6() {
         from.push(IpAddr::V6(Ipv6Addr::LOCALHOST));
     } else {
-        let test = "a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name";
+        let test = "a_listener_on_every_address_takes_ipv4_and_ipv6";
         eprintln!("skipped: {test}: no IPv6 here");
     }
     for ip in from {

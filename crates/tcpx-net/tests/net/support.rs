@@ -12,7 +12,7 @@ use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
     Accepted, AcceptedLane, Auth, Channel, ChannelError, Completion, Congestion, DialOptions,
-    Exchange, ListenOptions, Listener, Meanwhile, Network, NetworkError, Posted, Readiness,
+    Exchange, ListenOptions, Listener, Meanwhile, Network, NetworkError, PostAnswer, Readiness,
     ReceiveWindow, SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
 };
 use tcpx_wire::chunk_header::{ChunkHeader, ChunkPayload};
@@ -195,7 +195,7 @@ pub(crate) type Outcome = Result<Box<dyn Channel>, NetworkError>;
 fn established(options: TcpOptions, setup: &Setup<'_>, exchange: &mut dyn Exchange) -> Outcome {
     let mut channels = TcpNetwork::new(options).establish(setup, exchange)?;
     let mut channel = channels.remove(0);
-    channel.peer_heard(false);
+    channel.peer_active(false);
     Ok(channel)
 }
 
@@ -457,7 +457,7 @@ pub(crate) fn whole_window(name: u64, destination: RegionSlice) -> ReceiveWindow
 
 pub(crate) fn post_send(channel: &mut dyn Channel, sequence: u64, source: RegionSlice) {
     let posted = channel.post_send(send_chunk(sequence, source)).unwrap();
-    assert!(matches!(posted, Posted::Accepted));
+    assert!(matches!(posted, PostAnswer::Accepted));
 }
 
 pub(crate) fn open_window(channel: &mut dyn Channel, name: u64, destination: RegionSlice) {

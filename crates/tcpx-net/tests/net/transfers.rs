@@ -4,7 +4,9 @@ use crate::support::*;
 use proptest::prelude::*;
 use tcpx_lanes::sealing::Protection;
 use tcpx_memory::RegionSlice;
-use tcpx_net::{Channel, ChannelError, Completion, Posted, ReceiveWindow, SendChunk, TcpOptions};
+use tcpx_net::{
+    Channel, ChannelError, Completion, PostAnswer, ReceiveWindow, SendChunk, TcpOptions,
+};
 use tcpx_wire::{ChunkPlan, Taper};
 
 /// One direction of traffic between two channels.
@@ -73,7 +75,7 @@ impl Flow {
             source: bytes.slice(start..start + length as usize).unwrap(),
             fence: None,
         });
-        let accepted = matches!(posted.unwrap(), Posted::Accepted);
+        let accepted = matches!(posted.unwrap(), PostAnswer::Accepted);
         self.posted += usize::from(accepted);
         accepted
     }
@@ -245,7 +247,7 @@ fn a_chunk_larger_than_any_socket_buffer_arrives() {
 
 /// Short chunks are read in pieces to where no other lane's are, and with the last one the next header.
 #[test]
-fn staged_chunks_of_any_length_lie_one_behind_the_other_on_several_lanes() {
+fn staged_chunks_lie_one_behind_the_other() {
     const LENGTHS: [u32; 8] = [
         163_839, 163_840, 163_841, 1, 327_680, 163_872, 1_048_575, 17,
     ];
@@ -302,7 +304,10 @@ fn a_transfer_may_be_shorter_than_its_window() {
                 window: 0,
                 ..send_chunk(0, source.slice(start..start + length as usize).unwrap())
             };
-            assert!(matches!(pair.client.post_send(chunk), Ok(Posted::Accepted)));
+            assert!(matches!(
+                pair.client.post_send(chunk),
+                Ok(PostAnswer::Accepted)
+            ));
         }
         let mut ended = completions(&mut *pair.server, 4);
         (0..3).for_each(|sequence| pair.client.placed(sequence).unwrap());
@@ -348,14 +353,14 @@ fn a_full_table_hands_the_chunk_back_until_a_completion() {
     let client = &mut *pair.client;
     post_send(client, 0, filled(0, 10));
     post_send(client, 1, filled(1, 10));
-    let Ok(Posted::Full(third)) = client.post_send(send_chunk(2, filled(2, 10))) else {
+    let Ok(PostAnswer::Full(third)) = client.post_send(send_chunk(2, filled(2, 10))) else {
         panic!("a table of two took a third send");
     };
     assert_eq!(third.sequence, 2);
     assert_eq!(received(&mut *pair.server, 2), [1000, 1001]);
     client.placed(0).unwrap();
     assert_eq!(sent_token(&completions(client, 1)[0]), 0);
-    assert!(matches!(client.post_send(third), Ok(Posted::Accepted)));
+    assert!(matches!(client.post_send(third), Ok(PostAnswer::Accepted)));
     assert_eq!(client.in_flight(), 2);
     assert_eq!(received(&mut *pair.server, 1), [1002]);
 }
@@ -422,7 +427,7 @@ fn windows_are_opened_in_the_order_of_their_names() {
 }
 
 #[test]
-fn more_staged_bytes_than_slots_flow_in_both_directions_at_once() {
+fn more_staged_bytes_than_slots_flow_both_ways() {
     // 4 channels with 100 chunks of a slot's size each way want more slots than the pool has.
     let window = TcpOptions {
         window: 100,

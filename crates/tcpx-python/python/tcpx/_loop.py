@@ -19,7 +19,7 @@ Result = TypeVar("Result", covariant=True)
 class _Awaited(Protocol[Result]):
     """What can be awaited: a result that is there or will be."""
 
-    def look(self, completions: Completions) -> Result | None: ...
+    def poll_once(self, completions: Completions) -> Result | None: ...
     def watch(self, completions: Completions, token: int) -> Result | None: ...
     def unwatch(self, completions: Completions, token: int) -> None: ...
 
@@ -77,7 +77,7 @@ def result_of(awaited: _Awaited[Result]) -> Generator[object, None, Result]:
     reader = _readers.get(loop)
     if reader is None:
         reader = _readers[loop] = _Reader(loop)
-    found = awaited.look(reader.completions)
+    found = awaited.poll_once(reader.completions)
     # Another task may take what this one was woken for.
     while found is None:
         token = next(reader.tokens)

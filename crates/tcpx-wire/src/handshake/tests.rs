@@ -332,7 +332,7 @@ impl Clients for Ring {
 }
 
 #[test]
-fn clients_with_keys_of_their_own_are_let_in_by_name_until_they_are_removed() {
+fn clients_with_their_own_keys_are_let_in_by_name() {
     let ours = key(7);
     let clients = ["ann", "bob"].map(|name| KnownClient {
         name: Some(name.parse().unwrap()),

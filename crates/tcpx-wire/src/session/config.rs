@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn medium_transfers_are_cut_into_the_pieces_and_others_into_the_agreed_chunks() {
+    fn only_medium_transfers_are_cut_into_pieces() {
         const MIB: u64 = 1 << 20;
         let cut = |bytes| config(24).chunk_bytes(bytes, 1 << 20);
         assert_eq!(

@@ -466,7 +466,7 @@ impl Session {
         }
     }
 
-    /// An operation that has yet to begin stands still only once what it waits behind does: when that last moved.
+    /// An operation that has yet to begin stalls only once what it waits behind does: when that last moved.
     pub(super) fn queue_moved(&self, operation: OperationId) -> Option<Time> {
         let it = self.operations.get(operation)?;
         let room = match (&it.stage, &it.origin) {

@@ -620,7 +620,7 @@ impl Session {
     pub(super) fn window_left(&mut self, operation: OperationId) {
         self.release(operation);
         self.drop_sent(operation);
-        self.ask(operation);
+        self.ask_peer(operation);
         self.has_left(operation, NumberUse::Used);
     }
 

@@ -315,7 +315,7 @@ impl Session {
             self.send_windows.ahead -= usize::from(was_announced);
             self.send_windows.unasked.remove(&first);
             if posted.is_none() {
-                self.ask(first);
+                self.ask_peer(first);
             }
             self.pass_ended(tag);
             if let Some(posted) = posted {
@@ -369,7 +369,7 @@ impl Session {
     }
 
     /// Asks the peer to take a send, once.
-    pub(super) fn ask(&mut self, operation: OperationId) {
+    pub(super) fn ask_peer(&mut self, operation: OperationId) {
         let Some(it) = self.operations.get_mut(operation) else {
             return;
         };

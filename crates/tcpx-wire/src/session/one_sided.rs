@@ -25,7 +25,7 @@ use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
 
 #[derive(Debug)]
-struct Window {
+struct OwnWindow {
     secret: Zeroizing<WindowSecret>,
     bytes: u64,
     rights: Rights,
@@ -79,7 +79,7 @@ pub(super) struct Queued {
 /// Windows of this side, and what is under way in those of both.
 #[derive(Debug, Default)]
 pub(super) struct OneSided {
-    windows: BTreeMap<u64, Window>,
+    windows: BTreeMap<u64, OwnWindow>,
     next_window: u64,
     /// How often windows were opened or closed.
     changed: u64,
@@ -129,7 +129,7 @@ impl OneSided {
     pub(super) fn expose(&mut self, secret: WindowSecret, bytes: u64, rights: Rights) -> u64 {
         let window = self.next_window;
         self.next_window += 1;
-        let opened = Window {
+        let opened = OwnWindow {
             secret: Zeroizing::new(secret),
             bytes,
             rights,

@@ -405,7 +405,7 @@ impl Session {
     }
 
     /// Something of the peer has come, be it a part of a frame: it lives, though a frame takes its time.
-    pub fn hear(&mut self, now: Time) {
+    pub fn note_peer_alive(&mut self, now: Time) {
         self.liveness.heard(now);
     }
 
@@ -612,7 +612,7 @@ mod tests {
     use crate::session::tests::config;
 
     #[test]
-    fn acknowledgements_go_with_the_last_chunk_of_a_batch_and_the_next_batch_starts_anew() {
+    fn a_batchs_last_chunk_brings_acknowledgements() {
         let config = Config {
             ack_batch: 3,
             ..config()
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_operation_paid_no_longer_counts_towards_the_batch_of_others() {
+    fn what_one_operation_paid_leaves_the_others_batch() {
         let config = Config {
             ack_batch: 3,
             ..config()

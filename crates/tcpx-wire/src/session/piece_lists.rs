@@ -38,13 +38,13 @@ impl Added {
 
 /// A list of the peer.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptList {
     pub(super) list: Arc<PieceList>,
     /// Whether the peer may put there, and get from there, while windows are as they were then.
     checked: [Option<(u64, Result<(), RefuseReason>)>; 2],
 }
 
-impl Kept {
+impl KeptList {
     /// What a check of the list says, which is made again only once windows have `changed`.
     pub(super) fn checked(
         &mut self,
@@ -74,7 +74,7 @@ pub(super) struct PieceLists {
     next_told: u64,
     /// Pieces of lists that the peer keeps.
     told_pieces: u32,
-    kept: BTreeMap<u64, Kept>,
+    kept: BTreeMap<u64, KeptList>,
     /// The list whose parts come.
     coming: PieceList,
     next_kept: u64,
@@ -115,7 +115,7 @@ impl PieceLists {
             self.kept_pieces += cost;
             self.next_kept += 1;
             let whole = std::mem::take(&mut self.coming);
-            let kept = Kept {
+            let kept = KeptList {
                 list: Arc::new(whole),
                 checked: [None; 2],
             };
@@ -143,7 +143,7 @@ impl PieceLists {
     }
 
     /// The list that an operation of the peer names.
-    pub(super) fn peers(&mut self, list: u64) -> Result<&mut Kept, SessionError> {
+    pub(super) fn peers(&mut self, list: u64) -> Result<&mut KeptList, SessionError> {
         let kept = self.kept.get_mut(&list);
         kept.ok_or_else(|| not_kept("an operation", list))
     }

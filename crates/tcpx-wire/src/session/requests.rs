@@ -135,7 +135,7 @@ impl Session {
         } else if kind.has_tag() {
             self.number_send(operation);
         } else {
-            self.ask(operation);
+            self.ask_peer(operation);
         }
         Ok(operation)
     }

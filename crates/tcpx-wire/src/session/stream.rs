@@ -283,7 +283,7 @@ struct Span {
 }
 
 #[derive(Clone, Debug)]
-struct Lane {
+struct LaneOrder {
     /// Next sequence number of this channel.
     next: u64,
     /// Sequence numbers in flight, ascending; at most `window`.
@@ -295,14 +295,14 @@ struct Lane {
 struct Numbered {
     window: usize,
     transfers: VecDeque<Span>,
-    lanes: Vec<Lane>,
+    lanes: Vec<LaneOrder>,
 }
 
 impl Numbered {
     fn configure(&mut self, channels: u16, window: usize) {
         self.window = window;
         self.lanes = (0..u64::from(channels))
-            .map(|next| Lane {
+            .map(|next| LaneOrder {
                 next,
                 in_flight: VecDeque::new(),
             })

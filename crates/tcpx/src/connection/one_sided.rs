@@ -41,7 +41,7 @@ impl Connection {
         random.map_err(|error| Error::system("making a window's key", io::Error::other(error)))?;
         let bytes = slice.len() as u64;
         let is_on_gpu = is_on_gpu(&slice);
-        let opened = shared.with(|core| {
+        let opened = shared.with_core(|core| {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
@@ -176,7 +176,7 @@ impl Connection {
         match found {
             Found::Notification(bytes) => {
                 if shared.notifications().has_postponed() {
-                    shared.with(Core::collect_notifications)?;
+                    shared.with_core(Core::collect_notifications)?;
                 }
                 Ok(Some(bytes))
             }
@@ -222,15 +222,15 @@ struct Part {
 impl Batch<'_> {
     /// Adds a write of `slice` into the peer's window, from byte `offset` of that on.
     pub fn put(self, slice: RegionSlice, to: &WindowKey, offset: u64) -> Self {
-        self.with(OperationKind::Put, slice, to, offset)
+        self.with_part(OperationKind::Put, slice, to, offset)
     }
 
     /// Adds a read into `slice`, which it fills, from byte `offset` of the peer's window on.
     pub fn get(self, slice: RegionSlice, from: &WindowKey, offset: u64) -> Self {
-        self.with(OperationKind::Get, slice, from, offset)
+        self.with_part(OperationKind::Get, slice, from, offset)
     }
 
-    fn with(
+    fn with_part(
         mut self,
         kind: OperationKind,
         slice: RegionSlice,
@@ -300,7 +300,7 @@ impl Batch<'_> {
         connection.handle.0.check_process()?;
         self.check()?;
         let (mut plan, notification) = self.plan()?;
-        connection.handle.0.with(|core| {
+        connection.handle.0.with_core(|core| {
             for at in 0..plan.listed.len() {
                 let list = Arc::clone(&plan.listed[at].list);
                 match core.session.add_pieces(list) {
@@ -438,7 +438,11 @@ impl Drop for PreparedBatch {
         if self.plan.listed.iter().any(|one| one.told.is_some()) {
             // Where the connection is gone, so are its lists.
             let plan = &self.plan;
-            let _ = self.connection.handle.0.with(|core| plan.drop_lists(core));
+            let _ = self
+                .connection
+                .handle
+                .0
+                .with_core(|core| plan.drop_lists(core));
         }
     }
 }
@@ -554,7 +558,7 @@ impl Plan {
         let parts = ready.len() + usize::from(notification.is_some());
         let state = TransferState::of_parts(total, parts);
         let options = (self.level, self.deadlines);
-        let operations = shared.with(|core| {
+        let operations = shared.with_core(|core| {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }

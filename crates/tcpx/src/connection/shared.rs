@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// Runs `work` on the engine and then what it led to.
-    pub(super) fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
+    pub(super) fn with_core<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         let mut core = self.lock_in_time()?;
         core.clock.tick();
         let foreign = self.patience.foreign;
@@ -236,7 +236,7 @@ impl Shared {
             Ok(result) => result,
             Err(turn) => {
                 let defect = core.refusal();
-                self.after(core, turn);
+                self.finish_turn(core, turn);
                 let peer = self.peer.name();
                 return Err(defect.unwrap_or(Error::Closed { peer }));
             }
@@ -250,7 +250,7 @@ impl Shared {
             self.leave_to_engine(&mut core);
         }
         let turn = core.guarded_start();
-        self.after(core, turn);
+        self.finish_turn(core, turn);
         Ok(result)
     }
 
@@ -263,7 +263,7 @@ impl Shared {
             return self.driver.wake(self.id);
         };
         let turn = self.turn(&mut core);
-        self.after(core, turn);
+        self.finish_turn(core, turn);
     }
 
     /// Foreign code is called, which only the engine's thread may be inside of.
@@ -307,20 +307,20 @@ impl Shared {
             self.ended.notify_all();
         }
         self.set_due(core.clock.due);
-        self.call(core);
+        self.wake_sleeper(core);
         turn
     }
 
     pub(crate) fn cancel(&self, operations: impl Iterator<Item = OperationId>) {
-        self.ask(operations.map(Ask::Cancel));
+        self.post_requests(operations.map(Ask::Cancel));
     }
 
     pub(crate) fn revoke(&self, window: u64) {
-        self.ask([Ask::Revoke(window)]);
+        self.post_requests([Ask::Revoke(window)]);
     }
 
     /// Leaves requests, and has them seen to.
-    fn ask(&self, asks: impl IntoIterator<Item = Ask>) {
+    fn post_requests(&self, asks: impl IntoIterator<Item = Ask>) {
         if self.is_inherited() {
             return;
         }
@@ -362,7 +362,7 @@ impl Shared {
         if !self.is_inherited() && self.progress_owner.is_manual() {
             self.end_manual(&mut self.lock());
         }
-        self.ask([limit.map_or(Ask::Leave, Ask::Close)]);
+        self.post_requests([limit.map_or(Ask::Leave, Ask::Close)]);
     }
 }
 

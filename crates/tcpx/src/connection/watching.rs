@@ -27,12 +27,12 @@ pub(super) enum Watching {
 
 impl Shared {
     /// Leaves to the engine's thread what a turn on another thread left over.
-    pub(crate) fn after(&self, mut core: Locked<'_>, turn: Turn) {
+    pub(crate) fn finish_turn(&self, mut core: Locked<'_>, turn: Turn) {
         self.watch_control(&mut core);
         self.set_due(core.clock.due);
         let due = core.clock.due;
         let due = due.map(|due| self.due_for_engine(core.clock.instant_of(due)));
-        self.call(&core);
+        self.wake_sleeper(&core);
         self.see_to_lanes(&core);
         drop(core);
         let left_over = (turn.poll || turn.more) && !self.progress_owner.is_manual();

@@ -47,7 +47,7 @@ pub(crate) struct Channels {
     /// Bytes that will go to them soon, by direction.
     expected: [u64; 2],
     /// When the peer had been heard as they were last told of it, if they were.
-    pub(super) told_heard: Option<Time>,
+    pub(super) last_activity_reported: Option<Time>,
     pub(super) alone: Alone,
 }
 
@@ -116,7 +116,7 @@ impl Channels {
             is_addressed,
             completions: Vec::new(),
             expected: [0; 2],
-            told_heard: None,
+            last_activity_reported: None,
             alone: Alone {
                 usual,
                 ..Alone::default()
@@ -131,7 +131,7 @@ impl Channels {
     }
 
     /// Has the channels wake whom they will need. Comes after what the peer waits for was said.
-    pub(super) fn rouse(&mut self, gpu: &mut GpuWork) {
+    pub(super) fn prewake(&mut self, gpu: &mut GpuWork) {
         for direction in [Direction::Out, Direction::In] {
             let bytes = std::mem::take(&mut self.expected[direction as usize]);
             if bytes == 0 {
@@ -327,7 +327,7 @@ pub(super) mod tests {
 
     use rustix::event::EventfdFlags;
     use tcpx_lanes::lock;
-    use tcpx_net::{Cancel, ChannelStats, Posted};
+    use tcpx_net::{Cancel, ChannelStats, PostAnswer};
 
     use super::super::tests::Scene;
     use super::*;
@@ -365,19 +365,19 @@ pub(super) mod tests {
     }
 
     impl Channel for Quiet {
-        fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+        fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError> {
             self.0.offered.fetch_add(1, Ordering::SeqCst);
             if self.0.holds.load(Ordering::SeqCst) {
                 lock(&self.0.held).push(chunk);
-                return Ok(Posted::Accepted);
+                return Ok(PostAnswer::Accepted);
             }
-            Ok(Posted::Full(chunk))
+            Ok(PostAnswer::Full(chunk))
         }
         fn post_receive(
             &mut self,
             chunk: ReceiveChunk,
-        ) -> Result<Posted<ReceiveChunk>, ChannelError> {
-            Ok(Posted::Full(chunk))
+        ) -> Result<PostAnswer<ReceiveChunk>, ChannelError> {
+            Ok(PostAnswer::Full(chunk))
         }
         fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
             assert!(!self.0.panics.load(Ordering::SeqCst), "a defect");
@@ -393,8 +393,8 @@ pub(super) mod tests {
             }
             Ok(())
         }
-        fn consume(&mut self, _ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
-            Ok(Posted::Accepted)
+        fn consume(&mut self, _ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError> {
+            Ok(PostAnswer::Accepted)
         }
         fn cancel(&mut self, _token: u64) -> Cancel {
             match self.0.holds.load(Ordering::SeqCst) {
@@ -421,7 +421,7 @@ pub(super) mod tests {
         fn closed(&self) -> bool {
             self.0.closed.load(Ordering::SeqCst)
         }
-        fn peer_heard(&mut self, _rested: bool) {
+        fn peer_active(&mut self, _rested: bool) {
             self.0.heard.fetch_add(1, Ordering::SeqCst);
         }
         fn is_alive(&self) -> bool {
@@ -442,7 +442,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_channel_whose_pool_may_be_read_for_ever_is_neither_closed_nor_dropped_nor_waited_for() {
+    fn a_channel_that_is_read_for_ever_is_never_dropped() {
         for kept in [false, true] {
             let mut scene = Scene::new();
             let log = Arc::clone(&scene.channel);
@@ -460,7 +460,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_channel_that_was_closed_here_ends_nothing_by_how_it_broke_before() {
+    fn a_channel_closed_here_ends_nothing_by_its_break() {
         for closes in [false, true] {
             let mut scene = Scene::new();
             scene.core.channel_failed(0, ChannelError::Cancelled);

@@ -2,7 +2,7 @@
 
 use tcpx_lanes::lock;
 use tcpx_memory::BouncePool;
-use tcpx_net::{Completion, Payload, Posted, Ticket};
+use tcpx_net::{Completion, Payload, PostAnswer, Ticket};
 use tcpx_wire::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
 use tcpx_wire::{Role, TransferId};
@@ -235,8 +235,8 @@ impl Core {
                 (first.ticket, first.operation, first.flight, first.placed);
             if !self.channels.all[index].closing {
                 match self.channels.all[index].channel.consume(ticket) {
-                    Ok(Posted::Accepted) => {}
-                    Ok(Posted::Full(_)) => return,
+                    Ok(PostAnswer::Accepted) => {}
+                    Ok(PostAnswer::Full(_)) => return,
                     Err(error) => {
                         self.channel_failed(index, error);
                     }

@@ -61,10 +61,10 @@ const KEPT_PIECES: u32 = 64;
 #[derive(Default)]
 struct Gathers {
     /// By the list's address, which is its own as long as this refers to it, and by whether it is written.
-    kept: HashMap<(usize, bool), Kept>,
+    kept: HashMap<(usize, bool), KeptGather>,
 }
 
-type Kept = (Weak<PieceList>, Result<Gather, MemoryError>);
+type KeptGather = (Weak<PieceList>, Result<Gather, MemoryError>);
 
 impl Gathers {
     fn find(

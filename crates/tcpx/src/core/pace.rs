@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_posted_receive_waits_only_while_the_peer_has_another_to_fill() {
+    fn a_receive_waits_only_while_another_can_be_filled() {
         let posted = |posted, open| Waiting {
             posted,
             open,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use tcpx_memory::{Fence, RegionSlice};
-use tcpx_net::{ChannelError, Posted, ReceiveChunk, ReceiveWindow, SendChunk};
+use tcpx_net::{ChannelError, PostAnswer, ReceiveChunk, ReceiveWindow, SendChunk};
 use tcpx_wire::ChunkPlan;
 use tcpx_wire::session::{DataFailure, OperationId};
 
@@ -145,8 +145,8 @@ impl Core {
             chunk.token = self.tokens.add_chunk(id, flight);
             let token = chunk.token;
             match self.channels.all[index].channel.post_receive(chunk) {
-                Ok(Posted::Accepted) => self.chunk_posted(id, flight),
-                Ok(Posted::Full(chunk)) => {
+                Ok(PostAnswer::Accepted) => self.chunk_posted(id, flight),
+                Ok(PostAnswer::Full(chunk)) => {
                     self.tokens.chunks.remove(&token);
                     self.channels.all[index]
                         .receives
@@ -167,8 +167,8 @@ impl Core {
             chunk.token = self.tokens.add_chunk(id, flight);
             let token = chunk.token;
             match self.channels.all[index].channel.post_send(chunk) {
-                Ok(Posted::Accepted) => self.chunk_posted(id, flight),
-                Ok(Posted::Full(chunk)) => {
+                Ok(PostAnswer::Accepted) => self.chunk_posted(id, flight),
+                Ok(PostAnswer::Full(chunk)) => {
                     self.tokens.chunks.remove(&token);
                     self.channels.all[index]
                         .sends

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_lanes::redial::{News, Place, Redial};
+use tcpx_lanes::redial::{DialState, News, Redial};
 use tcpx_net::{
     Congestion, ControlStream, LaneDial, LaneInbox, Side, Way, begin_control, is_unanswered,
     transport,
@@ -143,7 +143,7 @@ impl Core {
                 tracing::warn!(peer = %self.peer, reason = ?end, "the control connection broke; waiting for another");
                 let transport = transport(&self.control).unwrap_or_default();
                 resume.round_trip = transport.round_trip;
-                self.control.leave();
+                self.control.disconnect();
                 resume.lost = Some(end);
                 None
             }
@@ -222,15 +222,15 @@ impl Core {
         };
         // One that is silent is as good as none: the next connection takes its place at once.
         let place = match due <= now {
-            true => Place::Vacant,
-            false => Place::Filled,
+            true => DialState::Vacant,
+            false => DialState::Filled,
         };
         let next = self.step_dials(place, now);
         Some(self.clock.time_of(next.unwrap_or(due).max(now)))
     }
 
     /// Takes what is dialled further; when again, if there is anything.
-    fn step_dials(&mut self, place: Place, now: Instant) -> Option<Instant> {
+    fn step_dials(&mut self, place: DialState, now: Instant) -> Option<Instant> {
         let (channels, control, peer) = (&self.channels.all, &self.control, self.peer.address);
         let Dialling {
             session,
@@ -258,7 +258,7 @@ impl Core {
             // The next turn goes on over it.
             return Some(now);
         }
-        (place == Place::Vacant).then(|| now + redial.next(now))
+        (place == DialState::Vacant).then(|| now + redial.next(now))
     }
 
     /// Asks the peer's system now and then for an answer while a transfer may wait for the peer, which says
@@ -290,14 +290,14 @@ impl Core {
     pub(super) fn tell_that_peer_was_heard(&mut self, before: Time) {
         let heard = self.session.heard();
         let told = |at: Time| heard < at + TELL_AGAIN;
-        if heard == before || self.channels.told_heard.is_some_and(told) {
+        if heard == before || self.channels.last_activity_reported.is_some_and(told) {
             return;
         }
-        self.channels.told_heard = Some(heard);
+        self.channels.last_activity_reported = Some(heard);
         let patience = self.patience().unwrap_or_default();
         let rested = heard.saturating_since(before) > patience;
         for state in self.channels.all.iter_mut() {
-            state.channel.peer_heard(rested);
+            state.channel.peer_active(rested);
         }
     }
 
@@ -359,7 +359,7 @@ mod tests {
         }
 
         /// When a look at this time is to be followed by another one.
-        fn look(&mut self, lanes_live: bool, at: Instant) -> Option<Time> {
+        fn check_at(&mut self, lanes_live: bool, at: Instant) -> Option<Time> {
             self.channel.is_dead.store(!lanes_live, Ordering::SeqCst);
             self.core.clock.set(at);
             self.core.look_after_control()
@@ -370,14 +370,14 @@ mod tests {
     fn a_peer_whose_connections_all_broke_is_gone_after_a_while() {
         let mut scene = Scene::without_control();
         let at = scene.core.clock.ticked();
-        assert_eq!(scene.look(true, at + GRACE), None);
+        assert_eq!(scene.check_at(true, at + GRACE), None);
         let broke = at + 2 * GRACE;
         let gone = scene.core.clock.time_of(broke + GRACE);
-        assert_eq!(scene.look(false, broke), Some(gone));
+        assert_eq!(scene.check_at(false, broke), Some(gone));
         let last = broke + GRACE - Duration::from_micros(1);
-        assert_eq!(scene.look(false, last), Some(gone));
+        assert_eq!(scene.check_at(false, last), Some(gone));
         assert!(scene.core.refusal().is_none());
-        assert_eq!(scene.look(false, broke + GRACE), None);
+        assert_eq!(scene.check_at(false, broke + GRACE), None);
         assert!(scene.core.ending.is_loss());
     }
 
@@ -389,10 +389,10 @@ mod tests {
         let broke = scene.core.clock.ticked();
         let gone = broke + GRACE + 4 * far;
         let at = scene.core.clock.time_of(gone);
-        assert_eq!(scene.look(false, broke), Some(at));
-        scene.look(false, gone - Duration::from_micros(1));
+        assert_eq!(scene.check_at(false, broke), Some(at));
+        scene.check_at(false, gone - Duration::from_micros(1));
         assert!(scene.core.refusal().is_none());
-        scene.look(false, gone);
+        scene.check_at(false, gone);
         assert!(scene.core.ending.is_loss());
     }
 
@@ -400,11 +400,11 @@ mod tests {
     fn a_lane_that_came_back_shows_that_the_peer_lives() {
         let mut scene = Scene::without_control();
         let broke = scene.core.clock.ticked();
-        scene.look(false, broke);
-        assert_eq!(scene.look(true, broke + GRACE), None);
+        scene.check_at(false, broke);
+        assert_eq!(scene.check_at(true, broke + GRACE), None);
         let again = broke + 2 * GRACE;
         let gone = scene.core.clock.time_of(again + GRACE);
-        assert_eq!(scene.look(false, again), Some(gone));
+        assert_eq!(scene.check_at(false, again), Some(gone));
         assert!(scene.core.refusal().is_none());
     }
 }

@@ -264,7 +264,7 @@ fn what_a_look_has_read_is_taken_by_the_next_turn() {
 
 /// A channel that was never told takes the peer for one at work.
 #[test]
-fn channels_are_told_of_the_peer_at_once_and_then_once_a_millisecond() {
+fn channels_hear_of_the_peer_once_a_millisecond() {
     let mut scene = Scene::new();
     let told = [(1, 1), (900, 1), (1000, 1), (1001, 2), (2000, 2), (2001, 3)];
     for (counter, (micros, times)) in (0..).zip(told) {

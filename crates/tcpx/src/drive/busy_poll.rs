@@ -52,7 +52,7 @@ impl Drop for BusyPoll {
 
 /// Another thread does the work; this one looks for its own end. Without pauses of the processor,
 /// which the host of a virtual machine may take for idleness.
-pub(super) fn look(ended: &impl Fn() -> bool, limit: Instant) -> bool {
+pub(super) fn poll_end(ended: &impl Fn() -> bool, limit: Instant) -> bool {
     let limit = limit.min(Instant::now() + BUSY_POLL_BUDGET);
     while !ended() {
         if Instant::now() >= limit {

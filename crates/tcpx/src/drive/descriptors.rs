@@ -202,7 +202,7 @@ impl Descriptors {
     }
 
     /// Ends the sleep of whoever sleeps.
-    pub(super) fn call(&self) {
+    pub(super) fn wake_sleeper(&self) {
         if self.asleep.swap(false, Ordering::SeqCst)
             && let Some(Some(set)) = self.set.get()
         {
@@ -217,7 +217,7 @@ impl Descriptors {
             *lock(&set.control) = None;
         }
         // Who sleeps does not hear of the new one.
-        self.call();
+        self.wake_sleeper();
     }
 }
 
@@ -270,16 +270,16 @@ mod tests {
     fn a_call_ends_the_sleep_it_finds_and_no_later_one() {
         let descriptors = Descriptors::default();
         let (near, _far) = pair();
-        descriptors.call();
+        descriptors.wake_sleeper();
         for before in [true, false] {
             prepare_sleep(&descriptors, &near, false);
             if before {
-                descriptors.call();
+                descriptors.wake_sleeper();
                 assert!(sleeps_at_once(&descriptors));
                 continue;
             }
             std::thread::scope(|scope| {
-                scope.spawn(|| descriptors.call());
+                scope.spawn(|| descriptors.wake_sleeper());
                 assert!(sleeps_at_once(&descriptors));
             });
         }

@@ -196,7 +196,7 @@ impl<'a> SetUp<'a> {
     }
 
     /// Takes and says what there is, without waiting; `true` if it has taken something, and more may be there.
-    fn hear(&mut self) -> Result<bool, Error> {
+    fn take_arrivals(&mut self) -> Result<bool, Error> {
         let has_heard = self.has_room() && self.take_frames()?;
         self.keep_actions()?;
         self.keep_time();
@@ -243,7 +243,7 @@ impl<'a> SetUp<'a> {
         let until = self.deadline.min(Instant::now() + wait);
         self.pending.clear();
         loop {
-            match self.hear() {
+            match self.take_arrivals() {
                 Err(theirs @ Error::Network(NetworkError::GivenUp { .. })) => return Some(theirs),
                 Err(_) => return None,
                 Ok(_) if Instant::now() >= until => return None,
@@ -314,9 +314,9 @@ impl Exchange for SetUp<'_> {
         descriptors: Vec<PollFd<'_>>,
         deadline: Instant,
     ) -> Result<(), NetworkError> {
-        if !self.hear().map_err(for_network)? {
+        if !self.take_arrivals().map_err(for_network)? {
             self.sleep(descriptors, deadline);
         }
-        self.hear().map_err(for_network).map(drop)
+        self.take_arrivals().map_err(for_network).map(drop)
     }
 }

@@ -131,7 +131,7 @@ fn waits_make_the_progress_whatever_the_other_end_does() {
 }
 
 #[test]
-fn nothing_moves_until_the_program_asks_and_its_descriptor_says_when() {
+fn manual_progress_moves_only_when_asked() {
     let (server, client) = pair([ProgressMode::Manual, ProgressMode::Background], quiet);
     let ready = |limit: i64| {
         let descriptor = server.progress_fd().expect("it is by hand");
@@ -209,7 +209,7 @@ fn several_threads_may_wait_and_each_gets_its_own() {
 }
 
 #[test]
-fn waits_for_any_of_several_connections_and_queues_work_by_hand() {
+fn waits_and_queues_of_several_work_by_hand() {
     let pairs = [(); 2].map(|()| pair([ProgressMode::Manual; 2], quiet));
     let sinks = [(); 2].map(|()| filled(&[0; 64]));
     let source = filled(&random(64));
@@ -235,7 +235,7 @@ fn waits_for_any_of_several_connections_and_queues_work_by_hand() {
 }
 
 #[test]
-fn a_peer_that_goes_ends_what_waits_and_closing_takes_no_progress() {
+fn a_peer_that_goes_ends_what_waits_by_hand() {
     let (server, client) = pair([ProgressMode::Manual; 2], quiet);
     let sink = filled(&[0; 64]);
     let there = server.receive(sink.all(), 1).start().expect("room");

@@ -150,7 +150,7 @@ fn both_directions_at_once() {
 }
 
 #[test]
-fn too_small_a_receive_is_an_error_on_both_sides_and_writes_nothing() {
+fn too_small_a_receive_is_an_error_on_both_sides() {
     let (server, client) = pair(|_| {});
     for len in [100, 1 << 20] {
         let source = region(&random(len));
@@ -252,7 +252,7 @@ fn chunks_of(client: &Connection, server: &Connection, bytes: usize, count: u64)
 }
 
 #[test]
-fn only_messages_above_the_eager_limit_take_lanes_while_there_is_credit() {
+fn messages_below_the_eager_limit_take_no_lanes() {
     const LIMIT: usize = 32 << 10;
     for lanes in [1, 2] {
         let (server, client) = pair(|options| {
@@ -377,7 +377,7 @@ fn large_messages_that_follow_each_other_are_not_announced() {
 
 /// Whatever is sent instead of what was guessed: each receive gets the message that it is due.
 #[test]
-fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() {
+fn odd_messages_reach_the_receives_that_are_due() {
     for lanes in [1, 2] {
         let (server, client) = pair(|options| options.channels = lanes);
         for round in 0..30 {
@@ -444,7 +444,7 @@ fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() 
 }
 
 #[test]
-fn a_receive_that_is_given_up_gives_its_memory_back_and_loses_no_message() {
+fn a_receive_given_up_loses_no_message() {
     let (server, client) = pair(|_| {});
     for round in 0..20 {
         for _ in 0..3 {

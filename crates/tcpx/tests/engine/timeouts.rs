@@ -206,7 +206,7 @@ fn be_stopped(address: &str, key: &str) -> ! {
     exit(0)
 }
 
-/// Of all kinds and lengths, to a process that stands still. How late they end is for a session's model to say: here a busy
+/// Of all kinds and lengths, to a process that stalls. How late they end is for a session's model to say: here a busy
 /// machine may be late itself.
 #[test]
 fn a_thousand_operations_to_a_stopped_process_end() {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use tcpx::TcpNetwork;
 use tcpx_net::{
     Cancel, Channel, ChannelError, ChannelStats, Completion, Exchange, Features, Network,
-    NetworkError, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
+    NetworkError, PostAnswer, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
 };
 
 use crate::LONG;
@@ -98,15 +98,18 @@ struct GatedChannel {
 }
 
 impl Channel for GatedChannel {
-    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+    fn post_send(&mut self, chunk: SendChunk) -> Result<PostAnswer<SendChunk>, ChannelError> {
         if self.gate.refuses.load(Ordering::Acquire) {
             self.gate.refused.fetch_add(1, Ordering::AcqRel);
-            return Ok(Posted::Full(chunk));
+            return Ok(PostAnswer::Full(chunk));
         }
         self.channel.post_send(chunk)
     }
 
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+    fn post_receive(
+        &mut self,
+        chunk: ReceiveChunk,
+    ) -> Result<PostAnswer<ReceiveChunk>, ChannelError> {
         self.channel.post_receive(chunk)
     }
 
@@ -119,7 +122,7 @@ impl Channel for GatedChannel {
         self.channel.poll(out)
     }
 
-    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+    fn consume(&mut self, ticket: Ticket) -> Result<PostAnswer<Ticket>, ChannelError> {
         self.channel.consume(ticket)
     }
 

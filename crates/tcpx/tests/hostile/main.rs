@@ -60,7 +60,7 @@ fn pair(server: &Options, client: &Options) -> (Connection, Connection) {
 }
 
 #[test]
-fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
+fn an_endless_set_up_meets_its_deadline_cheaply() {
     let floods: [fn(u64) -> Frame; 2] = [
         |counter| Frame::Heartbeat { counter },
         |_| Frame::Setup {
@@ -101,7 +101,7 @@ fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
 }
 
 #[test]
-fn peers_that_prove_themselves_and_then_say_nothing_delay_nobody() {
+fn silent_peers_with_a_key_delay_nobody() {
     let options = tcp(Auth::Key(key()));
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
     let address = endpoint.local_addr();
@@ -301,7 +301,7 @@ fn an_observer_that_panics_harms_no_connection() {
 }
 
 #[test]
-fn a_send_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
+fn an_unposted_send_is_tried_again_without_events() {
     let auth = Auth::Key(key());
     let (gate, network) = gated();
     gate.poll_only.store(true, Ordering::Release);

@@ -79,7 +79,7 @@ fn goodbye(peer: &mut Peer) -> String {
 }
 
 #[test]
-fn one_side_that_encrypts_and_one_that_does_not_are_no_connection() {
+fn encryption_on_one_side_alone_is_no_connection() {
     for encrypts in [true, false] {
         let auth = Auth::Key(key());
         let (mut server, mut client) = (options(&auth), options(&auth));
@@ -103,7 +103,7 @@ fn one_side_that_encrypts_and_one_that_does_not_are_no_connection() {
 }
 
 #[test]
-fn encryption_without_a_key_or_over_a_network_that_cannot_is_refused_at_once() {
+fn impossible_encryption_is_refused_at_once() {
     let mut insecure = options(&Auth::Insecure);
     insecure.encrypt = true;
     let mut elsewhere = options(&Auth::Key(key()));
@@ -156,7 +156,7 @@ fn both_ends_say_why_the_set_up_failed() {
 }
 
 #[test]
-fn a_client_that_another_one_overtakes_hears_that_the_server_is_busy() {
+fn an_overtaken_client_hears_that_the_server_is_busy() {
     let auth = Auth::Key(key());
     let mut once = options(&auth);
     once.one_time = true;

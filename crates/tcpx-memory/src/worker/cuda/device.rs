@@ -16,7 +16,7 @@ pub(super) const FIRST_WORK: &str = "its first work";
 
 /// One of the worker's streams. None of them synchronises with the default streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
+pub(super) enum CopyStream {
     /// Host to device.
     In,
     /// Device to host.
@@ -25,7 +25,7 @@ pub(super) enum Lane {
     Across,
 }
 
-impl Lane {
+impl CopyStream {
     pub(super) const ALL: [Self; 3] = [Self::In, Self::Out, Self::Across];
 }
 
@@ -86,12 +86,12 @@ impl Device {
         let host = staging.at(0).device;
         // SAFETY: the scratch memory is 4 KiB, the staging memory more, and both stay.
         unsafe {
-            self.copy(Lane::In, scratch, host, 256)?;
-            self.copy(Lane::Out, host + 1024, scratch, 256)?;
-            self.copy(Lane::Across, scratch + 1024, scratch, 256)?;
+            self.copy(CopyStream::In, scratch, host, 256)?;
+            self.copy(CopyStream::Out, host + 1024, scratch, 256)?;
+            self.copy(CopyStream::Across, scratch + 1024, scratch, 256)?;
         }
         let api = self.api();
-        for (lane, event) in Lane::ALL.into_iter().zip(&self.events) {
+        for (lane, event) in CopyStream::ALL.into_iter().zip(&self.events) {
             event.record(api, self.stream(lane))?;
             self.gpu.wait_until(FIRST_WORK, || event.is_ready(api))?;
         }
@@ -102,7 +102,7 @@ impl Device {
         self.gpu.api()
     }
 
-    pub(super) fn stream(&self, lane: Lane) -> sys::CUstream {
+    pub(super) fn stream(&self, lane: CopyStream) -> sys::CUstream {
         self.streams[lane as usize]
     }
 
@@ -116,7 +116,7 @@ impl Device {
     /// # Errors
     /// The driver's, or [`MemoryError::WorkerFailed`] when all events are in flight. Nobody can know then
     /// when what was issued ends.
-    pub(super) fn mark(&mut self, lane: Lane) -> Result<Event, MemoryError> {
+    pub(super) fn mark(&mut self, lane: CopyStream) -> Result<Event, MemoryError> {
         let Some(event) = self.events.pop() else {
             return Err(MemoryError::WorkerFailed);
         };
@@ -140,7 +140,7 @@ impl Device {
     /// passed this copy.
     pub(super) unsafe fn copy(
         &self,
-        lane: Lane,
+        lane: CopyStream,
         to: u64,
         from: u64,
         len: usize,

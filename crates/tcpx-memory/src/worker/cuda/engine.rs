@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::copies::Copies;
-use super::device::{Device, Lane};
+use super::device::{CopyStream, Device};
 use super::host_unpack::HostUnpack;
 use super::kernel_jobs::KernelJobs;
 use super::pipe::{CpuSteps, Pipe};
@@ -388,11 +388,11 @@ impl Engine {
     }
 }
 
-pub(super) fn lane_of(from: MemoryKind, to: MemoryKind) -> Lane {
+pub(super) fn lane_of(from: MemoryKind, to: MemoryKind) -> CopyStream {
     match (from, to) {
-        (MemoryKind::Cuda { .. }, MemoryKind::Cuda { .. }) => Lane::Across,
-        (MemoryKind::Cuda { .. }, _) => Lane::Out,
-        _ => Lane::In,
+        (MemoryKind::Cuda { .. }, MemoryKind::Cuda { .. }) => CopyStream::Across,
+        (MemoryKind::Cuda { .. }, _) => CopyStream::Out,
+        _ => CopyStream::In,
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::STAGING;
 use super::cut::Cut;
-use super::device::{Device, Lane};
+use super::device::{CopyStream, Device};
 use super::engine::Step;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
@@ -162,13 +162,13 @@ impl HostUnpack {
             let (from, into) = (address + range.start as u64, staging.at(at).device);
             // SAFETY: the job keeps the pool until its last event; the plan fits the staging memory,
             // which no other job uses meanwhile.
-            result = unsafe { device.copy(Lane::Out, into, from, range.len()) };
+            result = unsafe { device.copy(CopyStream::Out, into, from, range.len()) };
             if result.is_err() {
                 break;
             }
         }
         // After an error, too: what was issued must have ended before the job does.
-        let marked = device.mark(Lane::Out).map_err(Failed::Lost)?;
+        let marked = device.mark(CopyStream::Out).map_err(Failed::Lost)?;
         self.state = State::Fetching(marked);
         result.map_err(Failed::Refused)
     }
@@ -212,13 +212,13 @@ impl HostUnpack {
             let len: usize = run.iter().map(|piece| piece.len).sum();
             let (from, into) = (staging.at(at).device, address + run[0].destination as u64);
             // SAFETY: as above; the job keeps the destination until its last event.
-            result = unsafe { device.copy(Lane::In, into, from, len) };
+            result = unsafe { device.copy(CopyStream::In, into, from, len) };
             if result.is_err() {
                 break;
             }
             at += len;
         }
-        let marked = device.mark(Lane::In).map_err(Failed::Lost)?;
+        let marked = device.mark(CopyStream::In).map_err(Failed::Lost)?;
         self.state = State::Sending(marked);
         result.map_err(Failed::Refused)
     }

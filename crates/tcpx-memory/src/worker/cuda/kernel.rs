@@ -41,7 +41,7 @@ struct Call {
 
 /// What a launch's pieces count from, for the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ends {
+pub(super) struct LaunchEnds {
     pub(super) pool: u64,
     pub(super) to: u64,
     /// Pieces go from `to` to the pool, instead of the other way.
@@ -91,7 +91,7 @@ impl Kernels {
         let inline = Box::new(Inline::EMPTY);
         let carried: *const c_void = inline.0.as_ptr().cast();
         let list = std::ptr::from_ref(&scratch).cast();
-        let ends = Ends {
+        let ends = LaunchEnds {
             pool: scratch,
             to: scratch,
             packs: false,
@@ -122,14 +122,14 @@ impl Kernels {
         &self,
         api: &Api,
         stream: sys::CUstream,
-        ends: Ends,
+        ends: LaunchEnds,
         shape: Shape,
         source: Source<'_>,
         flag: Flag,
     ) -> Result<(), CudaError> {
         let is_even = shape.even.is_some();
         let start = shape.even.map_or(0, |even| even.start);
-        let ends = Ends {
+        let ends = LaunchEnds {
             to: ends.to + start,
             ..ends
         };
@@ -170,7 +170,7 @@ impl Kernels {
 }
 
 impl Call {
-    fn new(ends: Ends, shape: Shape, flag: Flag) -> Self {
+    fn new(ends: LaunchEnds, shape: Shape, flag: Flag) -> Self {
         let (unit, last) = shape.even.map_or((0, 0), |even| (even.unit, even.last));
         Self {
             pool: ends.pool,

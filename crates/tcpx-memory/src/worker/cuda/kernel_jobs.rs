@@ -7,9 +7,9 @@ use tcpx_wire::{Descriptor, Descriptors, EvenList};
 
 use super::cut::{Cut, List};
 use super::feed::{EVEN, Inline};
-use super::kernel::{Ends, Kernels};
+use super::kernel::{Kernels, LaunchEnds};
 use super::launch;
-use super::slots::Slots;
+use super::slots::LaunchSlots;
 use super::unpack::{parts, piece_bytes};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, MappedHost};
@@ -33,7 +33,7 @@ const LOOKS: usize = 64;
 pub(super) struct KernelJobs {
     gpu: Gpu,
     kernels: Kernels,
-    slots: Slots,
+    slots: LaunchSlots,
     /// Where lists are written that a launch carries.
     list: Box<Inline>,
     waiting: [Waiting; 3],
@@ -50,7 +50,7 @@ pub(super) struct KernelJobs {
 
 /// What a launch does; the index of those that wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Way {
+enum LaunchKind {
     /// Unpacks.
     #[default]
     Unpack,
@@ -63,7 +63,7 @@ enum Way {
 /// A job, and what was found out about the launch that it needs: once, as it may have many pieces.
 struct Asked {
     ticket: Ticket,
-    way: Way,
+    way: LaunchKind,
     /// What the places at the end with one address count from: jobs with the same may share a launch.
     pool: u64,
     /// Its descriptors or pieces.
@@ -105,14 +105,14 @@ impl Waiting {
 /// Jobs that share their launches. Its lists keep their room.
 #[derive(Default)]
 struct Group {
-    way: Way,
+    way: LaunchKind,
     bytes: usize,
     jobs: Vec<Asked>,
     /// The pieces of several jobs, from the lowest destination: as an even list where that is what they are
     /// together, else as descriptors. Both are empty where there is one unpack.
     even: EvenList,
     joined: Vec<Descriptor>,
-    ends: Ends,
+    ends: LaunchEnds,
     cut: Cut,
     /// Something of it was launched, and more is to be.
     has_begun: bool,
@@ -129,7 +129,7 @@ impl KernelJobs {
         kernels: Kernels,
         memory: MappedHost,
     ) -> Result<Self, CudaError> {
-        let slots = Slots::create(gpu, &kernels, memory)?;
+        let slots = LaunchSlots::create(gpu, &kernels, memory)?;
         Ok(Self {
             gpu: gpu.clone(),
             kernels,
@@ -237,8 +237,8 @@ impl KernelJobs {
         group.begin(&self.gpu, &first);
         // The first pieces are wanted soon: launches become longer as others hold them up.
         let longest = match group.way {
-            Way::Unpack => usize::MAX,
-            Way::Scatter | Way::Pack => (2 * waiting.bytes).min(ENOUGH),
+            LaunchKind::Unpack => usize::MAX,
+            LaunchKind::Scatter | LaunchKind::Pack => (2 * waiting.bytes).min(ENOUGH),
         };
         let (pool, mut descriptors) = (first.pool, first.count);
         let mut bytes = first.ticket.work().bytes() as usize;
@@ -253,7 +253,11 @@ impl KernelJobs {
         }
         group.join(&self.gpu);
         // Unpacks are not held up: their pool must be given back.
-        group.bytes = if group.way == Way::Unpack { 0 } else { bytes };
+        group.bytes = if group.way == LaunchKind::Unpack {
+            0
+        } else {
+            bytes
+        };
         waiting.in_flight += 1;
         waiting.bytes += group.bytes;
         Some(group)
@@ -306,10 +310,10 @@ impl Group {
         self.has_begun = false;
         self.joined.clear();
         self.even.clear();
-        self.ends = Ends {
+        self.ends = LaunchEnds {
             pool: first.pool,
             to: destination_of(first).unwrap_or_default(),
-            packs: first.way == Way::Pack,
+            packs: first.way == LaunchKind::Pack,
         };
         let bytes = first.ticket.work().bytes();
         self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
@@ -318,7 +322,7 @@ impl Group {
     /// Puts the lists of several jobs together, in the order of their destinations: chunks of one transfer
     /// are one list then.
     fn join(&mut self, gpu: &Gpu) {
-        let is_listed = self.way != Way::Unpack;
+        let is_listed = self.way != LaunchKind::Unpack;
         if self.jobs.len() < 2 && !is_listed {
             return;
         }
@@ -346,7 +350,7 @@ impl Group {
     /// The pieces of copies: where each lies among the bytes with one address, and where in the other memory, from
     /// the lowest piece.
     fn list_pieces(&mut self) {
-        let Ends { pool, packs, .. } = self.ends;
+        let LaunchEnds { pool, packs, .. } = self.ends;
         let mut lowest = u64::MAX;
         self.joined
             .reserve(self.jobs.iter().map(|job| job.count).sum());
@@ -390,7 +394,7 @@ impl Group {
         &mut self,
         gpu: &Gpu,
         kernels: &Kernels,
-        (slots, room): (&mut Slots, &mut Inline),
+        (slots, room): (&mut LaunchSlots, &mut Inline),
     ) -> Launched {
         let api = gpu.api();
         let first = self.jobs.first().map(|job| job.ticket.work());
@@ -424,19 +428,23 @@ impl Group {
 
 /// Which launch a job needs, what the places at its end with one address count from, and how many pieces it has. `None`
 /// where it is no kernel's, which moves many short pieces in one launch.
-fn need(work: &Work) -> Option<(Way, u64, usize)> {
+fn need(work: &Work) -> Option<(LaunchKind, u64, usize)> {
     match work {
         Work::Unpack {
             pool, descriptors, ..
         } => {
             let pool = pool.slice().device_address()?;
-            Some((Way::Unpack, pool, descriptors.len()))
+            Some((LaunchKind::Unpack, pool, descriptors.len()))
         }
         Work::Copy { from, to } => {
             u32::try_from(from.len()).ok()?;
             let (pool, packs) = near_end(from, to)?;
             let count = parts(from, to, 0).count();
-            let way = if packs { Way::Pack } else { Way::Scatter };
+            let way = if packs {
+                LaunchKind::Pack
+            } else {
+                LaunchKind::Scatter
+            };
             (from.len() / count.max(1) < LONG_PIECES).then_some((way, pool, count))
         }
         Work::Checksum { .. } => None,

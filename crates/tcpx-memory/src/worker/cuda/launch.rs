@@ -2,8 +2,8 @@
 
 use super::cut::{Cut, List};
 use super::feed::{self, Inline, Room};
-use super::kernel::{Ends, Kernels, Source};
-use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, Slots};
+use super::kernel::{Kernels, LaunchEnds, Source};
+use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, LaunchSlots};
 use crate::driver::Api;
 use crate::error::CudaError;
 
@@ -16,8 +16,8 @@ use crate::error::CudaError;
 pub(super) unsafe fn pieces(
     api: &Api,
     kernels: &Kernels,
-    (slots, inline): (&mut Slots, &mut Inline),
-    ends: Ends,
+    (slots, inline): (&mut LaunchSlots, &mut Inline),
+    ends: LaunchEnds,
     cut: &mut Cut,
     list: List<'_>,
 ) -> Result<bool, CudaError> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::STAGING;
-use super::device::{Device, Lane};
+use super::device::{CopyStream, Device};
 use super::engine::Step;
 use crate::checksum::{Checksum, KeyedTag};
 use crate::cpu;
@@ -130,7 +130,7 @@ impl Pipe {
     }
 
     /// Sends the next piece on its way, on the lane.
-    fn issue(&self, device: &Device, staging: MappedHost) -> (Lane, Result<(), CudaError>) {
+    fn issue(&self, device: &Device, staging: MappedHost) -> (CopyStream, Result<(), CudaError>) {
         let len = PIECE.min(self.len - self.issued);
         let slot = slot_of(self.issued);
         let lane = match &self.side {
@@ -141,16 +141,16 @@ impl Pipe {
                     host.add(at).copy_from_nonoverlapping(part, len);
                 };
                 for_parts(source, self.issued..self.issued + len, copy);
-                Lane::In
+                CopyStream::In
             }
-            Side::Destination(_) | Side::Checksum(_) => Lane::Out,
+            Side::Destination(_) | Side::Checksum(_) => CopyStream::Out,
         };
         let mut mapped = staging.at(slot).device;
         let range = self.issued..self.issued + len;
         let parts = self.device.device_parts(range).ok().flatten();
         for (address, len) in parts.into_iter().flatten() {
             let (to, from) = match lane {
-                Lane::In => (address, mapped),
+                CopyStream::In => (address, mapped),
                 _ => (mapped, address),
             };
             // SAFETY: the job keeps the memory until its last event, and so does the slot.

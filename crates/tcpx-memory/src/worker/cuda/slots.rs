@@ -25,9 +25,9 @@ const FLAGS_BYTES: usize = SLOTS * APART;
 /// Two, so that the start of a launch overlaps with the end of the one before.
 const STREAMS: usize = 2;
 /// After this long without an answer the streams themselves are asked.
-const PATIENCE: Duration = Duration::from_millis(2);
+const STREAM_QUERY_DELAY: Duration = Duration::from_millis(2);
 
-pub(super) struct Slots {
+pub(super) struct LaunchSlots {
     streams: [sys::CUstream; STREAMS],
     events: Vec<Event>,
     memory: MappedHost,
@@ -45,9 +45,9 @@ pub(super) struct Slots {
 }
 
 // SAFETY: streams and events may be used from any thread, and the memory belongs to this value.
-unsafe impl Send for Slots {}
+unsafe impl Send for LaunchSlots {}
 
-impl Slots {
+impl LaunchSlots {
     /// Bytes of zeroed pinned memory that the flags and lists take.
     pub(super) const BYTES: usize = FLAGS_BYTES + SLOTS * LIST_BYTES;
 
@@ -180,7 +180,7 @@ impl Slots {
 
     /// Whether no launch has ended for so long that the streams should be asked.
     pub(super) fn is_silent(&self) -> bool {
-        !self.armed.is_empty() && self.since.elapsed() > PATIENCE
+        !self.armed.is_empty() && self.since.elapsed() > STREAM_QUERY_DELAY
     }
 
     /// Learns from the streams whether work goes on; the context is current. Where both are through, all

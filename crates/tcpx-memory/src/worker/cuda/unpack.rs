@@ -3,7 +3,7 @@
 use tcpx_wire::Descriptor;
 
 use super::cut::Cut;
-use super::device::Lane;
+use super::device::CopyStream;
 use super::engine::{Engine, Step, lane_of};
 use crate::error::{CudaError, MemoryError};
 use crate::job::Work;
@@ -22,7 +22,7 @@ const WARPS: u64 = 64;
 /// An unpack job that has started.
 pub(super) struct Unpacking {
     ticket: Ticket,
-    lane: Lane,
+    lane: CopyStream,
     rest: Rest,
 }
 
@@ -59,7 +59,7 @@ impl Unpacking {
         }
     }
 
-    pub(super) fn into_parts(self) -> (Lane, Ticket) {
+    pub(super) fn into_parts(self) -> (CopyStream, Ticket) {
         (self.lane, self.ticket)
     }
 
@@ -123,7 +123,7 @@ pub(super) fn parts<'a>(
 /// Issues some copies of memory in pieces.
 fn copy_parts(
     engine: &Engine,
-    lane: Lane,
+    lane: CopyStream,
     (from, to): (&RegionSlice, &RegionSlice),
     done: &mut usize,
 ) -> Result<(), CudaError> {
@@ -139,7 +139,7 @@ fn copy_parts(
 /// Issues some copies.
 fn copy(
     engine: &Engine,
-    lane: Lane,
+    lane: CopyStream,
     (pool, to): (u64, u64),
     cut: &mut Cut,
     descriptors: &[Descriptor],

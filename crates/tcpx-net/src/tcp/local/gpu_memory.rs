@@ -21,8 +21,8 @@ use rustix::net::{
 use tcpx_lanes::lock;
 use tcpx_lanes::waker::Waker;
 use tcpx_memory::{
-    CudaError, Gpu, Kept, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice, RegionWatch,
-    SegmentRow, Shareable, WeakRegion,
+    CudaError, Gpu, KeptMemory, MemoryHandle, MemoryKind, Region, RegionId, RegionSlice,
+    RegionWatch, SegmentRow, Shareable, WeakRegion,
 };
 
 use super::super::CHUNK_BYTES;
@@ -194,7 +194,7 @@ struct State {
     /// The peer's memory, for each of this side's GPUs.
     imported: HashMap<u64, Imported>,
     /// Memory whose region has ended, by name: until the peer reads nothing of it any more.
-    kept: HashMap<u64, Kept>,
+    kept: HashMap<u64, KeptMemory>,
     /// The peer's memory that it wants back, as some of it is being read here; with its names.
     read: HashMap<RegionId, u64>,
     is_over: bool,
@@ -361,7 +361,7 @@ fn is_in_few(mut lengths: impl Iterator<Item = u64>, bytes: u64, most: usize) ->
 }
 
 impl RegionWatch for GpuMemory {
-    fn ended(&self, id: RegionId, kept: Kept) {
+    fn ended(&self, id: RegionId, kept: KeptMemory) {
         let mut state = lock(&self.state);
         if let Some(name) = state.read.remove(&id) {
             if !state.read.values().any(|other| *other == name) {
@@ -439,7 +439,7 @@ impl Offers {
     fn run(mut self) {
         while !lock(&self.memory.state).is_over {
             let acted = self.flush().and_then(|()| self.wait());
-            if let Err(error) = acted.and_then(|()| self.hear()) {
+            if let Err(error) = acted.and_then(|()| self.take_messages()) {
                 tracing::debug!(%error, "GPU memory is opened to the peer no more");
                 break;
             }
@@ -594,7 +594,7 @@ impl Offers {
     }
 
     /// Does what the peer asks, and sees what it answers.
-    fn hear(&mut self) -> io::Result<()> {
+    fn take_messages(&mut self) -> io::Result<()> {
         for socket in 0..self.memory.sockets.len() {
             while let Some((message, descriptor)) = Message::receive(&self.memory.sockets[socket])?
             {

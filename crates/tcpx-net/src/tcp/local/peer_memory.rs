@@ -35,7 +35,7 @@ pub(super) struct Process {
 #[derive(Debug)]
 pub(in crate::tcp) struct Source {
     pub(in crate::tcp) mark: Mark,
-    pub(in crate::tcp) place: Place,
+    pub(in crate::tcp) place: MemoryOwner,
 }
 
 /// What is read in windows of the peer's that it exposes, or of a message.
@@ -57,15 +57,15 @@ impl PeerRead {
     /// It lies in memory of a GPU: copy it from there, and then read on.
     pub fn gpu_memory(&self) -> Option<&RegionSlice> {
         match &self.source.place {
-            Place::Gpu(memory) => Some(memory),
-            Place::Host { .. } => None,
+            MemoryOwner::Gpu(memory) => Some(memory),
+            MemoryOwner::Host { .. } => None,
         }
     }
 }
 
 /// In whose memory.
 #[derive(Debug)]
-pub(in crate::tcp) enum Place {
+pub(in crate::tcp) enum MemoryOwner {
     /// The process's.
     Host {
         /// The part that is being read.
@@ -154,7 +154,7 @@ impl PeerMemory {
         if there != length {
             return Err(impossible(format!("{there} bytes, not {length}")));
         }
-        let place = Place::new(gpus, to, part, rest)?;
+        let place = MemoryOwner::new(gpus, to, part, rest)?;
         Ok(Some(Source { mark, place }))
     }
 
@@ -222,7 +222,7 @@ impl PeerMemory {
         let (Some(mark), Some(part)) = (marks.first().copied(), parts.pop()) else {
             return Ok(None);
         };
-        let place = Place::new(gpus, to, part, parts)?;
+        let place = MemoryOwner::new(gpus, to, part, parts)?;
         Ok(Some(PeerRead {
             source: Source { mark, place },
             marks,
@@ -268,7 +268,8 @@ impl PeerMemory {
         into: &RegionSlice,
         done: usize,
     ) -> io::Result<Read> {
-        let (Place::Host { part, rest }, Some(process)) = (&mut source.place, &self.process) else {
+        let (MemoryOwner::Host { part, rest }, Some(process)) = (&mut source.place, &self.process)
+        else {
             return Err(impossible("host memory, which is not read here".to_owned()));
         };
         let most = (into.len() - done).min(self.slice.max(1));
@@ -303,7 +304,7 @@ impl PeerMemory {
     }
 }
 
-impl Place {
+impl MemoryOwner {
     fn new(
         gpus: Option<&GpuMemory>,
         to: MemoryKind,
@@ -577,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_let_go_of_is_not_read_to_its_end_whoever_has_the_entry_now() {
+    fn what_was_released_is_not_read_to_its_end() {
         for exposed_again in [false, true] {
             let (table, source) = (table(2), filled());
             let first = header(5, 1, LENGTH);

@@ -25,7 +25,7 @@ use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
 /// The peer connects as soon as it knows that this side listens, which it does.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PROOF_LIMIT: Duration = Duration::from_secs(1);
 
 /// A peer that seems to be on this host may come through it.
 #[derive(Debug)]
@@ -127,8 +127,8 @@ impl Door {
         exchange: &mut dyn Exchange,
     ) -> Result<LocalPath, NetworkError> {
         // Kept until the peer has come, which reads who this is.
-        let said = self.say(setup);
-        let came = said.and_then(|said| Ok((said, self.hear(setup)?)));
+        let said = self.send_proof(setup);
+        let came = said.and_then(|said| Ok((said, self.accept_proof(setup)?)));
         let reads = match &came {
             Ok((_, came)) => {
                 let both = came.has_gpus && !setup.workers.is_empty();
@@ -167,7 +167,7 @@ impl Door {
     }
 
     /// Goes through the peer's door and says where this side's table is.
-    fn say(&self, setup: &Setup<'_>) -> io::Result<OwnedFd> {
+    fn send_proof(&self, setup: &Setup<'_>) -> io::Result<OwnedFd> {
         let (_, door) = proof(setup, other(setup.side));
         let stream = socket()?;
         connect(&stream, &address(door)?)?;
@@ -183,8 +183,8 @@ impl Door {
     }
 
     /// Sees who comes through this side's door.
-    fn hear(&self, setup: &Setup<'_>) -> io::Result<Came> {
-        let until = setup.deadline.min(Instant::now() + PATIENCE);
+    fn accept_proof(&self, setup: &Setup<'_>) -> io::Result<Came> {
+        let until = setup.deadline.min(Instant::now() + PROOF_LIMIT);
         wait(&self.listener, until)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = accept_with(&self.listener, flags)?;

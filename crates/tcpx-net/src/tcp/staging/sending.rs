@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use tcpx_memory::{Fence, Job, MemoryError, PinnedPool, PinnedSlot, PoolHalf, RegionSlice, Work};
 
 use super::super::permits::Permit;
-use super::super::shared::{Event, Shared, lock};
+use super::super::shared::{ChannelShared, Event, lock};
 use super::super::transmit_table::{LONG, Outgoing, SendState, Unstaged};
 use super::{COUNTED, Worker, take_slot};
 use crate::error::ChannelError;
@@ -31,12 +31,12 @@ struct Batch {
     fence: Option<Fence>,
 }
 
-impl Shared {
+impl ChannelShared {
     /// Queues a send that needs a slot, and starts its copy if one is free.
     pub(in super::super) fn stage(shared: &Arc<Self>, slot: u16, unstaged: Unstaged) {
         shared
             .transmit
-            .with(slot, |state| *state = SendState::Waiting(unstaged));
+            .with_slot(slot, |state| *state = SendState::Waiting(unstaged));
         lock(&shared.parts.staging.waiting).push_back(slot);
         Self::stage_waiting(shared);
     }
@@ -56,7 +56,7 @@ impl Shared {
         };
         // Nothing of it: the worker sees the fence reached.
         let of = outgoing.payload.slice(..0);
-        shared.transmit.with(slot, |state| {
+        shared.transmit.with_slot(slot, |state| {
             *state = SendState::Copying {
                 outgoing,
                 cancelled: false,
@@ -87,7 +87,7 @@ impl Shared {
                 staging.has_waiting.store(false, Ordering::SeqCst);
                 return;
             };
-            let next = shared.transmit.with(slot, |state| match state {
+            let next = shared.transmit.with_slot(slot, |state| match state {
                 SendState::Waiting(unstaged) => {
                     let ready = unstaged.fence.as_ref().is_none_or(Fence::was_reached);
                     let (source, sequence) = (&unstaged.source, unstaged.position.sequence);
@@ -157,7 +157,7 @@ impl Shared {
 
     /// The first send of a copy to `payload`; `None` if it does not wait any more.
     fn begin_copy(&self, slot: u16, payload: RegionSlice, permit: Permit) -> Option<Batch> {
-        self.transmit.with(slot, |state| {
+        self.transmit.with_slot(slot, |state| {
             let SendState::Waiting(unstaged) = state else {
                 return None;
             };
@@ -176,7 +176,7 @@ impl Shared {
 
     /// Has a copy take this send along, if it waits, follows what the copy takes, and the slot has room.
     fn join_copy(&self, batch: &mut Batch, slot: u16, pinned: &PinnedSlot, permit: Permit) -> bool {
-        let joined = self.transmit.with(slot, |state| {
+        let joined = self.transmit.with_slot(slot, |state| {
             let SendState::Waiting(unstaged) = state else {
                 return None;
             };
@@ -193,7 +193,7 @@ impl Shared {
         let Some((source, to)) = joined else {
             return false;
         };
-        self.transmit.with(batch.last, |state| {
+        self.transmit.with_slot(batch.last, |state| {
             if let SendState::Copying { next, .. } = state {
                 *next = Some(slot);
             }
@@ -236,7 +236,7 @@ impl Shared {
 
     /// Returns the next send of the same copy.
     fn send_copied(&self, slot: u16, result: &Result<u64, MemoryError>) -> Option<u16> {
-        let copied = self.transmit.with(slot, |state| {
+        let copied = self.transmit.with_slot(slot, |state| {
             match std::mem::replace(state, SendState::Free) {
                 SendState::Copying {
                     outgoing,
@@ -260,7 +260,7 @@ impl Shared {
                 self.transmit.enqueue(outgoing);
                 self.wake_sender_of_copy();
                 // While it was copied, the monitor may have found nothing to look after.
-                self.attention.draw();
+                self.monitor_handle.request_check();
                 if self.closing.load(Ordering::Acquire) {
                     self.roster.signal.wake();
                 }

@@ -79,14 +79,14 @@ mod tests {
     use super::*;
     use crate::channel::SendChunk;
     use crate::tcp::Lend;
-    use crate::tcp::shared::{LaneSocket, Parts, Shared};
+    use crate::tcp::shared::{ChannelShared, LaneSocket, Parts};
     use crate::tcp::staging::alone;
     use crate::tcp::transmit_table::{Forgotten, Unstaged, describe};
     use tcpx_lanes::sealing::SendSeal;
-    use tcpx_lanes::send_lane::{Next, Owner, SendLane};
+    use tcpx_lanes::send_lane::{NextChunk, Owner, SendLane};
 
     /// A lane to a peer that reads nothing.
-    fn lane(shared: &Arc<Shared>) -> (SendLane<Queue>, TcpStream) {
+    fn lane(shared: &Arc<ChannelShared>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let loops = crate::tcp::lanes::loops(1).unwrap().spread(1);
@@ -114,7 +114,7 @@ mod tests {
             lend: Lend::Always,
             ..Parts::of_two_lanes(true, 2)
         };
-        let shared = Shared::new(parts).unwrap();
+        let shared = ChannelShared::new(parts).unwrap();
         let (mut lane, _peer) = lane(&shared);
         let source = Region::host(BYTES).unwrap().all();
         let until = Instant::now() + Duration::from_secs(30);
@@ -137,9 +137,9 @@ mod tests {
                 source: source.clone(),
                 fence: None,
             };
-            Shared::stage(&shared, 0, unstaged);
+            ChannelShared::stage(&shared, 0, unstaged);
             let mut writing = loop {
-                if let Next::Chunk(writing) = lane.owner().next() {
+                if let NextChunk::Chunk(writing) = lane.owner().next() {
                     break writing;
                 }
                 assert!(Instant::now() < until, "send {sequence} gets no slot");

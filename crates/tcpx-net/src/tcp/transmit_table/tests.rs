@@ -32,7 +32,7 @@ fn queue(table: &TransmitTable, slot: u16, bytes: usize) {
 
 /// Short chunks are lent as long as lanes are left for others.
 #[test]
-fn half_of_the_lanes_are_left_while_as_many_chunks_are_under_way() {
+fn half_of_the_lanes_are_left_beside_as_many_chunks() {
     for lanes in 1..=12 {
         let table = TransmitTable::new(lanes, 16);
         for under_way in 0..=lanes {
@@ -65,7 +65,7 @@ fn one_more_lane_is_woken_for_each_half_mebibyte() {
 }
 
 #[test]
-fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
+fn queued_bytes_are_those_of_queued_chunks() {
     let table = TransmitTable::new(2, 4);
     for slot in 0..4 {
         queue(&table, slot, 1000 << slot);
@@ -92,7 +92,7 @@ fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
 }
 
 #[test]
-fn a_lane_gives_back_what_it_writes_only_where_nobody_waits_for_it() {
+fn a_lane_keeps_what_it_writes_while_somebody_waits() {
     let _alone = alone();
     let worker = CopyWorker::host().expect("a worker");
     let table = TransmitTable::new(2, 4);
@@ -156,7 +156,7 @@ fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outg
 /// A slot whose pages the kernel may still send must not be filled with something else, though
 /// nobody waits for its chunk any more.
 #[test]
-fn pages_that_may_still_be_sent_are_kept_until_the_peer_has_read_past_them() {
+fn pages_are_kept_until_the_peer_has_read_past_them() {
     let _alone = alone();
     let worker = CopyWorker::host().expect("a worker");
     let pool = worker.pinned();

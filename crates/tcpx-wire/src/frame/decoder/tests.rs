@@ -105,7 +105,7 @@ fn a_payload_reuses_a_returned_buffer() {
 }
 
 #[test]
-fn a_payload_that_comes_behind_its_fields_takes_the_same_buffer() {
+fn a_payload_behind_its_fields_takes_the_same_buffer() {
     let frame = Frame::Eager {
         transfer: TransferId(1),
         level: Level::Placed,
@@ -128,7 +128,7 @@ fn a_payload_that_comes_behind_its_fields_takes_the_same_buffer() {
 
 /// The header's checksum does not cover it.
 #[test]
-fn a_payload_that_is_changed_is_noticed_and_comes_again_under_its_number() {
+fn a_changed_payload_comes_again_under_its_number() {
     let eager = |transfer| Frame::Eager {
         transfer: TransferId(transfer),
         level: Level::Placed,

@@ -118,7 +118,7 @@ fn a_lane_out_of_range_is_refused_on_both_sides() {
 }
 
 #[test]
-fn a_control_connection_takes_the_place_of_another_with_the_sessions_key() {
+fn a_session_key_lets_control_take_anothers_place() {
     let session = session();
     let (mut client, hello) = LaneClient::resume(&session, [3; 32]);
     let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &hello[..]) else {

@@ -58,7 +58,7 @@ fn cancel_after(request: SendRequest, who: Who, micros: u64, seed: u64) -> (bool
 }
 
 #[test]
-fn cancels_at_every_moment_end_both_sides_alike_and_keep_the_connection() {
+fn cancels_at_every_moment_end_both_sides_alike() {
     let (mut early, mut late) = (0, 0);
     for request in [
         send(1, 100_000, Level::Placed),
@@ -123,7 +123,7 @@ fn data_failures_say_what_failed_on_both_sides() {
     for (failure, reason) in failures {
         for side in 0..2 {
             let mut pair = Pair::new(small_chunks(3), 1);
-            pair.weather.no_unpack = true;
+            pair.fault_plan.no_unpack = true;
             let operations = [
                 pair.send(0, send(1, 100_000, Level::Placed)),
                 pair.receive(1, receive(1, 100_000, Level::Placed)),
@@ -192,7 +192,7 @@ fn a_data_plane_that_reports_nonsense_fails_the_operation() {
     ];
     for (words, report) in reports {
         let mut pair = Pair::new(small_chunks(3), 1);
-        pair.weather.no_send = true;
+        pair.fault_plan.no_send = true;
         let sent = pair.send(0, send(1, 10_000, Level::Placed));
         let got = pair.receive(1, receive(1, 10_000, Level::Placed));
         pair.run(Duration::from_millis(2));
@@ -215,12 +215,12 @@ fn a_data_plane_that_reports_nonsense_fails_the_operation() {
 }
 
 #[test]
-fn a_network_that_cannot_cancel_loses_the_connection_but_ends_every_operation() {
+fn a_network_without_cancels_ends_every_operation() {
     for side in 0..2 {
         let mut config = small_chunks(3);
         config.cancellable = false;
         let mut pair = Pair::new(config, 1);
-        pair.weather.no_unpack = true;
+        pair.fault_plan.no_unpack = true;
         let granted = [
             pair.send(0, send(1, 100_000, Level::Placed)),
             pair.receive(1, receive(1, 100_000, Level::Placed)),
@@ -261,10 +261,10 @@ fn a_network_that_cannot_cancel_loses_the_connection_but_ends_every_operation() 
 }
 
 #[test]
-fn a_lost_connection_ends_everything_and_waits_for_the_data_plane() {
+fn a_lost_connection_waits_for_the_data_plane() {
     for no_quiet in [false, true] {
         let mut pair = Pair::new(small_chunks(3), 1);
-        (pair.weather.no_unpack, pair.weather.no_quiet) = (true, no_quiet);
+        (pair.fault_plan.no_unpack, pair.fault_plan.no_quiet) = (true, no_quiet);
         let sent = pair.send(0, send(1, 100_000, Level::Placed));
         let got = pair.receive(1, receive(1, 100_000, Level::Placed));
         let idle = pair.receive(1, receive(3, 1, Level::Placed));
@@ -316,12 +316,12 @@ fn a_lost_connection_ends_everything_and_waits_for_the_data_plane() {
 }
 
 #[test]
-fn a_cancelled_send_gives_its_held_windows_back_although_nothing_was_left_to_stop() {
+fn a_cancelled_send_gives_its_held_windows_back() {
     let mut config = small_chunks(1);
     config.hold_until_placed = true;
     (config.ours.send_window, config.ours.receive_window) = (2, 2);
     let mut pair = Pair::new(config, 1);
-    pair.weather.lose_data = true;
+    pair.fault_plan.lose_data = true;
     let sent = pair.send(0, send(1, 100_000, Level::Placed));
     pair.receive(1, receive(1, 100_000, Level::Placed));
     pair.run(Duration::from_millis(5));
@@ -330,7 +330,7 @@ fn a_cancelled_send_gives_its_held_windows_back_although_nothing_was_left_to_sto
     pair.settle(Duration::from_secs(1));
     pair.run(Duration::from_millis(5));
     pair.assert_clean();
-    pair.weather.lose_data = false;
+    pair.fault_plan.lose_data = false;
     let next = pair.send(0, send(1, 100_000, Level::Placed));
     pair.receive(1, receive(1, 100_000, Level::Placed));
     pair.settle(Duration::from_secs(1));
@@ -338,13 +338,13 @@ fn a_cancelled_send_gives_its_held_windows_back_although_nothing_was_left_to_sto
 }
 
 #[test]
-fn cancelling_a_transfer_without_chunks_leaves_its_neighbour_alone() {
+fn cancelling_an_empty_transfer_spares_its_neighbour() {
     for side in 0..2 {
         let mut config = small_chunks(1);
         (config.ours.send_window, config.ours.receive_window) = (1, 1);
         let mut pair = Pair::new(config, 1);
         // Keeps the empty transfer open.
-        pair.weather.no_digest = true;
+        pair.fault_plan.no_digest = true;
         let empty = [
             pair.send(0, send(1, 0, Level::Verified)),
             pair.receive(1, receive(1, 0, Level::Placed)),

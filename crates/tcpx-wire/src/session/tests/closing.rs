@@ -78,7 +78,7 @@ fn both_sides_may_close_at_once() {
 #[test]
 fn closing_ends_even_when_nothing_else_does() {
     let mut pair = Pair::new(config(), 1);
-    pair.weather.no_unpack = true;
+    pair.fault_plan.no_unpack = true;
     let sent = pair.send(0, send(1, 100, Level::Placed));
     let got = pair.receive(1, receive(1, 100, Level::Placed));
     pair.run(Duration::from_millis(5));
@@ -145,7 +145,7 @@ fn closing_takes_as_long_as_it_was_told() {
 #[test]
 fn a_goodbye_without_answer_ends_too() {
     let mut pair = Pair::new(config(), 1);
-    pair.weather.cut = true;
+    pair.fault_plan.cut = true;
     pair.with(0, |session, now| session.close(now, CLOSE));
     pair.run(Duration::from_secs(3));
     assert!(matches!(
@@ -199,9 +199,9 @@ fn a_silent_peer_is_given_up_even_while_data_flows() {
     let mut pair = Pair::new(small_chunks(1), 1);
     let got = pair.receive(1, receive(1, 1 << 40, Level::Placed));
     let sent = pair.send(0, send(1, 1 << 30, Level::Placed));
-    pair.weather.jitter = 2000;
+    pair.fault_plan.jitter = 2000;
     pair.run(Duration::from_millis(50));
-    pair.weather.cut = true;
+    pair.fault_plan.cut = true;
     pair.run(Duration::from_millis(9900));
     assert!(pair.sides.iter().all(|side| side.closed.is_none()));
     pair.run(Duration::from_millis(300));
@@ -227,7 +227,7 @@ fn a_peer_whose_frame_takes_long_lives_while_parts_of_it_come() {
     let session = &mut pair.sides[0].session;
     for _ in 0..20 {
         now = now + Duration::from_secs(9);
-        session.hear(now);
+        session.note_peer_alive(now);
         session.handle_timeout(now);
         assert!(!session.ended());
     }

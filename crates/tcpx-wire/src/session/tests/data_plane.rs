@@ -84,7 +84,7 @@ impl Pair {
             watched.placed_bytes += u64::from(length);
             side.session
                 .chunk_arrived(self.now, operation, chunk.index, length.into());
-            if !self.weather.no_unpack {
+            if !self.fault_plan.no_unpack {
                 let index = chunk.index;
                 let generation = 0;
                 self.schedule(
@@ -146,7 +146,7 @@ impl Pair {
         let generation = watched.generation;
         side.session
             .chunk_arrived(self.now, operation, index, length.into());
-        if !self.weather.no_unpack {
+        if !self.fault_plan.no_unpack {
             let channel = 0;
             self.schedule(
                 at,
@@ -239,7 +239,7 @@ impl Pair {
                 side.kept.insert(chunk.sequence, (operation, chunk.index));
                 let generation = watched.generation;
                 let Chunk { index, channel, .. } = chunk;
-                if self.weather.no_send {
+                if self.fault_plan.no_send {
                     return;
                 }
                 self.schedule(
@@ -251,13 +251,13 @@ impl Pair {
                         generation,
                     },
                 );
-                if self.weather.lose_data {
+                if self.fault_plan.lose_data {
                     return;
                 }
                 if !addressed {
                     return self.transport(1 - at, chunk, transfer);
                 }
-                let most = self.weather.data.unwrap_or(self.weather.jitter);
+                let most = self.fault_plan.data.unwrap_or(self.fault_plan.jitter);
                 let delay = Duration::from_micros(self.random.below(most) + 1);
                 let packet = Event::Packet {
                     window,
@@ -337,20 +337,20 @@ impl Pair {
                 assert!(watched.matched.is_some());
                 watched.copying = true;
                 watched.copied = Some(payload);
-                if !self.weather.no_unpack {
+                if !self.fault_plan.no_unpack {
                     self.schedule(at, Event::Copied { operation });
                 }
             }
             Action::ComputeDigest { operation, bytes } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 watched.digesting = true;
-                let wrong = self.weather.corrupt && operation.sent_transfer().is_none();
+                let wrong = self.fault_plan.corrupt && operation.sent_transfer().is_none();
                 let right = match &watched.copied {
                     Some(payload) => crc32c(payload),
                     None => digest_of(bytes),
                 };
                 let crc32c = right ^ u32::from(wrong);
-                if !self.weather.no_digest {
+                if !self.fault_plan.no_digest {
                     self.schedule(at, Event::Digest { operation, crc32c });
                 }
             }
@@ -361,7 +361,7 @@ impl Pair {
                     "needless or repeated stop"
                 );
                 watched.stopped = Some(self.now);
-                if !self.weather.no_quiet {
+                if !self.fault_plan.no_quiet {
                     self.schedule_quiet(at, operation);
                 }
             }
@@ -371,7 +371,7 @@ impl Pair {
                 assert!(watched.touches_memory());
                 watched.withdrawn = true;
                 // Where nothing was posted the data plane has nothing to let go of.
-                if !self.weather.no_quiet || !watched.touches_memory() {
+                if !self.fault_plan.no_quiet || !watched.touches_memory() {
                     self.schedule_quiet(at, operation);
                 }
             }
@@ -458,7 +458,7 @@ impl Pair {
     }
 
     fn transport(&mut self, to: usize, chunk: Chunk, transfer: TransferId) {
-        let most = self.weather.data.unwrap_or(self.weather.jitter);
+        let most = self.fault_plan.data.unwrap_or(self.fault_plan.jitter);
         let delay = Duration::from_micros(self.random.below(most) + 1);
         let side = &mut self.sides[to];
         let channel = chunk.channel;

@@ -19,10 +19,10 @@ fn stalled(error: &OperationError) -> &StallReport {
 fn one_stall(
     level: Level,
     impatient: Role,
-    weather: impl FnOnce(&mut Pair),
+    fault_plan: impl FnOnce(&mut Pair),
 ) -> (Pair, OperationError) {
     let mut pair = Pair::new(small_chunks(2), 1);
-    weather(&mut pair);
+    fault_plan(&mut pair);
     let sender = impatient == Role::Sender;
     let patience = |short| if short { stall(1) } else { stall(20) };
     let sent = pair.send(
@@ -64,7 +64,7 @@ fn one_stall(
 }
 
 #[test]
-fn a_send_that_nobody_receives_blames_the_peer_and_leaves_nothing_behind() {
+fn a_send_that_nobody_receives_blames_the_peer() {
     for (request, delivered) in [
         (send(5, 1000, Level::Placed), Delivered::None),
         (
@@ -128,7 +128,7 @@ fn a_receive_that_nobody_sends_to_blames_the_peer() {
 #[test]
 fn a_network_that_does_not_send() {
     let (_, error) = one_stall(Level::Placed, Role::Sender, |pair| {
-        pair.weather.no_send = true
+        pair.fault_plan.no_send = true
     });
     let report = stalled(&error);
     assert_eq!(
@@ -136,7 +136,7 @@ fn a_network_that_does_not_send() {
         (Owes::LocalNetworkSend, Some(0))
     );
     let (_, error) = one_stall(Level::Placed, Role::Receiver, |pair| {
-        pair.weather.no_send = true
+        pair.fault_plan.no_send = true
     });
     assert_eq!(stalled(&error).owes, Owes::PeerSend);
     assert_eq!(error.delivered, Delivered::Partial { bytes: 0 });
@@ -145,7 +145,7 @@ fn a_network_that_does_not_send() {
 #[test]
 fn data_that_is_lost() {
     let (_, error) = one_stall(Level::Placed, Role::Sender, |pair| {
-        pair.weather.lose_data = true
+        pair.fault_plan.lose_data = true
     });
     let report = stalled(&error);
     assert_eq!(
@@ -158,7 +158,7 @@ fn data_that_is_lost() {
         "told by the receiver"
     );
     let (_, error) = one_stall(Level::Placed, Role::Receiver, |pair| {
-        pair.weather.lose_data = true
+        pair.fault_plan.lose_data = true
     });
     assert_eq!(stalled(&error).owes, Owes::PeerSend);
 }
@@ -166,7 +166,7 @@ fn data_that_is_lost() {
 #[test]
 fn data_that_is_never_unpacked_is_the_receivers_fault() {
     let (_, error) = one_stall(Level::Placed, Role::Receiver, |pair| {
-        pair.weather.no_unpack = true
+        pair.fault_plan.no_unpack = true
     });
     let report = stalled(&error);
     assert_eq!((report.owes, report.channel), (Owes::LocalUnpack, Some(0)));
@@ -184,7 +184,7 @@ fn data_that_is_never_unpacked_is_the_receivers_fault() {
     }
     assert!(!line.contains('\n'));
     let (_, error) = one_stall(Level::Placed, Role::Sender, |pair| {
-        pair.weather.no_unpack = true
+        pair.fault_plan.no_unpack = true
     });
     assert_eq!(stalled(&error).owes, Owes::PeerAcknowledge);
 }
@@ -192,7 +192,7 @@ fn data_that_is_never_unpacked_is_the_receivers_fault() {
 #[test]
 fn an_arrived_chunk_is_blamed_before_an_earlier_missing_one() {
     let mut pair = Pair::new(small_chunks(2), 1);
-    pair.weather.lose_data = true;
+    pair.fault_plan.lose_data = true;
     let request = ReceiveRequest {
         deadlines: stall(1),
         ..receive(1, 12_000, Level::Placed)
@@ -215,19 +215,19 @@ fn an_arrived_chunk_is_blamed_before_an_earlier_missing_one() {
 #[test]
 fn checksums_that_never_come() {
     let (_, error) = one_stall(Level::Verified, Role::Sender, |pair| {
-        pair.weather.no_digest = true
+        pair.fault_plan.no_digest = true
     });
     assert_eq!(stalled(&error).owes, Owes::LocalDigest);
     assert_eq!(error.delivered, Delivered::All);
     let (_, error) = one_stall(Level::Verified, Role::Receiver, |pair| {
-        pair.weather.no_digest = true
+        pair.fault_plan.no_digest = true
     });
     assert_eq!(stalled(&error).owes, Owes::LocalDigest);
     assert_eq!(error.delivered, Delivered::All);
 
     for (impatient, owes) in [(0, Owes::PeerVerdict), (1, Owes::PeerDigest)] {
         let mut pair = Pair::new(small_chunks(2), 1);
-        pair.weather.no_digest = true;
+        pair.fault_plan.no_digest = true;
         let patience = |side| {
             if side == impatient {
                 stall(1)
@@ -271,7 +271,7 @@ fn checksums_that_never_come() {
 #[test]
 fn an_eager_payload_that_is_not_copied() {
     let mut pair = Pair::new(config(), 1);
-    pair.weather.no_unpack = true;
+    pair.fault_plan.no_unpack = true;
     let sent = pair.send(0, eager(3, 100, Level::Placed));
     let request = ReceiveRequest {
         deadlines: stall(1),
@@ -290,7 +290,7 @@ fn a_transfer_behind_another_one_names_it() {
     let mut config = small_chunks(1);
     (config.ours.send_window, config.ours.receive_window) = (1, 1);
     let mut pair = Pair::new(config, 1);
-    pair.weather.no_send = true;
+    pair.fault_plan.no_send = true;
     let mut operations = Vec::new();
     for (tag, seconds) in [(1, 9), (2, 1)] {
         let request = send(tag, 9000, Level::Placed);
@@ -383,15 +383,15 @@ fn a_control_connection_that_takes_nothing() {
 }
 
 #[test]
-fn slow_and_steady_progress_does_not_stall_but_the_total_deadline_holds() {
+fn steady_progress_meets_the_total_deadline_alone() {
     let mut config = small_chunks(1);
     (config.ours.send_window, config.ours.receive_window) = (1, 1);
     for total in [None, Some(SECOND * 5)] {
         let mut pair = Pair::new(config.clone(), 1);
-        pair.weather.jitter = 400_000;
+        pair.fault_plan.jitter = 400_000;
         if total.is_some() {
             // What is slow is the data: the peer answers soon.
-            (pair.weather.frames, pair.weather.quiet) = ([Some(20_000); 2], Some(1000));
+            (pair.fault_plan.frames, pair.fault_plan.quiet) = ([Some(20_000); 2], Some(1000));
         }
         let deadlines = Some(Deadlines {
             stall: SECOND * 2,
@@ -460,7 +460,7 @@ fn what_waits_behind_others_does_not_stall() {
         (config.ours.send_window, config.ours.receive_window) = (1, 1);
         config.addressed = addressed;
         let mut pair = Pair::new(limited(&config, limits), 1);
-        (pair.weather.jitter, pair.weather.frames) = (60_000, [Some(1000); 2]);
+        (pair.fault_plan.jitter, pair.fault_plan.frames) = (60_000, [Some(1000); 2]);
         let window = (pair.sides[1].session).expose(secret(7), EACH * BYTES, Rights::GetAndPut);
         let start = pair.now;
         for number in 0..EACH {
@@ -510,7 +510,7 @@ fn the_peers_part_lasts_as_long_as_who_began_it_waits() {
         ..patient.clone()
     };
     let mut pair = Pair::of(patient, impatient, 1);
-    pair.weather.data = Some(20_000_000);
+    pair.fault_plan.data = Some(20_000_000);
     let window = (pair.sides[1].session).expose(secret(7), 8192, Rights::GetAndPut);
     let started = [
         pair.send(0, put(4096, Level::Placed, place(window, 0))),
@@ -535,7 +535,7 @@ fn a_thousand_operations_to_a_stopped_peer_end_in_time() {
         let mut pair = Pair::new(config, 1);
         let window = (pair.sides[1].session).expose(secret(7), EACH * 10_000, Rights::GetAndPut);
         pair.run(SECOND);
-        pair.weather.stopped[1] = pair.now + SECOND * 5;
+        pair.fault_plan.stopped[1] = pair.now + SECOND * 5;
         let mut started = Vec::new();
         for number in 0..EACH {
             let bytes = lengths[number as usize % lengths.len()];
@@ -587,7 +587,7 @@ fn what_a_lost_connection_takes_along_ends_by_its_deadline() {
     let mut config = small_chunks(1);
     config.addressed = true;
     let mut pair = Pair::new(config, 1);
-    (pair.weather.data, pair.weather.no_quiet) = (Some(100_000_000), true);
+    (pair.fault_plan.data, pair.fault_plan.no_quiet) = (Some(100_000_000), true);
     let window = (pair.sides[1].session).expose(secret(7), 4096, Rights::GetAndPut);
     let request = get(4096, Level::Placed, place(window, 0));
     let deadlines = Some(Deadlines {

@@ -292,7 +292,7 @@ fn credit_that_was_never_used_does_not_come_back() {
 }
 
 #[test]
-fn a_grant_must_continue_the_stream_with_chunks_of_at_most_the_agreed_size() {
+fn a_grant_must_continue_the_stream_in_agreed_chunks() {
     const MOST: &str = "chunks as agreed";
     let chunk = 512 * 1024;
     for (wrong, field) in [
@@ -540,7 +540,7 @@ fn notifications_that_end_before_there_is_room_are_forgotten() {
     }
 }
 
-/// A side that allows many puts owes as many answers to a peer that stands still meanwhile.
+/// A side that allows many puts owes as many answers to a peer that stalls meanwhile.
 #[test]
 fn answers_to_as_many_puts_as_are_allowed_may_wait() {
     const PUTS: u64 = 100_000;

@@ -505,7 +505,7 @@ fn gets_that_end_unanswered_keep_their_room() {
     assert!(asking.frame(now, refusal).is_err(), "one answer each");
 }
 
-/// From when the owner takes it, a get that had to wait has the whole time that it may stand still.
+/// From when the owner takes it, a get that had to wait has the whole time that it may stall.
 #[test]
 fn a_get_that_was_queued_stalls_anew_when_it_leaves() {
     let mut theirs = settings();
@@ -588,10 +588,10 @@ fn a_get_that_is_read_costs_the_peer_nothing() {
 }
 
 #[test]
-fn a_get_that_is_being_read_ends_at_its_deadline_and_when_cancelled() {
+fn a_get_being_read_ends_by_deadline_and_cancel() {
     let mut pair = Pair::new(config(), 3);
     let window = expose(&mut pair, 1, Rights::Get);
-    pair.weather.no_unpack = true;
+    pair.fault_plan.no_unpack = true;
     let request = get(70_000, Level::Placed, place(window, 0));
     let late = GetRequest {
         deadlines: stall(1),
@@ -766,7 +766,7 @@ fn play(schedule: &Schedule) {
     config.addressed = schedule.ahead;
     let [ours, theirs] = schedule.limits.map(|limits| limited(&config, limits));
     let mut pair = Pair::of(ours, theirs, schedule.seed);
-    pair.weather.jitter = schedule.jitter;
+    pair.fault_plan.jitter = schedule.jitter;
     let mut random = Random(!schedule.seed);
     let mut windows = [0, 1].map(|side| expose(&mut pair, side, Rights::GetAndPut));
     let mut live = Vec::new();

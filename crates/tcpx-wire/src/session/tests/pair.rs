@@ -10,7 +10,7 @@ use crate::time::Time;
 
 /// What may go wrong or slow, and how much.
 #[derive(Clone, Debug)]
-pub(super) struct Weather {
+pub(super) struct FaultPlan {
     /// Greatest delay of every step in microseconds.
     pub(super) jitter: u64,
     /// Neither side's frames arrive.
@@ -31,7 +31,7 @@ pub(super) struct Weather {
     pub(super) frames: [Option<u64>; 2],
     pub(super) data: Option<u64>,
     pub(super) quiet: Option<u64>,
-    /// Until when each side's process stands still.
+    /// Until when each side's process stalls.
     pub(super) stopped: [Time; 2],
 }
 
@@ -125,7 +125,7 @@ pub(super) struct Pair {
     pub(super) now: Time,
     pub(super) sides: [Side; 2],
     pub(super) random: Random,
-    pub(super) weather: Weather,
+    pub(super) fault_plan: FaultPlan,
     events: BinaryHeap<Reverse<(Time, u64, usize, Event)>>,
     scheduled: u64,
 }
@@ -188,7 +188,7 @@ impl Pair {
             now,
             sides: [side(a), side(b)],
             random: Random(seed),
-            weather: Weather {
+            fault_plan: FaultPlan {
                 jitter: 100,
                 cut: false,
                 no_send: false,
@@ -275,7 +275,7 @@ impl Pair {
     pub(super) fn read(&mut self, side: usize, request: GetRequest, is_whole: bool) -> OperationId {
         let operation = self.sides[side].session.read(self.now, request).unwrap();
         self.watch_get(side, operation, &request).copying = true;
-        if !self.weather.no_unpack {
+        if !self.fault_plan.no_unpack {
             let read = Event::Read {
                 operation,
                 is_whole,
@@ -352,7 +352,9 @@ impl Pair {
                 let (Some(due), None) = (watched.due, &watched.outcome) else {
                     continue;
                 };
-                let late = self.now.saturating_since(due.max(self.weather.stopped[at]));
+                let late = self
+                    .now
+                    .saturating_since(due.max(self.fault_plan.stopped[at]));
                 assert!(
                     late <= Duration::from_millis(100),
                     "{operation:?} of side {at} is {late:?} late: {:#?}",
@@ -377,7 +379,7 @@ impl Pair {
         let timer = (0..2)
             .filter_map(|side| {
                 let due = self.sides[side].session.next_timeout()?;
-                Some((due.max(self.weather.stopped[side]), side))
+                Some((due.max(self.fault_plan.stopped[side]), side))
             })
             .min();
         match (event, timer) {
@@ -404,7 +406,7 @@ impl Pair {
                 self.now = self.now.max(at);
                 if self.is_stopped(side) {
                     // In their order, once it goes on.
-                    self.schedule_at(side, self.weather.stopped[side], event);
+                    self.schedule_at(side, self.fault_plan.stopped[side], event);
                     return true;
                 }
                 self.happen(side, event);
@@ -416,16 +418,16 @@ impl Pair {
     }
 
     pub(super) fn is_stopped(&self, side: usize) -> bool {
-        self.now < self.weather.stopped[side]
+        self.now < self.fault_plan.stopped[side]
     }
 
     pub(super) fn schedule(&mut self, side: usize, event: Event) {
-        let delay = Duration::from_micros(self.random.below(self.weather.jitter) + 1);
+        let delay = Duration::from_micros(self.random.below(self.fault_plan.jitter) + 1);
         self.schedule_at(side, self.now + delay, event);
     }
 
     pub(super) fn schedule_quiet(&mut self, side: usize, operation: OperationId) {
-        let most = self.weather.quiet.unwrap_or(self.weather.jitter);
+        let most = self.fault_plan.quiet.unwrap_or(self.fault_plan.jitter);
         let delay = Duration::from_micros(self.random.below(most) + 1);
         self.schedule_at(side, self.now + delay, Event::Quiet { operation });
     }
@@ -443,7 +445,7 @@ impl Pair {
                 let Some(frame) = side.inbox.pop_front() else {
                     return;
                 };
-                if self.weather.cut {
+                if self.fault_plan.cut {
                     return;
                 }
                 match frame {
@@ -554,7 +556,7 @@ impl Pair {
                         continue;
                     }
                 };
-                let most = self.weather.frames[1 - at].unwrap_or(self.weather.jitter);
+                let most = self.fault_plan.frames[1 - at].unwrap_or(self.fault_plan.jitter);
                 let delay = Duration::from_micros(self.random.below(most) + 1);
                 let peer = &mut self.sides[1 - at];
                 peer.inbox_at = peer.inbox_at.max(self.now + delay);
@@ -574,7 +576,7 @@ impl Pair {
         let side = &mut self.sides[at];
         let waiting = side.session.waiting();
         let any = waiting.acknowledgements + waiting.eager > 0;
-        if !self.weather.holds || !any || waiting.urgent || side.speaks {
+        if !self.fault_plan.holds || !any || waiting.urgent || side.speaks {
             return false;
         }
         if !std::mem::replace(&mut side.holds, true) {

@@ -364,7 +364,7 @@ proptest! {
     /// The model: an operation on a list that lies in its window may succeed; on one that does not, or whose window was
     /// closed before it began, it never does. Whatever was cancelled, closed or cut, each ends once and nothing is left.
     #[test]
-    fn random_operations_on_lists_end_once_and_as_their_windows_allow(
+    fn random_operations_on_lists_end_as_windows_allow(
         addressed: bool,
         seed: u64,
         steps in prop::collection::vec(any_step(), 1..60),
@@ -436,7 +436,7 @@ proptest! {
         }
         if let Some(after) = cut {
             pair.run(Duration::from_micros(after));
-            pair.weather.cut = true;
+            pair.fault_plan.cut = true;
         }
         pair.settle(SECOND * 60);
         for (operation, allowed) in operations {

@@ -166,7 +166,7 @@ fn rule_6_receives_with_time_outs_lose_no_send() {
         let first = pair.receive(1, receive(1, 20_000, Level::Placed));
         pair.run(Duration::from_millis(1));
         // Data takes longer than the end of the receive does.
-        pair.weather.data = Some(3000);
+        pair.fault_plan.data = Some(3000);
         let sent = pair.send(0, send(1, 20_000, Level::Placed));
         pair.run(Duration::from_micros(seed));
         pair.with(1, |session, now| session.cancel(now, first));
@@ -194,13 +194,13 @@ fn rule_6_receives_with_time_outs_keep_the_order() {
         let mut pair = Pair::new(addressed(), seed);
         let first = pair.receive(1, receive(1, 20_000, Level::Placed));
         pair.run(Duration::from_millis(1));
-        pair.weather.data = Some(1_000_000);
+        pair.fault_plan.data = Some(1_000_000);
         let mut sends = vec![pair.send(0, send(1, 20_000, Level::Placed))];
         for _ in 0..3 {
             sends.push(pair.send(0, eager(1, 8, Level::Placed)));
         }
         pair.with(1, |session, now| session.cancel(now, first));
-        pair.weather.data = None;
+        pair.fault_plan.data = None;
         for (at, sent) in sends.into_iter().enumerate() {
             let received = pair.receive(1, receive(1, 20_000, Level::Placed));
             pair.run(Duration::from_micros(seed * 10) + Duration::from_secs(2));
@@ -260,12 +260,12 @@ fn a_receive_that_ends_changes_no_end_and_no_other_receive() {
         let mut pair = Pair::new(addressed(), 3);
         let receives = [(); 3].map(|()| pair.receive(1, receive(1, 20_000, Level::Placed)));
         pair.run(Duration::from_millis(1));
-        pair.weather.data = Some(1_000_000);
+        pair.fault_plan.data = Some(1_000_000);
         let sent = pair.send(0, send(1, 20_000, level));
         pair.run(Duration::from_micros(300));
         assert_eq!(pair.outcome(0, sent).is_some(), level == Level::Sent);
         pair.with(1, |session, now| session.cancel(now, receives[0]));
-        pair.weather.data = None;
+        pair.fault_plan.data = None;
         pair.run(Duration::from_secs(2));
         assert_eq!(pair.outcome(1, receives[1]), None);
         let next = [(); 2].map(|()| pair.send(0, send(1, 20_000, Level::Placed)));
@@ -346,7 +346,7 @@ fn rule_8_a_fenced_receive_is_posted_when_its_fence_is_reached() {
 /// Short chunks keep all lanes busy with one transfer, and cost more than long ones where others follow it. A window that
 /// waits may do so for long: it is none of those.
 #[test]
-fn a_receive_that_is_posted_while_another_transfer_comes_is_cut_into_long_chunks() {
+fn a_receive_beside_another_is_cut_into_long_chunks() {
     let now = Time(0);
     let mut session = session(Config {
         ours: settings(),
@@ -488,7 +488,7 @@ fn a_send_keeps_its_number_when_an_earlier_one_of_it_ends() {
     assert!(actions.iter().any(goes), "{actions:?}");
 }
 
-/// A queued send stands still only while no other one gets what it waits for, and anew from when it gets that itself.
+/// A queued send stalls only while no other one gets what it waits for, and anew from when it gets that itself.
 #[test]
 fn a_queued_send_stalls_only_while_no_room_comes() {
     let [one, many] = [1, Limits::default().tags];
@@ -529,7 +529,7 @@ proptest! {
     ) {
         let [a, b] = limits.map(|limits| limited(&addressed(), limits));
         let mut pair = Pair::of(a, b, seed);
-        pair.weather.data = is_slow.then_some(3000);
+        pair.fault_plan.data = is_slow.then_some(3000);
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         let failed = |pair: &Pair, side, operation: &OperationId| {
             matches!(pair.outcome(side, *operation), Some(Err(_)))

@@ -100,8 +100,8 @@ fn play(schedule: &Schedule) {
         ..limited(&config, schedule.limits[side])
     });
     let mut pair = Pair::of(ours, theirs, schedule.seed);
-    pair.weather.jitter = schedule.jitter;
-    pair.weather.holds = schedule.holds;
+    pair.fault_plan.jitter = schedule.jitter;
+    pair.fault_plan.holds = schedule.holds;
     let mut random = Random(!schedule.seed);
     // One entry per message: what is sent from which side, and the receive that must match it.
     let mut tags = Vec::new();

@@ -21,7 +21,7 @@ fn total(seconds: u64) -> Option<Deadlines> {
 #[test]
 fn deadlines_that_pass_at_once_quote_each_other() {
     let mut pair = Pair::new(small_chunks(2), 3);
-    pair.weather.no_unpack = true;
+    pair.fault_plan.no_unpack = true;
     let total = total(1);
     let sent = pair.send(
         0,
@@ -57,7 +57,7 @@ fn deadlines_that_pass_at_once_quote_each_other() {
 /// A receive of `side` 1 whose payload is being copied, for as long as the data plane likes, and its send.
 fn copied_slowly(config: Config, limit: Option<Deadlines>) -> (Pair, OperationId, OperationId) {
     let mut pair = Pair::new(config, 1);
-    (pair.weather.no_unpack, pair.weather.no_quiet) = (true, true);
+    (pair.fault_plan.no_unpack, pair.fault_plan.no_quiet) = (true, true);
     let got = pair.receive(
         1,
         ReceiveRequest {
@@ -92,7 +92,7 @@ fn what_the_data_plane_keeps_is_held_and_costs_nobody_else() {
             matches!(error.cause, EndCause::PeerCancelled { .. }),
             "{error}"
         );
-        pair.weather.no_unpack = false;
+        pair.fault_plan.no_unpack = false;
         let others = [
             pair.send(0, send(2, 9000, Level::Placed)),
             pair.receive(1, receive(2, 9000, Level::Placed)),
@@ -147,7 +147,7 @@ fn a_peer_that_does_not_answer_holds_nobody_up() {
         let mut config = small_chunks(2);
         (config.addressed, config.hold_until_placed) = (addressed, addressed);
         let mut pair = Pair::new(config, 1);
-        pair.weather.no_unpack = true;
+        pair.fault_plan.no_unpack = true;
         pair.receive(1, receive(1, 9000, Level::Placed));
         pair.run(Duration::from_millis(10));
         let limit = total(1).filter(|_| !cancels);
@@ -164,7 +164,7 @@ fn a_peer_that_does_not_answer_holds_nobody_up() {
             pair.send(0, wants(send(4, 0, Level::Placed))),
         ];
         pair.run(Duration::from_millis(10));
-        pair.weather.cut = true;
+        pair.fault_plan.cut = true;
         begun.push(pair.send(0, wants(eager(5, 100, Level::Placed))));
         begun.push(pair.send(0, wants(send(6, 9000, Level::Placed))));
         let ends = match cancels {
@@ -197,7 +197,7 @@ fn a_peer_that_does_not_answer_holds_nobody_up() {
     }
 }
 
-/// Who put or got stands still, and says nothing more of it.
+/// Who put or got stalls, and says nothing more of it.
 #[test]
 fn an_owner_ends_by_its_deadline_what_a_stopped_peer_began() {
     let by_stall = Some(Deadlines {
@@ -211,7 +211,7 @@ fn an_owner_ends_by_its_deadline_what_a_stopped_peer_began() {
         let mut pair = Pair::new(small_chunks(2), 3);
         let rights = Rights::GetAndPut;
         let window = pair.sides[1].session.expose(secret(7), 1 << 20, rights);
-        pair.weather.lose_data = true;
+        pair.fault_plan.lose_data = true;
         if gets {
             let request = get(300_000, Level::Placed, place(window, 0));
             let request = GetRequest {
@@ -233,7 +233,7 @@ fn an_owner_ends_by_its_deadline_what_a_stopped_peer_began() {
             states.iter().filter(|state| !state.completed).count()
         };
         assert_eq!(running(&pair), 1);
-        pair.weather.stopped[0] = pair.now + SECOND * 60;
+        pair.fault_plan.stopped[0] = pair.now + SECOND * 60;
         pair.run(SECOND + SOON);
         assert_eq!(running(&pair), 0, "gets: {gets}, {deadlines:?}");
     }
@@ -277,9 +277,9 @@ fn all_end_although_the_peer_stops(config: &Config, after: Duration, seed: u64) 
         );
     }
     pair.run(after);
-    pair.weather.stopped[1] = begun + SECOND * 5;
+    pair.fault_plan.stopped[1] = begun + SECOND * 5;
     // The data plane of this side takes its time too.
-    let quiet = Duration::from_micros(pair.weather.jitter);
+    let quiet = Duration::from_micros(pair.fault_plan.jitter);
     pair.run((begun + SECOND + SOON + quiet).saturating_since(pair.now));
     for (operation, watched) in &pair.sides[0].operations {
         assert!(watched.outcome.is_some(), "{operation:?} {watched:?}");

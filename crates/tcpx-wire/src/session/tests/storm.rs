@@ -1,4 +1,4 @@
-//! Worse weather than in `random`: control and data at very different speeds, deadlines, cancels and closes at any
+//! Worse fault_plan than in `random`: control and data at very different speeds, deadlines, cancels and closes at any
 //! moment, data planes that let go late or never.
 
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ struct Storm {
     capacity: usize,
     limits: [Limits; 2],
     eager: (u32, u32),
-    /// Percent of steps after which a process stands still.
+    /// Percent of steps after which a process stalls.
     stops: u64,
     mixed_levels: bool,
     /// Frames that may wait beside those that limits allow, and chunks that are acknowledged together.
@@ -120,7 +120,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
         )
 }
 
-fn weather(storm: &Storm) -> Pair {
+fn fault_plan(storm: &Storm) -> Pair {
     let mut config = small_chunks(storm.channels);
     config.ours.send_window = storm.windows.0;
     config.ours.receive_window = storm.windows.1;
@@ -133,16 +133,16 @@ fn weather(storm: &Storm) -> Pair {
     config.bounds.vain_windows = storm.vain_windows;
     let [ours, theirs] = storm.limits.map(|limits| limited(&config, limits));
     let mut pair = Pair::of(ours, theirs, storm.seed);
-    pair.weather.jitter = storm.jitter;
-    pair.weather.frames = storm.frames;
-    pair.weather.data = storm.data;
-    pair.weather.quiet = storm.quiet;
-    pair.weather.holds = storm.holds;
+    pair.fault_plan.jitter = storm.jitter;
+    pair.fault_plan.frames = storm.frames;
+    pair.fault_plan.data = storm.data;
+    pair.fault_plan.quiet = storm.quiet;
+    pair.fault_plan.holds = storm.holds;
     pair
 }
 
 fn blow(storm: &Storm) {
-    let mut pair = weather(storm);
+    let mut pair = fault_plan(storm);
     let mut random = Random(!storm.seed);
     let mut tags = Vec::new();
     for _ in 0..storm.operations {
@@ -175,16 +175,16 @@ fn blow(storm: &Storm) {
         if random.chance(storm.stops) {
             let side = random.below(2) as usize;
             let until = pair.now + Duration::from_micros(random.below(slow * 20));
-            let stopped = &mut pair.weather.stopped[side];
+            let stopped = &mut pair.fault_plan.stopped[side];
             *stopped = until.max(*stopped);
         }
         if storm.stuck.is_some_and(|after| count > after) {
-            pair.weather.no_quiet = true;
+            pair.fault_plan.no_quiet = true;
         }
         if let Some((after, closes)) = storm.close
             && count == after
         {
-            pair.run(pair.weather.stopped[closes].saturating_since(pair.now));
+            pair.run(pair.fault_plan.stopped[closes].saturating_since(pair.now));
             pair.with(closes, |session, now| session.close(now, CLOSES));
         }
         if pair

@@ -152,7 +152,7 @@ fn eager_transfers_reach_every_level() {
 
 /// Somebody on the path may have changed it, and its checksum has no key.
 #[test]
-fn what_travels_in_the_clear_is_verified_by_a_key_or_not_at_all() {
+fn clear_payload_is_verified_by_a_key_or_not_at_all() {
     let bytes = LEAST_PLAIN_BYTES;
     for (sender, is_eager, ends) in [
         (Level::Sent, true, [Level::Sent, Level::Placed]),
@@ -207,7 +207,7 @@ fn a_sender_out_of_eager_credit_asks_and_order_is_kept() {
 }
 
 #[test]
-fn a_message_above_half_the_limit_goes_eagerly_where_it_is_alone() {
+fn a_lone_message_above_half_the_limit_goes_eagerly() {
     let mut pair = Pair::new(config(), 2);
     let sends: Vec<_> = [16 * 1024, 16 * 1024, 8 * 1024, 8 * 1024 + 1]
         .map(|bytes| pair.send(0, eager(1, bytes, Level::Placed)))
@@ -269,7 +269,7 @@ fn a_thousand_transfers_match_first_in_first_out_per_tag() {
 }
 
 #[test]
-fn a_receive_that_is_too_small_ends_both_sides_and_nothing_is_written() {
+fn too_small_a_receive_ends_both_sides_unwritten() {
     let mut pair = Pair::new(config(), 1);
     for request in [
         send(1, 100_000, Level::Placed),
@@ -319,7 +319,7 @@ fn different_checksums_fail_both_sides() {
         eager(1, 100, Level::Placed),
     ] {
         let mut pair = Pair::new(config(), 1);
-        pair.weather.corrupt = true;
+        pair.fault_plan.corrupt = true;
         let sent = pair.send(0, request);
         let got = pair.receive(1, receive(1, 3 << 20, Level::Verified));
         pair.settle(Duration::from_secs(1));

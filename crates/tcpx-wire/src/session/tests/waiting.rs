@@ -30,7 +30,7 @@ fn acknowledgements_that_wait_are_counted() {
         pair.receive(1, receive(1, 100, Level::Placed));
         pair.send(0, eager(1, 100, Level::Placed));
     }
-    pair.weather.holds = true;
+    pair.fault_plan.holds = true;
     let mut most = 0;
     for _ in 0..1000 {
         pair.run(Duration::from_micros(1));

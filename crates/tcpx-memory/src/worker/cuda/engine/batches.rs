@@ -1,6 +1,6 @@
 //! Batches of jobs in flight on the worker's streams, and how they complete.
 
-use super::super::device::Lane;
+use super::super::device::CopyStream;
 use super::{Engine, RESERVE, STARTS};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
@@ -23,7 +23,7 @@ impl Engine {
     /// completion takes as long as a short copy, and the next copies must start meanwhile.
     pub(super) fn reap(&mut self) -> bool {
         let mut progress = false;
-        for lane in Lane::ALL {
+        for lane in CopyStream::ALL {
             while let Some(front) = self.batches[lane as usize].front() {
                 let ready = front.event.is_ready(self.device.api());
                 if ready == Ok(false) {
@@ -61,7 +61,7 @@ impl Engine {
     /// [`STARTS`], for the same reason.
     pub(super) fn start_copies(&mut self) -> bool {
         let mut progress = false;
-        for lane in [Lane::In, Lane::Out] {
+        for lane in [CopyStream::In, CopyStream::Out] {
             let at = lane as usize;
             for _ in 0..STARTS {
                 if self.device.free_events() <= RESERVE {
@@ -87,7 +87,12 @@ impl Engine {
     }
 
     /// Copies `bytes` from the first byte that this work names.
-    pub(super) fn issue(&self, lane: Lane, work: &Work, bytes: usize) -> Result<(), CudaError> {
+    pub(super) fn issue(
+        &self,
+        lane: CopyStream,
+        work: &Work,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
         let (from, to) = work.ends();
         let (Some(source), Some(destination)) = (
             from.device_address(),
@@ -104,7 +109,7 @@ impl Engine {
     /// flight, so the job ends only when the stream has passed it.
     pub(in crate::worker::cuda) fn track(
         &mut self,
-        lane: Lane,
+        lane: CopyStream,
         ticket: Ticket,
         outcome: Result<u64, MemoryError>,
     ) {
@@ -113,7 +118,7 @@ impl Engine {
     }
 
     /// A copy has completed, or nothing will ever report it.
-    fn copied(&mut self, lane: Lane, bytes: Option<usize>) {
+    fn copied(&mut self, lane: CopyStream, bytes: Option<usize>) {
         if let (Some(copies), Some(bytes)) = (self.copies.get_mut(lane as usize), bytes) {
             copies.ended(bytes);
         }
@@ -122,7 +127,7 @@ impl Engine {
     /// As [`Self::track`], for the last `tickets` in flight.
     fn follow(
         &mut self,
-        lane: Lane,
+        lane: CopyStream,
         tickets: usize,
         copied: Option<usize>,
         outcome: Result<u64, MemoryError>,

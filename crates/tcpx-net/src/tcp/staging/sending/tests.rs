@@ -47,23 +47,23 @@ fn unstaged(source: &Lease, transfer: u64, sequence: u64, index: usize) -> Unsta
 }
 
 /// Has sends wait as if as many copies were under way as may be, and then start.
-fn start_together(shared: &Arc<Shared>, sends: Vec<Unstaged>) {
+fn start_together(shared: &Arc<ChannelShared>, sends: Vec<Unstaged>) {
     let copies = &shared.parts.staging.short_copies;
     copies.store(SHORT_COPIES, Ordering::SeqCst);
     for (slot, unstaged) in (0u16..).zip(sends) {
-        Shared::stage(shared, slot, unstaged);
+        ChannelShared::stage(shared, slot, unstaged);
         let waits = |state: &mut SendState| matches!(state, SendState::Waiting(_));
         assert!(
-            shared.transmit.with(slot, waits),
+            shared.transmit.with_slot(slot, waits),
             "{slot} was not held back"
         );
     }
     copies.store(0, Ordering::SeqCst);
-    Shared::stage_waiting(shared);
+    ChannelShared::stage_waiting(shared);
 }
 
 /// The chunks that a lane finds, by slot, once so many are there.
-fn queued(shared: &Shared, count: usize) -> Vec<Outgoing> {
+fn queued(shared: &ChannelShared, count: usize) -> Vec<Outgoing> {
     let start = Instant::now();
     let mut found = Vec::new();
     while found.len() < count {
@@ -108,7 +108,7 @@ fn sends_that_wait_go_together_as_far_as_a_slot_has_room() {
 }
 
 #[test]
-fn what_does_not_follow_or_belongs_to_another_transfer_is_copied_apart() {
+fn what_does_not_follow_is_copied_apart() {
     let _alone = alone();
     let (shared, source) = (staged_channel(), source(5));
     let sends = vec![
@@ -131,7 +131,7 @@ fn sends_held_back_start_when_copies_end() {
     let (shared, source) = (staged_channel(), source(32));
     for index in 0..32 {
         let unstaged = unstaged(&source, 1, index as u64, index);
-        Shared::stage(&shared, index as u16, unstaged);
+        ChannelShared::stage(&shared, index as u16, unstaged);
     }
     for (index, chunk) in queued(&shared, 32).iter().enumerate() {
         assert_bytes(chunk, index);
@@ -151,11 +151,11 @@ fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
     copies.store(SHORT_COPIES, Ordering::SeqCst);
     for index in 0..3 {
         let unstaged = unstaged(&source, 1, index as u64, index);
-        Shared::stage(&shared, index as u16, unstaged);
+        ChannelShared::stage(&shared, index as u16, unstaged);
     }
     assert_eq!(shared.transmit.withdraw(1), Withdrawn::Later);
     copies.store(0, Ordering::SeqCst);
-    Shared::stage_waiting(&shared);
+    ChannelShared::stage_waiting(&shared);
     let chunks = queued(&shared, 2);
     assert_bytes(&chunks[0], 0);
     assert_bytes(&chunks[1], 2);
@@ -208,7 +208,7 @@ fn a_full_queue_of_the_copy_worker_delays_sends() {
             sink: Arc::<Gate>::clone(&gate),
             token: 0,
         };
-        // Once the worker stands still, no place comes free, whoever has them: other tests use the worker too.
+        // Once the worker stalls, no place comes free, whoever has them: other tests use the worker too.
         let stands_still = gate.is_reached.load(Ordering::SeqCst);
         match worker.submit_deferrable(job, usize::MAX) {
             Ok(()) => {}
@@ -218,7 +218,7 @@ fn a_full_queue_of_the_copy_worker_delays_sends() {
     }
     for index in 0..7 {
         let unstaged = unstaged(&source, 1, index as u64, index);
-        Shared::stage(&shared, index as u16, unstaged);
+        ChannelShared::stage(&shared, index as u16, unstaged);
     }
     drop(shut);
     for (index, chunk) in queued(&shared, 7).iter().enumerate() {
@@ -236,7 +236,7 @@ fn an_error_of_a_copy_is_told_for_every_send_in_it() {
     for slot in 0..2 {
         let unstaged = unstaged(&source, 1, slot.into(), slot.into());
         let waiting = SendState::Waiting(unstaged);
-        shared.transmit.with(slot, |state| *state = waiting);
+        shared.transmit.with_slot(slot, |state| *state = waiting);
     }
     let host = shared.parts.staging.host.as_ref().unwrap();
     let payload = pinned.slice().slice(..CHUNK).unwrap();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// How packets arrive. Positions count in the payload stream of each socket.
 #[derive(Clone, Debug)]
-pub struct Weather {
+pub struct FaultPlan {
     /// Payload bytes of a packet.
     pub packet: usize,
     /// Every so many packets, one is not split: its first bytes are linear.
@@ -46,7 +46,7 @@ pub enum Reports {
     Never,
 }
 
-impl Default for Weather {
+impl Default for FaultPlan {
     fn default() -> Self {
         Self {
             packet: 1448,

@@ -7,10 +7,10 @@ use tcpx_memory::MemoryError;
 use tcpx_wire::{ChunkHeader, ChunkPayload, TransferId};
 
 use super::from_gpu::{FromGpu, PARTS};
-use super::inlet::MAX_CHUNK_BYTES;
 use super::lane_set::LaneSet;
-use super::outlet::Outlet;
+use super::recv_stream::MAX_CHUNK_BYTES;
 use super::runtime::Runtime;
+use super::send_stream::SendStream;
 use crate::device::Device;
 use crate::send::Source;
 
@@ -33,8 +33,8 @@ pub(crate) struct Route {
 
 /// A comm's place on the lanes; dropping it gives the comm's memory back before it returns.
 #[derive(Debug)]
-pub(crate) struct Carriage {
-    outlet: Arc<Outlet>,
+pub(crate) struct SendPath {
+    send_stream: Arc<SendStream>,
     route: Route,
     chunk_bytes: usize,
     /// Made when the comm registers GPU memory.
@@ -60,11 +60,11 @@ pub(super) fn header(
     }
 }
 
-impl Carriage {
+impl SendPath {
     /// `None` when the lanes are closing.
     pub(crate) fn new(route: Route, chunk_bytes: usize) -> Option<Self> {
         route.set.enter().then(|| Self {
-            outlet: Arc::new(Outlet::new(route.set.load())),
+            send_stream: Arc::new(SendStream::new(route.set.load())),
             route,
             chunk_bytes: chunk_bytes.min(MAX_CHUNK_BYTES),
             from_gpu: OnceLock::new(),
@@ -88,8 +88,8 @@ impl Carriage {
         &self.route.set
     }
 
-    pub(crate) fn outlet(&self) -> &Outlet {
-        &self.outlet
+    pub(crate) fn send_stream(&self) -> &SendStream {
+        &self.send_stream
     }
 
     /// Queues what is left of a message of `total` bytes behind the first `queued`, as far as there is room; gives the bytes
@@ -102,7 +102,7 @@ impl Carriage {
         mut queued: usize,
     ) -> Result<usize, MemoryError> {
         if queued == 0 {
-            self.outlet.begin(sequence, total);
+            self.send_stream.begin(sequence, total);
         }
         while queued < total {
             let len = self
@@ -114,11 +114,13 @@ impl Carriage {
             let header = header(stream, sequence, queued as u64, length, total as u64);
             let is_queued = match (source, self.from_gpu.get()) {
                 (Source::Host(payload), _) => {
-                    let chunk = self.outlet.chunk(header, payload.from(queued).first(len));
+                    let chunk = self
+                        .send_stream
+                        .chunk(header, payload.from(queued).first(len));
                     self.route.set.push(chunk).is_ok()
                 }
                 (Source::Device(from), Some(from_gpu)) => {
-                    from_gpu.start(&self.outlet, header, from.part(queued, len)?)?
+                    from_gpu.start(&self.send_stream, header, from.part(queued, len)?)?
                 }
                 (Source::Device(_), None) => false,
             };
@@ -138,16 +140,16 @@ impl Carriage {
 
     /// Takes the comm's memory back from the lanes; `false` when chunks were lost.
     pub(crate) fn close(&self) -> bool {
-        self.outlet.close();
+        self.send_stream.close();
         let set = &self.route.set;
         if !self
-            .outlet
+            .send_stream
             .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.chunks.moves())
         {
             // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
             // of it at once. Those that have chunks of other comms are dialled again.
             set.end_lanes();
-            self.outlet.wait_returned(CLOSE_WAIT, CLOSE_WAIT, || 0);
+            self.send_stream.wait_returned(CLOSE_WAIT, CLOSE_WAIT, || 0);
         }
         self.route.set.failure().is_none()
     }
@@ -156,7 +158,7 @@ impl Carriage {
     /// lanes have ended, or it rests for too long.
     pub(crate) fn drain(&self, mut has_closed: impl FnMut() -> bool) -> bool {
         let set = &self.route.set;
-        let is_read = self.outlet.wait_read(|| {
+        let is_read = self.send_stream.wait_read(|| {
             set.failure().is_some() || has_closed() || set.silence(Instant::now()) >= DRAIN_SILENCE
         });
         if is_read {
@@ -166,12 +168,12 @@ impl Carriage {
     }
 }
 
-impl Drop for Carriage {
+impl Drop for SendPath {
     fn drop(&mut self) {
         // A comm that closes has waited for what can be waited for.
-        if !self.outlet.is_closed() {
+        if !self.send_stream.is_closed() {
             self.close();
         }
-        self.route.set.leave();
+        self.route.set.release_comm();
     }
 }

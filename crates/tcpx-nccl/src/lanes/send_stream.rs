@@ -9,14 +9,14 @@ use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::RegionSlice;
 use tcpx_wire::ChunkHeader;
 
-use super::retention::{Kept, Retention};
+use super::retention::{RetainedCopy, Retention};
 
 /// Between two looks of a comm that closes.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// The lanes' side of a send comm.
 #[derive(Debug)]
-pub(crate) struct Outlet {
+pub(crate) struct SendStream {
     /// Bytes of each message that neither the peer has read nor a copy keeps, as far as we know.
     left: [AtomicUsize; RequestId::LIMIT],
     /// Chunks in the queue or in a lane's hands.
@@ -34,7 +34,7 @@ pub(crate) struct Outlet {
 /// [retained](Self::retain), or [waits](Self::put_back) again.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    outlet: Arc<Outlet>,
+    send_stream: Arc<SendStream>,
     pub(crate) header: ChunkHeader,
     pub(crate) payload: Span,
     /// Where the payload lies, if it is a copy.
@@ -51,10 +51,10 @@ enum Copied {
     /// The pinned slot of a part of GPU memory.
     FromGpu(#[expect(dead_code, reason = "it is held")] RegionSlice),
     /// Of a short chunk.
-    Short(#[expect(dead_code, reason = "it is held")] Kept),
+    Short(#[expect(dead_code, reason = "it is held")] RetainedCopy),
 }
 
-impl Outlet {
+impl SendStream {
     /// `load` counts the bytes of every chunk until its message may be over for the host.
     pub(crate) fn new(load: Arc<AtomicUsize>) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl Outlet {
         self.load
             .fetch_add(header.length as usize, Ordering::Relaxed);
         Chunk {
-            outlet: Arc::clone(self),
+            send_stream: Arc::clone(self),
             header,
             payload,
             copy,
@@ -146,7 +146,7 @@ impl Outlet {
     }
 
     /// Waits until no lane holds a part of the host's memory; `false` when one still does after `limit`, or after
-    /// `silence` in which `moves` stood still.
+    /// `silence` in which `moves` stalled.
     pub(crate) fn wait_returned(
         &self,
         silence: Duration,
@@ -192,9 +192,9 @@ impl Chunk {
     pub(crate) fn begin(&mut self) -> bool {
         if !self.retained && !self.held {
             // In this order: whoever closes says so first, and then looks.
-            self.outlet.borrowed.fetch_add(1, Ordering::SeqCst);
+            self.send_stream.borrowed.fetch_add(1, Ordering::SeqCst);
             self.held = true;
-            if self.outlet.closed.load(Ordering::SeqCst) {
+            if self.send_stream.closed.load(Ordering::SeqCst) {
                 self.put_back();
                 return false;
             }
@@ -205,7 +205,7 @@ impl Chunk {
     /// It waits: nobody reads the host's memory.
     pub(crate) fn put_back(&mut self) {
         if std::mem::take(&mut self.held) {
-            self.outlet.borrowed.fetch_sub(1, Ordering::SeqCst);
+            self.send_stream.borrowed.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -228,7 +228,7 @@ impl Chunk {
 
     /// The peer has read all of it.
     pub(crate) fn acknowledged(mut self) {
-        self.outlet.moves.fetch_add(1, Ordering::Relaxed);
+        self.send_stream.moves.fetch_add(1, Ordering::Relaxed);
         if !self.retained {
             self.settle();
         }
@@ -237,7 +237,7 @@ impl Chunk {
     /// No lane has to carry it any more, unless its own one ends.
     fn lighten(&self) {
         let bytes = self.header.length as usize;
-        self.outlet.load.fetch_sub(bytes, Ordering::SeqCst);
+        self.send_stream.load.fetch_sub(bytes, Ordering::SeqCst);
     }
 
     /// The last touch of the host's memory is over.
@@ -245,7 +245,7 @@ impl Chunk {
         self.retained = true;
         self.lighten();
         self.put_back();
-        self.outlet
+        self.send_stream
             .slot(self.header.sequence)
             .fetch_sub(self.header.length as usize, Ordering::AcqRel);
     }
@@ -257,7 +257,7 @@ impl Drop for Chunk {
             self.lighten();
             self.put_back();
         }
-        self.outlet.chunks.fetch_sub(1, Ordering::AcqRel);
+        self.send_stream.chunks.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -266,83 +266,83 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::lanes::carriage::header as of;
+    use crate::lanes::send_path::header as of;
 
     fn header(sequence: u64, offset: u64, length: u32, total: u64) -> ChunkHeader {
         of(0, sequence, offset, length, total)
     }
 
     #[test]
-    fn a_message_is_sent_when_its_last_chunk_is_and_memory_is_held_until_no_chunk_is_left() {
+    fn memory_is_held_until_no_chunk_is_left() {
         let load = Arc::new(AtomicUsize::new(0));
-        let outlet = Arc::new(Outlet::new(Arc::clone(&load)));
-        outlet.begin(33, 10);
-        let part = |offset, len| outlet.chunk(header(33, offset, len, 10), Span::EMPTY);
+        let send_stream = Arc::new(SendStream::new(Arc::clone(&load)));
+        send_stream.begin(33, 10);
+        let part = |offset, len| send_stream.chunk(header(33, offset, len, 10), Span::EMPTY);
         let (first, second) = (part(0, 6), part(6, 4));
         second.acknowledged();
-        assert!(!outlet.is_sent(33) && outlet.is_busy());
+        assert!(!send_stream.is_sent(33) && send_stream.is_busy());
         first.acknowledged();
-        assert!(outlet.is_sent(33) && !outlet.is_busy());
+        assert!(send_stream.is_sent(33) && !send_stream.is_busy());
         let mut third = part(0, 1);
         assert!(third.begin());
         let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
-        assert!(!outlet.wait_returned(short, long, || 0));
-        assert!(!outlet.wait_returned(long, short, || 0));
-        outlet.close();
+        assert!(!send_stream.wait_returned(short, long, || 0));
+        assert!(!send_stream.wait_returned(long, short, || 0));
+        send_stream.close();
         let mut waits = part(1, 1);
-        assert!(outlet.is_borrowing() && !waits.begin());
+        assert!(send_stream.is_borrowing() && !waits.begin());
         drop(waits);
         assert_eq!(load.load(Ordering::Relaxed), 1);
         drop(third);
         assert_eq!(load.load(Ordering::Relaxed), 0);
-        assert!(outlet.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
+        assert!(send_stream.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
     }
 
     #[test]
-    fn chunks_that_wait_hold_nothing_of_a_comm_that_closes_and_begin_no_more() {
-        let outlet = Arc::new(Outlet::new(Arc::default()));
-        outlet.begin(0, 20);
-        let part = |offset| outlet.chunk(header(0, offset, 10, 20), Span::EMPTY);
+    fn waiting_chunks_hold_nothing_of_a_closing_comm() {
+        let send_stream = Arc::new(SendStream::new(Arc::default()));
+        send_stream.begin(0, 20);
+        let part = |offset| send_stream.chunk(header(0, offset, 10, 20), Span::EMPTY);
         let [mut first, mut second] = [part(0), part(10)];
-        assert!(!outlet.is_borrowing() && first.begin() && outlet.is_borrowing());
+        assert!(!send_stream.is_borrowing() && first.begin() && send_stream.is_borrowing());
         // Its lane has ended.
         first.put_back();
-        outlet.close();
-        assert!(outlet.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
-        assert!(!first.begin() && !second.begin() && !outlet.is_borrowing());
+        send_stream.close();
+        assert!(send_stream.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
+        assert!(!first.begin() && !second.begin() && !send_stream.is_borrowing());
         drop((first, second));
-        assert!(!outlet.is_busy());
+        assert!(!send_stream.is_busy());
     }
 
     #[test]
     fn a_copy_gives_the_hosts_memory_back_and_outlives_its_comm() {
         let retention = Retention::new().unwrap();
-        let outlet = Arc::new(Outlet::new(Arc::default()));
+        let send_stream = Arc::new(SendStream::new(Arc::default()));
         let mut bytes = [5; 10];
-        outlet.begin(0, 10);
-        let mut chunk = outlet.chunk(header(0, 0, 10, 10), Span::of(&bytes));
+        send_stream.begin(0, 10);
+        let mut chunk = send_stream.chunk(header(0, 0, 10, 10), Span::of(&bytes));
         assert!(chunk.begin());
         chunk.retain(&retention);
-        assert!(outlet.is_sent(0) && !outlet.is_borrowing() && outlet.is_busy());
+        assert!(send_stream.is_sent(0) && !send_stream.is_borrowing() && send_stream.is_busy());
         bytes.fill(6);
-        outlet.close();
+        send_stream.close();
         assert!(chunk.begin());
         // SAFETY: the slot that the chunk keeps.
         let kept = unsafe { std::slice::from_raw_parts(chunk.payload.start(), 10) };
         assert_eq!(kept, [5; 10]);
         // The next message with the number's place begins before the peer has read this one.
-        outlet.begin(32, 7);
+        send_stream.begin(32, 7);
         chunk.acknowledged();
-        assert_eq!(outlet.left(32), 7);
-        assert!(!outlet.is_borrowing() && !outlet.is_busy());
-        assert!(outlet.wait_read(|| true));
+        assert_eq!(send_stream.left(32), 7);
+        assert!(!send_stream.is_borrowing() && !send_stream.is_busy());
+        assert!(send_stream.wait_read(|| true));
     }
 
     #[test]
     fn a_peer_that_still_moves_is_waited_for() {
         let load = Arc::new(AtomicUsize::new(0));
-        let outlet = Arc::new(Outlet::new(load));
-        let mut chunk = outlet.chunk(header(0, 0, 1, 1), Span::EMPTY);
+        let send_stream = Arc::new(SendStream::new(load));
+        let mut chunk = send_stream.chunk(header(0, 0, 1, 1), Span::EMPTY);
         assert!(chunk.begin());
         let chunk = Cell::new(Some(chunk));
         let (moves, silence) = (Cell::new(0), Duration::from_millis(200));
@@ -354,7 +354,7 @@ mod tests {
             }
             moves.get()
         };
-        assert!(outlet.wait_returned(silence, Duration::from_secs(60), moved));
+        assert!(send_stream.wait_returned(silence, Duration::from_secs(60), moved));
         assert!(start.elapsed() > 2 * silence);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The rates of a channel's lanes, in bytes a second; 0: not known.
 #[derive(Debug)]
-pub(super) struct Paces(Box<[AtomicU64]>);
+pub(super) struct LaneRates(Box<[AtomicU64]>);
 
 /// What is done sooner than this holds nobody up, and is too short to be judged by.
 const WORTH_MICROS: u128 = 50_000;
@@ -32,7 +32,7 @@ pub(super) struct Load {
     pub(super) backlog: u64,
 }
 
-impl Paces {
+impl LaneRates {
     pub(super) fn new(lanes: u16) -> Self {
         Self((0..lanes).map(|_| AtomicU64::new(0)).collect())
     }
@@ -108,13 +108,13 @@ mod tests {
     const CHUNK: u64 = 1 << 20;
 
     /// Three lanes of 25 MB/s and one of a tenth of it.
-    fn paces() -> Paces {
-        let paces = Paces::new(4);
+    fn lane_rates() -> LaneRates {
+        let lane_rates = LaneRates::new(4);
         for lane in 0..3 {
-            paces.measured(lane, 25_000_000, SECOND);
+            lane_rates.measured(lane, 25_000_000, SECOND);
         }
-        paces.measured(3, 2_500_000, SECOND);
-        paces
+        lane_rates.measured(3, 2_500_000, SECOND);
+        lane_rates
     }
 
     fn left(queued: u64) -> Load {
@@ -128,52 +128,52 @@ mod tests {
 
     #[test]
     fn a_slow_lane_leaves_the_last_chunks_to_the_others() {
-        let paces = paces();
-        assert!(paces.is_slow(3) && !paces.is_slow(0));
+        let lane_rates = lane_rates();
+        assert!(lane_rates.is_slow(3) && !lane_rates.is_slow(0));
         // It takes 460 ms for one, in which the others carry 32 of them.
-        assert!(!paces.is_too_slow(3, left(40)));
-        assert!(paces.is_too_slow(3, left(20)));
-        assert!(!paces.is_too_slow(0, left(20)));
+        assert!(!lane_rates.is_too_slow(3, left(40)));
+        assert!(lane_rates.is_too_slow(3, left(20)));
+        assert!(!lane_rates.is_too_slow(0, left(20)));
         let small = Load {
             chunk: 64 << 10,
             queued: 0,
             with_others: 0,
             backlog: 0,
         };
-        assert!(!paces.is_too_slow(3, small), "26 ms are not worth it");
+        assert!(!lane_rates.is_too_slow(3, small), "26 ms are not worth it");
     }
 
     #[test]
     fn a_lane_of_which_nothing_is_known_is_not_slow() {
-        let paces = paces();
-        paces.forget(3);
-        assert!(!paces.is_slow(3));
+        let lane_rates = lane_rates();
+        lane_rates.forget(3);
+        assert!(!lane_rates.is_slow(3));
         // Nor is any where the fast ones are not known.
         for lane in 0..3 {
-            paces.forget(lane);
+            lane_rates.forget(lane);
         }
-        paces.measured(3, 2_500_000, SECOND);
-        assert!(!paces.is_slow(3));
+        lane_rates.measured(3, 2_500_000, SECOND);
+        assert!(!lane_rates.is_slow(3));
     }
 
     #[test]
     fn a_lane_that_was_slow_once_is_tried_again() {
-        let paces = paces();
-        paces.measured(3, 0, SECOND);
+        let lane_rates = lane_rates();
+        lane_rates.measured(3, 0, SECOND);
         let tries = (0..).find(|_| {
-            paces.rested(3);
-            !paces.is_slow(3)
+            lane_rates.rested(3);
+            !lane_rates.is_slow(3)
         });
         assert!(tries.is_some_and(|tries| tries < 20), "{tries:?}");
     }
 
     #[test]
     fn nothing_overflows() {
-        let paces = Paces::new(2);
-        paces.measured(0, u64::MAX, 0);
-        paces.measured(1, 0, SECOND);
+        let lane_rates = LaneRates::new(2);
+        lane_rates.measured(0, u64::MAX, 0);
+        lane_rates.measured(1, 0, SECOND);
         for _ in 0..2000 {
-            paces.rested(0);
+            lane_rates.rested(0);
         }
         let load = Load {
             chunk: 1 << 30,
@@ -181,6 +181,6 @@ mod tests {
             with_others: 1 << 16,
             backlog: 1 << 40,
         };
-        assert!(paces.is_too_slow(1, load));
+        assert!(lane_rates.is_too_slow(1, load));
     }
 }

@@ -47,7 +47,7 @@ impl Core {
             }
         }
         if self.control.has_heard() {
-            self.session.hear(self.clock.now());
+            self.session.note_peer_alive(self.clock.now());
         }
         self.tell_that_peer_was_heard(heard);
         any

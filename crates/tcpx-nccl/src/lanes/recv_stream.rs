@@ -75,7 +75,7 @@ struct Receipt {
 
 /// What becomes of a chunk.
 #[derive(Debug)]
-pub(crate) enum Claimed {
+pub(crate) enum ClaimOutcome {
     /// It is the lane's to write.
     Write(Part),
     /// This lane has it, in an earlier attempt, and must let go first.
@@ -84,7 +84,7 @@ pub(crate) enum Claimed {
     Drain,
 }
 
-/// A chunk that a lane has claimed: [completed](Inlet::complete_part) or [put back](Inlet::put_back) by it.
+/// A chunk that a lane has claimed: [completed](RecvStream::complete_part) or [put back](RecvStream::put_back) by it.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(super) sequence: u64,
@@ -97,7 +97,7 @@ pub(crate) struct Part {
 
 /// The lanes' side of a receive comm.
 #[derive(Debug)]
-pub(crate) struct Inlet {
+pub(crate) struct RecvStream {
     /// Number that grants and chunks name.
     pub(crate) id: u64,
     slots: [Slot; RequestId::LIMIT],
@@ -116,7 +116,7 @@ pub(crate) struct Inlet {
 
 /// A lane's right to write; the comm cannot close while it lives.
 #[derive(Debug)]
-pub(crate) struct Writing<'a>(&'a Inlet);
+pub(crate) struct Writing<'a>(&'a RecvStream);
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
@@ -124,7 +124,7 @@ impl Drop for Writing<'_> {
     }
 }
 
-impl Inlet {
+impl RecvStream {
     pub(crate) fn new(id: u64) -> Self {
         Self {
             id,
@@ -206,7 +206,7 @@ impl Inlet {
         group: &Arc<Group>,
         lane: u64,
         header: &ChunkHeader,
-    ) -> Result<Claimed, ()> {
+    ) -> Result<ClaimOutcome, ()> {
         self.room(group, lane, header).map_err(|refusal| {
             // The first reason is the news.
             let _ = self.refusal.set(refusal);
@@ -218,7 +218,7 @@ impl Inlet {
         group: &Arc<Group>,
         lane: u64,
         header: &ChunkHeader,
-    ) -> Result<Claimed, Refusal> {
+    ) -> Result<ClaimOutcome, Refusal> {
         let protocol = |expected: &str, arrived: String| Refusal::Protocol {
             expected: expected.to_owned(),
             arrived,
@@ -243,7 +243,7 @@ impl Inlet {
         let may_come_late = || header.attempt > 0 || sequence < self.resent.load(Ordering::Acquire);
         if receipt.sequence != Some(sequence) {
             if sequence < self.posted.load(Ordering::Acquire) && may_come_late() {
-                return Ok(Claimed::Drain);
+                return Ok(ClaimOutcome::Drain);
             }
             return Err(protocol(
                 "a chunk of a message with a grant",
@@ -282,9 +282,9 @@ impl Inlet {
             .map_err(|error| Refusal::Copy(error.to_string()))?;
         match receipt.claims.claim(lane, start..end, header.attempt) {
             claims::Claimed::Taken => {}
-            claims::Claimed::HeldBy(holder) => return Ok(Claimed::Held(holder)),
-            claims::Claimed::Drain => return Ok(Claimed::Drain),
-            claims::Claimed::Twice if may_come_late() => return Ok(Claimed::Drain),
+            claims::Claimed::HeldBy(holder) => return Ok(ClaimOutcome::Held(holder)),
+            claims::Claimed::Drain => return Ok(ClaimOutcome::Drain),
+            claims::Claimed::Twice if may_come_late() => return Ok(ClaimOutcome::Drain),
             claims::Claimed::Twice => {
                 return Err(protocol(
                     "each byte of a message once",
@@ -300,7 +300,7 @@ impl Inlet {
         }
         receipt.claimed += len;
         slot.total.store(total, Ordering::Release);
-        Ok(Claimed::Write(Part {
+        Ok(ClaimOutcome::Write(Part {
             sequence,
             start,
             end,
@@ -439,7 +439,7 @@ impl Receipt {
     }
 }
 
-impl CompletionSink for Inlet {
+impl CompletionSink for RecvStream {
     /// `token`: the message's number.
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
         match result {
@@ -486,32 +486,32 @@ mod tests {
         ChunkHeader { attempt, ..header }
     }
 
-    fn inlet(bytes: &mut [u8]) -> (Inlet, Arc<Group>) {
-        let (inlet, group) = (Inlet::new(1), Arc::new(Group::default()));
-        assert!(inlet.join(group.clone()));
-        post(&inlet, 5, bytes);
-        (inlet, group)
+    fn recv_stream(bytes: &mut [u8]) -> (RecvStream, Arc<Group>) {
+        let (recv_stream, group) = (RecvStream::new(1), Arc::new(Group::default()));
+        assert!(recv_stream.join(group.clone()));
+        post(&recv_stream, 5, bytes);
+        (recv_stream, group)
     }
 
-    fn post(inlet: &Inlet, sequence: u64, bytes: &mut [u8]) {
+    fn post(recv_stream: &RecvStream, sequence: u64, bytes: &mut [u8]) {
         let buffer = Buffer {
             data: bytes.as_mut_ptr(),
             len: bytes.len(),
         };
-        inlet.post(sequence, buffer, None);
+        recv_stream.post(sequence, buffer, None);
     }
 
-    impl Inlet {
+    impl RecvStream {
         /// What `lane` may write.
         fn taken(&self, group: &Arc<Group>, lane: u64, header: ChunkHeader) -> Part {
             match self.claim(group, lane, &header) {
-                Ok(Claimed::Write(part)) => part,
+                Ok(ClaimOutcome::Write(part)) => part,
                 other => panic!("{other:?}, {:?}", self.refusal()),
             }
         }
 
         fn drains(&self, group: &Arc<Group>, lane: u64, header: ChunkHeader) -> bool {
-            matches!(self.claim(group, lane, &header), Ok(Claimed::Drain))
+            matches!(self.claim(group, lane, &header), Ok(ClaimOutcome::Drain))
         }
     }
 
@@ -519,27 +519,34 @@ mod tests {
     fn chunks_fill_a_receive_in_any_order_and_never_beyond_it() {
         let mut bytes = [0; 100];
         let start = bytes.as_ptr();
-        let (inlet, group) = inlet(&mut bytes);
-        assert_eq!(inlet.progress(5), None);
-        let second = inlet.taken(&group, 1, header(5, 40, 40, 80));
+        let (recv_stream, group) = recv_stream(&mut bytes);
+        assert_eq!(recv_stream.progress(5), None);
+        let second = recv_stream.taken(&group, 1, header(5, 40, 40, 80));
         assert_eq!(second.at.start(), start.wrapping_add(40));
-        inlet.complete_part(&second, true);
-        assert_eq!(inlet.progress(5), Some((40, 80)));
-        let first = inlet.taken(&group, 2, header(5, 0, 40, 80));
+        recv_stream.complete_part(&second, true);
+        assert_eq!(recv_stream.progress(5), Some((40, 80)));
+        let first = recv_stream.taken(&group, 2, header(5, 0, 40, 80));
         assert_eq!((first.at.start(), first.at.len()), (start, 40));
-        inlet.complete_part(&first, true);
-        assert_eq!(inlet.progress(5), Some((80, 80)));
-        assert!(inlet.claim(&group, 1, &header(5, 0, 1, 80)).is_err());
-        assert!(matches!(inlet.refusal(), Some(Refusal::Protocol { .. })));
+        recv_stream.complete_part(&first, true);
+        assert_eq!(recv_stream.progress(5), Some((80, 80)));
+        assert!(recv_stream.claim(&group, 1, &header(5, 0, 1, 80)).is_err());
+        assert!(matches!(
+            recv_stream.refusal(),
+            Some(Refusal::Protocol { .. })
+        ));
     }
 
     #[test]
     fn a_message_that_does_not_fit_is_refused_with_both_sizes() {
         let mut bytes = [0; 100];
-        let (inlet, group) = inlet(&mut bytes);
-        assert!(inlet.claim(&group, 1, &header(5, 0, 10, 101)).is_err());
+        let (recv_stream, group) = recv_stream(&mut bytes);
+        assert!(
+            recv_stream
+                .claim(&group, 1, &header(5, 0, 10, 101))
+                .is_err()
+        );
         assert_eq!(
-            inlet.refusal(),
+            recv_stream.refusal(),
             Some(&Refusal::TooLarge {
                 sequence: 5,
                 total: 101,
@@ -551,12 +558,12 @@ mod tests {
     #[test]
     fn only_posted_messages_and_the_peers_own_lanes_get_in() {
         let mut bytes = [0; 100];
-        let (own, group) = inlet(&mut bytes);
+        let (own, group) = recv_stream(&mut bytes);
         for sequence in [4, 6, 5 + RequestId::LIMIT as u64] {
             assert!(own.claim(&group, 1, &header(sequence, 0, 1, 1)).is_err());
         }
         let stranger = Arc::new(Group::default());
-        let (other, _) = inlet(&mut bytes);
+        let (other, _) = recv_stream(&mut bytes);
         assert!(other.claim(&stranger, 1, &header(5, 0, 1, 1)).is_err());
         assert!(other.refusal().is_some());
     }
@@ -564,10 +571,10 @@ mod tests {
     #[test]
     fn a_message_that_came_another_way_is_closed_to_lanes() {
         let mut bytes = [0; 100];
-        let (one, group) = inlet(&mut bytes);
+        let (one, group) = recv_stream(&mut bytes);
         assert!(one.withdraw(5));
         assert!(one.claim(&group, 1, &header(5, 0, 1, 1)).is_err());
-        let (two, group) = inlet(&mut bytes);
+        let (two, group) = recv_stream(&mut bytes);
         two.taken(&group, 1, header(5, 0, 1, 1));
         assert!(!two.withdraw(5));
     }
@@ -575,97 +582,112 @@ mod tests {
     #[test]
     fn a_chunk_that_a_lane_ended_with_comes_over_another_one() {
         let mut bytes = [0; 100];
-        let (inlet, group) = inlet(&mut bytes);
+        let (recv_stream, group) = recv_stream(&mut bytes);
         let chunk = header(5, 0, 40, 80);
-        let half = inlet.taken(&group, 1, chunk);
+        let half = recv_stream.taken(&group, 1, chunk);
         // The sender knows of the lane's end first.
-        let held = inlet.claim(&group, 2, &again(chunk));
-        assert!(matches!(held, Ok(Claimed::Held(1))), "{held:?}");
-        inlet.put_back(&half);
-        assert_eq!(inlet.progress(5), Some((0, 80)));
-        let whole = inlet.taken(&group, 2, again(chunk));
+        let held = recv_stream.claim(&group, 2, &again(chunk));
+        assert!(matches!(held, Ok(ClaimOutcome::Held(1))), "{held:?}");
+        recv_stream.put_back(&half);
+        assert_eq!(recv_stream.progress(5), Some((0, 80)));
+        let whole = recv_stream.taken(&group, 2, again(chunk));
         // The first lane comes back to life, amid it and after it.
-        assert!(inlet.drains(&group, 1, chunk));
-        inlet.complete_part(&whole, true);
-        assert!(inlet.drains(&group, 1, chunk) && inlet.drains(&group, 3, again(chunk)));
-        assert_eq!(inlet.progress(5), Some((40, 80)));
-        let rest = inlet.taken(&group, 2, header(5, 40, 40, 80));
-        inlet.complete_part(&rest, true);
-        assert_eq!(inlet.progress(5), Some((80, 80)));
-        assert_eq!(inlet.refusal(), None);
+        assert!(recv_stream.drains(&group, 1, chunk));
+        recv_stream.complete_part(&whole, true);
+        assert!(
+            recv_stream.drains(&group, 1, chunk) && recv_stream.drains(&group, 3, again(chunk))
+        );
+        assert_eq!(recv_stream.progress(5), Some((40, 80)));
+        let rest = recv_stream.taken(&group, 2, header(5, 40, 40, 80));
+        recv_stream.complete_part(&rest, true);
+        assert_eq!(recv_stream.progress(5), Some((80, 80)));
+        assert_eq!(recv_stream.refusal(), None);
     }
 
     #[test]
     fn an_attempt_that_comes_late_never_lands_in_the_next_message() {
         let mut bytes = [0; 100];
-        let (inlet, group) = inlet(&mut bytes);
+        let (recv_stream, group) = recv_stream(&mut bytes);
         let chunk = header(5, 0, 80, 80);
-        let part = inlet.taken(&group, 2, again(chunk));
-        inlet.complete_part(&part, true);
+        let part = recv_stream.taken(&group, 2, again(chunk));
+        recv_stream.complete_part(&part, true);
         // The same buffer and the same slot.
         let next = 5 + RequestId::LIMIT as u64;
-        post(&inlet, next, &mut bytes);
-        assert!(inlet.drains(&group, 1, chunk) && inlet.drains(&group, 1, again(chunk)));
-        assert_eq!(inlet.progress(next), None);
+        post(&recv_stream, next, &mut bytes);
+        assert!(
+            recv_stream.drains(&group, 1, chunk) && recv_stream.drains(&group, 1, again(chunk))
+        );
+        assert_eq!(recv_stream.progress(next), None);
         // A message that never had a second attempt cannot come twice.
-        let part = inlet.taken(&group, 1, header(next, 0, 80, 80));
-        inlet.complete_part(&part, true);
-        assert!(inlet.claim(&group, 1, &header(next, 0, 80, 80)).is_err());
+        let part = recv_stream.taken(&group, 1, header(next, 0, 80, 80));
+        recv_stream.complete_part(&part, true);
+        assert!(
+            recv_stream
+                .claim(&group, 1, &header(next, 0, 80, 80))
+                .is_err()
+        );
     }
 
     #[test]
-    fn a_second_attempt_for_a_receive_that_is_not_posted_is_refused() {
+    fn a_second_attempt_for_no_receive_is_refused() {
         let mut bytes = [0; 100];
-        let (inlet, group) = inlet(&mut bytes);
+        let (recv_stream, group) = recv_stream(&mut bytes);
         let early = again(header(6, 0, 80, 80));
-        assert!(inlet.claim(&group, 1, &early).is_err());
+        assert!(recv_stream.claim(&group, 1, &early).is_err());
         let last = again(header(u64::MAX, 0, 80, 80));
-        assert!(inlet.claim(&group, 1, &last).is_err());
+        assert!(recv_stream.claim(&group, 1, &last).is_err());
         // And it makes no first one late.
-        let part = inlet.taken(&group, 1, header(5, 0, 80, 80));
-        inlet.complete_part(&part, true);
-        assert!(inlet.claim(&group, 1, &header(5, 0, 80, 80)).is_err());
+        let part = recv_stream.taken(&group, 1, header(5, 0, 80, 80));
+        recv_stream.complete_part(&part, true);
+        assert!(recv_stream.claim(&group, 1, &header(5, 0, 80, 80)).is_err());
     }
 
     #[test]
-    fn a_copy_counts_when_it_has_ended_and_a_failed_one_refuses_its_message() {
+    fn an_ended_copy_counts_and_a_failed_one_refuses() {
         let mut bytes = [0; 100];
-        let (inlet, group) = inlet(&mut bytes);
-        let part = inlet.taken(&group, 1, header(5, 0, 80, 80));
-        inlet.begin_copy();
-        inlet.complete_part(&part, false);
-        assert_eq!(inlet.progress(5), Some((0, 80)));
-        inlet.complete(5, Ok(50));
-        assert_eq!(inlet.progress(5), Some((50, 80)));
-        inlet.begin_copy();
-        inlet.complete(5, Err(MemoryError::WorkerStopped));
-        assert_eq!(inlet.progress(5), Some((50, 80)));
-        assert!(matches!(inlet.refusal(), Some(Refusal::Copy(_))));
+        let (recv_stream, group) = recv_stream(&mut bytes);
+        let part = recv_stream.taken(&group, 1, header(5, 0, 80, 80));
+        recv_stream.begin_copy();
+        recv_stream.complete_part(&part, false);
+        assert_eq!(recv_stream.progress(5), Some((0, 80)));
+        recv_stream.complete(5, Ok(50));
+        assert_eq!(recv_stream.progress(5), Some((50, 80)));
+        recv_stream.begin_copy();
+        recv_stream.complete(5, Err(MemoryError::WorkerStopped));
+        assert_eq!(recv_stream.progress(5), Some((50, 80)));
+        assert!(matches!(recv_stream.refusal(), Some(Refusal::Copy(_))));
         // Nothing holds the memory any more.
-        assert_eq!(inlet.writers.load(Ordering::SeqCst), 0);
-        inlet.begin_copy();
-        inlet.complete(5, Err(MemoryError::WorkerFailed));
-        assert_eq!(inlet.writers.load(Ordering::SeqCst), 1, "it may go on");
+        assert_eq!(recv_stream.writers.load(Ordering::SeqCst), 0);
+        recv_stream.begin_copy();
+        recv_stream.complete(5, Err(MemoryError::WorkerFailed));
+        assert_eq!(
+            recv_stream.writers.load(Ordering::SeqCst),
+            1,
+            "it may go on"
+        );
     }
 
     #[test]
     fn closing_ends_the_right_to_write() {
-        let inlet = Inlet::new(1);
-        drop(inlet.write().expect("open"));
-        assert!(inlet.close());
-        assert!(inlet.write().is_none() && inlet.is_closed());
+        let recv_stream = RecvStream::new(1);
+        drop(recv_stream.write().expect("open"));
+        assert!(recv_stream.close());
+        assert!(recv_stream.write().is_none() && recv_stream.is_closed());
     }
 
     #[test]
     fn bytes_that_come_twice_do_not_make_a_message_whole() {
         let mut bytes = [0; 100];
-        let (inlet, group) = inlet(&mut bytes);
-        let part = inlet.taken(&group, 1, header(5, 0, 40, 80));
-        inlet.complete_part(&part, true);
-        assert!(inlet.claim(&group, 1, &header(5, 0, 40, 80)).is_err());
-        assert!(matches!(inlet.refusal(), Some(Refusal::Protocol { .. })));
+        let (recv_stream, group) = recv_stream(&mut bytes);
+        let part = recv_stream.taken(&group, 1, header(5, 0, 40, 80));
+        recv_stream.complete_part(&part, true);
+        assert!(recv_stream.claim(&group, 1, &header(5, 0, 40, 80)).is_err());
+        assert!(matches!(
+            recv_stream.refusal(),
+            Some(Refusal::Protocol { .. })
+        ));
         assert_eq!(
-            inlet.progress(5),
+            recv_stream.progress(5),
             Some((40, 80)),
             "bytes 40 to 80 never came"
         );
@@ -673,15 +695,15 @@ mod tests {
 
     #[test]
     fn closing_while_somebody_writes_says_so() {
-        let inlet = Inlet::new(1);
-        let writing = inlet.write().expect("open");
+        let recv_stream = RecvStream::new(1);
+        let writing = recv_stream.write().expect("open");
         let start = Instant::now();
-        assert!(!inlet.close());
+        assert!(!recv_stream.close());
         let waited = start.elapsed();
         // Whoever asks again, as a comm's close and its drop do, does not wait again.
-        assert!((0..5).all(|_| !inlet.close()));
+        assert!((0..5).all(|_| !recv_stream.close()));
         assert!(start.elapsed() < 2 * waited);
         drop(writing);
-        assert!(inlet.close());
+        assert!(recv_stream.close());
     }
 }
